@@ -44,7 +44,7 @@ async def _experiment(
     net = network.SimulatedNetwork(
         seed, faults=network.NetworkFaults(delay_s_min=HOP_S, delay_s_max=HOP_S * 1.05)
     )
-    wanted = msgspec.convert({"copies": 1, "interval_s": interval_s}, settings.InformSettings)
+    wanted = msgspec.convert({"replicas": 1, "interval_s": interval_s}, settings.InformSettings)
     chance = random.Random(seed)
     async with (
         await net.connect("bloomington") as here,
@@ -66,7 +66,7 @@ async def _experiment(
                 await near.reader.get(protocol.GetContext(chance.choice(keys)), "reader")
                 waited_s = loop.time() - began
                 took_ms.append(waited_s * 1000)  # none where it was read from memory
-            moved = near.desk.copies.permanent / contexts
+            moved = near.state.replicas.permanent / contexts
             samples.append(
                 Sample(
                     (loop.time() - start) / 60, statistics.fmean(took_ms), statistics.pstdev(took_ms), moved

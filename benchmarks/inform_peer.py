@@ -61,7 +61,7 @@ async def rows(url: str, folder: pathlib.Path, count: int) -> list[harness.Row]:
     )
     binary = await asyncio.to_thread(etcd.find)
     async with contextlib.AsyncExitStack() as stack:
-        chosen = msgspec.json.encode(inform_worlds.wanted(copies=1)).decode()
+        chosen = msgspec.json.encode(inform_worlds.wanted(replicas=1)).decode()
         inform_worlds.make(folder)
         worker = stack.enter_context(
             measure.Worker("benchmarks.inform_worker", url, "peer", f"sqlite:{folder}/peer.db", chosen)

@@ -38,7 +38,7 @@ async def main(url: str, name: str, store_url: str, wanted: str) -> None:
         await bus.subscribe(echo_of(name), handler=echo)
         facts = {
             "start_s": time.perf_counter() - begun,
-            "contexts": node.desk.copies.permanent,
+            "contexts": node.state.replicas.permanent,
             "resident_bytes": measure.resident_bytes(os.getpid()),
             "empty_bytes": empty_bytes,
         }

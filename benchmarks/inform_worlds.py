@@ -54,7 +54,7 @@ def make(folder: pathlib.Path) -> None:
 
 def wanted(**changes: object) -> settings.InformSettings:
     return msgspec.convert(
-        {"copies": 1, "refresh_s": 1.0, "interval_s": 1e6, **changes}, settings.InformSettings
+        {"replicas": 1, "refresh_s": 1.0, "interval_s": 1e6, **changes}, settings.InformSettings
     )
 
 
@@ -63,7 +63,7 @@ async def fleet(
     here: str, there: str, folder: pathlib.Path, copies: int, others: int
 ) -> AsyncIterator[tuple[node_node.InformationNode, api.Bus]]:
     """A node in this process at broker ``here``, ``others`` in their own at ``there``; and a client's bus."""
-    chosen = wanted(copies=copies)
+    chosen = wanted(replicas=copies)
     encoded = msgspec.json.encode(chosen).decode()
     make(folder)
     with contextlib.ExitStack() as workers:
@@ -83,7 +83,7 @@ async def fleet(
             await node_node.start(bus, settings=chosen, max_bytes=4 << 30) as node,
         ):
             for _ in range(400):
-                if len(node.desk.directory.nodes) == others:
+                if len(node.state.directory.nodes) == others:
                     break
                 await asyncio.sleep(0.05)
             yield node, caller

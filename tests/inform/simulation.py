@@ -28,7 +28,7 @@ WRITES_PER_KEY_MAX = 40
 
 SETTINGS = msgspec.convert(
     {
-        "copies": 3,
+        "replicas": 3,
         "timeout_s": 2.0,
         "refresh_s": 1.0,
         "lost_after_s": 6.0,
@@ -151,7 +151,7 @@ class Run:
         log = self.net.log(protocol.STREAM)
         subject = protocol.log_subject(key)
         return [
-            context_log.entry_of(stored)
+            context_log.parse_entry(stored)
             for _, stored in sorted(log.messages.items())
             if stored.subject == subject
         ]
@@ -183,7 +183,7 @@ class Run:
             if len(last.record.holders) != 3:
                 return f"{key} has copies on {last.record.holders}"
             for name, node in self.nodes.items():
-                copy = node.desk.copies.index.get(key)
+                copy = node.state.replicas.index.get(key)
                 held = copy is not None and not copy.temporary
                 if held != (name in last.record.holders):
                     return f"{name} {'holds' if held else 'lacks'} {key}: {last.record.holders}"

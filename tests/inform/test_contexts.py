@@ -25,7 +25,7 @@ async def test_what_is_put_is_got_with_its_version_stamp_and_age(start_node, inf
     context = await inform.get("printers/3")
     assert (context.value, context.attributes) == (b"<printer/>", {"floor": 2})
     assert (context.version, context.stamp) == (written.version, written.stamp)
-    assert (context.source, context.copy, context.writer) == ("n1", "primary", "ann")
+    assert (context.source, context.replica_kind, context.writer) == ("n1", "primary", "ann")
     assert 0 <= context.age_s < 10
 
 
@@ -34,7 +34,7 @@ async def test_the_system_assigns_a_key_where_none_is_given(start_node, inform):
     one, other = await inform.put(None, b"a"), await inform.put(None, b"b")
     assert one.key != other.key
     assert (await inform.get(one.key)).value == b"a"
-    with pytest.raises(errors.InvalidInput, match="a key of 0 bytes"):  # a variable that was not set
+    with pytest.raises(errors.InvalidInput, match="key of 0 bytes"):  # a variable that was not set
         await inform.put("", b"c")
 
 
@@ -55,11 +55,11 @@ async def test_versions_and_stamps_grow_and_compare_and_set_holds(start_node, in
 async def test_a_primary_whose_copy_is_behind_writes_all_the_same(start_node, inform):
     node = await start_node()
     first = await inform.put("a", b"1")
-    node.desk.copies.index["a"].sequence = 0
+    node.state.replicas.index["a"].sequence = 0
     second = await inform.put("a", b"2")
     assert second.version > first.version
     assert (await inform.get("a")).value == b"2"
-    node.desk.copies.drop("a")
+    node.state.replicas.drop("a")
     third = await inform.put("a", b"3", expected_version=second.version)
     assert [change.value for change in (await inform.history("a")).changes] == [b"1", b"2", b"3"]
     assert third.version > second.version
@@ -98,7 +98,7 @@ async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(sta
             await inform.put(key, b"")
     bus = await connect("bob")
     for verb in ("put", "get", "find", "changes", "where", "history"):
-        answer = await bus.request(protocol.asked("bob", verb), b"\xff\x00 hostile")
+        answer = await bus.request(protocol.request_subject("bob", verb), b"\xff\x00 hostile")
         with pytest.raises(errors.InvalidInput):
             protocol.result_of(answer.data, object)
     answer = await bus.request(
@@ -106,7 +106,7 @@ async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(sta
     )
     with pytest.raises(errors.NotFound, match="no operation"):  # a viewer cannot write by calling it reading
         protocol.result_of(answer.data, object)
-    assert node.desk.position == 0
+    assert node.state.position == 0
 
 
 async def test_a_lease_ends_and_watchers_hear_of_it(start_node, inform):
@@ -123,7 +123,7 @@ async def test_a_lease_ends_and_watchers_hear_of_it(start_node, inform):
 
 async def test_find_takes_predicates_over_all_nodes(start_node, inform):
     nodes = [await start_node(name) for name in ("n1", "n2")]
-    await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
+    await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
     writers = [client.InformClient(inform._bus, node=node.name) for node in nodes]
     for number in range(6):
         await writers[number % 2].put(f"p/{number}", b"v", attributes={"floor": number, "tags": ["a"]})
@@ -155,7 +155,7 @@ async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
     for number in range(8):
         await inform.put("k", b"%d" % number)
     changes = inform.watch("k", after_version=first.version)
-    with pytest.raises(errors.NotFound, match="are gone"):
+    with pytest.raises(errors.NotFound, match="no longer in the log"):
         await anext(changes)
 
 
@@ -168,10 +168,10 @@ async def test_a_deletion_that_was_forgotten_is_told_to_who_has_not_heard_it(sta
     assert (await anext(heard)).reason == "delete"
 
     async def is_forgotten() -> bool:
-        return await node.desk.log.last("k") is None
+        return await node.state.log.last("k") is None
 
     await eventually(is_forgotten, timeout_s=30)
-    with pytest.raises(errors.NotFound, match="are gone"):
+    with pytest.raises(errors.NotFound, match="no longer in the log"):
         await anext(inform.watch("k", after_version=written.version))
     await inform.put("k", b"2")
     assert (await asyncio.wait_for(anext(heard), 30)).value == b"2", "who heard of it has missed nothing"
@@ -182,15 +182,15 @@ async def test_a_context_written_while_its_deletion_is_forgotten_stays(start_nod
     await start_node(tombstone_s=0.3)
     await inform.put("k", b"1")
     await inform.delete("k")
-    forget, forgotten = context_log.ContextLog.forget, asyncio.Event()
+    purge, purged = context_log.ContextLog.purge, asyncio.Event()
 
     async def late(self: context_log.ContextLog, *asked: Any) -> None:
         await inform.put("k", b"2")
-        await forget(self, *asked)
-        forgotten.set()
+        await purge(self, *asked)
+        purged.set()
 
-    monkeypatch.setattr(context_log.ContextLog, "forget", late)
-    await asyncio.wait_for(forgotten.wait(), 30)
+    monkeypatch.setattr(context_log.ContextLog, "purge", late)
+    await asyncio.wait_for(purged.wait(), 30)
     assert (await inform.get("k", max_staleness_s=0.0)).value == b"2"
     assert [one.value for one in (await inform.history("k")).changes] == [b"2"]
 
@@ -204,12 +204,12 @@ async def test_a_node_starts_where_the_end_of_the_log_is_forgotten(start_node, i
     await inform.delete("k")
 
     async def is_forgotten() -> bool:
-        return await node.desk.log.last("k") is None
+        return await node.state.log.last("k") is None
 
     await eventually(is_forgotten, timeout_s=30)
     await node.close()
     again = await asyncio.wait_for(start_node(), 30)
-    assert list(again.desk.copies.index) == ["other"] * other
+    assert list(again.state.replicas.index) == ["other"] * other
     await inform.put("k", b"again")
     assert (await inform.get("k", max_staleness_s=0.0)).value == b"again"
 
@@ -242,7 +242,7 @@ async def test_a_context_stamped_by_a_clock_that_ran_ahead_is_written_on(start_n
     assert other.stamp < ahead.stamp, "and nobody else's follow them"
     await inform.delete("k")
     await inform.put("k", b"3", lease_s=0.3)
-    await eventually(lambda: node.desk.copies.index["k"].deleted, timeout_s=30)
+    await eventually(lambda: node.state.replicas.index["k"].deleted, timeout_s=30)
 
 
 async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_path):
@@ -257,7 +257,7 @@ async def test_a_node_starts_with_its_view_and_reads_on(start_node, inform, tmp_
         again = await start_node("n1", store=store)
         assert again.reader.local("a").value == b"1"
         assert again.reader.local("gone") is None
-        assert again.desk.position == other.desk.position
+        assert again.state.position == other.state.position
 
 
 async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, inform, tmp_path):
@@ -265,8 +265,8 @@ async def test_memory_is_bounded_and_what_was_evicted_is_read_again(start_node, 
         node = await start_node("n1", store=store, memory_bytes=1 << 20)
         for number in range(60):
             await inform.put(f"k{number}", b"%d" % number + b"x" * 40_000)
-        assert node.desk.copies.memory_bytes <= 1 << 20
-        assert node.desk.copies.evicted > 0
+        assert node.state.replicas.memory_bytes <= 1 << 20
+        assert node.state.replicas.evicted > 0
         for number in (0, 30, 59):
             assert (await inform.get(f"k{number}")).value.startswith(b"%d" % number)
 
@@ -295,9 +295,9 @@ async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, 
     bus = await connect("bob")
     for number in range(20):
         asked = protocol.WaitForChanges(f"never/{number}", 0, 0.01)
-        answer = await bus.request(protocol.asked("bob", "changes"), protocol.encode(asked))
+        answer = await bus.request(protocol.request_subject("bob", "changes"), protocol.encode(asked))
         assert protocol.result_of(answer.data, protocol.ContextHistory).changes == []
-    await eventually(lambda: len(node.desk._waiting) == 0)
+    await eventually(lambda: len(node.state._waiting) == 0)
 
 
 async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, monkeypatch):
@@ -320,7 +320,7 @@ async def test_a_record_that_nobody_can_read_keeps_no_other_from_its_end(start_n
         await inform.put(key, b"v", lease_s=0.5)
     log = await (await connect("stranger")).open_stream(protocol.STREAM)
     await log.publish(protocol.log_subject("a"), b"rubbish")
-    await eventually(lambda: node.desk.copies.index["b"].deleted, timeout_s=30)
+    await eventually(lambda: node.state.replicas.index["b"].deleted, timeout_s=30)
     assert node.failure() is None
 
 

@@ -79,13 +79,13 @@ CANDIDATES = st.lists(
 
 @hypothesis.given(CANDIDATES, st.integers(0, 10), st.lists(st.sampled_from("abcdefgh"), unique=True))
 def test_mending_keeps_who_lives_and_fills_up_with_others(live, count, holders):
-    mended = placement.repair_plan(holders, live, count)
+    repaired = placement.repair_plan(holders, live, count)
     alive = {one.node for one in live}
     kept = [one for one in holders if one in alive]
-    assert list(mended[: len(kept)]) == kept, "order, so the primary, stays"
-    assert len(set(mended)) == len(mended)
-    assert set(mended) <= alive
-    assert len(mended) == max(len(kept), min(count, len(alive)))
+    assert list(repaired[: len(kept)]) == kept, "order, so the primary, stays"
+    assert len(set(repaired)) == len(repaired)
+    assert set(repaired) <= alive
+    assert len(repaired) == max(len(kept), min(count, len(alive)))
 
 
 def test_the_first_holder_that_lives_is_responsible():
@@ -155,26 +155,26 @@ def info(name: str) -> protocol.ServerInformation:
 
 def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
     seen = peers.NodeDirectory("me", lost_after_s=10)
-    assert seen.heard(info("a"), 0.0, round_trip_s=0.002)
-    assert not seen.heard(info("a"), 5.0)
-    assert not seen.heard(info("me"), 5.0)
-    assert seen.lose(15.0) == []
-    assert seen.lose(15.1) == ["a"]
+    assert seen.observe(info("a"), 0.0, round_trip_s=0.002)
+    assert not seen.observe(info("a"), 5.0)
+    assert not seen.observe(info("me"), 5.0)
+    assert seen.remove_lost(15.0) == []
+    assert seen.remove_lost(15.1) == ["a"]
     assert seen.nodes == []
-    assert seen.heard(info("a"), 20.0)
+    assert seen.observe(info("a"), 20.0)
 
 
 def test_who_was_deaf_excuses_the_others():
     seen = peers.NodeDirectory("me", lost_after_s=10)
-    seen.heard(info("a"), 0.0)
-    seen.excuse(100.0)
-    assert seen.lose(105.0) == []
+    seen.observe(info("a"), 0.0)
+    seen.restart_timers(100.0)
+    assert seen.remove_lost(105.0) == []
 
 
 def test_proximity_is_the_round_trip_smoothed():
     seen = peers.NodeDirectory("me", lost_after_s=10)
-    seen.heard(info("a"), 0.0, round_trip_s=0.010)
-    seen.heard(info("a"), 1.0, round_trip_s=0.110)
+    seen.observe(info("a"), 0.0, round_trip_s=0.010)
+    seen.observe(info("a"), 1.0, round_trip_s=0.110)
     (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda one: one.node == "a")
     assert 10 < view.proximity_ms < 110
 
@@ -243,7 +243,7 @@ def test_a_value_read_again_is_not_put_into_a_newer_copy():
     held.apply(record("k", value=b"old"), 1, 0.0)
     before = held.index["k"]
     held.apply(record("k", value=b"new"), 2, 0.0)
-    held.keep_value("k", before, b"old")
+    held.store_value("k", before, b"old")
     assert held.index["k"].value == b"new"
 
 
@@ -315,8 +315,8 @@ def test_any_text_is_a_key_or_refused_and_its_subject_is_one(key):
 def test_errors_travel():
     for error in (errors.Forbidden("no"), errors.NotFound("x", hint="h"), errors.Conflict("c", actual=7)):
         with pytest.raises(type(error)) as caught:
-            protocol.result_of(protocol.refusal(error), object)
+            protocol.result_of(protocol.error_reply(error), object)
         assert (caught.value.message, caught.value.hint) == (error.message, error.hint)
     with pytest.raises(errors.Conflict) as conflict:
-        protocol.result_of(protocol.refusal(errors.Conflict("c", actual=7)), object)
+        protocol.result_of(protocol.error_reply(errors.Conflict("c", actual=7)), object)
     assert conflict.value.actual == 7

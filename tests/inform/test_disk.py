@@ -29,7 +29,7 @@ def start_one(start_process, tmp_path) -> StartNode:
     async def start(url: str, view: str) -> child_process.ChildProcess:
         child: child_process.ChildProcess = await start_process(
             *driver.command_line("inform", "node", "--name", "n1", "--store", view, "--server", url),
-            *("--set", "copies=1", "--set", "timeout_s=2"),
+            *("--set", "replicas=1", "--set", "timeout_s=2"),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
         )
         await child.line("is up", timeout_s=60)
@@ -100,7 +100,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
             except errors.MusterError as error:
                 refusal = error
         assert refusal is not None, "there was no room for 10 MB"
-        assert "without room on its disk" in str(refusal.hint)
+        assert "a full disk" in str(refusal.hint)
         problem = await eventually(one.problem, timeout_s=30)
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is diagnosis.BrokerFault.DISK_FULL

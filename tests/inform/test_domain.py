@@ -34,24 +34,24 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
     made = wanted(tmp_path)
     async with domain.Domain(made, parts=app_settings.components(made)) as running:
         nodes = running.part(part.InformationNodesComponent).nodes
-        await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
+        await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
         async with (
             await running.connect("ann", roles.Role.USER) as ann,
             await running.connect("vic", roles.Role.VIEWER) as vic,
             await running.connect("agent", roles.Role.AGENT) as agent,
         ):
             written = await client.InformClient(ann).put("k", b"v", attributes={"a": 1}, ack="replicated")
-            assert (written.copies, written.status) == (2, "normal")
+            assert (written.replicas, written.status) == (2, "normal")
             viewer = client.InformClient(vic, timeout_s=2.0)
             assert (await viewer.get("k")).writer == "ann"
             assert [one.key for one in (await viewer.find("a = 1")).contexts] == ["k"]
-            assert {one.copy for one in await viewer.where("k")} == {"primary", "permanent"}
+            assert {one.replica_kind for one in await viewer.where("k")} == {"primary", "permanent"}
             with pytest.raises(errors.MusterError):
                 await viewer.put("k", b"forged")
             assert (await client.InformClient(agent).get("k", max_staleness_s=0)).value == b"v"
             with pytest.raises(errors.MusterError):  # not under somebody else's name
                 await vic.request(
-                    protocol.asked("ann", "put"),
+                    protocol.request_subject("ann", "put"),
                     protocol.encode(protocol.PutContext("k", b"forged")),
                     timeout_s=1.0,
                 )
@@ -183,7 +183,7 @@ async def test_sessions_services_and_histories_by_command(broker, start_node, tm
     assert (await run("session", "complete", outer)).code == 0
     assert (await run("session", "status", outer)).json()["status"] == "COMPLETED"
     unknown = await run("session", "status", "never-begun")
-    assert (unknown.code, "never begun" in unknown.err) == (errors.NotFound.exit_code, True)
+    assert (unknown.code, "does not exist" in unknown.err) == (errors.NotFound.exit_code, True)
 
     saved = await run(
         "service", "save", "maps", "--access", "http://127.0.0.1:1/m", "-a", "lon=8.5", "-a", "lat=47"

@@ -39,7 +39,7 @@ def test_keys_stay_in_their_order(monkeypatch):
         for itself in (False, True):
             behind = sorted(one for one in there if one > wanted or (itself and one == wanted))
             found: list[str] = []
-            while some := keys.following(found[-1] if found else wanted, 3, itself=itself and not found):
+            while some := keys.after(found[-1] if found else wanted, 3, itself=itself and not found):
                 found += some
             assert found == behind
 
@@ -81,22 +81,24 @@ def test_a_plan_leaves_out_nothing_that_its_predicate_selects():
         plan, matches = search_plan.plan(predicate), python.compile(parser.parse(predicate))
         for key, facts in itertools.product(("p/1", "p/_2", "p/", "q/2", "p"), FACTS):
             told = _seen({**facts, "key": key, "version": 2, "writer": "ann"})
-            assert plan.selects(key, 2, "ann", dict(facts) if plan.asks else {}) is matches(told.get)
+            assert plan.selects(key, 2, "ann", dict(facts) if plan.attribute_names else {}) is matches(
+                told.get
+            )
             if not matches(told.get):
                 continue
-            assert all(one in protocol.encode(facts) for one in plan.bytes), (predicate, facts)
-            assert key.startswith(plan.begins)
+            assert all(one in protocol.encode(facts) for one in plan.needles), (predicate, facts)
+            assert key.startswith(plan.key_prefix)
             assert plan.keys is None or key in plan.keys
             assert plan.reaches(key[:1])
 
 
 def test_a_plan_knows_what_is_out_of_its_reach():
-    assert search_plan.plan("key LIKE 'service/%' AND kind = 'service'").begins == "service/"
+    assert search_plan.plan("key LIKE 'service/%' AND kind = 'service'").key_prefix == "service/"
     assert not search_plan.plan("key LIKE 'service/%'").reaches("mount/lab/")
     assert search_plan.plan("key LIKE 'mou%'").reaches("mount/lab/")
     assert search_plan.plan("key = 'mount/lab/x'").reaches("mount/lab/")
     assert not search_plan.plan("key IN ('a', 'b')").reaches("mount/lab/")
-    assert search_plan.plan("version = 1").asks == ()
+    assert search_plan.plan("version = 1").attribute_names == ()
 
 
 def fill(node: node_node.InformationNode, count: int) -> None:
@@ -108,7 +110,7 @@ def fill(node: node_node.InformationNode, count: int) -> None:
         record = protocol.ContextRecord(
             f"c/{number:05}", (node.name,), 1, node.name, b"v", attributes, number + 1
         )
-        node.desk.copies.apply(record, number + 1, 0.0)
+        node.state.replicas.apply(record, number + 1, 0.0)
 
 
 async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start_node, inform, monkeypatch):
@@ -158,7 +160,7 @@ class Moving:
             expires_at_ns=1 if what >= 0.9 else 0,
             writer="ann",
         )
-        node.desk.copies.apply(record, self._sequence, 0.0)
+        node.state.replicas.apply(record, self._sequence, 0.0)
         told = None if facts is None else {**facts, "key": key, "version": self._sequence, "writer": "ann"}
         self._now[key] = told
         self.been.setdefault(key, [None]).append(told)
@@ -227,11 +229,11 @@ async def test_a_search_that_takes_too_long_says_how_far_it_came(start_node, inf
 
 async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
     nodes = [await start_node(name) for name in ("n1", "n2")]
-    await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in nodes))
+    await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
     for sequence, node in enumerate(nodes, 1):  # the first has not heard yet that the second has taken over
         holders = (node.name, *(other.name for other in nodes if other is not node))
         record = protocol.ContextRecord("k", holders, sequence, node.name, b"%d" % sequence)
-        node.desk.copies.apply(record, sequence, 0.0)
+        node.state.replicas.apply(record, sequence, 0.0)
     assert [(one.key, one.value) for one in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
 
@@ -239,8 +241,8 @@ async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
 async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     start_node, inform, monkeypatch, at_once
 ):
-    first, second = [await start_node(name, copies=1) for name in ("n1", "n2")]
-    await eventually(lambda: all(len(node.desk.directory.nodes) == 1 for node in (first, second)))
+    first, second = [await start_node(name, replicas=1) for name in ("n1", "n2")]
+    await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in (first, second)))
     monkeypatch.setattr(search, "MOVED_MAX", at_once)
     keys = [f"k{number}" for number in range(5)]
     for key in (*keys, "x-deleted", "x-changed"):
@@ -251,7 +253,7 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     async def find_here(
         self: search.ContextSearch, asked: protocol.FindContexts
     ) -> protocol.PartialFindResult:
-        if self is first.finder:
+        if self is first.search:
             await moved.wait()
         found = await here(self, asked)
         passed.set()
@@ -262,10 +264,10 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     await passed.wait()  # by the second, which has none of them yet
     for key in (*keys, "x-deleted", "x-changed"):
         await first.writer.place(key, ("n2",), before=("n1",))
-    await second.desk.refresh(10.0)
+    await second.state.refresh(10.0)
     await inform.delete("x-deleted")
     await inform.put("x-changed", b"w", attributes={"a": 2})
-    assert first.desk.copies.permanent == 0
+    assert first.state.replicas.permanent == 0
     moved.set()
     found = await searching
     assert ([one.key for one in found.contexts], found.more, found.silent) == (keys, False, [])

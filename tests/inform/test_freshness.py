@@ -17,7 +17,7 @@ from muster.inform.node import shared_rounds
 
 pytestmark = pytest.mark.virtual_time
 
-ALONE = msgspec.structs.replace(settings_.DEFAULT, copies=1)
+ALONE = msgspec.structs.replace(settings_.DEFAULT, replicas=1)
 
 
 async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_copy_is(simulated_network):
@@ -25,17 +25,17 @@ async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_cop
     async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
         ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
-        node.desk.fresh_at_s = node.desk.now_s()
+        node.state.fresh_at_s = node.state.now_s()
         assert node.reader.local("k", 0.001) is not None
         assert node.reader.local("k", 0.0) is None
         asked: list[int] = []
-        ends_at = node.desk.log.ends_at
+        last_sequence = node.state.log.last_sequence
 
         async def count() -> int:
             asked.append(1)
-            return await ends_at()
+            return await last_sequence()
 
-        node.desk.log.ends_at = count  # type: ignore[method-assign]
+        node.state.log.last_sequence = count  # type: ignore[method-assign]
         assert (await node.reader.get(protocol.GetContext("k", 0.001), "ann")).value == b"v"
         assert asked == []
         assert (await node.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
@@ -50,7 +50,7 @@ async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
         await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns) for name in "pq"
     ]
     for node in (p, q):
-        await node.upkeep.discover()
+        await node.maintenance.discover()
     await asyncio.sleep(0.1)
     near = {name: client.InformClient(await net.connect(f"of-{name}"), node=name) for name in "pq"}
     await near["p"].put("k", b"1", ack="replicated")
@@ -75,14 +75,14 @@ async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simula
         ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
         asked: list[int] = []
-        ends_at = node.desk.log.ends_at
+        last_sequence = node.state.log.last_sequence
 
         async def count() -> int:
             asked.append(1)
             await asyncio.sleep(0.01)
-            return await ends_at()
+            return await last_sequence()
 
-        node.desk.log.ends_at = count  # type: ignore[method-assign]
+        node.state.log.last_sequence = count  # type: ignore[method-assign]
         reads = [node.reader.get(protocol.GetContext("k", 0.0), "ann") for _ in range(100)]
         assert {context.value for context in await asyncio.gather(*reads)} == {b"v"}
         assert len(asked) <= 2
@@ -101,7 +101,7 @@ class Question:
         return await future
 
     async def call(self) -> asyncio.Task[int]:
-        task = asyncio.ensure_future(self.rounds.answer())
+        task = asyncio.ensure_future(self.rounds.result())
         await asyncio.sleep(0.01)
         return task
 
@@ -159,20 +159,20 @@ async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_lo
     ]
     ann = client.InformClient(await net.connect("ann"), node="p")
     await ann.put("k", b"1")
-    request = p.desk.bus.request
+    request = p.state.bus.request
 
     async def slow(*arguments: Any, **options: Any) -> api.Message:
         await asyncio.sleep(5.0)
         return await request(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as late:
-        late.setattr(p.desk.bus, "request", slow)
-        replicating = asyncio.ensure_future(p.upkeep._replicate("k", "q"))
+        late.setattr(p.state.bus, "request", slow)
+        replicating = asyncio.ensure_future(p.maintenance._replicate("k", "q"))
         await asyncio.sleep(2.0)
         await ann.put("k", b"2")
         await replicating
     found = q.reader.local("k", max_staleness_s=1.0)
     assert found is not None
-    assert (found.value, found.copy) == (b"2", "temporary")
+    assert (found.value, found.replica_kind) == (b"2", "temporary")
     for node in (p, q):
         await node.close()

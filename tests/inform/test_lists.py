@@ -18,7 +18,7 @@ from muster.inform.node import maintenance, node, search, state
 
 pytestmark = pytest.mark.virtual_time
 
-SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=1)
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, replicas=1)
 OTHERS = 35
 
 
@@ -34,7 +34,7 @@ class Fleet:
         names = [f"n{number:06}" for number in range(count)]
         for name in names:
             information = protocol.ServerInformation(name, protocol.NodeLoad(1, 2.0, 0.9))
-            self.p.desk.directory.heard(information, self.p.desk.now_s())
+            self.p.state.directory.observe(information, self.p.state.now_s())
         return names
 
 
@@ -82,7 +82,7 @@ async def test_all_copies_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch)
     assert [view.node for view in page.items] == ["p", *names][: len(page.items)]
     views = await fleet.ann.where("k")
     assert [view.node for view in views] == ["p", *names]
-    assert views[0].copy == "primary"
+    assert views[0].replica_kind == "primary"
 
 
 async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, monkeypatch):
@@ -90,7 +90,7 @@ async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, mon
     await fleet.ann.put("k", b"v")
     for number in range(6):
         for _ in range(number + 1):
-            fleet.p.desk.demand.add("k", f"n{number}")
+            fleet.p.state.demand.add("k", f"n{number}")
     (view,) = await fleet.ann.where("k")
     assert (view.demand, view.demand_others) == ({"n5": 6, "n4": 5, "n3": 4}, 3 + 2 + 1)
 
@@ -100,19 +100,19 @@ async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(flee
     names = fleet.hear_of()
     for number in range(4):
         await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v"), "ann")
-    found = await fleet.p.finder.find(protocol.FindContexts("TRUE"), "ann")
+    found = await fleet.p.search.find(protocol.FindContexts("TRUE"), "ann")
     assert (found.silent, found.silent_more) == (names[:10], 25)
     assert found.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
-    monkeypatch.setattr(protocol, "ANSWER_BYTES_MAX", 300)  # so that a search takes several requests
+    monkeypatch.setattr(protocol, "REPLY_BYTES_MAX", 300)  # so that a search takes several requests
     monkeypatch.setattr(search, "NODE_BYTES_MIN", 1)
     asked: list[protocol.FindContexts] = []
-    find = fleet.p.finder.find
+    find = fleet.p.search.find
 
     async def count(request: protocol.FindContexts, identity: str) -> protocol.FindResult:
         asked.append(request)
         return await find(request, identity)
 
-    monkeypatch.setattr(fleet.p.finder, "find", count)
+    monkeypatch.setattr(fleet.p.search, "find", count)
     found = await fleet.ann.find("TRUE")
     assert [context.key for context in found.contexts] == ["k0", "k1", "k2", "k3"]
     assert len(asked) > 1
@@ -124,19 +124,19 @@ async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: 
     for number in range(8):
         await fleet.ann.put(f"k{number}", b"v" * 1_000)
     asked: list[protocol.FindContexts] = []
-    find_here = fleet.p.finder.find_here
+    find_here = fleet.p.search.find_here
 
     async def note(request: protocol.FindContexts) -> protocol.PartialFindResult:
         asked.append(request)
         return await find_here(request)
 
-    monkeypatch.setattr(fleet.p.finder, "find_here", note)
+    monkeypatch.setattr(fleet.p.search, "find_here", note)
     await fleet.ann.find("TRUE")
     fleet.hear_of()
-    monkeypatch.setattr(search, "ANSWERS_BYTES_MAX", 3_000 * (OTHERS + 1))
+    monkeypatch.setattr(search, "REPLIES_BYTES_MAX", 3_000 * (OTHERS + 1))
     monkeypatch.setattr(search, "NODE_BYTES_MIN", 1_000)
-    found = await fleet.p.finder.find(protocol.FindContexts("TRUE"), "ann")
-    assert [request.bytes_max for request in asked] == [protocol.ANSWER_BYTES_MAX, 3_000]
+    found = await fleet.p.search.find(protocol.FindContexts("TRUE"), "ann")
+    assert [request.bytes_max for request in asked] == [protocol.REPLY_BYTES_MAX, 3_000]
     assert ([context.key for context in found.contexts], found.reached) == (["k0", "k1"], "k1")
     assert len((await fleet.ann.find("TRUE")).contexts) == 8
 
@@ -145,16 +145,16 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
     """However many nodes name such keys: what is left is the next request's."""
     net = fleet.net
     async with await node.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns) as q:
-        await q.upkeep.discover()
+        await q.maintenance.discover()
         await asyncio.sleep(0.1)
         keys = [f"k{number}" for number in range(8)]
         for key in keys:
             await fleet.p.writer.write(protocol.PutContext(key, b"v"), "ann")
         await asyncio.sleep(0.1)
         for number, key in enumerate(keys):  # both gave some up a moment ago, and no node has them now
-            copy = fleet.p.desk.copies.index[key]
-            fleet.p.desk.drop(key)
-            (fleet.p, q)[number % 2].desk.moved[key] = fleet.p.desk.now_s(), copy
+            copy = fleet.p.state.replicas.index[key]
+            fleet.p.state.drop(key)
+            (fleet.p, q)[number % 2].state.moved[key] = fleet.p.state.now_s(), copy
         monkeypatch.setattr(search, "MOVED_MAX", 3)
         looked_up: list[int] = []
         real = search.ContextSearch._moved
@@ -172,9 +172,9 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
 async def test_full_replication_names_a_bounded_number_of_holders(fleet: Fleet, monkeypatch):
     monkeypatch.setattr(state, "HOLDERS_MAX", 4)
     fleet.hear_of()
-    fleet.p.desk.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
+    fleet.p.state.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
     await fleet.p.writer.write(protocol.PutContext("k", b"v"), "ann")
-    entry = await fleet.p.desk.log.last("k")
+    entry = await fleet.p.state.log.last("k")
     assert entry is not None
     assert len(entry.record.holders) == 4
 
@@ -189,4 +189,4 @@ async def test_upkeep_of_many_contexts_takes_few_tasks():
         done += 1
 
     assert await maintenance._all([work] * 1_000)
-    assert (most, done) == (maintenance.TOGETHER, 1_000)
+    assert (most, done) == (maintenance.CONCURRENT_MAX, 1_000)

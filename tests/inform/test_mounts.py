@@ -42,7 +42,7 @@ async def other_uddi(contexts_bus: api.Bus) -> AsyncIterator[str]:
         yield contexts_bus
 
     made = endpoints.UddiEndpoints(registry.UddiRegistry(visit), login)
-    async with soap_server.SoapServer(asgi.SoapApplication(made.doors())) as server:
+    async with soap_server.SoapServer(asgi.SoapApplication(made.endpoints())) as server:
         yield f"{server.url}/uddi/inquiry"
 
 
@@ -66,7 +66,7 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
         await inform.put("desk/7", b"ours", attributes={"floor": 2})
         found = await inform.find("floor = 2")
         key = f"mount/lab/uddi:{saved.id}"
-        assert [(one.key, one.source, one.copy) for one in found.contexts] == [
+        assert [(one.key, one.source, one.replica_kind) for one in found.contexts] == [
             ("desk/7", "n1", "primary"),
             (key, "lab", "mounted"),
         ]
@@ -77,9 +77,9 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
         assert b"plotter" in read.value
         with pytest.raises(errors.NotFound):
             await inform.get("mount/lab/uddi:no:such")
-        with pytest.raises(errors.NotFound, match="mounted"):
+        with pytest.raises(errors.NotFound, match="no mount"):
             await inform.get("mount/none/x")
-        with pytest.raises(errors.Refused, match="only read"):
+        with pytest.raises(errors.Refused, match="read-only"):
             await inform.put(key, b"x")
         with pytest.raises(errors.Unavailable):
             await inform.get("mount/down/x")

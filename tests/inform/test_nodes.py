@@ -18,15 +18,17 @@ Fleet = dict[str, node_node.InformationNode]
 
 async def fleet(start_node: Any, names: Sequence[str] = ("n1", "n2", "n3", "n4"), **options: Any) -> Fleet:
     nodes = {name: await start_node(name, **options) for name in names}
-    await eventually(lambda: all(len(node.desk.directory.nodes) == len(names) - 1 for node in nodes.values()))
+    await eventually(
+        lambda: all(len(node.state.directory.nodes) == len(names) - 1 for node in nodes.values())
+    )
     return nodes
 
 
 def holders(nodes: Fleet, key: str) -> dict[str, str]:
     return {
-        name: node.desk.copies.kind(copy).value
+        name: node.state.replicas.kind(copy).value
         for name, node in nodes.items()
-        if (copy := node.desk.copies.index.get(key)) is not None
+        if (copy := node.state.replicas.index.get(key)) is not None
     }
 
 
@@ -35,7 +37,7 @@ async def test_nodes_find_each_other_with_load_and_proximity(start_node, inform)
     await eventually(
         lambda: all(
             0 < view.proximity_ms < 500
-            for view in nodes["n1"].desk.directory.views(nodes["n1"].desk.information(), 0.0)
+            for view in nodes["n1"].state.directory.views(nodes["n1"].state.information(), 0.0)
             if view.node != "n1"
         )
     )
@@ -45,24 +47,24 @@ async def test_nodes_find_each_other_with_load_and_proximity(start_node, inform)
 async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(start_node, inform):
     nodes = await fleet(start_node)
     written = await client.InformClient(inform._bus, node="n2").put("k", b"v", ack="replicated")
-    assert (written.primary, written.copies, written.status) == ("n2", 3, "normal")
+    assert (written.primary, written.replicas, written.status) == ("n2", 3, "normal")
     found = holders(nodes, "k")
     assert sorted(found.values()) == ["permanent", "permanent", "primary"]
     views = await inform.where("k")
-    assert {view.node: view.copy for view in views} == found
+    assert {view.node: view.replica_kind for view in views} == found
     assert {view.version for view in views} == {written.version}
 
 
 async def test_a_node_above_its_watermark_hands_new_contexts_on(start_node, inform):
-    nodes = await fleet(start_node, ("n1", "n2"), copies=1, refresh_s=30.0, lost_after_s=70.0)
-    nodes["n1"].desk.load = protocol.NodeLoad(0, 0.0, 0.95)
+    nodes = await fleet(start_node, ("n1", "n2"), replicas=1, refresh_s=30.0, lost_after_s=70.0)
+    nodes["n1"].state.load = protocol.NodeLoad(0, 0.0, 0.95)
     written = await client.InformClient(inform._bus, node="n1").put("k", b"v")
     assert written.primary == "n2"
     assert holders(nodes, "k") == {"n2": "primary"}
 
 
 async def test_full_replication_by_setting(start_node, inform):
-    nodes = await fleet(start_node, full_replication=True, copies=1)
+    nodes = await fleet(start_node, full_replication=True, replicas=1)
     await inform.put("k", b"v", ack="replicated")
     assert len(holders(nodes, "k")) == 4
 
@@ -74,7 +76,7 @@ async def test_a_node_without_a_copy_asks_the_holders_and_only_they_answer(start
     found = await client.InformClient(inform._bus, node=other).get("k")
     assert found.value == b"v"
     assert found.source in holders(nodes, "k")
-    await eventually(lambda: nodes["n1"].desk.demand.of("k") == {other: 1})
+    await eventually(lambda: nodes["n1"].state.demand.by_origin("k") == {other: 1})
     with pytest.raises(errors.NotFound):
         await client.InformClient(inform._bus, node=other).get("no such")
 
@@ -108,10 +110,10 @@ async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node
     for subscription in deposed._subscriptions:  # deaf, but it can still speak to the log
         await subscription.close()
     deposed._subscriptions.clear()
-    stale = deposed.desk.copies.index["k"]
+    stale = deposed.state.replicas.index["k"]
     written = await client.InformClient(inform._bus, node="n3").put("k", b"2")
     assert written.primary != "n1"
-    deposed.desk.copies.index["k"] = stale  # as if it had not heard of it yet
+    deposed.state.replicas.index["k"] = stale  # as if it had not heard of it yet
     with pytest.raises(protocol.PrimaryMoved):
         await deposed.writer.update(protocol.UpdateContext(protocol.PutContext("k", b"forked"), "ann"))
     assert (await client.InformClient(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"
@@ -135,7 +137,7 @@ async def test_lost_copies_are_made_again_elsewhere(start_node, inform):
 
 async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them(start_node, inform):
     nodes = await fleet(  # of all demand, none migrates: the last reads are of one origin
-        start_node, ("n1", "n2", "n3"), copies=1, interval_s=1.0, migration_ratio=1.0
+        start_node, ("n1", "n2", "n3"), replicas=1, interval_s=1.0, migration_ratio=1.0
     )
     await client.InformClient(inform._bus, node="n1").put("k", b"v")
     near = {name: client.InformClient(inform._bus, node=name) for name in nodes}
@@ -146,7 +148,7 @@ async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them
 
     await eventually(read, timeout_s=30)
     found = await near["n2"].get("k")
-    assert (found.copy, found.source) == ("temporary", "n2")
+    assert (found.replica_kind, found.source) == ("temporary", "n2")
     await near["n1"].put("k", b"newer")
     old = await near["n2"].get("k")
     assert old.value == b"v"
@@ -157,7 +159,7 @@ async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them
 
 
 async def test_a_context_migrates_to_where_nearly_all_demand_is(start_node, inform):
-    nodes = await fleet(start_node, ("n1", "n2"), copies=1, interval_s=1.0)
+    nodes = await fleet(start_node, ("n1", "n2"), replicas=1, interval_s=1.0)
     await client.InformClient(inform._bus, node="n1").put("k", b"v")
     near = client.InformClient(inform._bus, node="n2")
 

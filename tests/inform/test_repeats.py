@@ -18,7 +18,7 @@ from muster.inform.node import node as node_node
 
 pytestmark = pytest.mark.virtual_time
 
-SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=2)
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, replicas=2)
 
 
 @dataclass
@@ -39,12 +39,12 @@ async def pair(simulated_network) -> AsyncIterator[Pair]:
         await node_node.start(await net.connect(name), settings=SETTINGS, now_ns=net.now_ns) for name in "pq"
     ]
     for node in (p, q):
-        await node.upkeep.discover()
+        await node.maintenance.discover()
     await asyncio.sleep(0.1)
     alice = client.InformClient(await net.connect("alice"), node="q")
     bob = client.InformClient(await net.connect("bob"), node="p")
     written = await bob.put("k", b"start", ack="replicated")
-    assert (written.primary, written.copies) == ("p", 2)
+    assert (written.primary, written.replicas) == ("p", 2)
     yield Pair(p, q, alice, bob, written.version)
     await p.close()
     await q.close()
@@ -54,7 +54,7 @@ async def lose_answer(
     pair: Pair, write: Awaitable[protocol.WriteResult], between: int
 ) -> protocol.WriteResult:
     """The primary stores ``write`` and its answer is late; Bob writes, and Alice's node tries again."""
-    real, log = pair.p.desk.log.append, pair.p.desk.log
+    real, log = pair.p.state.log.append, pair.p.state.log
     stored = asyncio.Event()
 
     async def append(record: protocol.ContextRecord, after: int, *, timeout_s: float) -> int:
@@ -63,9 +63,9 @@ async def lose_answer(
             log.append = real  # type: ignore[method-assign]
             stored.set()
             # The turn of the key is free, the answer is not sent.
-            pair.p.desk.turns.give("k")
+            pair.p.state.key_locks.release("k")
             await asyncio.sleep(1.5)
-            assert pair.p.desk.turns.take_now("k")
+            assert pair.p.state.key_locks.try_acquire("k")
         return sequence
 
     log.append = append  # type: ignore[method-assign, assignment]
@@ -99,7 +99,7 @@ async def test_a_repeated_write_leaves_what_came_after_it(pair: Pair, write: Wri
 
 async def test_a_refusal_that_cannot_be_told_from_a_success_is_called_unknown(pair: Pair):
     """The log keeps 16 versions: the first attempt's is gone."""
-    with pytest.raises(errors.TimedOut, match="not known"):
+    with pytest.raises(errors.TimedOut, match="is unknown"):
         await lose_answer(pair, pair.alice.put("k", b"alice", expected_version=pair.version), 20)
     assert (await pair.bob.get("k", max_staleness_s=0.0)).value == b"bob 19"
 
@@ -119,18 +119,18 @@ async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
     async def append(record: protocol.ContextRecord, after: int, *, timeout_s: float) -> int:
         raise errors.TimedOut("the log did not acknowledge")
 
-    pair.p.desk.log.append = append  # type: ignore[method-assign, assignment]
-    with pytest.raises(errors.TimedOut, match="may yet be"):
+    pair.p.state.log.append = append  # type: ignore[method-assign, assignment]
+    with pytest.raises(errors.TimedOut, match="may be stored yet"):
         await pair.alice.put("k", b"alice")
-    assert pair.q.desk.copies.index["k"].holders == ("p", "q")
-    assert pair.q.desk.directory.nodes == ["p"]
+    assert pair.q.state.replicas.index["k"].holders == ("p", "q")
+    assert pair.q.state.directory.nodes == ["p"]
 
 
 async def test_a_deposed_primary_refuses_nothing_by_what_it_knew(pair: Pair, simulated_network):
     """Its follower is behind: the version that it has is not the version that is there."""
     pair.p._loops[0].cancel()  # follows the log
     await asyncio.sleep(0)
-    entry = await pair.q.desk.log.last("k")
+    entry = await pair.q.state.log.last("k")
     assert entry is not None
     await pair.q.writer.place("k", ("q", "p"), before=entry.record.holders)
     written = await pair.alice.put("k", b"newer")
@@ -140,9 +140,9 @@ async def test_a_deposed_primary_refuses_nothing_by_what_it_knew(pair: Pair, sim
 async def test_an_append_by_another_attempt_is_not_taken_for_our_own(pair: Pair):
     asked = protocol.PutContext("new", b"v", request="one")
     first = await pair.alice.write(asked)
-    record = (await pair.q.desk.log.last("new")).record  # type: ignore[union-attr]
+    record = (await pair.q.state.log.last("new")).record  # type: ignore[union-attr]
     other = msgspec.structs.replace(record, holders=("p",), stamp=record.stamp + 1, stamped_by="p")
-    assert isinstance(await pair.p.desk.log.append(other, first.version, timeout_s=1.0), api.Duplicate)
+    assert isinstance(await pair.p.state.log.append(other, first.version, timeout_s=1.0), api.Duplicate)
     assert (await pair.p.writer._append(other, first.version)).record == record
 
 
@@ -165,7 +165,7 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
         await other.write(msgspec.structs.replace(asked, repeat=True))
     await pair.bob.delete("k")
     answers_lost = False
-    with pytest.raises(errors.Conflict, match="was refused"):
+    with pytest.raises(errors.Conflict, match="was rejected"):
         await first
     assert [change.writer for change in (await pair.bob.history("k")).changes] == ["bob", "bob"]
 
@@ -173,7 +173,7 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
 @pytest.mark.parametrize("via", ["p", "q"])
 async def test_a_write_whose_outcome_cannot_be_looked_up_has_timed_out(pair: Pair, via: str):
     """`errors.Unavailable` of another kind would mean that it was not stored."""
-    log, last = pair.p.desk.log, pair.p.desk.log.last
+    log, last = pair.p.state.log, pair.p.state.log.last
     append = log.append
     asks = {"p": pair.bob, "q": pair.alice}[via]
 
@@ -198,7 +198,7 @@ async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pa
     async with await node_node.start(await net.connect("r"), settings=SETTINGS, now_ns=net.now_ns):
         net.cut("r", "carol")
         carol = client.InformClient(await net.connect("carol"), node="r")
-        with pytest.raises(errors.TimedOut, match="neither a holder nor the log"):
+        with pytest.raises(errors.TimedOut, match="no reply from a holder or the log"):
             await carol.get("k")
         net.heal()
 
@@ -230,7 +230,7 @@ async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, si
     assert (await pair.bob.history("absent")).changes == []
     written = await pair.bob.put("absent", b"bob", expected_version=0)
     primary = {"p": pair.p, "q": pair.q}[written.primary]
-    with pytest.raises(errors.Conflict, match="was refused"):
+    with pytest.raises(errors.Conflict, match="was rejected"):
         await primary.writer.update(protocol.UpdateContext(asked, "alice"))
     assert (await pair.alice.get("absent", max_staleness_s=0.0)).value == b"bob"
     assert [change.reason for change in (await pair.bob.history("absent")).changes] == ["put"]
@@ -239,4 +239,4 @@ async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, si
 async def test_only_a_repeated_delete_leaves_a_record_of_what_was_never_there(pair: Pair):
     with pytest.raises(errors.NotFound):
         await pair.alice.delete("absent")
-    assert await pair.p.desk.log.last("absent") is None
+    assert await pair.p.state.log.last("absent") is None

@@ -49,12 +49,12 @@ def test_who_was_cut_off_for_longer_than_deletions_are_remembered_keeps_nothing_
         net.cut("n2")
         await contexts.delete("deleted")
         await asyncio.sleep(100.0)
-        assert await nodes[0].desk.log.last("deleted") is None, "it is forgotten"
+        assert await nodes[0].state.log.last("deleted") is None, "it is forgotten"
         net.heal()
         await asyncio.sleep(20.0)
         for node in nodes:
             assert node.failure() is None
-            assert list(node.desk.copies.index) == ["kept"]
+            assert list(node.state.replicas.index) == ["kept"]
             await node.close()
 
     virtual_clock.run_virtual(cut_off())

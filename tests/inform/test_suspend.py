@@ -19,11 +19,11 @@ from tests.inform import simulation
 async def test_time_in_suspend_counts(bus, monkeypatch):
     node = await node_node.start(bus)
     try:
-        assert not node.desk.was_deaf_too_long
+        assert not node.state.was_offline_too_long
         awake = time.clock_gettime
         monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 2 * 86_400)
-        monkeypatch.setattr(node.desk, "now_s", uptime.clock_of(asyncio.get_running_loop()))
-        assert node.desk.was_deaf_too_long
+        monkeypatch.setattr(node.state, "now_s", uptime.clock_of(asyncio.get_running_loop()))
+        assert node.state.was_offline_too_long
     finally:
         await node.close()
 
@@ -46,8 +46,8 @@ async def test_a_node_has_that_clock(bus):
     node = await node_node.start(bus)
     try:
         before = time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert before <= node.desk.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
-        assert getattr(node.desk.now_s, "args", None) == (time.CLOCK_BOOTTIME,)
+        assert before <= node.state.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+        assert getattr(node.state.now_s, "args", None) == (time.CLOCK_BOOTTIME,)
     finally:
         await node.close()
 
@@ -67,15 +67,15 @@ async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simu
         await contexts.put(key, b"v", ack="replicated")
     net.cut("n2")  # it hears nothing, as while it sleeps
     await contexts.delete("deleted")
-    deleted = await first.desk.log.last("deleted")
+    deleted = await first.state.log.last("deleted")
     assert deleted is not None
-    await first.desk.log.forget("deleted", deleted.sequence)  # as after 300 s, which n2's loop does not count
-    first.desk.drop("deleted")
+    await first.state.log.purge("deleted", deleted.sequence)  # as after 300 s, which n2's loop does not count
+    first.state.drop("deleted")
     slept_s = 301.0
     net.heal()
     await asyncio.sleep(3.0)
-    assert list(second.desk.copies.index) == ["kept"]
-    assert second.desk.directory.nodes == ["n1"]
-    assert second.desk.copies.index["kept"].holders == ("n1", "n2"), "nobody was lost"
+    assert list(second.state.replicas.index) == ["kept"]
+    assert second.state.directory.nodes == ["n1"]
+    assert second.state.replicas.index["kept"].holders == ("n1", "n2"), "nobody was lost"
     for node in (first, second):
         await node.close()

@@ -62,7 +62,7 @@ async def test_a_node_starts_again_with_its_view(store, start_node, inform):
         await inform.put(f"k{number}", b"%d" % number, attributes={"n": number})
     await first.close()
     again = await start_node("n1", store=store)
-    assert again.desk.copies.permanent == 30
+    assert again.state.replicas.permanent == 30
     assert again.reader.local("k7").value == b"7"
 
 
@@ -97,8 +97,8 @@ async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform
     async with await database.open(f"sqlite:{tmp_path}/lost.db") as store:
         node = await start_node("n1", store=store)
         await inform.put("k", b"v", attributes={"a": 1})
-        await eventually(lambda: not node.desk.unsaved, timeout_s=30)
-        node.desk.copies._forget_value(node.desk.copies.index["k"])
+        await eventually(lambda: not node.state.unsaved, timeout_s=30)
+        node.state.replicas._forget_value(node.state.replicas.index["k"])
         monkeypatch.setattr(log_view.ReplicaView, "value", lost)
         assert [one.value for one in (await inform.find("a = 1")).contexts] == [b"v"]
 
@@ -110,15 +110,15 @@ async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
             node = await start_node("n1", store=store, memory_bytes=1 << 20)
             for number in range(20):
                 await inform.put(f"k{number:02}", b"%d" % number * 50_000, attributes={"a": 1})
-            await eventually(lambda: not node.desk.unsaved, timeout_s=30)
-            assert node.desk.copies.evicted
+            await eventually(lambda: not node.state.unsaved, timeout_s=30)
+            assert node.state.replicas.evicted
             await asyncio.to_thread(server.stop)
             assert (await inform.get("k00")).value == b"0" * 50_000
             assert len((await inform.find("a = 1")).contexts) == 20
             await inform.put("later", b"v")
             await eventually(lambda: node.view_failure is not None, timeout_s=30)
             await asyncio.to_thread(server.start)
-            await eventually(lambda: node.view_failure is None and not node.desk.unsaved, timeout_s=60)
+            await eventually(lambda: node.view_failure is None and not node.state.unsaved, timeout_s=60)
             assert node.failure() is None
 
 
@@ -140,11 +140,11 @@ async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, i
             await inform.put(f"k{number}", b"x" * 2_000)
         assert (await inform.get("k39")).value == b"x" * 2_000
         await eventually(lambda: node.view_failure is not None, timeout_s=30)
-        assert len(node.desk.unsaved) > 20
+        assert len(node.state.unsaved) > 20
         assert node.failure() is None
         await node.close()
         again = await start_node("n1", store=store)
-        assert again.desk.copies.permanent == 40
+        assert again.state.replicas.permanent == 40
 
 
 async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, inform, tmp_path, monkeypatch):
@@ -164,7 +164,7 @@ async def test_a_node_that_catches_up_does_not_outrun_its_view(start_node, infor
         monkeypatch.setattr(log_view.ReplicaView, "save", save)
         await first.close()
         again = await start_node("n1", store=store)
-        assert again.desk.copies.permanent == 300
+        assert again.state.replicas.permanent == 300
         assert 0 < most <= 100
         await again.close()
         assert await log_view.ReplicaView(store, "n1").position() == 300
@@ -205,7 +205,7 @@ async def test_a_damaged_view_and_a_kill_leave_nothing_out(start_node, inform, t
         await store.put("inform.node.n1", "k7", b"\0" * 8 + b"rubbish")
         await (await start_node("n1", store=store)).close()  # reads all from the log, and saves it
         again = await start_node("n1", store=store)
-        assert again.desk.copies.permanent == 10
+        assert again.state.replicas.permanent == 10
         assert len((await inform.find("x = 1")).contexts) == 10
 
 
@@ -219,7 +219,7 @@ async def test_what_an_interrupted_clearing_left_is_not_loaded(start_node, infor
         await inform.put("k", b"v")
         await node.close()
         again = await start_node("n1", store=store)
-        assert list(again.desk.copies.index) == ["k"]
+        assert list(again.state.replicas.index) == ["k"]
 
 
 DAY_NS = 86_400 * 10**9
@@ -230,15 +230,15 @@ async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(start_node,
     """Whatever the node's clock says of the view's age: it was stepped back, ahead, or not at all."""
     async with await database.open(f"sqlite:{tmp_path}/old.db") as store:
         first, other = await start_node("n1"), await start_node("n2", store=store)
-        await eventually(lambda: first.desk.directory.nodes == ["n2"])
+        await eventually(lambda: first.state.directory.nodes == ["n2"])
         await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
         await other.close()  # the view of n2 has it
         await inform.delete("gone")
-        first.desk.now_ns = lambda: time.time_ns() + 2 * DAY_NS
-        await eventually(lambda: "gone" not in first.desk.copies.index, timeout_s=30)
+        first.state.now_ns = lambda: time.time_ns() + 2 * DAY_NS
+        await eventually(lambda: "gone" not in first.state.replicas.index, timeout_s=30)
         now_ns = time.time_ns() + hours * 3_600 * 10**9
         again = await start_node("n2", store=store, now_ns=lambda: now_ns)
-        assert "gone" not in again.desk.copies.index
+        assert "gone" not in again.state.replicas.index
         assert (await inform.find("TRUE")).contexts == []
 
 
@@ -248,14 +248,14 @@ async def test_a_view_is_loaded_however_old_it_is_while_no_deletion_is_forgotten
     async with await database.open(f"sqlite:{tmp_path}/kept.db") as store:
         node = await start_node("n1", store=store)
         await inform.put("k", b"v")
-        await eventually(lambda: node.desk.position == 1)
+        await eventually(lambda: node.state.position == 1)
         await node.close()
         loaded: list[int] = []
         real = view_writer.ViewWriter.load
 
         async def load(self: view_writer.ViewWriter) -> None:
             await real(self)
-            loaded.append(self._desk.position)
+            loaded.append(self._state.position)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(view_writer.ViewWriter, "load", load)
@@ -269,7 +269,7 @@ async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, i
     """After the view was found usable, and before the follower came to the deletion."""
     async with await database.open(f"sqlite:{tmp_path}/race.db") as store:
         first, other = await start_node("n1"), await start_node("n2", store=store)
-        await eventually(lambda: first.desk.directory.nodes == ["n2"])
+        await eventually(lambda: first.state.directory.nodes == ["n2"])
         await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
         await other.close()
         deleted = await inform.delete("gone")
@@ -277,27 +277,26 @@ async def test_deletions_forgotten_while_a_node_starts_are_noticed(start_node, i
 
         async def load(self: view_writer.ViewWriter) -> None:
             await real(self)
-            assert self._desk.position < deleted.version
-            await first.desk.log.will_forget(deleted.version, timeout_s=10)
-            await first.desk.log.forget("gone", deleted.version)
+            assert self._state.position < deleted.version
+            await first.state.log.record_purge(deleted.version, timeout_s=10)
+            await first.state.log.purge("gone", deleted.version)
 
         monkeypatch.setattr(view_writer.ViewWriter, "load", load)
         again = await start_node("n2", store=store)
-        assert "gone" not in again.desk.copies.index
+        assert "gone" not in again.state.replicas.index
 
 
 async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, connect):
     node = await start_node()
-    log = node.desk.log
-    assert await log.forgotten_up_to() == 0
-    await asyncio.gather(*(log.will_forget(number, timeout_s=10) for number in (3, 9, 5)))
-    await log.will_forget(4, timeout_s=10)
-    assert await log.forgotten_up_to() == 9
+    log = node.state.log
+    assert await log.purged_up_to() == 0
+    await asyncio.gather(*(log.record_purge(number, timeout_s=10) for number in (3, 9, 5)))
+    await log.record_purge(4, timeout_s=10)
+    assert await log.purged_up_to() == 9
     assert (
-        await context_log.ContextLog(await (await connect("b")).open_stream("contexts")).forgotten_up_to()
-        == 9
+        await context_log.ContextLog(await (await connect("b")).open_stream("contexts")).purged_up_to() == 9
     )
-    assert not node.desk.copies.index
+    assert not node.state.replicas.index
     assert node.malformed == 0
 
 
@@ -319,7 +318,7 @@ async def test_a_view_of_another_log_is_not_loaded(start_node, inform, connect, 
         await node.close()
         again = await start_node("n1", store=store)
         assert {context.key for context in (await inform.find("x = 1")).contexts} == keys
-        assert again.desk.copies.permanent == len(keys)
+        assert again.state.replicas.permanent == len(keys)
 
 
 async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
@@ -340,12 +339,12 @@ async def test_what_is_read_again_for_the_view_is_bounded_by_its_bytes(
         node = await start_node("n1", store=store)
         with monkeypatch.context() as full:
             full.setattr(view_writer.ViewWriter, "save", lambda _: asyncio.sleep(0))
-            full.setattr(view_writer.ViewWriter, "keep_up", lambda _: asyncio.sleep(0))
+            full.setattr(view_writer.ViewWriter, "wait_for_space", lambda _: asyncio.sleep(0))
             for number in range(20):
                 await inform.put(f"k{number:02}", b"v" * 1_000)
-        await eventually(lambda: not node.desk.unsaved, timeout_s=30)
+        await eventually(lambda: not node.state.unsaved, timeout_s=30)
         await node.close()
         assert max(sizes) <= 3_000 + 1_000 + unsaved.ENTRY_BYTES
         again = await start_node("n1", store=store)
-        assert again.desk.copies.permanent == 20
-        assert again.desk.position == 20
+        assert again.state.replicas.permanent == 20
+        assert again.state.position == 20

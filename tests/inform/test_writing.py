@@ -21,7 +21,7 @@ from muster.inform.node.log import context_log
 
 pytestmark = pytest.mark.virtual_time
 
-SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, copies=1)
+SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, replicas=1)
 CENTURY_S = 3_153_600_000
 Start = Callable[..., Awaitable[node_node.InformationNode]]
 
@@ -36,7 +36,7 @@ async def start(simulated_network) -> AsyncIterator[Start]:
         settings = msgspec.structs.replace(SETTINGS, **changes)
         nodes.append(await node_node.start(await net.connect(name), settings=settings, now_ns=net.now_ns))
         for node in nodes:
-            await node.upkeep.discover()
+            await node.maintenance.discover()
         await asyncio.sleep(0.1)
         return nodes[-1]
 
@@ -55,20 +55,20 @@ def put(key: str = "k", value: bytes = b"v", **more: Any) -> protocol.PutContext
 
 
 async def entries(node: node_node.InformationNode, key: str = "k") -> list[context_log.ContextLogEntry]:
-    return [entry async for entry in node.desk.log.entries(key)]
+    return [entry async for entry in node.state.log.entries(key)]
 
 
 async def record(node: node_node.InformationNode, key: str = "k") -> protocol.ContextRecord:
-    entry = await node.desk.log.last(key)
+    entry = await node.state.log.last(key)
     assert entry is not None
     return entry.record
 
 
 def is_free(node: node_node.InformationNode, key: str = "k") -> bool:
     """Whether the key may be written now."""
-    if not node.desk.turns.take_now(key):
+    if not node.state.key_locks.try_acquire(key):
         return False
-    node.desk.turns.give(key)
+    node.state.key_locks.release(key)
     return True
 
 
@@ -84,12 +84,12 @@ def attributes_of_bytes(size: int) -> protocol.Attributes:
     ("asked", "error", "reason"),
     [
         (put(request="x" * 65), errors.InvalidInput, "at most 64 characters"),
-        (put("mount/other/k"), errors.Refused, "only read"),
-        (protocol.DeleteContext("mount/other/k"), errors.Refused, "only read"),
-        (protocol.DeleteContext(""), errors.InvalidInput, "a key of 0 bytes"),
-        (put("x" * 513), errors.InvalidInput, "a key of 513 bytes"),
-        (put(value=bytes((1 << 20) + 1)), errors.LimitExceeded, "the most is 1048576"),
-        (put(attributes=attributes_of_bytes((16 << 10) + 1)), errors.LimitExceeded, "over 16384 bytes"),
+        (put("mount/other/k"), errors.Refused, "read-only"),
+        (protocol.DeleteContext("mount/other/k"), errors.Refused, "read-only"),
+        (protocol.DeleteContext(""), errors.InvalidInput, "key of 0 bytes"),
+        (put("x" * 513), errors.InvalidInput, "key of 513 bytes"),
+        (put(value=bytes((1 << 20) + 1)), errors.LimitExceeded, "the maximum is 1048576"),
+        (put(attributes=attributes_of_bytes((16 << 10) + 1)), errors.LimitExceeded, "more than 16384 bytes"),
         (put(lease_s=-1.0), errors.InvalidInput, "a lease of"),
         (put(lease_s=0.000_9), errors.InvalidInput, "a lease of"),
         (put(lease_s=CENTURY_S + 1.0), errors.InvalidInput, "a lease of"),
@@ -100,7 +100,7 @@ async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, as
     for attempt in (alone.writer.begin, alone.writer.write):
         with pytest.raises(error, match=reason):
             await attempt(asked, "ann")
-    assert await alone.desk.log.ends_at() == 0
+    assert await alone.state.log.last_sequence() == 0
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ async def test_a_request_of_one_writer_is_carried_out_once(alone):
     first = await alone.writer.write(put(request="r"), "ann")
     again = await alone.writer.write(put(value=b"other", request="r"), "ann")
     assert again == first
-    assert (first.primary, first.copies, first.status) == ("p", 1, "normal")
+    assert (first.primary, first.replicas, first.status) == ("p", 1, "normal")
     other = await alone.writer.write(put(request="r"), "bob")
     assert other.version > first.version
 
@@ -218,9 +218,9 @@ async def test_who_may_write_depends_on_who_wrote_what_is_there(start: Start):
 
 
 async def test_stamps_of_a_context_only_grow_also_after_a_clock_that_was_ahead(alone):
-    ahead = alone.desk.clock.now(alone.desk.now_ns()).time + (3_600_000 << 16)
+    ahead = alone.state.clock.now(alone.state.now_ns()).time + (3_600_000 << 16)
     stored = protocol.ContextRecord("k", ("p",), ahead, "x", b"v", writer="ann")
-    await alone.desk.log.append(stored, 0, timeout_s=1.0)
+    await alone.state.log.append(stored, 0, timeout_s=1.0)
     await asyncio.sleep(0.1)
     await alone.writer.write(put(), "ann")
     last = await record(alone)
@@ -239,19 +239,19 @@ async def test_a_write_at_once_holds_the_key_until_it_is_finished(alone):
     await begun.stored
     written = alone.writer.finish(begun)
     assert (written.key, written.version, written.primary) == ("k", begun.stored.result(), "p")
-    assert (written.copies, written.status) == (1, "normal")
+    assert (written.replicas, written.status) == (1, "normal")
     assert written.stamp == str(clock.HybridTimestamp(begun.record.stamp, "p"))
     assert is_free(alone)
-    assert alone.desk.copies.index["k"].version == written.version
+    assert alone.state.replicas.index["k"].version == written.version
 
 
 async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start):
-    node, _ = await start("p", copies=2), await start("q", copies=2)
+    node, _ = await start("p", replicas=2), await start("q", replicas=2)
     begin = node.writer.begin
     assert begin(protocol.DeleteContext("k"), "ann") is None
     assert begin(put(expected_version=3), "ann") is None
     assert begin(put(ack="replicated"), "ann") is None
-    node.writer.heard_of("elsewhere", ("q",))
+    node.writer.remember_holders("elsewhere", ("q",))
     assert begin(put("elsewhere"), "ann") is None
     assert all(is_free(node, key) for key in ("k", "elsewhere"))
     assert begin(put(expected_version=0), "ann") is not None
@@ -264,7 +264,7 @@ async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start)
 
 async def test_a_context_that_a_temporary_copy_tells_of_is_not_new(alone):
     stored = protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann")
-    alone.desk.copies.install_temporary(stored, 5, 0.0, fresh_at_s=0.0)
+    alone.state.replicas.install_temporary(stored, 5, 0.0, fresh_at_s=0.0)
     assert alone.writer.begin(put(), "ann") is None
 
 
@@ -286,7 +286,7 @@ async def test_a_write_that_the_log_refuses_is_tried_again_from_what_stands_ther
     with pytest.raises(errors.Conflict) as refused:
         alone.writer.finish(begun._replace(stored=conflict))
     assert is_free(alone)
-    written = await alone.writer.go_on(begun, refused.value)
+    written = await alone.writer.resume(begun, refused.value)
     assert written.version == begun.stored.result(), "it was stored after all, and once"
     assert len(await entries(alone)) == 2
 
@@ -300,7 +300,7 @@ async def test_a_write_that_was_stored_before_is_answered_with_its_first_version
     with pytest.raises(errors.Conflict, match="stored before") as refused:
         alone.writer.finish(begun)
     assert is_free(alone)
-    assert (await alone.writer.go_on(begun, refused.value)).version == first.version
+    assert (await alone.writer.resume(begun, refused.value)).version == first.version
     assert (await record(alone)).value == b"newer"
 
 
@@ -314,13 +314,13 @@ async def test_no_other_write_of_a_key_begins_while_its_last_write_is_in_doubt(a
         alone.writer.finish(begun._replace(stored=in_doubt))
     assert not is_free(alone)
     if stored:
-        written = await alone.writer.go_on(begun, failure.value)
+        written = await alone.writer.resume(begun, failure.value)
         assert written.version == begun.stored.result()
-        assert (written.copies, alone.desk.copies.index["k"].version) == (1, written.version)
+        assert (written.replicas, alone.state.replicas.index["k"].version) == (1, written.version)
     else:
         other = begun._replace(record=msgspec.structs.replace(begun.record, value=b"other"))
-        with pytest.raises(errors.TimedOut, match="may yet be"):
-            await alone.writer.go_on(other, failure.value)
+        with pytest.raises(errors.TimedOut, match="may be stored yet"):
+            await alone.writer.resume(other, failure.value)
     assert is_free(alone)
 
 
@@ -333,7 +333,7 @@ async def test_a_write_at_once_without_a_connection_fails_as_that(alone):
         alone.writer.finish(begun._replace(stored=lost))
     assert is_free(alone)
     with pytest.raises(errors.NotConnected):
-        await alone.writer.go_on(begun, failure.value)
+        await alone.writer.resume(begun, failure.value)
 
 
 # Copies.
@@ -341,17 +341,17 @@ async def test_a_write_at_once_without_a_connection_fails_as_that(alone):
 
 @pytest.mark.parametrize(("ack", "expected"), [("logged", (1, "updated")), ("replicated", (2, "normal"))])
 async def test_a_write_says_how_many_copies_are_known_to_have_it(start: Start, ack, expected):
-    node, _ = await start("p", copies=2), await start("q", copies=2)
+    node, _ = await start("p", replicas=2), await start("q", replicas=2)
     written = await node.writer.write(put(ack=ack, request="r"), "ann")
-    assert (written.copies, written.status) == expected
+    assert (written.replicas, written.status) == expected
     assert (await record(node)).acknowledge is (ack == "replicated")
     assert node.writer._applied == {}
     again = await node.writer.write(put(ack=ack, request="r"), "ann")
-    assert again == msgspec.structs.replace(written, copies=1, status="updated")
+    assert again == msgspec.structs.replace(written, replicas=1, status="updated")
 
 
 async def test_a_copy_that_does_not_acknowledge_is_not_counted(start: Start, simulated_network):
-    node, other, third = [await start(name, copies=3) for name in ("p", "q", "r")]
+    node, other, third = [await start(name, replicas=3) for name in ("p", "q", "r")]
     await node.writer.write(put(), "ann")
     holders = (await record(node)).holders
     assert sorted(holders) == ["p", "q", "r"]
@@ -359,20 +359,20 @@ async def test_a_copy_that_does_not_acknowledge_is_not_counted(start: Start, sim
     third._loops[0].cancel()  # follows the log
     began_s = asyncio.get_running_loop().time()
     written = await node.writer.write(put(ack="replicated"), "ann")
-    assert (written.copies, written.status) == (2, "updated")
+    assert (written.replicas, written.status) == (2, "updated")
     assert 1.0 <= asyncio.get_running_loop().time() - began_s < 1.1
-    assert other.desk.copies.index["k"].version == written.version
+    assert other.state.replicas.index["k"].version == written.version
 
 
 async def test_a_context_with_one_copy_waits_for_no_other(alone):
     written = await alone.writer.write(put(ack="replicated"), "ann")
-    assert (written.copies, written.status) == (1, "normal")
+    assert (written.replicas, written.status) == (1, "normal")
     assert not (await record(alone)).acknowledge
 
 
 def test_only_the_missing_acknowledgements_of_that_record_count():
     writer = node_writes.ContextWriter.__new__(node_writes.ContextWriter)
-    writer._desk = type("Named", (), {"name": "p"})()
+    writer._state = type("Named", (), {"name": "p"})()
     writer._applied = {}
     stored = protocol.ContextRecord("k", ("p", "q", "r"), 7, "p")
     done = writer._expect(stored)
@@ -418,7 +418,7 @@ async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: St
     async def last(key: str) -> None:
         looked.append(key)
 
-    monkeypatch.setattr(asked_node.desk.log, "last", last)
+    monkeypatch.setattr(asked_node.state.log, "last", last)
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "p"
     assert looked == []
 
@@ -426,7 +426,7 @@ async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: St
 async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch):
     monkeypatch.setattr(node_writes, "HINTS_MAX", 3)
     for number in range(5):
-        assert alone.writer.heard_of(str(number), ("q", "r")) == ("q", "r")
+        assert alone.writer.remember_holders(str(number), ("q", "r")) == ("q", "r")
         assert alone.writer._known_holders(str(number)) == ("q", "r")
         assert len(alone.writer._hints) <= 3
     assert sorted(alone.writer._hints) == ["3", "4"]
@@ -437,24 +437,24 @@ async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkey
     await old.writer.write(put(), "ann")
     await old.writer.place("k", ("q",), before=("p",))
     await asyncio.sleep(0.1)
-    asked_node.writer.heard_of("k", ("p",))
-    monkeypatch.setattr(asked_node.desk.log, "append", None)  # it does not write as if the context were new
+    asked_node.writer.remember_holders("k", ("p",))
+    monkeypatch.setattr(asked_node.state.log, "append", None)  # it does not write as if the context were new
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "q"
-    assert new.desk.copies.index["k"].value == b"new"
+    assert new.state.replicas.index["k"].value == b"new"
 
 
 async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monkeypatch):
     node = await start("p")
-    node.writer.heard_of("k", ("q",))
+    node.writer.remember_holders("k", ("q",))
     asked: list[tuple[str, bool]] = []
 
     async def moved(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         asked.append((to, update.write.repeat))
-        node.writer.heard_of("k", ("q",))
+        node.writer.remember_holders("k", ("q",))
         raise protocol.PrimaryMoved("not the primary")
 
-    monkeypatch.setattr(node.desk, "ask", moved)
-    monkeypatch.setattr(node.desk.log, "last", lambda key: _done(None))
+    monkeypatch.setattr(node.state, "request", moved)
+    monkeypatch.setattr(node.state.log, "last", lambda key: _done(None))
     node.writer._hints = _Sticky(k=("q",))
     with pytest.raises(errors.Unavailable, match="moved 8 times") as failure:
         await node.writer.write(put(), "ann")
@@ -481,8 +481,8 @@ async def _done(result: Any) -> Any:
 async def test_a_silent_primary_is_replaced_by_a_holder_and_the_copies_are_made_up(
     start: Start, simulated_network
 ):
-    _, q, r = [await start(name, copies=2) for name in ("p", "q", "r")]
-    await q.desk.log.append(
+    _, q, r = [await start(name, replicas=2) for name in ("p", "q", "r")]
+    await q.state.log.append(
         protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
@@ -491,15 +491,15 @@ async def test_a_silent_primary_is_replaced_by_a_holder_and_the_copies_are_made_
     assert written.primary == "q"
     assert [each.record.reason for each in await entries(q)] == ["put", "place", "put"]
     assert (await record(q)).holders == ("q", "r")
-    assert "p" not in r.desk.directory.nodes
+    assert "p" not in r.state.directory.nodes
     simulated_network.heal()
 
 
 async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copies(
     start: Start, simulated_network
 ):
-    _, q, _, _ = [await start(name, copies=3) for name in ("p", "q", "r", "s")]
-    await q.desk.log.append(
+    _, q, _, _ = [await start(name, replicas=3) for name in ("p", "q", "r", "s")]
+    await q.state.log.append(
         protocol.ContextRecord("k", ("p", "r", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
@@ -510,8 +510,8 @@ async def test_a_holder_that_is_asked_takes_over_itself_and_keeps_the_other_copi
 
 
 async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(start: Start, simulated_network):
-    _, _, r = [await start(name, copies=1) for name in ("p", "q", "r")]
-    await r.desk.log.append(
+    _, _, r = [await start(name, replicas=1) for name in ("p", "q", "r")]
+    await r.state.log.append(
         protocol.ContextRecord("k", ("p", "q"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
@@ -523,16 +523,16 @@ async def test_a_context_whose_holders_are_all_silent_is_taken_from_the_log(star
 
 
 async def test_of_the_holders_the_best_placed_becomes_the_primary(start: Start, monkeypatch):
-    _, q, r, s = [await start(name, copies=3) for name in ("p", "q", "r", "s")]
-    await q.desk.log.append(
+    _, q, r, s = [await start(name, replicas=3) for name in ("p", "q", "r", "s")]
+    await q.state.log.append(
         protocol.ContextRecord("k", ("p", "q", "r"), 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
     for node, load in ((q, 0.9), (r, 0.1)):
-        node.desk.load = protocol.NodeLoad(ratio=load)
-        await node.upkeep.discover()
+        node.state.load = protocol.NodeLoad(ratio=load)
+        await node.maintenance.discover()
     await asyncio.sleep(0.1)
-    await s.upkeep.discover()
+    await s.maintenance.discover()
     await asyncio.sleep(0.1)
     await s.writer._select_primary("k", silent="p")
     assert (await record(s)).holders[0] == "r"
@@ -543,7 +543,7 @@ async def test_a_selection_waits_for_the_holders_that_are_left_and_at_most_a_sec
     start: Start, holders, waits
 ):
     _, _, r = [await start(name, timeout_s=5.0) for name in ("p", "q", "r")]
-    await r.desk.log.append(
+    await r.state.log.append(
         protocol.ContextRecord("k", holders, 1, "p", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await asyncio.sleep(0.1)
@@ -555,9 +555,9 @@ async def test_a_selection_waits_for_the_holders_that_are_left_and_at_most_a_sec
 
 
 async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
-    p, q = [await start(name, copies=2) for name in ("p", "q")]
+    p, q = [await start(name, replicas=2) for name in ("p", "q")]
     await p.writer.become_primary("nothing", "q")
-    assert await p.desk.log.last("nothing") is None
+    assert await p.state.log.last("nothing") is None
     await p.writer.write(put(), "ann")
     for _ in range(2):  # the second finds that it is not ``p`` any more
         await q.writer.become_primary("k", "p")
@@ -566,8 +566,8 @@ async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
 
 
 async def test_what_is_kept_beyond_the_number_of_copies_stays(start: Start):
-    p, q = await start("p", copies=1), await start("q", copies=1)
-    await p.desk.log.append(
+    p, q = await start("p", replicas=1), await start("q", replicas=1)
+    await p.state.log.append(
         protocol.ContextRecord("k", ("x", "y", "q"), 1, "x", b"v", writer="ann"), 0, timeout_s=1.0
     )
     await q.writer.become_primary("k", "x")
@@ -580,7 +580,7 @@ async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: S
     await p.writer.place("k", ("q",), before=("q",))
     assert (await record(p)).holders == ("p",)
     await p.writer.place("k", ("q",), before=("p",))
-    moved = await q.desk.log.last("k")
+    moved = await q.state.log.last("k")
     assert moved is not None
     assert (moved.record.holders, moved.record.value, moved.record.reason) == (("q",), b"v", "place")
     assert (moved.version, moved.record.acknowledge) == (first.version, False)
@@ -596,17 +596,17 @@ async def test_a_move_that_came_too_late_leaves_what_stands_there(alone):
     stale = (await entries(alone))[0]
     await alone.writer.write(put(value=b"newer"), "ann")
     alone._loops[0].cancel()
-    alone.desk.drop("k")
+    alone.state.drop("k")
     await alone.writer._place(stale, ("q",))
     assert (await record(alone)).holders == ("p",)
-    assert alone.desk.copies.index["k"].value == b"newer", "and is known"
+    assert alone.state.replicas.index["k"].value == b"newer", "and is known"
 
 
 # The end of a lease.
 
 
 async def test_the_end_of_a_lease_is_written_once_and_by_the_primary(start: Start, simulated_network):
-    p, q = [await start(name, copies=2) for name in ("p", "q")]
+    p, q = [await start(name, replicas=2) for name in ("p", "q")]
     for node in (p, q):
         node._loops[-2].cancel()  # ends what is due
     await p.writer.write(put(lease_s=1.0, request="r"), "ann")
@@ -633,7 +633,7 @@ async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
     await alone.writer.write(put(lease_s=1.0), "ann")
     ends_ns = (await record(alone)).expires_at_ns
     for now_ns, number in ((ends_ns - 1, 1), (ends_ns, 2)):
-        monkeypatch.setattr(alone.desk, "now_ns", lambda now_ns=now_ns: now_ns)
+        monkeypatch.setattr(alone.state, "now_ns", lambda now_ns=now_ns: now_ns)
         await alone.writer.expire("k")
         assert len(await entries(alone)) == number
 
@@ -654,7 +654,7 @@ async def test_a_repeat_is_refused_only_if_the_log_shows_that_it_was_never_store
         assert (await record(node)).reason == "place", "a record that uses up the id of the write"
         assert (await record(node)).value == b"%d" % (others - 1)
     else:
-        with pytest.raises(errors.TimedOut, match="does not reach back so far"):
+        with pytest.raises(errors.TimedOut, match="its log is too short"):
             await node.writer.write(repeat, "ann")
 
 
@@ -667,8 +667,8 @@ async def test_a_repeat_is_unknown_if_the_log_drops_records_while_it_is_read(alo
         yield first
         raise errors.Dropped("removed", first=1, last=1)
 
-    monkeypatch.setattr(alone.desk.log, "entries", dropped)
-    with pytest.raises(errors.TimedOut, match="does not reach back so far"):
+    monkeypatch.setattr(alone.state.log, "entries", dropped)
+    with pytest.raises(errors.TimedOut, match="its log is too short"):
         await alone.writer.write(put(expected_version=9, repeat=True), "ann")
 
 
@@ -677,9 +677,9 @@ async def test_a_refused_repeat_is_not_stored_later(alone):
     asked = put(expected_version=first.version + 1, request="r", repeat=True)
     with pytest.raises(errors.Conflict):
         await alone.writer.write(asked, "ann")
-    assert alone.desk.copies.index["k"].sequence == (await alone.desk.log.last("k")).sequence
+    assert alone.state.replicas.index["k"].sequence == (await alone.state.log.last("k")).sequence
     late = protocol.ContextRecord("k", ("p",), 1, "p", b"late", writer="ann", request="r")
-    sequence = await alone.desk.log.append(late, first.version + 1, timeout_s=1.0)
+    sequence = await alone.state.log.append(late, first.version + 1, timeout_s=1.0)
     assert isinstance(sequence, api.Duplicate)
     with pytest.raises(errors.Conflict):
         await alone.writer.write(asked, "ann")
@@ -690,7 +690,7 @@ async def test_a_repeated_put_that_expects_what_has_never_been_there_leaves_no_t
     """No later record has the version that it expects."""
     with pytest.raises(errors.Conflict):
         await alone.writer.write(put(expected_version=5, repeat=True), "ann")
-    assert await alone.desk.log.last("k") is None
+    assert await alone.state.log.last("k") is None
 
 
 async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_the_primary(alone):
@@ -704,11 +704,11 @@ async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_th
 async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
     first = await alone.writer.write(put(request="r"), "ann")
     stored = await record(alone)
-    alone.desk.drop("k")
+    alone.state.drop("k")
     other = msgspec.structs.replace(stored, stamp=stored.stamp + 1)
     entry = await alone.writer._append(other, first.version)
     assert (entry.record, entry.sequence) == (stored, first.version)
-    assert alone.desk.copies.index["k"].stamp == stored.stamp
+    assert alone.state.replicas.index["k"].stamp == stored.stamp
 
 
 async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alone):
@@ -717,14 +717,14 @@ async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alo
     (entry,) = await entries(alone)
     assert (entry.record.reason, entry.record.value, entry.record.request) == ("refuse", None, "")
     late = protocol.ContextRecord("k", ("p",), 1, "p", writer="ann", request="r", reason="delete")
-    assert isinstance(await alone.desk.log.append(late, entry.sequence, timeout_s=1.0), api.Duplicate)
+    assert isinstance(await alone.state.log.append(late, entry.sequence, timeout_s=1.0), api.Duplicate)
 
 
 async def test_a_stored_attempt_whose_record_is_gone_leaves_the_outcome_unknown(alone, monkeypatch):
     first = await alone.writer.write(put(request="r"), "ann")
     stored = await record(alone)
-    monkeypatch.setattr(alone.desk.log, "at", lambda sequence, key: _done(None))
-    with pytest.raises(errors.TimedOut, match="its log begins later"):
+    monkeypatch.setattr(alone.state.log, "get", lambda sequence, key: _done(None))
+    with pytest.raises(errors.TimedOut, match="its log is too short"):
         await alone.writer._append(stored, first.version)
 
 
@@ -732,7 +732,7 @@ async def test_what_cannot_be_reached_is_unknown_only_if_something_may_have_been
     async def unreachable(*_: Any, **__: Any) -> None:
         raise errors.NotConnected("the connection is gone")
 
-    monkeypatch.setattr(alone.desk.log, "append", unreachable)
+    monkeypatch.setattr(alone.state.log, "append", unreachable)
     with pytest.raises(errors.NotConnected):
         await alone.writer.write(put(), "ann")
     with pytest.raises(errors.TimedOut, match="may have been written: the connection is gone"):
@@ -746,8 +746,8 @@ async def test_a_context_that_always_changes_first_has_timed_out(alone, monkeypa
         attempts.append(1)
         raise errors.Conflict("another record stands there")
 
-    monkeypatch.setattr(alone.desk.log, "append", refused)
-    with pytest.raises(errors.TimedOut, match="changes faster") as failure:
+    monkeypatch.setattr(alone.state.log, "append", refused)
+    with pytest.raises(errors.TimedOut, match="too many concurrent writes") as failure:
         await alone.writer.write(put(), "ann")
     assert failure.value.retry_after_s == 0.1
     assert len(attempts) == 8
@@ -758,28 +758,28 @@ async def test_an_update_for_another_node_is_not_carried_out(alone):
     for holders in ((), ("q", "p")):
         with pytest.raises(protocol.PrimaryMoved, match="p is not the primary of 'k'"):
             await alone.writer.update(protocol.UpdateContext(put(), "ann", holders))
-    assert await alone.desk.log.last("k") is None
+    assert await alone.state.log.last("k") is None
 
 
 async def test_a_context_that_is_gone_from_the_log_is_no_longer_held(alone):
     await alone.writer.write(put(), "ann")
-    await alone.desk.log.forget("k", 1)
+    await alone.state.log.purge("k", 1)
     alone._loops[0].cancel()
     assert await alone.writer._base_in_log("k") == node_writes.NOTHING
-    assert "k" not in alone.desk.copies.index
+    assert "k" not in alone.state.replicas.index
 
 
 async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeypatch):
     node = await start("p")
-    node.writer.heard_of("k", ("q",))
+    node.writer.remember_holders("k", ("q",))
     sent: list[bool] = []
 
     async def silent(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         sent.append(update.write.repeat)
         raise state.Silent(f"{to} does not answer")
 
-    monkeypatch.setattr(node.desk, "ask", silent)
-    await node.desk.log.append(
+    monkeypatch.setattr(node.state, "request", silent)
+    await node.state.log.append(
         protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann"), 0, timeout_s=1.0
     )
     written = await node.writer.write(put(value=b"new", expected_version=1), "ann")

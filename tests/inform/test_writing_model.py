@@ -29,7 +29,7 @@ from muster.inform.node import node as node_node
 from muster.inform.node.log import context_log
 from muster.testing import virtual_clock
 
-SETTINGS = msgspec.structs.replace(settings.DEFAULT, timeout_s=1.0, copies=2, history=1_000)
+SETTINGS = msgspec.structs.replace(settings.DEFAULT, timeout_s=1.0, replicas=2, history=1_000)
 HOUR_NS = 3_600_000_000_000
 
 NODES = st.sampled_from(["p", "q", "r"])
@@ -106,7 +106,7 @@ class Model(stateful.RuleBasedStateMachine):
         for name in ("alice", "bob"):
             self.buses[name] = await self.net.connect(name)
         for node in self.nodes.values():
-            await node.upkeep.discover()
+            await node.maintenance.discover()
         await asyncio.sleep(0.1)
         self._begin("alice", "p", "k", "put", "anything")  # p is the primary
         await asyncio.sleep(0.1)
@@ -243,7 +243,7 @@ class Model(stateful.RuleBasedStateMachine):
                 await node.writer.place(key, (to, *(one for one in holders if one != to))[:2], before=holders)
 
         for node in self.nodes.values():
-            copy = node.desk.copies.index.get(key)
+            copy = node.state.replicas.index.get(key)
             if copy is not None and copy.holders[0] == node.name != to:
                 self.moves.append(self.loop.create_task(move(node, copy.holders)))
 
@@ -251,7 +251,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     def _entries(self, key: str) -> list[context_log.ContextLogEntry]:
         messages = self.net.logs[protocol.STREAM].messages.values()
-        return [entry for one in messages if (entry := context_log.entry_of(one)).record.key == key]
+        return [entry for one in messages if (entry := context_log.parse_entry(one)).record.key == key]
 
     def teardown(self) -> None:
         try:

@@ -1,7 +1,9 @@
-"""The information service: metadata (contexts) kept near those who ask for it.
+"""The information service: metadata (contexts), with replicas near its readers.
 
-Promised: a write that was acknowledged stands in the context's log and is never lost; each context has one
-primary at a time, and a deposed one's write fails; every answer says its version and its age; who follows a
-context hears of its changes in order.  Not promised: that any copy is the newest (ask with
-``max_staleness_s``), or order between different contexts.
+Guaranteed: an acknowledged write is in the log of its context and is not lost.  Each context has one primary
+at a time, and a write by a former primary fails.  Every reply states the version and the age of the value.
+A watcher receives the changes of a context in order.
+
+Not guaranteed: that a replica has the newest value (use ``max_staleness_s``), and any order between
+different contexts.
 """

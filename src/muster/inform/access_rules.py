@@ -1,14 +1,13 @@
-"""Who may read and write which contexts, by identity and role.
+"""Access to contexts, by identity and role.
 
-Rules are looked at in their order, and the first whose pattern covers the key decides; where none of the
-settings' does, `BUILT_IN` ones and then `DEFAULT` hold: everybody in the domain reads and writes (the broker
-keeps a viewer from asking to write at all), and what was published as a service is its owner's.  A pattern is
-a key, or a prefix with a ``*`` at its end.  Names are identities, ``role:<role>``, ``owner`` (whoever wrote
-the context) or ``*``.
+The first rule whose pattern matches the key decides.  The rules of the settings come first, then `BUILT_IN`,
+then `DEFAULT`: all identities of the domain read and write (the broker blocks write requests of viewers),
+and only its owner and operators change a published service.  A pattern is a key, or a prefix that ends with
+``*``.  The names in a rule are identities, ``role:<role>``, ``owner`` (the writer of the context) or ``*``.
 
-Who may not read a context learns neither its value nor its attributes, and no search tells of it.  That there
-is something under a key is no secret.  Each version is its own writer's: who owns a key now does not read
-what another wrote there before.
+An identity that may not read a context gets neither its value nor its attributes, and searches leave it out.
+The existence of a key is not secret.  Each version belongs to its writer: the owner of the current version
+cannot read versions that others wrote before.
 
 Pure.
 """
@@ -21,25 +20,25 @@ import msgspec
 
 from muster.core import errors
 
-EVERYBODY = "*"
+ANYONE = "*"
 OWNER = "owner"
 
 
 class AccessRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keys: str
-    read: tuple[str, ...] = (EVERYBODY,)
-    write: tuple[str, ...] = (EVERYBODY,)
+    read: tuple[str, ...] = (ANYONE,)
+    write: tuple[str, ...] = (ANYONE,)
 
     def covers(self, key: str) -> bool:
         return key.startswith(self.keys[:-1]) if self.keys.endswith("*") else key == self.keys
 
-    def lets_everybody(self, act: str) -> bool:
-        return EVERYBODY in (self.read if act == "read" else self.write)
+    def allows_all(self, act: str) -> bool:
+        return ANYONE in (self.read if act == "read" else self.write)
 
     def check(self, key: str, act: str, *, identity: str, role: str | None, owner: str | None) -> None:
-        """``act``: read or write. ``owner``: who wrote what is there; None where nothing is (all are)."""
+        """``act``: read or write. ``owner``: the writer of the current version; None if there is none."""
         names = self.read if act == "read" else self.write
-        if EVERYBODY in names or identity in names or (role is not None and f"role:{role}" in names):
+        if ANYONE in names or identity in names or (role is not None and f"role:{role}" in names):
             return
         if OWNER in names and (owner is None or owner == identity):
             return
@@ -49,7 +48,7 @@ class AccessRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-#: After the settings' own: what somebody published is theirs, unless the settings say otherwise.
+#: Applied after the rules of the settings: a publisher owns its entries.
 BUILT_IN = (
     AccessRule("service/*", write=(OWNER, "role:operator")),
     AccessRule("uddi/*", write=(OWNER, "role:operator")),

@@ -1,18 +1,18 @@
-"""Activities of WS-Context, kept as contexts: begin, complete, status, contents, nesting.
+"""Activities of WS-Context, stored as contexts: begin, complete, status, contents, nesting.
 
-An activity is a context ``session/<id>`` whose value is its contents and whose attributes say its state and
-its parent, so that `find` finds it like anything else, and whose lease is its timeout: one that is never
-completed ends by itself.  The rules are few: an activity with active children cannot complete, a child does
-not outlive its parent, and nothing happens to a completed one.
+An activity is a context ``session/<id>``.  Its value is the contents of the activity, its attributes are the
+status and the parent, and its lease is the timeout, so an activity that is never completed ends by itself.
+An activity with active children cannot complete, a child does not outlive its parent, and a completed
+activity does not change.
 
-What decides is pure (`begin`, `complete`, `replace`); `Sessions` asks and writes, each time under
-compare-and-set.
+The rules are pure functions (`begin`, `complete`, `replace`).  `Activities` reads and writes the contexts
+with compare-and-set.
 
-A child and its parent are two contexts, and no write covers both.  So completing takes two steps: the
-activity is marked as completing, and completed only if no active child is found after that.  `Sessions.begin`
-reads the parent again once the child is stored, and withdraws the child if the parent is completing or has
-completed.  Either may be refused because of the other; both cannot succeed.  (A process that is killed
-between storing a child and reading the parent leaves the child until its timeout.)
+A child and its parent are two contexts, and no write covers both.  Completion therefore has two steps: the
+activity is marked as completing, and becomes completed only if a search finds no active child after that.
+`Activities.begin` reads the parent again after the child is stored, and deletes the child if the parent is
+completing or completed.  Each of the two can fail because of the other; both cannot succeed.  A process that
+is killed between storing a child and reading the parent leaves the child until its timeout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PREFIX = "session/"
 KIND = "session"
 TIMEOUT_S = 3_600.0
 TIMEOUT_S_MAX = 30 * 86_400.0
-REMEMBERED_S = 3_600.0  # how long a completed one can still be asked about
+REMEMBERED_S = 3_600.0  # how long a completed activity can be read
 ATTEMPTS = 8
 
 
@@ -67,7 +67,7 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_ns: int = 0
     version: int = 0
     owner: str = ""
-    completing: bool = False  # nothing begins inside it any more
+    completing: bool = False  # no new children
 
     def attributes(self) -> protocol.Attributes:
         completing: protocol.Attributes = {"completing": True} if self.completing else {}
@@ -77,13 +77,13 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
 def check_timeout(timeout_s: float) -> float:
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise ActivityTimeoutOutOfRange(
-            f"a timeout of {timeout_s:,.15g} s: it is above 0 and at most {TIMEOUT_S_MAX:,.0f} s"
+            f"invalid timeout of {timeout_s:,.15g} s: it must be above 0 and at most {TIMEOUT_S_MAX:,.0f} s"
         )
     return timeout_s
 
 
 def begin(id: str, parent: Activity | None, timeout_s: float, now_ns: int) -> Activity:
-    """A new activity, inside ``parent`` where there is one."""
+    """Return a new activity, a child of ``parent`` if that is given."""
     expires_at_ns = now_ns + int(check_timeout(timeout_s) * 1e9)
     if parent is None:
         return Activity(id=id, expires_at_ns=expires_at_ns)
@@ -92,10 +92,10 @@ def begin(id: str, parent: Activity | None, timeout_s: float, now_ns: int) -> Ac
 
 
 def check_open(parent: Activity) -> None:
-    """Whether something may begin inside it."""
+    """Raise `InvalidActivityState` if no child may begin in ``parent``."""
     if parent.status is not ActivityStatus.ACTIVE or parent.completing:
         state = "completing" if parent.completing else parent.status.value
-        raise InvalidActivityState(f"the activity {parent.id} is {state}: nothing begins inside it")
+        raise InvalidActivityState(f"the activity {parent.id} is {state}: it accepts no children")
 
 
 def begin_completing(session: Activity) -> Activity:
@@ -109,7 +109,7 @@ def complete(session: Activity, active_children: Sequence[str], now_ns: int) -> 
         raise InvalidActivityState(f"the activity {session.id} is {session.status.value} already")
     if active_children:
         raise ChildActivityPending(
-            f"{len(active_children)} inside {session.id} are active: {', '.join(active_children[:5])}",
+            f"{session.id} has {len(active_children)} active children: {', '.join(active_children[:5])}",
             hint="complete them first",
         )
     expires_at_ns = now_ns + int(REMEMBERED_S * 1e9)
@@ -120,7 +120,9 @@ def complete(session: Activity, active_children: Sequence[str], now_ns: int) -> 
 
 def replace(session: Activity, contents: bytes) -> Activity:
     if session.status is not ActivityStatus.ACTIVE:
-        raise InvalidActivityState(f"the activity {session.id} is {session.status.value}: its contents stay")
+        raise InvalidActivityState(
+            f"the activity {session.id} is {session.status.value}: its contents cannot change"
+        )
     return msgspec.structs.replace(session, contents=contents)
 
 
@@ -132,7 +134,7 @@ class Activities:
 
     @property
     def timeout_s(self) -> float:
-        """Of activities that begin from now on."""
+        """The default timeout of activities that begin from now on."""
         return self._timeout_s
 
     @timeout_s.setter
@@ -141,27 +143,27 @@ class Activities:
 
     async def begin(self, *, parent: str = "", timeout_s: float | None = None) -> Activity:
         outer = await self.get(parent) if parent else None
-        wanted_s = self._timeout_s if timeout_s is None else timeout_s
-        made = begin(str(uuid.uuid4()), outer, wanted_s, self._now_ns())
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        made = begin(str(uuid.uuid4()), outer, timeout_s, self._now_ns())
         stored = await self._put(made, expected_version=0)
         if parent:
             try:
                 check_open(await self.get(parent))
-            except BaseException:  # cancelled, too: nobody would ever complete it
+            except BaseException:  # also on cancellation: no caller would complete the child
                 await self._withdraw(stored)
                 raise
         return stored
 
     async def _withdraw(self, session: Activity) -> None:
-        with contextlib.suppress(errors.MusterError):  # then it ends with its timeout
+        with contextlib.suppress(errors.MusterError):  # it ends with its timeout
             await self._contexts.delete(PREFIX + session.id, expected_version=session.version)
 
     async def get(self, id: str) -> Activity:
-        """As it is at this moment; `NoActivity` if there is none, or it has timed out."""
+        """Return the current state; `UnknownActivity` if it does not exist or has timed out."""
         try:
             context = await self._contexts.get(PREFIX + id, max_staleness_s=0.0)
         except errors.NotFound as error:
-            raise UnknownActivity(f"no activity {id!r}: it was never begun, or has timed out") from error
+            raise UnknownActivity(f"no activity {id!r}: it does not exist or has timed out") from error
         attributes = context.attributes
         return Activity(
             id=id,
@@ -185,7 +187,7 @@ class Activities:
         completing = begin_completing(session)
         try:
             session = await self._put(completing, expected_version=session.version)
-        except errors.TimedOut:  # it may be marked
+        except errors.TimedOut:  # the mark may be stored
             await self._reopen(id)
             raise
         try:
@@ -197,7 +199,7 @@ class Activities:
             raise
 
     async def _reopen(self, id: str) -> None:
-        """It goes on. Where that cannot be written, completing it later still works."""
+        """Clear the completing mark. If that fails, the activity can still be completed later."""
         with contextlib.suppress(errors.MusterError):
             for _ in range(ATTEMPTS):
                 session = await self.get(id)
@@ -221,7 +223,9 @@ class Activities:
             limit=1_000,
         )
         if children.silent:
-            raise errors.Unavailable(f"no answer from {children.silent_text}: there may be children there")
+            raise errors.Unavailable(
+                f"no reply from {children.silent_text}: there may be active children there"
+            )
         return children.contexts
 
     async def _put(self, session: Activity, *, expected_version: int) -> Activity:

@@ -1,6 +1,6 @@
-"""What users, `web`, `cli` and `simulate` call.
+"""The client of the information service.
 
-inform = client.Client(bus)
+inform = client.InformClient(bus)
 written = await inform.put("printers/3", b"<printer/>", attributes={"floor": 2})
 context = await inform.get("printers/3", max_staleness_s=1.0)
 async for change in inform.watch("printers/3"):
@@ -25,16 +25,16 @@ from muster.inform import protocol
 from muster.predicates.syntax import parser
 
 TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
-TRY_S = 13.0  # a node waits 10 s for a silent primary; then it is the node that is silent
-FOUND_BYTES_MAX = 32 << 20  # of values, in what one search brings
+TRY_S = 13.0  # a node waits 10 s for a silent primary; after that the node itself is silent
+FOUND_BYTES_MAX = 32 << 20  # total size of the values in the result of one search
 RETRY_S = 0.2
-WAIT_S = 5.0  # a node that dies while we wait there is noticed so late
+WAIT_S = 5.0  # the longest delay until the loss of the node is noticed
 
 
 async def watch(
     connected: Callable[[], Awaitable[InformClient]], key: str, *, after_version: int = 0
 ) -> AsyncIterator[protocol.ContextChange]:
-    """As `Client.watch`, each step over a client that is good at that moment."""
+    """Like `InformClient.watch`; calls ``connected`` for the client of each step."""
     position, is_deleted = after_version, False
     while True:
         inform = await connected()
@@ -43,7 +43,7 @@ async def watch(
         except errors.NotFound:
             if not is_deleted:
                 raise
-            position = 0  # its deletion was heard and has been forgotten: all that is there came after it
+            position = 0  # the deletion was received and has been purged: all later changes are new
             continue
         for change in changes:
             position, is_deleted = change.version, change.value is None
@@ -52,7 +52,7 @@ async def watch(
 
 class InformClient:
     def __init__(self, bus: api.Bus, *, node: str = protocol.ANY, timeout_s: float = TIMEOUT_S) -> None:
-        """``node``: always ask this one; else whichever the brokers find nearest."""
+        """``node``: send all requests to this node; by default to any node."""
         self._bus = bus
         self._node = node
         self._timeout_s = timeout_s
@@ -68,10 +68,10 @@ class InformClient:
         expected_version: int | None = None,
         ack: Literal["logged", "replicated"] = "logged",
     ) -> protocol.WriteResult:
-        """Returns when the context's log has it (``replicated``: when its permanent copies have it as well).
+        """Return when the log has the write (``replicated``: when the permanent replicas have it as well).
 
-        Without a ``key`` the system assigns one.  ``expected_version``: `errors.Conflict` unless it is the
-        context's (0: there must be none).
+        Without a ``key`` the system assigns one.  ``expected_version``: `errors.Conflict` if the context has
+        another version (0: it must not exist).
         """
         write = protocol.PutContext(
             "" if key is None else protocol.check_key(key),
@@ -88,24 +88,24 @@ class InformClient:
         return await self.write(protocol.DeleteContext(key, expected_version, next(self._requests)))
 
     async def write(self, write: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
-        """Send a write whose ``request`` the caller has chosen; again, to any node, where no answer comes.
+        """Send a write whose ``request`` id the caller has chosen; retry with any node if no reply comes.
 
-        With ``repeat`` it may be one that was sent before: within two minutes it is stored at most once.
+        With ``repeat`` the write may have been sent before: within two minutes it is stored at most once.
         `errors.TimedOut`: it may have been stored.
         """
         verb = "put" if isinstance(write, protocol.PutContext) else "delete"
-        subject = protocol.asked(self._bus.identity, verb, self._node)
+        subject = protocol.request_subject(self._bus.identity, verb, self._node)
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + self._timeout_s
         while True:
             try_s = min(TRY_S, max(0.1, until_s - now_s()))
             try:
-                # Not `rpc.exchange`: a request that is sent again differs from the first.
+                # Not `rpc.exchange`: the second attempt is a different message.
                 message = await self._bus.request(subject, protocol.encode(write), timeout_s=try_s)
             except errors.TimedOut as error:
                 if now_s() >= until_s:
                     raise errors.TimedOut(
-                        f"no answer in {self._timeout_s:g} s; {write.key!r} may have been written"
+                        f"no reply in {self._timeout_s:g} s; {write.key!r} may have been written"
                     ) from error
             except errors.Unavailable as error:
                 if not write.repeat:
@@ -116,36 +116,36 @@ class InformClient:
             write = msgspec.structs.replace(write, repeat=True)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
-        """`errors.NotFound` if there is none.
+        """Read a context; `errors.NotFound` if it does not exist.
 
-        The freshness of the read: by default a copy of any age (the answer states its age), with
-        ``max_staleness_s`` a copy of at most that age, and with 0 a linearizable read: the log confirms after
-        the request came that there is nothing newer.
+        ``max_staleness_s`` sets the freshness of the read: by default a replica of any age (the reply states
+        the age), else a replica of at most that age.  With 0 the read is linearizable: the log confirms,
+        after the request arrived, that there is nothing newer.
         """
-        return await self._ask("get", protocol.GetContext(key, max_staleness_s), protocol.Context)
+        return await self._request("get", protocol.GetContext(key, max_staleness_s), protocol.Context)
 
     async def find(
         self, predicate: str, *, limit: int = 100, after: str = "", within_s: float = float("inf")
     ) -> protocol.FindResult:
-        """Those that satisfy the predicate, in the order of their keys; at most ``limit``, up to 10,000.
+        """Return the contexts that match the predicate, in key order; at most ``limit``, up to 10,000.
 
-        Fewer where their values are large (`FOUND_BYTES_MAX`), or where going through all keys takes longer
-        than ``within_s``.  With ``more`` the search is not at its end: ask again ``after`` what it has
-        ``reached``.  Mounted registries are searched too: what is from one has its name as ``source``.
+        The result has fewer if the values are large (`FOUND_BYTES_MAX`) or if reading all keys takes longer
+        than ``within_s``.  If ``more`` is set, continue with ``after`` set to ``reached``.  Mounted
+        registries are searched too; their contexts have the name of the mount as ``source``.
         """
-        parser.parse(predicate)  # here its faults can be pointed at
+        parser.parse(predicate)  # report syntax errors before any request
         contexts: list[protocol.Context] = []
         failed: dict[str, str] = {}
-        silent: dict[str, None] = {}  # in the order in which they were found to be
+        silent: dict[str, None] = {}  # in the order of detection
         cut: set[str] = set()
         size = 0
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + within_s
         while True:
-            # More names than that might not fit into a request: the rest is waited for again.
+            # More names might not fit into a request: the node waits for the others again.
             without = (*itertools.islice(silent, protocol.SILENT_MAX), *failed)
             query = protocol.FindContexts(predicate, limit - len(contexts), after, without)
-            page = await self._ask("find", query, protocol.FindResult)
+            page = await self._request("find", query, protocol.FindResult)
             contexts += page.contexts
             silent |= dict.fromkeys(page.silent)
             failed |= page.failed
@@ -160,13 +160,13 @@ class InformClient:
                 )
 
     async def history(self, key: str, *, after_version: int = 0) -> protocol.ContextHistory:
-        """Its changes after that version as far back as the log goes, oldest first."""
-        first = await self._ask(
+        """Return the changes after that version as far back as the log goes, oldest first."""
+        first = await self._request(
             "history", protocol.WaitForChanges(key, after_version), protocol.ContextHistory
         )
         changes, more = list(first.changes), first.more
         while more:
-            rest = await self._ask(
+            rest = await self._request(
                 "history", protocol.WaitForChanges(key, changes[-1].version), protocol.ContextHistory
             )
             changes += rest.changes
@@ -174,9 +174,9 @@ class InformClient:
         return protocol.ContextHistory(changes, first.complete)
 
     async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.ContextChange]:
-        """Every change after that version, in order, without end; goes on where it was when a node is lost.
+        """Yield every change after that version, in order, without end; continues if a node is lost.
 
-        `errors.NotFound` if it fell behind further than the log reaches back.
+        `errors.NotFound` if the log no longer has the next change.
         """
 
         async def always() -> InformClient:
@@ -186,9 +186,9 @@ class InformClient:
             yield change
 
     async def changes(self, key: str, *, after_version: int = 0) -> Sequence[protocol.ContextChange]:
-        """One step of `watch`: what came after that version, or nothing when some seconds have passed."""
+        """One step of `watch`: the changes after that version, or none after some seconds."""
         try:
-            history = await self._ask(
+            history = await self._request(
                 "changes",
                 protocol.WaitForChanges(key, after_version, WAIT_S),
                 protocol.ContextHistory,
@@ -201,34 +201,36 @@ class InformClient:
             return ()
         if after_version and not history.complete:
             raise errors.NotFound(
-                f"the changes of {key!r} after version {after_version} are gone",
-                hint="read it, and watch from the version that you got",
+                f"the changes of {key!r} after version {after_version} are no longer in the log",
+                hint="read the context, and watch from the version of the result",
             )
         return history.changes
 
     async def where(self, key: str) -> list[protocol.ReplicaInfo]:
-        """Its copies: the primary first."""
+        """Return the replicas of a context, the primary first."""
         views: list[protocol.ReplicaInfo] = []
         after: str | None = ""
         while after is not None:
-            page = await self._ask("where", protocol.Where(key, after), protocol.Page[protocol.ReplicaInfo])
+            page = await self._request(
+                "where", protocol.Where(key, after), protocol.Page[protocol.ReplicaInfo]
+            )
             views += page.items
             after = page.next
         return views
 
     async def nodes(self) -> list[protocol.NodeInfo]:
-        """All nodes, as one of them sees them."""
+        """Return all nodes, as seen by one of them."""
         views: list[protocol.NodeInfo] = []
         after: str | None = ""
         node = self._node
         while after is not None:
             query = protocol.Nodes(after)
-            page = await self._ask("nodes", query, protocol.Page[protocol.NodeInfo], node=node)
+            page = await self._request("nodes", query, protocol.Page[protocol.NodeInfo], node=node)
             views += page.items
             after, node = page.next, page.source
         return views
 
-    async def _ask(
+    async def _request(
         self,
         verb: str,
         request: object,
@@ -239,7 +241,7 @@ class InformClient:
     ) -> protocol.T:
         message = await rpc.exchange(
             self._bus,
-            protocol.asked(self._bus.identity, verb, node or self._node),
+            protocol.request_subject(self._bus.identity, verb, node or self._node),
             protocol.encode(request),
             timeout_s=timeout_s or self._timeout_s,
             try_s=TRY_S,
@@ -250,5 +252,5 @@ class InformClient:
 
 
 _ABSENT = errors.Unavailable(
-    "no information node listens on this bus", hint="is [inform] enabled where the domain runs?"
+    "no information node listens on this bus", hint="enable [inform] in the settings of the domain"
 )

@@ -1,20 +1,20 @@
-"""The wire of the information service: its subjects and messages, version 1.
+"""Subjects and messages of the information service, version 1.
 
-    muster.inform.from.<identity>.read.<node|any>.<verb>     a client asks, and changes nothing
-    muster.inform.from.<identity>.write.<node|any>.<verb>    a client changes something
+    muster.inform.from.<identity>.read.<node|any>.<verb>     read request of a client
+    muster.inform.from.<identity>.write.<node|any>.<verb>    write request of a client
     muster.inform.all.context.<bucket>.<kind>                to the holders of the contexts of a bucket
     muster.inform.all.nodes.<kind>                           to all information nodes
     muster.inform.to.<node>.<kind>                           from node to node
     muster.inform.log.context.<bucket>.<token>               the log: one subject for each context
 
-The topic of a context is one of `BUCKETS`: a million raw subscriptions would cost a broker 760 MB, and who
-holds nothing of that name keeps silent.  A context's log has its key's hash as subject, so that keys may be
-any text; the key itself stands in the record, and a record under another key's hash is refused.
+Contexts share `BUCKETS` topics: a million subscriptions would cost a broker 760 MB.  A node ignores messages
+about contexts that it does not hold.  The log subject of a context contains the hash of its key, so keys may
+be any text.  The record contains the key itself, and a record under the hash of another key is rejected.
 
-Every record of the log is whole: the value, and where its copies live.  The first of ``holders`` is the
-primary.  So the last record of a subject is all there is to know of a context, whoever appends needs only
-the sequence of that last record, and changing the primary is an append like any other: the deposed one's
-next append fails.
+Every record of the log is complete: the value and the holders of the replicas.  The first of ``holders`` is
+the primary.  So the last record of a subject is the complete state of a context, an append needs only the
+sequence of that record, and a change of the primary is an append: the next append of the former primary
+fails.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ANY = "any"
 KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 1 << 20
 ATTRIBUTES_BYTES_MAX = 16 << 10
-ANSWER_BYTES_MAX = 1 << 20  # of values in one answer; one alone may be as large
+REPLY_BYTES_MAX = 1 << 20  # total size of the values in a reply; a single value may be as large
 PAGE_NODES = 2_000
 SILENT_MAX = 1_000  # names of silent nodes in one message
 SILENT_SHOWN = 5
-DEMAND_MAX = 100  # origins of requests that are named for one copy
+DEMAND_MAX = 100  # origins of requests that are listed for a replica
 
-#: What clients ask; the first group may be asked by a viewer.
+#: Operations of clients; a viewer may use those in `READS`.
 READS = ("get", "find", "changes", "history", "where", "nodes")
 WRITES = ("put", "delete")
 
@@ -53,28 +53,28 @@ T = TypeVar("T")
 
 
 class InformMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all messages here. Fields are only ever added at the end, with a default."""
+    """Base of all messages. New fields are added at the end, with a default."""
 
 
 class ContextRecord(InformMessage, frozen=True, gc=False):
-    """One entry of a context's log. ``value`` is None where the context was deleted or has expired."""
+    """An entry of a context's log. ``value`` is None if the context was deleted or has expired."""
 
     key: str
-    holders: tuple[str, ...]  # of the permanent copies; the primary first
-    stamp: int  # of the value, by the primary's hybrid logical clock…
+    holders: tuple[str, ...]  # nodes with a permanent replica, the primary first
+    stamp: int  # of the value, by the hybrid logical clock of the primary
     stamped_by: str
     value: bytes | None = None
     attributes: bytes = b""  # MessagePack of `Attributes`; empty: none
-    version: int = 0  # the sequence of the record that wrote the value; 0: this one's own
+    version: int = 0  # the sequence of the record that wrote the value; 0: of this record
     expires_at_ns: int = 0  # 0: never
     writer: str = ""
-    request: str = ""  # of the write: a repeat is recognised by it
-    reason: str = "put"  # or delete, expire, place (holders only), refuse (nothing was there: uses up an id)
-    acknowledge: bool = False  # holders tell the primary when they have it
+    request: str = ""  # id of the write, to detect repeated attempts
+    reason: str = "put"  # or delete, expire, place (new holders), refuse (only uses up a message id)
+    acknowledge: bool = False  # holders send `ReplicaApplied` to the primary
 
 
 class Context(InformMessage, frozen=True):
-    """What a reader gets: a context, its version, and how old this copy's knowledge may be."""
+    """The result of a read: a context, its version, and the age of the replica."""
 
     key: str
     value: bytes
@@ -82,20 +82,20 @@ class Context(InformMessage, frozen=True):
     version: int
     stamp_time: int
     stamped_by: str
-    age_s: float  # it was the newest at least until so long ago
-    source: str  # the node that answered, or "log", or the mount that it is from
-    copy: str  # primary, permanent, temporary, log, mounted
+    age_s: float  # time since the value was known to be the newest
+    source: str  # the node that replied, "log", or the name of a mount
+    replica_kind: str  # primary, permanent, temporary, log, mounted
     writer: str = ""
     expires_at_ns: int = 0
 
     @property
     def stamp(self) -> str:
-        """When its primary wrote it, by its hybrid logical clock: sorts as time does. Empty in a mount."""
+        """When the primary wrote it, by its hybrid logical clock; sorts by time. Empty in a mount."""
         return str(clock.HybridTimestamp(self.stamp_time, self.stamped_by)) if self.stamped_by else ""
 
 
 class ContextChange(InformMessage, frozen=True):
-    """One step of a context's history. ``value`` is None for a deletion or expiry."""
+    """A change of a context. ``value`` is None for a deletion or expiry."""
 
     key: str
     version: int
@@ -110,11 +110,11 @@ class PutContext(InformMessage, frozen=True, tag="put"):
     key: str  # empty: the system assigns one
     value: bytes
     attributes: Attributes = {}
-    lease_s: float = 0.0  # 0: stays until it is deleted
-    expected_version: int | None = None  # 0: it must not be there yet
+    lease_s: float = 0.0  # 0: no expiry
+    expected_version: int | None = None  # 0: the context must not exist
     ack: Literal["logged", "replicated"] = "logged"
     request: str = ""
-    repeat: bool = False  # it was sent before, and may have been stored
+    repeat: bool = False  # the write was sent before and may have been stored
 
 
 class DeleteContext(InformMessage, frozen=True, tag="delete"):
@@ -129,60 +129,61 @@ class WriteResult(InformMessage, frozen=True):
     version: int
     stamp: str
     primary: str
-    copies: int  # permanent copies that are known to have it
-    status: str = "normal"  # "updated" until the permanent copies have it
+    replicas: int  # permanent replicas that have confirmed it
+    status: str = "normal"  # "updated" until all permanent replicas have it
 
 
 class GetContext(InformMessage, frozen=True):
-    """``max_staleness_s`` names the freshness of a read: None for any age; a maximum age; or 0 for a
-    linearizable read, which the log confirms after the request came."""
+    """``max_staleness_s`` is the freshness of a read: None for any age; a maximum age; or 0 for a
+    linearizable read, which the log confirms after the request arrived.
+    """
 
     key: str
     max_staleness_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    origin: str = ""  # the node that asks, where one does
+    origin: str = ""  # the requesting node, if a node sends it
 
 
 class FindContexts(InformMessage, frozen=True):
     predicate: str
     limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 100
-    after: str = ""  # only keys behind this one
-    without: tuple[str, ...] = ()  # nodes and mounts that did not answer before: they are not waited for
-    reader: str = ""  # who asks, in a question of one node to others
-    bytes_max: int = ANSWER_BYTES_MAX  # of values in the answer of one node; set by the node that asks
+    after: str = ""  # only greater keys
+    without: tuple[str, ...] = ()  # nodes and mounts that did not reply before: do not wait for them
+    reader: str = ""  # identity of the client, in a request between nodes
+    bytes_max: int = REPLY_BYTES_MAX  # total size of the values in the reply of one node
 
 
 class FindResult(InformMessage, frozen=True):
-    """In the order of their keys."""
+    """Contexts in key order."""
 
     contexts: list[Context]
-    silent: list[str] = []  # nodes that did not answer (`SILENT_MAX`): their primaries are not in the result
-    more: bool = False  # there may be further ones: ask again after ``reached``
+    silent: list[str] = []  # nodes without a reply (`SILENT_MAX`): their contexts are missing
+    more: bool = False  # there may be more: continue after ``reached``
     failed: dict[str, str] = {}  # mounts that could not be searched, and why
-    reached: str = ""  # where there is more: all up to this key has been searched
-    cut: list[str] = []  # mounts that have more entries than are searched
-    silent_more: int = 0  # further silent nodes, beyond those that are named
+    reached: str = ""  # if there is more: all keys up to this one have been searched
+    cut: list[str] = []  # mounts with more entries than a search reads
+    silent_more: int = 0  # further nodes without a reply
 
     @property
     def silent_text(self) -> str:
-        """The silent nodes for a message to a user; empty if all answered."""
+        """The nodes without a reply, for a message to a user; empty if all replied."""
         shown = ", ".join(self.silent[:SILENT_SHOWN])
         further = len(self.silent[SILENT_SHOWN:]) + self.silent_more
         return f"{shown} and {further:,} more" if further else shown
 
 
 class PartialFindResult(InformMessage, frozen=True):
-    """What one node found among its primaries (or a mount has), as far as one answer holds it."""
+    """The matches among the primaries of one node (or in a mount), as many as one reply holds."""
 
     node: str
     contexts: list[Context]
     more: bool = False
-    reached: str = ""  # where there is more: all up to this key has been searched
-    cut: bool = False  # a mount has more entries than are searched
-    moved: list[str] = []  # keys that would have been found while we were their primary, a moment ago
+    reached: str = ""  # if there is more: all keys up to this one have been searched
+    cut: bool = False  # a mount has more entries than a search reads
+    moved: list[str] = []  # matching keys whose primary this node was until recently
 
 
 class WaitForChanges(InformMessage, frozen=True):
-    """What happened to a context after ``after_version``, waiting up to ``wait_s`` for it."""
+    """A request for the changes after ``after_version``; the node waits up to ``wait_s`` for one."""
 
     key: str
     after_version: int = 0
@@ -191,16 +192,16 @@ class WaitForChanges(InformMessage, frozen=True):
 
 class ContextHistory(InformMessage, frozen=True):
     changes: list[ContextChange]
-    complete: bool = True  # False: older ones than the log keeps were asked for, and are gone
-    more: bool = False  # there are further ones: ask again after the last of these
+    complete: bool = True  # False: the log no longer has some of the requested changes
+    more: bool = False  # continue after the last of these
 
 
 class NodeLoad(InformMessage, frozen=True):
-    """The paper's two factors: topics held (ours: permanent copies), and messages of users in a second."""
+    """The two load factors of the paper: topics (here: permanent replicas) and client messages per second."""
 
     contexts: int = 0
     messages_per_s: float = 0.0
-    ratio: float = 0.0  # of what the node's settings call full
+    ratio: float = 0.0  # 1: full by the settings of the node
 
 
 class ServerInformation(InformMessage, frozen=True):
@@ -212,7 +213,7 @@ class ServerInformation(InformMessage, frozen=True):
 
 
 class NodeInfo(InformMessage, frozen=True):
-    """A node as the answering one sees it."""
+    """A node as seen by the node that replies."""
 
     node: str
     load: NodeLoad
@@ -225,32 +226,32 @@ class NodeInfo(InformMessage, frozen=True):
 
 class ReplicaInfo(InformMessage, frozen=True):
     node: str
-    copy: str
+    replica_kind: str
     version: int
     age_s: float
-    demand: dict[str, int]  # requests in this interval by the node they came from: the `DEMAND_MAX` largest
-    demand_others: int = 0  # requests from all further nodes
+    demand: dict[str, int]  # requests in this interval by node of origin: the `DEMAND_MAX` largest
+    demand_others: int = 0  # requests from all other nodes
 
 
 class Nodes(InformMessage, frozen=True):
-    after: str = ""  # only nodes behind this one
+    after: str = ""  # only nodes with greater names
 
 
 class Where(InformMessage, frozen=True):
     key: str
-    after: str = ""  # the ``next`` of the page before
+    after: str = ""  # ``next`` of the previous page
 
 
 class Page(InformMessage, Generic[T], frozen=True):
-    """A part of a list."""
+    """A page of a list."""
 
     items: list[T]
-    next: str | None = None  # what to go on after; None at the end
-    source: str = ""  # the node that answered, where the rest must come from the same one
+    next: str | None = None  # continue after it; None at the end
+    source: str = ""  # the node that replied, if the next page must come from it
 
 
 class UpdateContext(InformMessage, frozen=True):
-    """From the initiator to the primary. ``holders`` is set for a context that is new."""
+    """From the initiator to the primary. ``holders`` is set for a new context."""
 
     write: PutContext | DeleteContext
     writer: str
@@ -258,14 +259,14 @@ class UpdateContext(InformMessage, frozen=True):
 
 
 class ContextQuery(InformMessage, frozen=True):
-    """A context by its key, in a question of one node to others; ``silent`` is a primary thought dead."""
+    """A context by key, in a request between nodes; ``silent`` is a primary that does not reply."""
 
     key: str
     silent: str = ""
 
 
 class ReplicaApplied(InformMessage, frozen=True):
-    """From a holder to the primary: the record with this stamp is here."""
+    """From a holder to the primary: it has the record with this stamp."""
 
     node: str
     key: str
@@ -273,7 +274,7 @@ class ReplicaApplied(InformMessage, frozen=True):
 
 
 class Reply(InformMessage, Generic[T], frozen=True):
-    """A result, or what went wrong."""
+    """A result or an error."""
 
     result: T | None = None
     fault: error_replies.ErrorReply | None = None
@@ -284,7 +285,7 @@ _decode_record = msgspec.msgpack.Decoder(ContextRecord).decode
 _decode_attributes = msgspec.msgpack.Decoder(Attributes).decode
 
 
-_decoders: dict[Any, Callable[[bytes], Any]] = {}  # made once for each kind
+_decoders: dict[Any, Callable[[bytes], Any]] = {}  # cached for each type
 _reply_decoders: dict[Any, Callable[[bytes], Any]] = {}
 
 
@@ -299,14 +300,14 @@ def encode(message: object) -> bytes:
     try:
         return _encoder.encode(message)
     except (UnicodeEncodeError, TypeError, OverflowError) as error:
-        raise errors.InvalidInput(f"this cannot travel: {error}") from error
+        raise errors.InvalidInput(f"cannot be encoded as MessagePack: {error}") from error
 
 
 def decode(data: bytes, kind: type[T]) -> T:
     try:
         message: T = _decoder(kind)(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.InvalidInput(f"this is no {kind.__name__}: {error}") from error
+        raise errors.InvalidInput(f"invalid {kind.__name__}: {error}") from error
     return message
 
 
@@ -314,24 +315,24 @@ def decode_record(data: bytes) -> ContextRecord:
     try:
         return _decode_record(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.InvalidInput(f"this is no record of a context: {error}") from error
+        raise errors.InvalidInput(f"invalid record of a context: {error}") from error
 
 
 def attributes_of(data: bytes) -> Attributes:
     return _decode_attributes(data) if data else {}
 
 
-def answer_bytes(value: bytes | None, attributes: bytes) -> int:
-    """Roughly what a context or a change takes of an answer."""
+def reply_bytes(value: bytes | None, attributes: bytes) -> int:
+    """Estimate the size of a context or a change in a reply."""
     return len(value or b"") + len(attributes) + 256
 
 
 def fit_to_reply(contexts: list[Context]) -> list[Context]:
-    """The first of them, as many as one answer holds."""
+    """Return the first contexts, as many as one reply holds."""
     size = 0
     for number, context in enumerate(contexts):
-        size += answer_bytes(context.value, encode(context.attributes))
-        if number and size > ANSWER_BYTES_MAX:
+        size += reply_bytes(context.value, encode(context.attributes))
+        if number and size > REPLY_BYTES_MAX:
             return contexts[:number]
     return contexts
 
@@ -343,10 +344,10 @@ def check_key(key: str) -> str:
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
-        raise errors.InvalidInput(f"{key[:80]!r} cannot be a key: it holds half a character") from error
+        raise errors.InvalidInput(f"{key[:80]!r} cannot be a key: it contains a lone surrogate") from error
     if not 0 < size <= KEY_BYTES_MAX or "\0" in key:
         raise errors.InvalidInput(
-            f"a key of {size} bytes, beginning {key[:40]!r}: use 1 to {KEY_BYTES_MAX} bytes, none zero"
+            f"invalid key of {size} bytes ({key[:40]!r}…): use 1 to {KEY_BYTES_MAX} bytes, without zero bytes"
         )
     return key
 
@@ -383,7 +384,7 @@ def to_node(node: str, kind: str) -> str:
 
 
 @functools.lru_cache(1024)
-def asked(identity: str, verb: str, node: str = ANY) -> str:
+def request_subject(identity: str, verb: str, node: str = ANY) -> str:
     return subjects.from_identity(PART, identity, "read" if verb in READS else "write", node, verb)
 
 
@@ -391,20 +392,20 @@ def asked(identity: str, verb: str, node: str = ANY) -> str:
 
 
 class PrimaryMoved(errors.Conflict):
-    """This node is no longer the context's primary: find out who is, and ask again."""
+    """This node is no longer the primary of the context: look up the primary and retry."""
 
     code = "moved"
 
 
 def result_of(data: bytes, kind: type[T]) -> T:
-    """The result in a `Reply`, or the error it tells."""
+    """Return the result in a `Reply`, or raise its error."""
     read = _reply_decoders.get(kind)
     if read is None:
         read = _reply_decoders[kind] = msgspec.msgpack.Decoder(Reply[kind]).decode  # type: ignore[valid-type]
     try:
         reply: Reply[T] = read(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.InvalidInput(f"this is no reply: {error}") from error
+        raise errors.InvalidInput(f"invalid reply: {error}") from error
     if reply.fault is not None:
         raise error_replies.from_error_reply(reply.fault)
     return cast("T", reply.result)
@@ -414,15 +415,15 @@ def reply(result: object) -> bytes:
     return encode(Reply(result))
 
 
-def refusal(error: errors.MusterError) -> bytes:
+def error_reply(error: errors.MusterError) -> bytes:
     return encode(Reply(fault=error_replies.to_error_reply(error)))
 
 
 class InformCodec:
-    """The form of replies, for `muster.bus.rpc`."""
+    """The encoding of replies, for `muster.bus.rpc`."""
 
     def result(self, value: object) -> bytes:
         return reply(value)
 
     def error(self, error: errors.MusterError) -> bytes:
-        return refusal(error)
+        return error_reply(error)

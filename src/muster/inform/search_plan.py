@@ -1,10 +1,10 @@
-"""What a predicate says beforehand: which keys it can select, and what their attributes must hold.
+"""The plan of a search: which keys a predicate can select, and which bytes their attributes must contain.
 
-Of a million contexts a search wants few.  Where all that it selects have keys that begin alike, or are
-named, only those are looked at; and as attributes lie packed in memory, a clause that must be true (one of
-the ANDs at the top) is first asked for as bytes: ``floor = 'attic'`` is true only where the packed name is
-followed by the packed value.  What passes is unpacked and put to the whole predicate, so all of this need
-only be necessary, never sufficient.
+A search usually selects few of many contexts.  If the predicate restricts the key to a prefix or to a list,
+only those keys are read.  Attributes are packed in memory, so a clause that must be true (an operand of the
+top-level AND) is first checked as a search for bytes: ``floor = 'attic'`` is true only if the packed value
+follows the packed name.  Contexts that pass are unpacked and tested with the complete predicate, so the
+first check only needs to be a necessary condition.
 
 Pure.
 """
@@ -21,35 +21,35 @@ from muster.predicates.analysis import normal_forms
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
-OWN = frozenset({"key", "version", "writer"})  # what every context has, beside its attributes
+OWN = frozenset({"key", "version", "writer"})  # properties of every context besides its attributes
 
 
 class SearchPlan(NamedTuple):
-    begins: str  # all keys do
-    keys: tuple[str, ...] | None  # these only, in their order
-    bytes: tuple[bytes, ...]  # each stands in the packed attributes
-    asks: tuple[str, ...]  # for these attributes
+    key_prefix: str  # all selected keys begin with it
+    keys: tuple[str, ...] | None  # only these, sorted
+    needles: tuple[bytes, ...]  # each occurs in the packed attributes
+    attribute_names: tuple[str, ...]  # that the predicate uses
     matches: python.Matches
 
     def selects(self, key: str, version: int, writer: str, attributes: dict[str, Any]) -> bool:
-        """``attributes`` may be changed."""
-        for name in self.asks:
+        """Test a context with the complete predicate. ``attributes`` may be modified."""
+        for name in self.attribute_names:
             value = attributes.get(name)
             if value.__class__ is list:
-                attributes[name] = frozenset(value)  # as predicates see them: a list is a set
+                attributes[name] = frozenset(value)  # predicates treat a list as a set
         attributes["key"], attributes["version"], attributes["writer"] = key, version, writer
         return self.matches(attributes.get)
 
     def reaches(self, prefix: str) -> bool:
-        """Whether a key that begins so can be among what it selects."""
+        """Whether the plan can select keys that begin with ``prefix``."""
         if self.keys is not None:
             return any(key.startswith(prefix) for key in self.keys)
-        return self.begins.startswith(prefix) or prefix.startswith(self.begins)
+        return self.key_prefix.startswith(prefix) or prefix.startswith(self.key_prefix)
 
 
 @functools.lru_cache(64)
 def plan(predicate: str) -> SearchPlan:
-    """`errors.ParseError` where it is none."""
+    """Return the plan of a predicate; `errors.ParseError` if it is invalid."""
     condition = parser.parse(predicate)
     tree = normal_forms.negation_normal(condition)
     clauses = tree.operands if isinstance(tree, ast.And) else (tree,)
@@ -63,21 +63,21 @@ def plan(predicate: str) -> SearchPlan:
             case ast.In(name=ast.Name(name="key", scope="")):
                 keys = keys or tuple(sorted(set(clause.words)))
             case ast.Like(name=ast.Name(name="key", scope="")):
-                begins = max(begins, _beginning(clause), key=len)
+                begins = max(begins, _key_prefix(clause), key=len)
             case _:
                 needed |= dict.fromkeys(_bytes(clause))
     names = {name.key for name in ast.names(condition)}
     return SearchPlan(begins, keys, tuple(needed), tuple(names - OWN), python.compile(condition))
 
 
-def _beginning(clause: ast.Like) -> str:
+def _key_prefix(clause: ast.Like) -> str:
     first = like_patterns.shape(clause.pattern, clause.escape).segments[0]
     plain = first[: first.index(like_patterns.ANY_ONE)] if like_patterns.ANY_ONE in first else first
     return like_patterns.plain(plain) or ""
 
 
 def _bytes(clause: ast.Condition) -> Iterable[bytes]:
-    """Of a clause that is true: nothing but IS NULL is true of an attribute that is not there."""
+    """Bytes in the attributes if the clause is true: only IS NULL is true of a missing attribute."""
     match clause:
         case ast.And() | ast.Or() | ast.Constant() | ast.IsNull():
             return ()

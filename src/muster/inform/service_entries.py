@@ -1,9 +1,9 @@
-"""Service entries: UDDI-style descriptions of services, kept as contexts, found by predicates.
+"""Service entries: UDDI-style descriptions of services, stored as contexts and found by predicates.
 
-An entry is a context ``service/<id>``.  Its name, access points, categories (UDDI's keyed references) and
-the user's own name/value metadata are its attributes, so that one search covers entries and everything
-else; its value is the description.  With a lease it goes when its service no longer renews it.  An entry
-may say where it is (``lon``, ``lat``), and a search may be bounded by a box.
+An entry is a context ``service/<id>``.  Its name, access points, categories (UDDI's keyed references) and the
+user's name/value metadata are attributes, so one search covers entries and all other contexts.  Its value is
+the description.  An entry with a lease expires if its service does not renew it.  An entry may have a
+location (``lon``, ``lat``), and a search may be limited to a box.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESERVED = frozenset({"kind", "name", "access", "categories", "key", "version", 
 class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True):
     id: str = ""  # empty: assigned
     name: str
-    access: tuple[str, ...] = ()  # where it can be called
+    access: tuple[str, ...] = ()  # addresses
     categories: tuple[str, ...] = ()  # "<tModel key>=<value>"
     metadata: Mapping[str, protocol.Attribute] = {}
     description: bytes = b""
@@ -34,7 +34,7 @@ class ServiceEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GeoBox(NamedTuple):
-    """Degrees. A box may cross the date line: then west is above east."""
+    """A box in degrees. If it crosses the date line, west is greater than east."""
 
     west: float
     south: float
@@ -45,7 +45,9 @@ class GeoBox(NamedTuple):
 def to_attributes(entry: ServiceEntry) -> protocol.Attributes:
     taken = RESERVED.intersection(entry.metadata)
     if taken:
-        raise errors.InvalidInput(f"{', '.join(sorted(taken))} cannot be metadata: the entry itself has it")
+        raise errors.InvalidInput(
+            f"{', '.join(sorted(taken))} cannot be metadata: the entry has a field of that name"
+        )
     if not entry.name:
         raise errors.InvalidInput("a service entry needs a name")
     own: protocol.Attributes = {
@@ -72,14 +74,14 @@ def from_context(context: protocol.Context) -> ServiceEntry:
 
 
 def predicate(where: str = "", box: GeoBox | None = None) -> str:
-    """The search for entries: the user's own condition, and the box."""
+    """The predicate of a search for entries: the user's condition and the box."""
     clauses = [f"kind = '{KIND}'"]
     if box is not None:
         if not (
             -90 <= box.south <= box.north <= 90
             and all(-180 <= longitude <= 180 for longitude in (box.west, box.east))
         ):
-            raise errors.InvalidInput(f"{tuple(box)} is no box: west, south, east, north in degrees")
+            raise errors.InvalidInput(f"{tuple(box)} is not a valid box: west, south, east, north in degrees")
         clauses.append(f"lat BETWEEN {box.south!r} AND {box.north!r}")
         if box.west <= box.east:
             clauses.append(f"lon BETWEEN {box.west!r} AND {box.east!r}")
@@ -125,7 +127,7 @@ class ServiceEntries:
         after: str = "",
         within_s: float = float("inf"),
     ) -> protocol.FindResult:
-        """As `find`, with what the search says of itself: each context is one entry (`from_context`)."""
+        """Like `find`, with the state of the search; `from_context` converts each context."""
         return await self._contexts.find(predicate(where, box), limit=limit, after=after, within_s=within_s)
 
     async def delete(self, id: str) -> None:

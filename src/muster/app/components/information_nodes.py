@@ -58,7 +58,7 @@ class InformationNodesComponent:
                 return component.ComponentHealth(
                     health.HealthState.LATE, f"{node.name} cannot store: {node.view_failure}"
                 )
-            age_s = node.desk.now_s() - node.desk.fresh_at_s
+            age_s = node.state.now_s() - node.state.fresh_at_s
             if age_s > 3 * self._wanted.timeout_s:
                 return component.ComponentHealth(
                     health.HealthState.LATE, f"{node.name} has not heard the log for {age_s:.0f} s"

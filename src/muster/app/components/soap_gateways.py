@@ -24,8 +24,8 @@ from muster.core.settings import domain
 from muster.core.telemetry import metrics
 from muster.gateways.soap import asgi, endpoint, settings
 from muster.gateways.uddi import endpoints, registry
-from muster.gateways.wscontext import handler as context_desk
-from muster.gateways.wsman import endpoint as wsman_desk
+from muster.gateways.wscontext import handler as wscontext_handler
+from muster.gateways.wsman import endpoint as wsman_endpoint
 from muster.inform import activities
 from muster.inform import client as inform_client
 from muster.manage import client as manage_client
@@ -50,19 +50,21 @@ class SoapGateways:
     ) -> None:
         self._visitors = caller_connections.CallerConnections(connect)
         self._logins = password_checker.PasswordChecker(known, on_failure=on_failure)
-        self._wsman = wsman_desk.WsManEndpoint(self._fleet, callbacks=callbacks, measure=measure)
-        self._context = context_desk.WsContextHandler(self._activities, callbacks=callbacks, measure=measure)
+        self._wsman = wsman_endpoint.WsManEndpoint(self._fleet, callbacks=callbacks, measure=measure)
+        self._context = wscontext_handler.WsContextHandler(
+            self._activities, callbacks=callbacks, measure=measure
+        )
         self._uddi = endpoints.UddiEndpoints(
             registry.UddiRegistry(self._visitors.visit),
             self.authenticate,
-            stands=self._stands,
+            is_current=self._is_current,
             measure=measure,
         )
         self.application = asgi.SoapApplication(
             {
-                "/wsman": self._wsman.opened(self.authenticate),
-                **self._context.doors(self.authenticate),
-                **self._uddi.doors(),
+                "/wsman": self._wsman.soap_endpoint(self.authenticate),
+                **self._context.endpoints(self.authenticate),
+                **self._uddi.endpoints(),
             },
             forwarded_header=forwarded_header,
         )
@@ -71,7 +73,7 @@ class SoapGateways:
         login = await self._logins.check(name, password, address)
         return endpoint.SoapCaller(login.name, login.role.value, login.verifier)
 
-    async def _stands(self, caller: endpoint.SoapCaller) -> bool:
+    async def _is_current(self, caller: endpoint.SoapCaller) -> bool:
         return await self._logins.stands(
             passwords.PasswordLogin(caller.name, roles.Role.named(caller.role), caller.verifier)
         )
@@ -162,7 +164,7 @@ class SoapComponent:
     def health(self) -> component.ComponentHealth:
         if self._listener is None:
             return component.ComponentHealth(health.HealthState.STARTING)
-        facts = {"soap": [{"door": path, "url": f"{self.url}{path}"} for path in PATHS]}
+        facts = {"soap": [{"endpoint": path, "url": f"{self.url}{path}"} for path in PATHS]}
         if self._process.is_running:
             return component.ComponentHealth(facts=facts)
         return component.ComponentHealth(health.HealthState.LATE, self._process.reason, facts)

@@ -43,7 +43,7 @@ def _context(context: protocol.Context) -> dict[str, Any]:
         "attributes": context.attributes,
         "version": context.version,
         "age_s": round(context.age_s, 3),
-        "copy": context.copy,
+        "copy": context.replica_kind,
         "source": context.source,
         "writer": context.writer,
         "stamp": context.stamp,
@@ -124,7 +124,7 @@ def put(
 
     written = command.run(work())
     facts = {
-        name: getattr(written, name) for name in ("key", "version", "stamp", "primary", "copies", "status")
+        name: getattr(written, name) for name in ("key", "version", "stamp", "primary", "replicas", "status")
     }
     invocation.printer.done(facts, f"{written.key} has version {written.version}, primary {written.primary}")
 
@@ -266,7 +266,7 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
     rows = [
         {
             "node": replica.node,
-            "copy": replica.copy,
+            "copy": replica.replica_kind,
             "version": replica.version,
             "age_s": round(replica.age_s, 3),
             "demand": replica.demand,
@@ -368,7 +368,7 @@ async def _run_node(
         foreground.serve_until_signal(invocation, bus, measure) as stop,
         await node_node.start(bus, name=name, settings=node_settings, store=store, **options) as running,
     ):
-        held = running.desk.copies.permanent
+        held = running.state.replicas.permanent
         invocation.printer.item(
             {"node": running.name, "contexts": held},
             f"information node {running.name} is up with {held} contexts; Ctrl-C ends it",

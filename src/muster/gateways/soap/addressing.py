@@ -1,7 +1,7 @@
-"""WS-Addressing, of both namespaces in use: who asked, where the answer goes, which answer belongs to what.
+"""WS-Addressing in both namespaces: reply addresses, and message ids that relate a reply to its request.
 
-WS-Management is bound to the submission of August 2004; other clients speak the recommendation of 2005.  An
-answer uses the question's.
+WS-Management uses the submission of August 2004; other clients use the recommendation of 2005.  A reply uses
+the namespace of its request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SINGLE = ("To", "From", "ReplyTo", "FaultTo", "Action", "MessageID")
 
 @dataclass(frozen=True, slots=True)
 class EndpointReference:
-    """An endpoint reference. ``parameters`` are sent back as headers to whoever it names."""
+    """An endpoint reference. Messages to it carry ``parameters`` as headers."""
 
     address: str
     parameters: Sequence[xml.XmlElement] = ()
@@ -36,13 +36,13 @@ class EndpointReference:
         wsa = xml.XmlNamespace(next((child.namespace for child in element.children), ""))
         parameters = [
             child
-            for holder in ("ReferenceProperties", "ReferenceParameters")  # the first in 2004 only
+            for holder in ("ReferenceProperties", "ReferenceParameters")  # the first exists in 2004 only
             for group in element.all(wsa(holder))
             for child in group.children
         ]
         if len(parameters) > PARAMETERS_MAX:
             raise invalid_header(wsa, f"more than {PARAMETERS_MAX} reference parameters")
-        try:  # each is sent back with all the prefixes around it
+        try:  # each is written with all its namespace prefixes
             xml.write(xml.XmlElement("parameters", *parameters), bytes_max=PARAMETERS_BYTES_MAX)
         except errors.LimitExceeded:
             raise invalid_header(
@@ -58,7 +58,7 @@ class EndpointReference:
         )
 
     def headers(self, wsa: xml.XmlNamespace) -> list[xml.XmlElement]:
-        """What a message to it carries besides ``To``."""
+        """The headers of a message to it besides ``To``."""
         if wsa == WSA04:
             return list(self.parameters)
         mark = {wsa("IsReferenceParameter"): "true"}
@@ -81,10 +81,10 @@ class Addressing:
     message_id: str = ""
     reply_to: EndpointReference | None = None
     fault_to: EndpointReference | None = None
-    repeated: Sequence[str] = field(default=())  # headers that stood there twice
+    repeated: Sequence[str] = field(default=())  # headers that occur more than once
 
-    def answered_directly(self, *, fault: bool = False) -> bool:
-        """Whether the answer goes out on the connection that the question came in on."""
+    def replies_on_connection(self, *, fault: bool = False) -> bool:
+        """Whether the reply is sent on the connection of the request."""
         endpoint = self.endpoint(fault=fault)
         return endpoint is None or endpoint.address in ("", ANONYMOUS[self.wsa])
 
@@ -107,7 +107,7 @@ class Addressing:
 
 
 def read(message: envelope.SoapEnvelope) -> Addressing | None:
-    """None where the message has no header of either namespace."""
+    """None if the message has no header of either namespace."""
     for wsa in (WSA04, WSA05):
         headers: dict[str, list[xml.XmlElement]] = {}
         for header in message.headers:

@@ -1,7 +1,7 @@
-"""SOAP endpoints as an ASGI application, to be mounted in a web application or served alone.
+"""SOAP endpoints as an ASGI application, mounted in a web application or served alone.
 
 The client is authenticated before its message is read.  Every read is bounded in bytes and time, the number
-of requests under way is bounded in all and for each client, and clients without a login have a budget.
+of concurrent requests is bounded in total and for each client, and clients without a login have a budget.
 
 In Starlette or FastAPI: ``for path in app.paths: router.routes.append(Route(path, app))`` (a ``Mount`` would
 redirect ``/wsman`` to ``/wsman/``, which SOAP clients do not follow).
@@ -28,18 +28,20 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class SoapApplication:
-    """``forwarded_header``: in which a proxy states the client's address; empty: there is no proxy."""
+    """``forwarded_header``: the header in which a proxy states the client's address; empty: there is no
+    proxy.
+    """
 
     def __init__(
         self,
-        doors: Mapping[str, endpoint.SoapEndpoint],
+        endpoints: Mapping[str, endpoint.SoapEndpoint],
         *,
         concurrent_max: int = CONCURRENT_MAX,
         forwarded_header: str = "",
         budgets: client_budget.ClientBudgets | None = None,
     ) -> None:
-        """``doors`` by path, such as ``/wsman``."""
-        self._doors = dict(doors)
+        """``endpoints`` by path, such as ``/wsman``."""
+        self._endpoints = dict(endpoints)
         self._concurrent_max = concurrent_max
         self._forwarded_header = forwarded_header.lower()
         self._budgets = budgets or client_budget.ClientBudgets()
@@ -47,11 +49,11 @@ class SoapApplication:
 
     @property
     def paths(self) -> Sequence[str]:
-        return list(self._doors)
+        return list(self._endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise errors.InvalidInput(f"this application answers http only, not {scope['type']}")
+            raise errors.InvalidInput(f"this application supports only http, not {scope['type']}")
         headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -77,12 +79,12 @@ class SoapApplication:
         self, scope: Scope, headers: Mapping[str, str], address: str, receive: Receive
     ) -> endpoint.SoapHttpResponse:
         path = scope["path"].rstrip("/")
-        inside = path.removeprefix(scope.get("root_path", ""))  # where it is mounted below another path
-        target = self._doors.get(path) or self._doors.get(inside)
+        inside = path.removeprefix(scope.get("root_path", ""))  # if it is mounted below another path
+        target = self._endpoints.get(path) or self._endpoints.get(inside)
         if target is None:
-            there = " ".join(self._doors)
+            there = " ".join(self._endpoints)
             return endpoint.SoapHttpResponse(
-                HTTPStatus.NOT_FOUND, f"nothing here; there is: {there}\n".encode()
+                HTTPStatus.NOT_FOUND, f"no endpoint at this path; the endpoints are: {there}\n".encode()
             )
         request = endpoint.SoapHttpRequest(
             scope["method"],
@@ -100,25 +102,25 @@ class SoapApplication:
                 body = await self._body(receive, target, admitted)
         except TimeoutError:
             return endpoint.SoapHttpResponse(
-                HTTPStatus.REQUEST_TIMEOUT, b"the message did not come to its end\n"
+                HTTPStatus.REQUEST_TIMEOUT, b"timeout while reading the message\n"
             )
         if body is None:
             return target.too_large(headers, admitted)
         if admitted.is_anonymous:
             self._budgets.spend(address, len(body))
-        return await target.answer(dataclasses.replace(request, body=body), admitted)
+        return await target.process(dataclasses.replace(request, body=body), admitted)
 
     async def _body(
         self, receive: Receive, target: endpoint.SoapEndpoint, admitted: endpoint.AdmittedRequest
     ) -> bytes | None:
-        """None: it is longer than the client may send. What it sends after that is not kept."""
+        """None if it is longer than the client may send; the rest is discarded."""
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return b""
             body += message.get("body", b"")
-            if len(body) > admitted.limits.bytes and not await target.recognise(bytes(body), admitted):
+            if len(body) > admitted.limits.bytes and not await target.admit_large(bytes(body), admitted):
                 return None
             if not message.get("more_body"):
                 return bytes(body)

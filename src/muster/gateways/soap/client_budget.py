@@ -1,7 +1,7 @@
-"""What one client may cost at once: requests under way, and anonymous XML over time.
+"""Limits for each client: concurrent requests, and anonymous XML over time.
 
-Clients are told apart by address, since nothing else is known before a login.  Anonymous messages are
-charged by their size against a budget that refills; messages of logged-in clients are not.
+Clients are identified by address, because nothing else is available before a login.  Anonymous messages are
+charged by their size against a budget that refills; messages of authenticated clients are not.
 
 Pure: the clock is injected.
 """
@@ -18,12 +18,12 @@ from muster.core import errors
 from muster.core.net import hosts
 
 ADDRESSES_MAX = 10_000
-MESSAGE_BYTES_MIN = 4096  # what the smallest message is charged
+MESSAGE_BYTES_MIN = 4096  # minimum charge of a message
 
 
 @dataclass(frozen=True, slots=True)
 class ClientBudget:
-    requests: int = 32  # under way at once
+    requests: int = 32  # concurrent
     anonymous_bytes: int = 1 << 20
     anonymous_bytes_per_s: float = 256 << 10
 
@@ -39,10 +39,10 @@ class ClientBudgets:
 
     @contextlib.contextmanager
     def request(self, address: str) -> Iterator[None]:
-        """Around one request; `errors.Overloaded` if the client has too many."""
+        """Enter for the duration of a request; `errors.Overloaded` if the client has too many."""
         client = hosts.network(address)
         if self._requests[client] >= self._budget.requests:
-            raise errors.Overloaded("too many requests of one client at once", retry_after_s=1.0)
+            raise errors.Overloaded("too many concurrent requests of one client", retry_after_s=1.0)
         self._requests[client] += 1
         try:
             yield
@@ -64,5 +64,5 @@ class ClientBudgets:
         if over > 0:
             wait_s = over / self._budget.anonymous_bytes_per_s
             raise errors.Overloaded(
-                "too many messages of one client without a login", retry_after_s=float(int(wait_s) + 1)
+                "too many anonymous messages of one client", retry_after_s=float(int(wait_s) + 1)
             )

@@ -1,15 +1,14 @@
-"""A door: HTTP questions in, SOAP answers out.
+"""A SOAP endpoint: HTTP requests in, SOAP responses out.
 
-    async def handle(call: door.Call) -> door.Answer:
+    async def handle(request: endpoint.SoapRequest) -> endpoint.SoapResponse:
         ...
-    made = door.Door("context", handle, authenticate=check)
+    made = endpoint.SoapEndpoint(name="context", handle=handle, authenticate=check)
 
-A door decides nothing about its service.  It refuses what is not HTTP, SOAP or XML as it should be, finds out
-who asks, sees that every header that must be understood is, hands the rest to the service's handler within a
-deadline, and writes what comes back, or the fault.  Whatever is refused is counted by its reason
-(``soap_refused``).
+An endpoint contains nothing specific to a service.  It rejects invalid HTTP, SOAP and XML, authenticates the
+caller, checks the headers that must be understood, calls the handler of the service with a deadline, and
+writes the response or the fault.  Rejected requests are counted by reason (``soap_refused``).
 
-Basic authentication sends the password with each request: `authenticate` has to be quick for one it knows.
+With Basic authentication every request has a password: `authenticate` has to be fast for known ones.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ events = log.EventLog("soap")
 
 TIMEOUT_S = 60.0
 ANONYMOUS = xml.XmlLimits(bytes=32 << 10, depth=32, elements=1000)
-ANSWER_BYTES_MAX = 8 << 20
+RESPONSE_BYTES_MAX = 8 << 20
 FAULT_BYTES_MAX = 32 << 10
 INLINE_BYTES_MAX = 16 << 10  # a longer message is parsed in a thread
 PARSERS_MAX = 2
@@ -39,29 +38,29 @@ _MEDIA = {"text/xml", "application/soap+xml", "application/xml"}
 
 @dataclass(frozen=True, slots=True)
 class SoapCaller:
-    """Who asks, and in which role (see `muster.trust.permissions.roles`)."""
+    """The caller and its role (see `muster.trust.permissions.roles`)."""
 
     name: str
     role: str
-    verifier: str = field(default="", compare=False)  # of the password that was checked
+    verifier: str = field(default="", compare=False)  # of the verified password
 
 
 @dataclass(frozen=True, slots=True)
 class SoapHttpRequest:
-    """One HTTP request, read."""
+    """An HTTP request."""
 
     method: str
     path: str
     query: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     body: bytes = b""
-    location: str = ""  # the address that it was sent to, without the query
+    location: str = ""  # the requested URL without the query
     address: str = "-"  # the client's
 
 
 @dataclass(slots=True)
 class AdmittedRequest:
-    """A client whose message may be read, and the limits of the message."""
+    """A request whose body may be read, and the limits of the body."""
 
     caller: SoapCaller | None
     limits: xml.XmlLimits
@@ -78,12 +77,12 @@ class SoapHttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class SoapRequest:
-    """What a handler gets. ``caller`` is None where the door, or this message, needs none."""
+    """The input of a handler. ``caller`` is None if the endpoint or the message needs no login."""
 
     envelope: envelope.SoapEnvelope
     addressing: addressing.Addressing | None
     caller: SoapCaller | None
-    action: str  # of HTTP: the SOAPAction header, or the action of the content type
+    action: str  # the SOAPAction header, or the action of the content type
     path: str
     location: str
     address: str = "-"  # the client's
@@ -91,19 +90,19 @@ class SoapRequest:
 
 @dataclass(frozen=True, slots=True)
 class SoapResponse:
-    """``bytes_max``: an envelope that would be longer is not sent; ``too_large`` is, in its place."""
+    """``bytes_max``: if the envelope would be longer, ``too_large`` is sent instead."""
 
     body: Sequence[xml.XmlElement] = ()
     headers: Sequence[xml.XmlElement] = ()
     bytes_max: int | None = None
     too_large: faults.SoapFault | None = None
-    accepted: bool = False  # the answer goes elsewhere: 202, and nothing in it
+    accepted: bool = False  # the response is sent elsewhere: reply 202 without a body
 
 
 Handler = Callable[[SoapRequest], Awaitable[SoapResponse]]
 Authenticate = Callable[[str, str, str], Awaitable[SoapCaller]]  # name, password, client's address
-Recognise = Callable[[bytes], Awaitable[bool]]
-Document = Callable[[str], bytes]  # from the door's address
+DetectLogin = Callable[[bytes], Awaitable[bool]]
+Document = Callable[[str], bytes]  # from the URL of the endpoint
 
 
 def _no_headers(_: SoapRequest | None, __: faults.SoapFault) -> Sequence[xml.XmlElement]:
@@ -112,13 +111,13 @@ def _no_headers(_: SoapRequest | None, __: faults.SoapFault) -> Sequence[xml.Xml
 
 @dataclass(kw_only=True)
 class SoapEndpoint:
-    """What differs between doors.
+    """What differs between endpoints.
 
-    ``authenticate`` None: everybody may come in, and the service looks after tokens itself.  ``is_open``
-    tells of a message whether it needs no login where others do.  ``documents`` by query (``wsdl``).
+    ``authenticate`` None: no login, or the service handles tokens itself.  ``is_open`` returns whether a
+    message needs no login although others do.  ``documents`` by query (``wsdl``).
 
-    A client without a login may send what the limits ``anonymous`` allow.  Where the login is inside the
-    message, ``recognised`` finds it in the message's beginning, and decides whether the rest is read.
+    A client without a login may send what the limits ``anonymous`` allow.  If the login is inside the
+    message, ``detect_login`` looks for it in the first bytes, and decides whether the rest is read.
     """
 
     name: str
@@ -133,39 +132,39 @@ class SoapEndpoint:
     documents: Mapping[str, Document] = field(default_factory=dict)
     limits: xml.XmlLimits = field(default_factory=xml.XmlLimits)
     anonymous: xml.XmlLimits = ANONYMOUS
-    recognised: Recognise | None = None
-    bytes_max: int = ANSWER_BYTES_MAX  # of an answer
+    detect_login: DetectLogin | None = None
+    bytes_max: int = RESPONSE_BYTES_MAX  # of a response
     fault_bytes_max: int = FAULT_BYTES_MAX
     timeout_s: float = TIMEOUT_S
     measure: metrics.Metrics = field(default_factory=metrics.Metrics)
 
     def __post_init__(self) -> None:
         self._parsing = asyncio.Semaphore(PARSERS_MAX)
-        self._answered = self.measure.counter("soap_answers", "SOAP requests that were done.", ("door",))
-        self._refused = self.measure.counter(
-            "soap_refused", "SOAP requests that were refused, by reason.", ("door", "reason")
+        self._succeeded = self.measure.counter("soap_answers", "SOAP requests that succeeded.", ("endpoint",))
+        self._rejected = self.measure.counter(
+            "soap_refused", "SOAP requests that were rejected, by reason.", ("endpoint", "reason")
         )
 
     async def respond(self, request: SoapHttpRequest) -> SoapHttpResponse:
-        """To a request that was read whole."""
+        """Respond to a request whose body has been read."""
         admitted = await self.admit(request)
         if isinstance(admitted, SoapHttpResponse):
             return admitted
-        if len(request.body) > admitted.limits.bytes and not await self.recognise(request.body, admitted):
+        if len(request.body) > admitted.limits.bytes and not await self.admit_large(request.body, admitted):
             return self.too_large(request.headers, admitted)
-        return await self.answer(request, admitted)
+        return await self.process(request, admitted)
 
     async def admit(self, request: SoapHttpRequest) -> AdmittedRequest | SoapHttpResponse:
-        """Whether the body of a request is worth reading, by its headers alone."""
+        """Decide by the headers alone whether the body of a request is read."""
         if request.method in ("GET", "HEAD"):
             return AdmittedRequest(None, self.anonymous, True)
         if request.method != "POST":
-            return self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method", headers={"Allow": "GET, HEAD, POST"})
+            return self._reject(HTTPStatus.METHOD_NOT_ALLOWED, "method", headers={"Allow": "GET, HEAD, POST"})
         if request.headers.get("content-encoding", "identity").lower() != "identity":
-            return self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-encoding")
+            return self._reject(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-encoding")
         media, _ = _content_type(request.headers.get("content-type", ""))
         if media not in _MEDIA:
-            return self._refuse(
+            return self._reject(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "content-type", "send text/xml or application/soap+xml\n"
             )
         try:
@@ -173,32 +172,32 @@ class SoapEndpoint:
         except errors.Unauthorized as error:
             return self._unauthorized(error)
         except errors.Overloaded as error:
-            self._refused.add(door=self.name, reason="throttled")
+            self._rejected.add(endpoint=self.name, reason="throttled")
             return busy(error, HTTPStatus.TOO_MANY_REQUESTS)
         return AdmittedRequest(caller, self.anonymous if caller is None else self.limits, caller is None)
 
-    async def recognise(self, start: bytes, admitted: AdmittedRequest) -> bool:
-        """Whether a message that is longer than a client without a login may send has a login inside.
+    async def admit_large(self, start: bytes, admitted: AdmittedRequest) -> bool:
+        """Whether a message beyond the anonymous limits contains a login and may be read.
 
         ``start`` is its beginning.
         """
-        if not admitted.is_anonymous or self.recognised is None:
+        if not admitted.is_anonymous or self.detect_login is None:
             return False
-        if not await self.recognised(start[: self.anonymous.bytes]):
+        if not await self.detect_login(start[: self.anonymous.bytes]):
             return False
         admitted.is_anonymous, admitted.limits = False, self.limits
         return len(start) <= self.limits.bytes
 
-    async def answer(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> SoapHttpResponse:
+    async def process(self, request: SoapHttpRequest, admitted: AdmittedRequest) -> SoapHttpResponse:
         if request.method in ("GET", "HEAD"):
             return self._document(request)
         media, parameters = _content_type(request.headers.get("content-type", ""))
-        version = self._likely(media)
+        version = self._fallback_version(media)
         call: SoapRequest | None = None
         caller = admitted.caller
         try:
             if parameters.get("charset", "utf-8").lower() not in ("utf-8", "utf8", "us-ascii"):
-                raise xml.MalformedXml("only UTF-8 is read here", reason="charset")
+                raise xml.MalformedXml("only UTF-8 is supported", reason="charset")
             root = await self._parse(request.body, admitted.limits)
             version = envelope.version_of(root) or version
             message = envelope.read(root, self.versions)
@@ -207,7 +206,7 @@ class SoapEndpoint:
                 and self.authenticate is not None
                 and not (self.is_open and self.is_open(message))
             ):
-                raise errors.Unauthorized("this needs a name and a password")
+                raise errors.Unauthorized("this message needs a name and a password")
             action = (request.headers.get("soapaction") or parameters.get("action", "")).strip().strip('"')
             call = SoapRequest(
                 message,
@@ -219,15 +218,15 @@ class SoapEndpoint:
                 request.address,
             )
             envelope.check_understood(message, self.understood)
-            return await self._answer(call)
+            return await self._invoke(call)
         except errors.Unauthorized as error:
             return self._unauthorized(error)
         except errors.MusterError as error:
             if isinstance(error, errors.InvariantViolation):
-                events.error("bug", door=self.name, error=error)
+                events.error("bug", endpoint=self.name, error=error)
             return self._fault(version, call, error)
-        except Exception as error:  # noqa: BLE001  (a bug of ours is a fault too, and the log has it)
-            events.error("bug", door=self.name, error=error)
+        except Exception as error:  # noqa: BLE001  (report bugs as faults, and log them)
+            events.error("bug", endpoint=self.name, error=error)
             return self._fault(version, call, errors.InvariantViolation(str(error)))
 
     async def _parse(self, data: bytes, limits: xml.XmlLimits) -> xml.XmlElement:
@@ -237,7 +236,7 @@ class SoapEndpoint:
             return await asyncio.to_thread(xml.parse, data, limits)
 
     def _unauthorized(self, error: errors.Unauthorized) -> SoapHttpResponse:
-        return self._refuse(
+        return self._reject(
             HTTPStatus.UNAUTHORIZED,
             "unauthorized",
             f"{error.message}\n",
@@ -245,15 +244,17 @@ class SoapEndpoint:
         )
 
     def too_large(self, headers: Mapping[str, str], admitted: AdmittedRequest) -> SoapHttpResponse:
-        """To a body that was not read, because it is longer than any that the client may send."""
+        """Respond to a body that was not read because it is too long."""
         hint = None
         if admitted.is_anonymous and self.limits.bytes > admitted.limits.bytes:
-            hint = f"clients that log in may send {self.limits.bytes} bytes"
+            hint = f"authenticated clients may send {self.limits.bytes} bytes"
         error = errors.LimitExceeded(f"the message is longer than {admitted.limits.bytes} bytes", hint=hint)
-        return self._fault(self._likely(_content_type(headers.get("content-type", ""))[0]), None, error)
+        return self._fault(
+            self._fallback_version(_content_type(headers.get("content-type", ""))[0]), None, error
+        )
 
-    def _likely(self, media: str) -> envelope.SoapVersion:
-        """The version of an answer to what could not be read."""
+    def _fallback_version(self, media: str) -> envelope.SoapVersion:
+        """The version of a response to a message that could not be read."""
         version = envelope.SoapVersion.V12 if media == "application/soap+xml" else envelope.SoapVersion.V11
         return version if version in self.versions else self.versions[0]
 
@@ -261,25 +262,25 @@ class SoapEndpoint:
         made = self.documents.get(request.query.lower())
         if made is None:
             there = ", ".join(f"?{query}" for query in self.documents)
-            return self._refuse(
+            return self._reject(
                 HTTPStatus.NOT_FOUND if request.query else HTTPStatus.METHOD_NOT_ALLOWED,
                 "no-document",
-                f"this is a SOAP door: POST to it{f', or read {there}' if there else ''}\n",
+                f"this is a SOAP endpoint: use POST{f', or GET {there}' if there else ''}\n",
                 headers={"Allow": "POST"},
             )
         body = made(request.location) if request.method == "GET" else b""
         return SoapHttpResponse(HTTPStatus.OK, body, "text/xml; charset=utf-8")
 
     async def _caller(self, request: SoapHttpRequest) -> SoapCaller | None:
-        """Whoever the request says it is from; a wrong name is refused even where none is needed."""
-        credentials = request.headers.get("authorization")
+        """The authenticated caller; wrong credentials are rejected even if none are needed."""
+        authorization = request.headers.get("authorization")
         if self.authenticate is None:
             return None
-        if credentials is None:
+        if authorization is None:
             if self.is_open is None:
-                raise errors.Unauthorized("this door needs a name and a password")
+                raise errors.Unauthorized("this endpoint needs a name and a password")
             return None
-        scheme, _, token = credentials.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         try:
             if scheme.lower() != "basic":
                 raise ValueError(scheme)
@@ -287,25 +288,29 @@ class SoapEndpoint:
             if not colon:
                 raise ValueError("no colon")
         except (ValueError, binascii.Error) as error:
-            raise errors.Unauthorized("only Basic authentication is taken here") from error
+            raise errors.Unauthorized("only Basic authentication is supported") from error
         return await self.authenticate(name, password, request.address)
 
-    async def _answer(self, call: SoapRequest) -> SoapHttpResponse:
+    async def _invoke(self, call: SoapRequest) -> SoapHttpResponse:
         try:
             async with asyncio.timeout(self.timeout_s):
-                answer = await self.handle(call)
+                response = await self.handle(call)
         except TimeoutError as error:
-            raise errors.TimedOut(f"it was not done in {self.timeout_s:g} s") from error
-        if answer.accepted:
-            self._answered.add(door=self.name)
+            raise errors.TimedOut(f"the operation did not finish in {self.timeout_s:g} s") from error
+        if response.accepted:
+            self._succeeded.add(endpoint=self.name)
             return SoapHttpResponse(HTTPStatus.ACCEPTED)
         version = call.envelope.version
-        bytes_max = self.bytes_max if answer.bytes_max is None else min(answer.bytes_max, self.bytes_max)
+        bytes_max = self.bytes_max if response.bytes_max is None else min(response.bytes_max, self.bytes_max)
         try:
-            body = envelope.write(version, answer.body, answer.headers, self.prefixes, bytes_max=bytes_max)
+            body = envelope.write(
+                version, response.body, response.headers, self.prefixes, bytes_max=bytes_max
+            )
         except errors.LimitExceeded:
-            raise answer.too_large or errors.LimitExceeded(f"the answer has over {bytes_max} bytes") from None
-        self._answered.add(door=self.name)
+            raise response.too_large or errors.LimitExceeded(
+                f"the response has more than {bytes_max} bytes"
+            ) from None
+        self._succeeded.add(endpoint=self.name)
         return SoapHttpResponse(HTTPStatus.OK, body, version.content_type)
 
     def _fault(
@@ -313,23 +318,23 @@ class SoapEndpoint:
     ) -> SoapHttpResponse:
         fault = self.fault_of(error)
         reason = error.reason if isinstance(error, xml.MalformedXml) else fault.reason_word
-        self._refused.add(door=self.name, reason=reason)
+        self._rejected.add(endpoint=self.name, reason=reason)
         headers = self.fault_headers(call, fault)
         try:
             body = envelope.write_fault(
                 version, fault, headers, self.prefixes, bytes_max=self.fault_bytes_max
             )
-        except errors.LimitExceeded:  # what the client wants to see in the answer does not fit
+        except errors.LimitExceeded:  # the echoed headers of the client do not fit
             small = faults.SoapFault(fault.blame, fault.message[:1000], subcode=fault.subcode)
             body = envelope.write_fault(version, small, (), self.prefixes)
         theirs = version is envelope.SoapVersion.V12 and fault.blame is faults.SoapFaultCode.SENDER
         status = HTTPStatus.BAD_REQUEST if theirs else HTTPStatus.INTERNAL_SERVER_ERROR
         return SoapHttpResponse(status, body, version.content_type)
 
-    def _refuse(
+    def _reject(
         self, status: int, reason: str, text: str = "", *, headers: Mapping[str, str] | None = None
     ) -> SoapHttpResponse:
-        self._refused.add(door=self.name, reason=reason)
+        self._rejected.add(endpoint=self.name, reason=reason)
         return SoapHttpResponse(status, text.encode(), headers=headers or {})
 
 

@@ -1,7 +1,7 @@
-"""Envelopes of SOAP 1.1 and 1.2, read and written.
+"""Reading and writing envelopes of SOAP 1.1 and 1.2.
 
-The version is the namespace of the envelope, and the answer goes out in the version of the question.  A
-header that its sender says must be understood, is meant for us, and is not, refuses the whole message.
+The namespace of the envelope determines the version, and the response has the version of the request.  A
+message with a header for this node that must be understood and is not, is rejected.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SoapEnvelope:
 
     @property
     def first(self) -> xml.XmlElement | None:
-        """The body's first element: most doors look at no other."""
+        """The first element of the body."""
         return self.body[0] if self.body else None
 
     def header(self, name: str) -> xml.XmlElement | None:
@@ -56,13 +56,13 @@ class SoapEnvelope:
 
 
 def version_of(root: xml.XmlElement) -> SoapVersion | None:
-    """None: an envelope of no version that we know, or none at all."""
+    """None if it is not an envelope, or of an unknown version."""
     return _BY_NAMESPACE.get(root.namespace) if root.local == "Envelope" else None
 
 
 def read(root: xml.XmlElement, accepted: Sequence[SoapVersion] = tuple(SoapVersion)) -> SoapEnvelope:
     if root.local != "Envelope":
-        raise faults.SoapFault(faults.SoapFaultCode.SENDER, f"<{root.local[:60]}> is no SOAP envelope")
+        raise faults.SoapFault(faults.SoapFaultCode.SENDER, f"<{root.local[:60]}> is not a SOAP envelope")
     version = version_of(root)
     if version is None or version not in accepted:
         supported = [
@@ -75,44 +75,44 @@ def read(root: xml.XmlElement, accepted: Sequence[SoapVersion] = tuple(SoapVersi
         ]
         raise faults.SoapFault(
             faults.SoapFaultCode.VERSION_MISMATCH,
-            f"an envelope of {root.namespace[:80]!r}; this door takes "
+            f"unsupported envelope version {root.namespace[:80]!r}; this endpoint supports "
             + " and ".join(str(supported_version.value) for supported_version in accepted),
             headers=[xml.XmlElement(faults.SOAP12("Upgrade"), *supported)],
         )
     if root.text:
-        raise faults.SoapFault(faults.SoapFaultCode.SENDER, "text beside the parts of the envelope")
+        raise faults.SoapFault(faults.SoapFaultCode.SENDER, "text outside of the Header and the Body")
     parts = root.children
     names = [part.name for part in parts]
     if names not in ([version("Body")], [version("Header"), version("Body")]):
         raise faults.SoapFault(
             faults.SoapFaultCode.SENDER,
-            "an envelope holds at most one Header, then one Body, and nothing else",
+            "an envelope must have at most one Header, then one Body, and nothing else",
         )
     return SoapEnvelope(version, parts[0].children if len(parts) == 2 else (), parts[-1].children)
 
 
 def check_understood(envelope: SoapEnvelope, understood: Callable[[str], bool]) -> None:
-    """``understood`` tells of a header's name whether the door knows it."""
+    """``understood`` returns whether the endpoint supports the header with this name."""
     version = envelope.version
-    strange = [
+    unknown = [
         header
         for header in envelope.headers
         if header.get(version("mustUnderstand"), "0") in ("1", "true")
         and header.get(version("actor" if version is SoapVersion.V11 else "role"), "") in _NEXT
         and not understood(header.name)
     ]
-    if strange:
+    if unknown:
         headers = [
             xml.XmlElement(
                 faults.SOAP12("NotUnderstood"),
                 attributes={"qname": f"h:{header.local}" if header.namespace else header.local},
                 namespaces={"h": header.namespace} if header.namespace else {},
             )
-            for header in strange
+            for header in unknown
         ]
         raise faults.SoapFault(
             faults.SoapFaultCode.MUST_UNDERSTAND,
-            f"the header {strange[0].local[:60]!r} is not understood here",
+            f"the header {unknown[0].local[:60]!r} is not understood",
             headers=headers if version is SoapVersion.V12 else [],
         )
 
@@ -125,7 +125,7 @@ def write(
     *,
     bytes_max: int | None = None,
 ) -> bytes:
-    """`errors.LimitExceeded` where it would be longer than ``bytes_max``."""
+    """`errors.LimitExceeded` if the result would be longer than ``bytes_max``."""
     root = xml.XmlElement(
         version("Envelope"),
         xml.XmlElement(version("Header"), *headers) if headers else None,

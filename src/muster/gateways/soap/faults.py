@@ -1,8 +1,8 @@
-"""Faults: what a door answers when it does not do what was asked.
+"""SOAP faults, and their mapping from errors.
 
-A handler raises a `Fault`, or any error of ours; `of` says whose fault it was.  The element differs between
-the versions of SOAP: 1.1 has one code and an unqualified shape, 1.2 a code, subcodes and reasons by language.
-In 1.1 a subcode has no place; what it says, doors put into the detail as well.
+A handler raises a `SoapFault` or any `errors.MusterError`; `from_error` decides whether the sender or the
+receiver is responsible.  The versions differ: SOAP 1.1 has one code and unqualified elements, 1.2 a code,
+subcodes and reasons by language.  SOAP 1.1 has no place for a subcode, so endpoints repeat it in the detail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SOAP12 = xml.XmlNamespace("http://www.w3.org/2003/05/soap-envelope")
 
 
 class SoapFaultCode(enum.Enum):
-    """In the words of SOAP 1.2."""
+    """The codes of SOAP 1.2."""
 
     SENDER = "Sender"
     RECEIVER = "Receiver"
@@ -30,7 +30,7 @@ _IN_11 = {SoapFaultCode.SENDER: "Client", SoapFaultCode.RECEIVER: "Server"}
 
 
 class SoapFault(errors.Refused):
-    """``details`` go into the fault's detail, ``headers`` into the answer's header."""
+    """``details`` go into the detail of the fault, ``headers`` into the header of the response."""
 
     code = "soap-fault"
 
@@ -51,18 +51,20 @@ class SoapFault(errors.Refused):
 
     @property
     def reason_word(self) -> str:
-        """For a counter."""
+        """The label of the fault in a counter."""
         return self.subcode.rpartition("}")[2] if self.subcode else self.blame.value
 
 
 def from_error(error: errors.MusterError) -> SoapFault:
-    """Our error as a fault without a subcode. A bug of ours is told without its story."""
+    """An error as a fault without a subcode. Bugs are reported without details."""
     if isinstance(error, SoapFault):
         return error
-    theirs = isinstance(error, errors.InvalidInput | errors.Refused | errors.NotFound | errors.AlreadyExists)
+    is_senders = isinstance(
+        error, errors.InvalidInput | errors.Refused | errors.NotFound | errors.AlreadyExists
+    )
     if isinstance(error, errors.InvariantViolation):
-        return SoapFault(SoapFaultCode.RECEIVER, "the door has a fault of its own; its log says more")
-    return SoapFault(SoapFaultCode.SENDER if theirs else SoapFaultCode.RECEIVER, public_message(error))
+        return SoapFault(SoapFaultCode.RECEIVER, "internal error; see the log of the server")
+    return SoapFault(SoapFaultCode.SENDER if is_senders else SoapFaultCode.RECEIVER, public_message(error))
 
 
 def public_message(error: errors.MusterError) -> str:

@@ -1,7 +1,8 @@
-"""SOAP endpoints served alone, by uvicorn (the extra ``soap``): keep-alive, ``Expect: 100-continue``, TLS.
+"""SOAP endpoints in a server of their own, uvicorn (the extra ``soap``): keep-alive, ``Expect:
+100-continue``, TLS.
 
-async with serving.Server(application, port=5985) as server:
-    server.url
+    async with server.SoapServer(application, port=5985) as soap_server:
+        soap_server.url
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ STOP_S = 3
 
 
 class SoapServer:
-    """``listener``: a socket that listens already, instead of ``host`` and ``port``.
+    """``listener``: a listening socket, instead of ``host`` and ``port``.
 
-    ``behind_proxy``: all clients connect by way of a proxy, so their addresses are not those of connections.
+    ``behind_proxy``: all clients connect through a proxy, so the peer address of a connection is not the
+    client's.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class SoapServer:
         self._of_address_max = None if behind_proxy else of_address_max
         self._server: asgi_server.AsgiServer
         self._task: asyncio.Task[None] | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._tls_refresh: asyncio.Task[None] | None = None
         self.host = host
         self.port = port
 
@@ -68,7 +70,7 @@ class SoapServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # `soap.forwarded_header` names the only one that is believed
+            proxy_headers=False,  # only the header of `soap.forwarded_header` is trusted
             timeout_graceful_shutdown=STOP_S,
             ssl_certfile=self._certificate,
             ssl_keyfile=self._key,
@@ -81,12 +83,12 @@ class SoapServer:
         except (OSError, ssl.SSLError) as error:
             raise errors.Unavailable(
                 f"cannot serve on {self.host}:{self.port}: {error.strerror or error}",
-                hint="name another port, or 0 for a free one",
+                hint="use another port, or 0 for a free one",
             ) from error
         self.host, self.port = listener.getsockname()[:2]
         if config.ssl is not None and self._certificate is not None:
             served = tls.RenewableTls(config.ssl, self._certificate, self._key)
-            self._keeping = asyncio.create_task(_keep_current(served), name="soap certificate")
+            self._tls_refresh = asyncio.create_task(_refresh_certificate(served), name="soap certificate")
         self._server = asgi_server.AsgiServer(
             config, connections_max=self._connections_max, of_address_max=self._of_address_max
         )
@@ -98,10 +100,10 @@ class SoapServer:
             self._server.should_exit = True
             await self._task
             self._task = None
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._keeping = None
+        if self._tls_refresh is not None:
+            self._tls_refresh.cancel()
+            await asyncio.gather(self._tls_refresh, return_exceptions=True)
+            self._tls_refresh = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -111,7 +113,7 @@ class SoapServer:
         await self.close()
 
 
-async def _keep_current(served: tls.RenewableTls) -> None:
+async def _refresh_certificate(served: tls.RenewableTls) -> None:
     while True:
         await asyncio.sleep(tls.LOOK_S)
         served.refresh()

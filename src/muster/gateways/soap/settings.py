@@ -1,4 +1,4 @@
-"""The section ``soap`` of a domain's settings."""
+"""The section ``[soap]`` of a domain's settings."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ doc = sections.field_doc
 
 
 class SoapSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """SOAP endpoints, in a process of their own: WS-Management at ``/wsman``, WS-Context at ``/context`` and
-    UDDI v3 at ``/uddi``."""
+    """SOAP endpoints in a separate process: WS-Management at ``/wsman``, WS-Context at ``/context`` and UDDI
+    v3 at ``/uddi``.
+    """
 
-    enabled: Annotated[bool, doc("Whether they are served with the domain.")] = False
-    host: Annotated[str, doc("Address to listen on; without a certificate, a loopback one.")] = "127.0.0.1"
-    port: Annotated[int, doc("Port; 0 takes a free one.", ge=0, le=65535)] = 5985
-    certificate: Annotated[
-        sections.FilePath, doc("Certificate (PEM) of the door; clients then use https. None: http.")
-    ] = ""
+    enabled: Annotated[bool, doc("Serve the endpoints with the domain.")] = False
+    host: Annotated[
+        str, doc("Address to listen on; without a certificate, it must be a loopback address.")
+    ] = "127.0.0.1"
+    port: Annotated[int, doc("Port; 0: any free port.", ge=0, le=65535)] = 5985
+    certificate: Annotated[sections.FilePath, doc("Certificate (PEM) for https. Empty: http.")] = ""
     key: Annotated[sections.FilePath, doc("The certificate's private key (PEM).")] = ""
     forwarded_header: Annotated[
         str,
         doc(
-            "Header in which a proxy in front states the client's address, such as X-Forwarded-For; its last "
-            "entry counts. Clients are throttled by it. Empty: by the peer of the connection. Set it only if "
-            "every request comes through that proxy, since clients can send the header too."
+            "Header in which a proxy states the client's address, such as X-Forwarded-For; the last entry is "
+            "used. Clients are throttled by it. Empty: by the peer address of the connection. Set it only "
+            "if every request comes through that proxy, because clients can send the header too."
         ),
     ] = ""
     callbacks: Annotated[
         tuple[str, ...],
         doc(
-            "Addresses that clients may have us call, for events and answers: http://HOST[:PORT][/PATH], "
-            "https://*.DOMAIN. Whatever begins so may be called, and nothing else. None: no callbacks."
+            "Allowed callback addresses of clients, for events and replies: http://HOST[:PORT][/PATH], "
+            "https://*.DOMAIN. Addresses with this prefix are allowed. Empty: no callbacks."
         ),
     ] = ()
 

@@ -1,7 +1,7 @@
-"""WSDL 1.1 of a door, made from a table of its operations: document/literal, for SOAP 1.1 and 1.2.
+"""WSDL 1.1 of an endpoint from a table of its operations: document/literal, for SOAP 1.1 and 1.2.
 
-The types are the service's own schema; each operation takes and gives one element of it, and names the
-elements of the faults it may answer with.
+The types are the schema of the service.  Each operation has one element of it as input and one as output, and
+lists the elements of its faults.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _BINDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class WsdlOperation:
-    """``takes``, ``gives`` and ``faults``: local names of the target namespace's elements."""
+    """``takes``, ``gives`` and ``faults``: local names of elements of the target namespace."""
 
     name: str
     takes: str
     gives: str
     faults: Sequence[str] = ()
-    headers: Sequence[str] = ()  # elements that may stand in the request's header
+    headers: Sequence[str] = ()  # elements of the request's header
 
 
 def document(
@@ -46,7 +46,7 @@ def document(
     versions: Iterable[envelope.SoapVersion] = tuple(envelope.SoapVersion),
     action: str = "",
 ) -> bytes:
-    """``action``: what stands before an operation's name in its soapAction."""
+    """``action``: the prefix of each soapAction, before the name of the operation."""
     action = action or f"{namespace}/"
     scope = {"tns": namespace}
     used = sorted(

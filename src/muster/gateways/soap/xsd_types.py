@@ -1,4 +1,4 @@
-"""Texts of XML Schema's types that doors exchange: durations, moments, numbers, truth."""
+"""Values of XML Schema types: durations, dates and times, integers, booleans."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _DURATION = re.compile(
 )
 _UNITS_S = (365.25 * 86400, 365.25 * 86400 / 12, 86400.0, 3600.0, 60.0, 1.0)
 _YEAR_1_S, _YEAR_9999_S = -62_135_596_800.0, 253_402_300_799.0
-_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_duration_s(text: str) -> float:
     """``PT1M30.5S`` is 90.5. A year is 365.25 days and a month a twelfth of one."""
     match = _DURATION.match(text)
     if match is None or text.endswith(("P", "T")) or not any(match.groups()[1:]):
-        raise errors.InvalidInput(f"{text[:60]!r} is no duration: write one like PT60S")
+        raise errors.InvalidInput(f"{text[:60]!r} is not a duration: use a form like PT60S")
     total_s = sum(
         float(part) * unit_s for part, unit_s in zip(match.groups()[1:], _UNITS_S, strict=True) if part
     )
@@ -33,22 +33,22 @@ def duration(seconds: float) -> str:
 
 
 def parse_datetime(text: str) -> datetime.datetime:
-    """Of a dateTime; one without a zone is in UTC."""
+    """Parse a dateTime; without a time zone it is in UTC."""
     try:
         if "T" not in text:
             raise ValueError(text)
         parsed = datetime.datetime.fromisoformat(text)
     except ValueError as error:
         raise errors.InvalidInput(
-            f"{text[:60]!r} is no dateTime: write one like 2030-01-31T12:00:00Z"
+            f"{text[:60]!r} is not a dateTime: use a form like 2030-01-31T12:00:00Z"
         ) from error
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)
 
 
 def format_datetime(seconds: float) -> str:
-    """Seconds since 1970 as a dateTime in UTC; a time beyond the years 1 to 9999 as the nearest of them.
+    """Format seconds since 1970 as a dateTime in UTC; times outside of the years 1 to 9999 are clamped.
 
-    Agents and clients supply times, and one that is out of range must not end what shows it to others.
+    Agents and clients supply times, and an invalid one must not break the response to another client.
     """
     within = min(max(seconds, _YEAR_1_S), _YEAR_9999_S)
     made = datetime.datetime.fromtimestamp(within, datetime.UTC)
@@ -56,7 +56,7 @@ def format_datetime(seconds: float) -> str:
 
 
 def parse_until_s(text: str, now_s: float) -> float:
-    """How long until then, for a text that is a duration or a dateTime."""
+    """Return the seconds until a duration ends or a dateTime is reached."""
     if text.lstrip("-").startswith("P"):
         return parse_duration_s(text)
     return parse_datetime(text).timestamp() - now_s
@@ -64,11 +64,11 @@ def parse_until_s(text: str, now_s: float) -> float:
 
 def parse_integer(text: str, *, minimum: int = 0, maximum: int = (1 << 63) - 1) -> int:
     if not re.fullmatch(r"[+-]?\d{1,19}", text, re.ASCII) or not minimum <= int(text) <= maximum:
-        raise errors.InvalidInput(f"{text[:60]!r} is no integer from {minimum} to {maximum}")
+        raise errors.InvalidInput(f"{text[:60]!r} is not an integer from {minimum} to {maximum}")
     return int(text)
 
 
 def parse_boolean(text: str) -> bool:
-    if text not in _TRUTH:
+    if text not in _BOOLEANS:
         raise errors.InvalidInput(f"{text[:60]!r} is neither true nor false")
-    return _TRUTH[text]
+    return _BOOLEANS[text]

@@ -1,8 +1,8 @@
-"""UDDI v3 at a SOAP door: Inquiry, Publication and Security, over the same contexts as everything else.
+"""UDDI v3 over SOAP: Inquiry, Publication and Security, over contexts.
 
-Promised: what is published here `find` finds, and what is kept as a service entry plain UDDI clients see;
-keys, ownership, find qualifiers and error codes are the standard's.  A save is checked whole before
-anything of it is written.  Not promised: that several entities of one save appear at one moment (each is a
-context of its own); the APIs for custody, subscription, replication and value sets; that signatures are
-verified.
+Guaranteed: `find` returns what is published here, and UDDI clients see all service entries; keys, ownership,
+find qualifiers and error codes follow the standard.  A save is validated completely before the first write.
+
+Not supported: atomic saves of several entities (each is a context of its own); the APIs for custody,
+subscription, replication and value sets; verification of signatures.
 """

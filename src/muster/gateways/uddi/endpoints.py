@@ -1,7 +1,7 @@
-"""The SOAP doors of UDDI: each message to the operation of its name, and nobody but a publisher to publish.
+"""The SOAP endpoints of UDDI: dispatch each message to its operation; only publishers may publish.
 
-Every port answers what the standard puts on it; `/uddi` answers all three.  The paths of another well-known
-registry lead here too, so that clients set up for it need no change.
+Each path serves the operations of its API; `/uddi` serves all three.  The paths of jUDDI are served too, so
+that its clients need no change.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PATHS = {
     "/juddiv3/services/security": ("Security",),
 }
 
-#: Whether the password and the role with which a caller logged in are still the account's.
-Stands = Callable[[endpoint.SoapCaller], Awaitable[bool]]
+#: Whether the password and the role of a login are still those of the account.
+LoginCheck = Callable[[endpoint.SoapCaller], Awaitable[bool]]
 
 
 async def _always(_: endpoint.SoapCaller) -> bool:
@@ -38,32 +38,32 @@ async def _always(_: endpoint.SoapCaller) -> bool:
 class UddiEndpoints:
     def __init__(
         self,
-        held: registry.UddiRegistry,
+        uddi_registry: registry.UddiRegistry,
         login: endpoint.Authenticate,
         *,
-        stands: Stands = _always,
+        is_current: LoginCheck = _always,
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
-        self._inquiry = inquiry.InquiryHandler(held)
-        self._publication = publication.PublicationHandler(held, self._inquiry)
+        self._inquiry = inquiry.InquiryHandler(uddi_registry)
+        self._publication = publication.PublicationHandler(uddi_registry, self._inquiry)
         self._login = login
-        self._stands = stands
+        self._is_current = is_current
         self._measure = measure or metrics.Metrics()
         self._tokens = auth_tokens.AuthTokens()
         self._now_s = now_s
 
-    def doors(self) -> dict[str, endpoint.SoapEndpoint]:
-        """By path."""
-        return {path: self._door(names) for path, names in PATHS.items()}
+    def endpoints(self) -> dict[str, endpoint.SoapEndpoint]:
+        """Endpoints by path."""
+        return {path: self._endpoint(names) for path, names in PATHS.items()}
 
-    def _door(self, names: tuple[str, ...]) -> endpoint.SoapEndpoint:
+    def _endpoint(self, names: tuple[str, ...]) -> endpoint.SoapEndpoint:
         operations = {operation for name in names for operation in schema.PORTS[name]}
 
         async def handle(call: endpoint.SoapRequest) -> endpoint.SoapResponse:
-            return await self._answer(call, operations)
+            return await self._handle(call, operations)
 
-        def described(location: str) -> bytes:
+        def describe(location: str) -> bytes:
             root = next((location[: -len(path)] for path in PATHS if location.endswith(path)), location)
             return wsdl.wsdl(f"{root}/uddi")
 
@@ -73,25 +73,27 @@ class UddiEndpoints:
             versions=(envelope.SoapVersion.V11,),
             prefixes=schema.PREFIXES,
             fault_of=faults.from_error,
-            documents={"wsdl": described, "xsd": lambda _: wsdl.xml_schema()},
-            recognised=self._recognised,
+            documents={"wsdl": describe, "xsd": lambda _: wsdl.xml_schema()},
+            detect_login=self._detect_login,
             measure=self._measure,
         )
 
-    async def _recognised(self, start: bytes) -> bool:
-        """By the token, which is the first element of every message that needs one."""
+    async def _detect_login(self, start: bytes) -> bool:
+        """Detect the token, which is the first element of every message that needs one."""
         text = xml.text_at_start(start, U("authInfo"))
         try:
             return text is not None and bool(await self._publisher(text))
         except errors.MusterError:
             return False
 
-    async def _answer(self, call: endpoint.SoapRequest, operations: set[str]) -> endpoint.SoapResponse:
+    async def _handle(self, call: endpoint.SoapRequest, operations: set[str]) -> endpoint.SoapResponse:
         message = call.envelope.first
         if message is None or len(call.envelope.body) != 1:
-            raise faults.fault(faults.UddiErrorCode.FATAL_ERROR, "the body holds one message of UDDI")
+            raise faults.fault(faults.UddiErrorCode.FATAL_ERROR, "the body must have one message of UDDI")
         if message.namespace != U or message.local not in operations:
-            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"this port has no {message.name[:120]!r}")
+            raise faults.fault(
+                faults.UddiErrorCode.UNSUPPORTED, f"this endpoint has no operation {message.name[:120]!r}"
+            )
         response = await self._operation(schema.validate(message), call.address)
         return endpoint.SoapResponse([response] if response is not None else [])
 
@@ -105,21 +107,21 @@ class UddiEndpoints:
             self._tokens.discard(text, self._now_s())
             return None
         if name in schema.PORTS["Inquiry"]:
-            if text:  # none is needed, but a wrong one is told
+            if text:  # optional, but an invalid token is an error
                 await self._publisher(text)
-            answer: xml.XmlElement = await getattr(self._inquiry, name)(message)
-            return answer
+            result: xml.XmlElement = await getattr(self._inquiry, name)(message)
+            return result
         publisher = await self._publisher(text)
         done: xml.XmlElement | None = await getattr(self._publication, name)(message, publisher)
         return done
 
     async def _publisher(self, text: str) -> registry.UddiPublisher:
         caller = self._tokens.caller(text, self._now_s())
-        if not await self._stands(caller):
+        if not await self._is_current(caller):
             self._tokens.discard(text, self._now_s())
             raise faults.fault(
                 faults.UddiErrorCode.AUTH_TOKEN_EXPIRED,
-                "the password or the role has changed: get another token",
+                "the password or the role has changed: get a new token",
             )
         return registry.UddiPublisher(caller.name, caller.role)
 
@@ -128,5 +130,5 @@ class UddiEndpoints:
             caller = await self._login(message.get("userID") or "", message.get("cred") or "", address)
         except errors.Unauthorized as error:
             raise faults.fault(faults.UddiErrorCode.UNKNOWN_USER, "wrong name or password") from error
-        text = self._tokens.make(caller, self._now_s())
+        text = self._tokens.issue(caller, self._now_s())
         return xml.XmlElement(U("authToken"), xml.XmlElement(U("authInfo"), text))

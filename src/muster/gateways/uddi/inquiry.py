@@ -1,4 +1,4 @@
-"""The inquiry port: searches and details. Nothing here changes anything."""
+"""The inquiry API: searches and details. It is read-only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def paged(request: xml.XmlElement, matches: Sequence[records.UddiRecord]) -> Inq
 def ordered(
     matches: Sequence[records.UddiRecord], how: find_qualifiers.FindQualifiers
 ) -> list[records.UddiRecord]:
-    """By name, then by date; a qualifier may turn either round, or put the date first."""
+    """Sort by name, then by date; qualifiers reverse either or sort by date first."""
     by_date = [qualifier for qualifier in ("sortByDateAsc", "sortByDateDesc") if qualifier in how]
     by_name = any(qualifier in how for qualifier in ("sortByNameAsc", "sortByNameDesc"))
     result = sorted(
@@ -55,16 +55,16 @@ def names_only(element: xml.XmlElement, *tags: str) -> list[xml.XmlElement]:
     return [child for tag in tags for child in element.all(U(tag))]
 
 
-def service_info(held: records.UddiRecord) -> xml.XmlElement:
+def service_info(record: records.UddiRecord) -> xml.XmlElement:
     return xml.XmlElement(
         U("serviceInfo"),
-        *names_only(held.element, "name"),
-        attributes={"serviceKey": held.key, "businessKey": held.business},
+        *names_only(record.element, "name"),
+        attributes={"serviceKey": record.key, "businessKey": record.business},
     )
 
 
 def listed(tag: str, inside: Sequence[xml.XmlElement]) -> xml.XmlElement | None:
-    """None where there is nothing: an empty list is left out."""
+    """None if there are no elements: empty lists are left out."""
     return xml.XmlElement(U(tag), *inside) if inside else None
 
 
@@ -72,29 +72,30 @@ def keys_of(request: xml.XmlElement, name: str) -> list[str]:
     keys = registry.without_repeats(entities.texts(request, name), name)
     if len(keys) > KEYS_MAX:
         raise faults.fault(
-            faults.UddiErrorCode.TOO_MANY_OPTIONS, f"{len(keys)} keys at once: the most is {KEYS_MAX}"
+            faults.UddiErrorCode.TOO_MANY_OPTIONS,
+            f"{len(keys)} keys in one request: the maximum is {KEYS_MAX}",
         )
     return keys
 
 
 class InquiryHandler:
-    def __init__(self, held: registry.UddiRegistry) -> None:
-        self._registry = held
+    def __init__(self, uddi_registry: registry.UddiRegistry) -> None:
+        self._registry = uddi_registry
 
     # Searches.
 
     async def find_business(self, request: xml.XmlElement) -> xml.XmlElement:
         how = _qualifiers(request)
-        criteria = _Wanted(request, how)
+        criteria = _Criteria(request, how)
         models = await self._models(request)
         related = await self._related_keys(request)
         urls = {
             (url.get("useType") or "", url.text)
             for url in entities.inside(request, "discoveryURLs", "discoveryURL")
         }
-        if not (criteria or models.given or urls or related is not None):
+        if not (criteria or models.is_set or urls or related is not None):
             raise faults.fault(
-                faults.UddiErrorCode.FATAL_ERROR, "a search for businesses needs something to look for"
+                faults.UddiErrorCode.FATAL_ERROR, "a search for businesses needs at least one criterion"
             )
         services = await self._services_by_business()
         matches = []
@@ -117,22 +118,22 @@ class InquiryHandler:
 
     def _business_info(
         self,
-        held: records.UddiRecord,
+        record: records.UddiRecord,
         services: Sequence[records.UddiRecord],
         how: find_qualifiers.FindQualifiers,
     ) -> xml.XmlElement:
         shown = ordered(services, how)
         return xml.XmlElement(
             U("businessInfo"),
-            *names_only(held.element, "name", "description"),
+            *names_only(record.element, "name", "description"),
             listed("serviceInfos", [service_info(service) for service in shown]),
-            attributes={"businessKey": held.key},
+            attributes={"businessKey": record.key},
         )
 
-    async def business_infos(self, held: Sequence[records.UddiRecord]) -> list[xml.XmlElement]:
+    async def business_infos(self, businesses: Sequence[records.UddiRecord]) -> list[xml.XmlElement]:
         services = await self._services_by_business()
         how = find_qualifiers.FindQualifiers()
-        return [self._business_info(business, services.get(business.key, []), how) for business in held]
+        return [self._business_info(business, services.get(business.key, []), how) for business in businesses]
 
     async def _services_by_business(self) -> dict[str, list[records.UddiRecord]]:
         services: dict[str, list[records.UddiRecord]] = {}
@@ -142,14 +143,14 @@ class InquiryHandler:
 
     async def find_service(self, request: xml.XmlElement) -> xml.XmlElement:
         how = _qualifiers(request)
-        criteria = _Wanted(request, how)
+        criteria = _Criteria(request, how)
         models = await self._models(request)
         business = request.get("businessKey") or ""
         if business and await self._registry.get("business", business) is None:
             raise registry.unknown_key_fault(business, "businessKey")
-        if not (criteria or models.given or business):
+        if not (criteria or models.is_set or business):
             raise faults.fault(
-                faults.UddiErrorCode.FATAL_ERROR, "a search for services needs something to look for"
+                faults.UddiErrorCode.FATAL_ERROR, "a search for services needs at least one criterion"
             )
         services = await (
             self._registry.services_of(business) if business else self._registry.find("service")
@@ -170,17 +171,17 @@ class InquiryHandler:
 
     async def find_binding(self, request: xml.XmlElement) -> xml.XmlElement:
         how = _qualifiers(request)
-        criteria = _Wanted(request, how)
+        criteria = _Criteria(request, how)
         models = await self._models(request)
         service = request.get("serviceKey") or ""
         if service:
-            held = await self._registry.get("service", service)
-            if held is None:
+            record = await self._registry.get("service", service)
+            if record is None:
                 raise registry.unknown_key_fault(service, "serviceKey")
-            services = [held]
-        elif not (criteria or models.given):
+            services = [record]
+        elif not (criteria or models.is_set):
             raise faults.fault(
-                faults.UddiErrorCode.FATAL_ERROR, "a search for bindings needs something to look for"
+                faults.UddiErrorCode.FATAL_ERROR, "a search for bindings needs at least one criterion"
             )
         else:
             services = await self._registry.find("service")
@@ -202,12 +203,12 @@ class InquiryHandler:
 
     async def find_tModel(self, request: xml.XmlElement) -> xml.XmlElement:
         how = _qualifiers(request)
-        criteria = _Wanted(request, how)
+        criteria = _Criteria(request, how)
         if not criteria:
             raise faults.fault(
-                faults.UddiErrorCode.FATAL_ERROR, "a search for tModels needs something to look for"
+                faults.UddiErrorCode.FATAL_ERROR, "a search for tModels needs at least one criterion"
             )
-        matches = await self._found_models(criteria)
+        matches = await self._matching_models(criteria)
         page = paged(request, ordered(matches, how))
         return xml.XmlElement(
             U("tModelList"),
@@ -216,21 +217,21 @@ class InquiryHandler:
             attributes=page.truncated,
         )
 
-    async def _found_models(self, criteria: _Wanted) -> list[records.UddiRecord]:
+    async def _matching_models(self, criteria: _Criteria) -> list[records.UddiRecord]:
         return [
             model
             for model in await self._registry.find("tmodel")
             if not model.deleted and criteria.match(model.element, entities.bag(model.element))
         ]
 
-    async def _models(self, request: xml.XmlElement) -> _Models:
+    async def _models(self, request: xml.XmlElement) -> _Fingerprint:
         bag = request.find(U("tModelBag"))
         keys = entities.texts(bag, "tModelKey") if bag is not None else []
         inner = request.find(U("find_tModel"))
         if inner is None:
-            return _Models(keys, None)
-        matches = await self._found_models(_Wanted(inner, _qualifiers(inner)))
-        return _Models(keys, {model.key for model in matches})
+            return _Fingerprint(keys, None)
+        matches = await self._matching_models(_Criteria(inner, _qualifiers(inner)))
+        return _Fingerprint(keys, {model.key for model in matches})
 
     # Relations.
 
@@ -252,11 +253,11 @@ class InquiryHandler:
                 *(
                     xml.XmlElement(
                         U("sharedRelationships"),
-                        *(assertion.keyed for assertion in said_of),
-                        *(assertion.element for assertion in said_of),
+                        *(assertion.keyed for assertion in assertions),
+                        *(assertion.element for assertion in assertions),
                         attributes={"direction": direction},
                     )
-                    for direction, said_of in by_key[business.key].items()
+                    for direction, assertions in by_key[business.key].items()
                 ),
             )
             for business in page.rows
@@ -276,7 +277,7 @@ class InquiryHandler:
     async def _related(
         self, request: xml.XmlElement
     ) -> tuple[str, dict[str, dict[str, list[registry.PublisherAssertion]]]]:
-        """The businesses that stand in a complete relation to one, by the direction of it."""
+        """The businesses with a complete relation to a business, by direction."""
         sides = {"businessKey": ("fromKey", "toKey"), "fromKey": ("fromKey",), "toKey": ("toKey",)}
         name = next(side for side in sides if request.find(U(side)) is not None)
         key = request.text_of(U(name))
@@ -299,22 +300,22 @@ class InquiryHandler:
     # Details.
 
     async def get_businessDetail(self, request: xml.XmlElement) -> xml.XmlElement:
-        businesses = await self._registry.each("business", keys_of(request, "businessKey"))
-        elements = await asyncio.gather(*(self.whole_business(business) for business in businesses))
+        businesses = await self._registry.get_all("business", keys_of(request, "businessKey"))
+        elements = await asyncio.gather(*(self.business_detail(business) for business in businesses))
         return xml.XmlElement(U("businessDetail"), *elements)
 
-    async def whole_business(self, held: records.UddiRecord) -> xml.XmlElement:
-        """With its services in it."""
-        services = await self._registry.services_of(held.key)
+    async def business_detail(self, record: records.UddiRecord) -> xml.XmlElement:
+        """The business with its services."""
+        services = await self._registry.services_of(record.key)
         inside = [service.element for service in ordered(services, find_qualifiers.FindQualifiers())]
         return entities.with_part(
-            held.element,
+            record.element,
             "discoveryURLs name description contacts businessServices",
             listed("businessServices", inside),
         )
 
     async def get_serviceDetail(self, request: xml.XmlElement) -> xml.XmlElement:
-        services = await self._registry.each("service", keys_of(request, "serviceKey"))
+        services = await self._registry.get_all("service", keys_of(request, "serviceKey"))
         return xml.XmlElement(U("serviceDetail"), *(service.element for service in services))
 
     async def get_bindingDetail(self, request: xml.XmlElement) -> xml.XmlElement:
@@ -322,15 +323,15 @@ class InquiryHandler:
         return xml.XmlElement(U("bindingDetail"), *(binding for binding, _ in bindings))
 
     async def _binding(self, key: str) -> tuple[xml.XmlElement, records.UddiRecord]:
-        held = await self._registry.service_with(key)
-        if held is None:
+        record = await self._registry.service_with_binding(key)
+        if record is None:
             raise registry.unknown_key_fault(key, "bindingKey")
         return next(
-            binding for binding in entities.bindings(held.element) if binding.get("bindingKey") == key
-        ), held
+            binding for binding in entities.bindings(record.element) if binding.get("bindingKey") == key
+        ), record
 
     async def get_tModelDetail(self, request: xml.XmlElement) -> xml.XmlElement:
-        models = await self._registry.each("tmodel", keys_of(request, "tModelKey"))
+        models = await self._registry.get_all("tmodel", keys_of(request, "tModelKey"))
         return xml.XmlElement(
             U("tModelDetail"),
             *(
@@ -345,24 +346,24 @@ class InquiryHandler:
 
     async def _operational(self, key: str) -> xml.XmlElement:
         for kind in ("business", "service", "tmodel"):
-            held = await self._registry.get(kind, key)
-            if held is not None:
+            record = await self._registry.get(kind, key)
+            if record is not None:
                 break
         else:
-            held = await self._registry.service_with(key)
-        if held is None:
+            record = await self._registry.service_with_binding(key)
+        if record is None:
             raise registry.unknown_key_fault(key, "")
-        latest = held.modified_at_s
-        if held.kind == "business":
+        latest = record.modified_at_s
+        if record.kind == "business":
             latest = max(
                 [latest, *(service.modified_at_s for service in await self._registry.services_of(key))]
             )
         fields: list[tuple[str, str]] = [
-            ("created", xsd_types.format_datetime(held.created_at_s)),
-            ("modified", xsd_types.format_datetime(held.modified_at_s)),
+            ("created", xsd_types.format_datetime(record.created_at_s)),
+            ("modified", xsd_types.format_datetime(record.modified_at_s)),
             ("modifiedIncludingChildren", xsd_types.format_datetime(latest)),
             ("nodeID", self._registry.node),
-            ("authorizedName", held.owner),
+            ("authorizedName", record.owner),
         ]
         return xml.XmlElement(
             U("operationalInfo"),
@@ -371,23 +372,25 @@ class InquiryHandler:
         )
 
 
-def model_info(held: records.UddiRecord) -> xml.XmlElement:
+def model_info(record: records.UddiRecord) -> xml.XmlElement:
     return xml.XmlElement(
-        U("tModelInfo"), *names_only(held.element, "name", "description"), attributes={"tModelKey": held.key}
+        U("tModelInfo"),
+        *names_only(record.element, "name", "description"),
+        attributes={"tModelKey": record.key},
     )
 
 
-async def owners(held: registry.UddiRegistry, keys: Sequence[str]) -> dict[str, str]:
-    businesses = {key: await held.get("business", key) for key in dict.fromkeys(keys)}
+async def owners(uddi_registry: registry.UddiRegistry, keys: Sequence[str]) -> dict[str, str]:
+    businesses = {key: await uddi_registry.get("business", key) for key in dict.fromkeys(keys)}
     return {key: business.owner for key, business in businesses.items() if business is not None}
 
 
 async def complete(
-    held: registry.UddiRegistry, assertions: Sequence[registry.PublisherAssertion]
+    uddi_registry: registry.UddiRegistry, assertions: Sequence[registry.PublisherAssertion]
 ) -> list[registry.PublisherAssertion]:
-    """Those that the owners of both businesses have made, each once."""
+    """The assertions that the owners of both businesses have made, each once."""
     owner = await owners(
-        held, [key for assertion in assertions for key in (assertion.source, assertion.target)]
+        uddi_registry, [key for assertion in assertions for key in (assertion.source, assertion.target)]
     )
     makers: dict[tuple[str, str, entities.KeyedReference], set[str]] = {}
     for assertion in assertions:
@@ -400,26 +403,26 @@ async def complete(
     return list(first.values())
 
 
-class _Models:
-    """The technical fingerprint that is looked for."""
+class _Fingerprint:
+    """The technical fingerprint of a search."""
 
     def __init__(self, required: Sequence[str], alternatives: set[str] | None) -> None:
-        self._wanted = required
-        self._found = alternatives  # by an inner search: one of them will do
-        self.given = bool(required) or alternatives is not None
+        self._required = required
+        self._alternatives = alternatives  # results of an inner search: one of them must match
+        self.is_set = bool(required) or alternatives is not None
 
     def match(self, bindings: Sequence[xml.XmlElement], how: find_qualifiers.FindQualifiers) -> bool:
-        if not self.given:
+        if not self.is_set:
             return True
         return any(
-            matcher.models_match(self._wanted, there, how)
-            and (self._found is None or bool(self._found & there))
+            matcher.models_match(self._required, there, how)
+            and (self._alternatives is None or bool(self._alternatives & there))
             for there in map(entities.models, bindings)
         )
 
 
-class _Wanted:
-    """Names, categories and identifiers that are looked for."""
+class _Criteria:
+    """Names, categories and identifiers of a search."""
 
     def __init__(self, request: xml.XmlElement, how: find_qualifiers.FindQualifiers) -> None:
         self._names = entities.names(request)
@@ -428,7 +431,7 @@ class _Wanted:
         self._how = how
         for model, references in self._categories.groups:
             if model == matcher.BOX:
-                matcher.box(references)  # its faults are told before anything is looked up
+                matcher.box(references)  # raise errors before the search
 
     def __bool__(self) -> bool:
         return bool(self._names or self._categories or self._identifiers or "signaturePresent" in self._how)
@@ -450,7 +453,7 @@ class _Wanted:
 def _bags(
     element: xml.XmlElement, services: Sequence[xml.XmlElement], how: find_qualifiers.FindQualifiers
 ) -> entities.CategoryBag:
-    """The categories in which a business or a service is looked for."""
+    """The categories that a search compares for a business or a service."""
     holders: Callable[[], list[xml.XmlElement]] = lambda: [  # noqa: E731
         binding for each in (*services, element) for binding in entities.bindings(each)
     ]

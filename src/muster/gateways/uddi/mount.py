@@ -1,6 +1,6 @@
-"""Another UDDI v3 registry as a back end: its services, asked for over SOAP at its inquiry port.
+"""Another UDDI v3 registry as a back end: its services, requested over SOAP from its inquiry API.
 
-They come with the attributes that our own services have, so one predicate finds both.
+They have the same attributes as the services of this domain, so one predicate finds both.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from muster.gateways.uddi.model import entities, schema
 from muster.inform.mounts import base, registry
 
 U = schema.UDDI
-ROWS = 500  # in one answer
+ROWS = 500  # in one response
 DETAILS = 100
-TOGETHER = 4
+CONCURRENT_MAX = 4
 _LIMITS = xml.XmlLimits(bytes=16 << 20, elements=500_000)
 
 
@@ -31,7 +31,7 @@ class UddiMount:
     async def entries(self) -> Sequence[base.MountedEntry]:
         keys: list[str] = []
         while len(keys) < base.ENTRIES_MAX:
-            listed = await self._ask(
+            listed = await self._request(
                 xml.XmlElement(
                     U("find_service"),
                     xml.XmlElement(
@@ -50,7 +50,7 @@ class UddiMount:
                 break
             if not page:
                 break
-        gate = asyncio.Semaphore(TOGETHER)
+        gate = asyncio.Semaphore(CONCURRENT_MAX)
 
         async def load_details(first: int) -> list[base.MountedEntry]:
             async with gate:
@@ -68,11 +68,11 @@ class UddiMount:
 
     async def _details(self, keys: Sequence[str]) -> list[base.MountedEntry]:
         elements = [xml.XmlElement(U("serviceKey"), key) for key in keys]
-        answer = await self._ask(xml.XmlElement(U("get_serviceDetail"), *elements))
-        return [_found(service) for service in answer.all(U("businessService"))]
+        detail = await self._request(xml.XmlElement(U("get_serviceDetail"), *elements))
+        return [_entry(service) for service in detail.all(U("businessService"))]
 
-    async def _ask(self, request: xml.XmlElement) -> xml.XmlElement:
-        answer = await client.post(
+    async def _request(self, request: xml.XmlElement) -> xml.XmlElement:
+        http_response = await client.post(
             self._url,
             envelope.write(envelope.SoapVersion.V11, [request], prefixes=schema.PREFIXES),
             headers={
@@ -82,25 +82,27 @@ class UddiMount:
             timeout_s=self._timeout_s,
         )
         try:
-            response = envelope.read(xml.parse(answer.body, _LIMITS)).first
+            response = envelope.read(xml.parse(http_response.body, _LIMITS)).first
         except errors.MusterError as error:
-            raise errors.Unavailable(f"what answers at {self._url} is no UDDI: {error.message}") from error
+            raise errors.Unavailable(
+                f"the server at {self._url} is not a UDDI registry: {error.message}"
+            ) from error
         if response is None:
-            raise errors.Unavailable(f"{self._url} said nothing to {request.local}")
+            raise errors.Unavailable(f"{self._url} sent an empty response to {request.local}")
         if response.local == "Fault":
             reason = response.text_of("faultstring")
             if "E_invalidKeyPassed" in str(response):
                 raise errors.NotFound(f"{self._url}: {reason}")
-            raise errors.Unavailable(f"{self._url} refuses {request.local}: {reason}")
+            raise errors.Unavailable(f"{self._url} rejected {request.local}: {reason}")
         return response
 
 
-def _found(service: xml.XmlElement) -> base.MountedEntry:
+def _entry(service: xml.XmlElement) -> base.MountedEntry:
     attributes = records.attributes("service", service, 0.0)
     for ours in ("created", "uddi"):
         del attributes[ours]
     return base.MountedEntry(service.get("serviceKey") or "", xml.write(service, schema.PREFIXES), attributes)
 
 
-#: What a node of a domain can mount.
+#: The back ends of a domain's nodes.
 BACKENDS: registry.Backends = {**registry.BACKENDS, "uddi": lambda settings: UddiMount(settings.url)}

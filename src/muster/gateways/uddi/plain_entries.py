@@ -1,8 +1,9 @@
-"""Edits through UDDI of entries that were saved without it.
+"""Changes through UDDI to service entries that were saved without UDDI.
 
-Such an entry has a description of any bytes, typed metadata and a lease, of which a businessService shows a
-part (`records.from_entry`).  An edit changes what it shows and keeps the rest.  What a plain entry has no
-place for is refused.  Its bindings are numbered, so the numbers after a deleted one change.
+Such an entry has a description of any bytes, typed metadata and a lease; a businessService shows only a part
+of it (`records.from_entry`).  A change updates what UDDI shows and keeps the rest.  Changes that a service
+entry cannot represent are rejected.  The bindings are numbered, so a deletion changes the numbers of later
+ones.
 
 Pure.
 """
@@ -17,12 +18,14 @@ from muster.gateways.uddi.model import entities, matcher, schema
 from muster.inform import protocol, service_entries
 
 U = schema.UDDI
-_HINT = "delete the entry, and save it as a service with a key of your own"
+_HINT = "delete the entry, and save it as a UDDI service with its own key"
 _PLACE = ("lon", "lat")
 
 
 def edited(before: service_entries.ServiceEntry, element: xml.XmlElement) -> service_entries.ServiceEntry:
-    """``before`` with what ``element`` shows differently; `schema.Invalid` where it has no place for it."""
+    """Return ``before`` with the changes of ``element``; `schema.InvalidUddi` if an entry cannot represent
+    them.
+    """
     parts = {child.local for child in element.children}
     names = entities.names(element)
     if parts - {"name", "bindingTemplates", "categoryBag"} or len(names) != 1 or names[0].language:
@@ -53,10 +56,12 @@ def _access(
     for binding in entities.bindings(element):
         points = binding.all(U("accessPoint"))
         if len(points) != 1 or points[0].get("useType", "endPoint") not in ("", "endPoint"):
-            raise schema.InvalidUddi("a binding of an entry saved without UDDI is an end point", hint=_HINT)
+            raise schema.InvalidUddi(
+                "a binding of an entry saved without UDDI must be an endPoint", hint=_HINT
+            )
         if any(child.local != "accessPoint" for child in binding.children):
             raise schema.InvalidUddi(
-                "a binding of an entry saved without UDDI is an address only", hint=_HINT
+                "a binding of an entry saved without UDDI has only an address", hint=_HINT
             )
         addresses.append(kept.get(points[0].text, points[0].text))
     return tuple(addresses)
@@ -96,5 +101,5 @@ def _metadata(
     if bag.groups == shown.groups:
         return metadata | {name: before.metadata[name] for name in _PLACE if name in before.metadata}
     if len(bag.groups) > 1 or any(model != matcher.BOX for model, _ in bag.groups):
-        raise schema.InvalidUddi("an entry saved without UDDI has one place", hint=_HINT)
+        raise schema.InvalidUddi("an entry saved without UDDI has one location", hint=_HINT)
     return metadata | records.middle(bag)

@@ -1,7 +1,7 @@
-"""The publication port: saving, deleting, and what publishers say of each other's businesses.
+"""The publication API: saving, deleting, and assertions about businesses.
 
-A save is checked whole before the first of it is written: keys, owners, parents.  Then the entities are
-written one after the other, children first, each under compare-and-set on what was checked.
+A save is validated completely before the first write: keys, owners, parents.  Then the entities are written
+one after the other, children first, each with compare-and-set on the validated version.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ U = schema.UDDI
 
 @dataclass(slots=True)
 class _Save:
-    """One entity on its way in."""
+    """An entity to save."""
 
     kind: str
     element: xml.XmlElement
     before: records.UddiRecord | None
-    entry: service_entries.ServiceEntry | None = None  # where it was saved without UDDI, and stays so
+    entry: service_entries.ServiceEntry | None = None  # for an entry that was saved without UDDI
 
 
 class PublicationHandler:
     def __init__(
         self,
-        held: registry.UddiRegistry,
+        uddi_registry: registry.UddiRegistry,
         inquiry_handler: inquiry.InquiryHandler,
         new_key: Callable[[], str] = keys.new_key,
     ) -> None:
-        self._registry = held
+        self._registry = uddi_registry
         self._inquiry = inquiry_handler
         self._new_key = new_key
 
@@ -47,7 +47,7 @@ class PublicationHandler:
         planned: list[_Save] = []
         service_keys: dict[str, set[str]] = {}
         for element in request.all(U("businessEntity")):
-            business = await self._keyed("business", element, publisher, planned)
+            business = await self._plan_save("business", element, publisher, planned)
             key = business.element.get("businessKey") or ""
             inside = []
             for service in entities.services(element):
@@ -55,7 +55,7 @@ class PublicationHandler:
                 if other and other != key:
                     inside.append(await self._projected(service))
                     continue
-                saved = await self._service(
+                saved = await self._plan_service(
                     entities.with_attributes(service, businessKey=key), publisher, planned
                 )
                 inside.append(saved)
@@ -72,26 +72,26 @@ class PublicationHandler:
         await self._write(planned, publisher)
         for record in gone:
             await self._registry.delete(publisher, record)
-        businesses = await self._registry.each("business", list(service_keys))
-        whole_ones = await asyncio.gather(*map(self._inquiry.whole_business, businesses))
-        return xml.XmlElement(U("businessDetail"), *whole_ones)
+        businesses = await self._registry.get_all("business", list(service_keys))
+        details = await asyncio.gather(*map(self._inquiry.business_detail, businesses))
+        return xml.XmlElement(U("businessDetail"), *details)
 
     async def _projected(self, service: xml.XmlElement) -> xml.XmlElement:
-        """Another business's service, only shown here: it must be there, and stays as it is."""
-        held = await self._registry.get("service", service.get("serviceKey") or "")
-        if held is None or held.business != service.get("businessKey"):
+        """A service of another business that is only shown here: it must exist and is not changed."""
+        record = await self._registry.get("service", service.get("serviceKey") or "")
+        if record is None or record.business != service.get("businessKey"):
             raise faults.fault(
                 faults.UddiErrorCode.INVALID_PROJECTION,
-                f"{service.get('serviceKey')!r} is no service of {service.get('businessKey')!r}",
+                f"{service.get('serviceKey')!r} is not a service of {service.get('businessKey')!r}",
             )
-        return held.element
+        return record.element
 
     async def save_service(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
         planned: list[_Save] = []
         for element in request.all(U("businessService")):
-            await self._service(element, publisher, planned)
+            await self._plan_service(element, publisher, planned)
         await self._write(planned, publisher)
         return xml.XmlElement(
             U("serviceDetail"), *(save.element for save in planned if save.kind == "service")
@@ -106,16 +106,16 @@ class PublicationHandler:
         for element in request.all(U("bindingTemplate")):
             service_key = element.get("serviceKey") or ""
             binding_key = element.get("bindingKey") or ""
-            there = await self._registry.service_with(binding_key) if binding_key else None
+            there = await self._registry.service_with_binding(binding_key) if binding_key else None
             service_key = service_key or (there.key if there is not None else "")
             save = changed.get(service_key)
             if save is None:
-                held = await self._registry.get("service", service_key)
-                if held is None:
+                record = await self._registry.get("service", service_key)
+                if record is None:
                     raise registry.unknown_key_fault(service_key, "serviceKey")
-                self._check_owner(held, publisher)
-                save = changed[service_key] = _Save("service", held.element, held)
-            if there is not None and there.key != service_key:  # it moves
+                self._check_owner(record, publisher)
+                save = changed[service_key] = _Save("service", record.element, record)
+            if there is not None and there.key != service_key:  # it moves to another service
                 self._check_owner(there, publisher)
                 left = changed.setdefault(there.key, _Save("service", there.element, there))
                 left.element = _without_bindings(left.element, {binding_key})
@@ -136,23 +136,23 @@ class PublicationHandler:
     async def save_tModel(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> xml.XmlElement:
         planned: list[_Save] = []
         for element in request.all(U("tModel")):
-            save = await self._keyed(
+            save = await self._plan_save(
                 "tmodel", entities.with_attributes(element, deleted=""), publisher, planned
             )
             key = save.element.get("tModelKey") or ""
-            if keys.is_generator(key) and not _says_generator(save.element):
+            if keys.is_generator(key) and not _is_marked_generator(save.element):
                 raise faults.fault(
                     faults.UddiErrorCode.VALUE_NOT_ALLOWED,
-                    f"{key} is the key of a generator: its category bag must say keyGenerator under "
+                    f"{key} is the key of a generator: its category bag must have keyGenerator under "
                     f"{standard_tmodels.TYPES}",
                 )
         await self._write(planned, publisher)
         return xml.XmlElement(U("tModelDetail"), *(planned_save.element for planned_save in planned))
 
-    async def _service(
+    async def _plan_service(
         self, service: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
     ) -> xml.XmlElement:
-        save = await self._keyed("service", service, publisher, planned)
+        save = await self._plan_save("service", service, publisher, planned)
         business = service.get("businessKey") or (save.before.business if save.before is not None else "")
         business = business or records.DOMAIN_KEY
         if not any(
@@ -170,14 +170,14 @@ class PublicationHandler:
             proposed = binding.get("bindingKey")
             if not proposed:
                 continue
-            there = await self._registry.service_with(proposed)
+            there = await self._registry.service_with_binding(proposed)
             if there is None:
                 await self._check_proposed(proposed, "bindingKey", publisher, planned)
             elif there.key != key:
                 self._check_owner(there, publisher)
                 raise faults.fault(
                     faults.UddiErrorCode.INVALID_KEY_PASSED,
-                    f"{proposed} is of another service",
+                    f"{proposed} belongs to another service",
                     key_type="bindingKey",
                 )
         element = entities.with_attributes(save.element, businessKey=business)
@@ -193,23 +193,21 @@ class PublicationHandler:
             if key in taken:
                 raise faults.fault(
                     faults.UddiErrorCode.INVALID_KEY_PASSED,
-                    f"{key} stands there twice",
+                    f"{key} occurs twice",
                     key_type="bindingKey",
                 )
             taken.add(key)
             made.append(entities.with_attributes(element, bindingKey=key, serviceKey=service))
         return made
 
-    async def _keyed(
+    async def _plan_save(
         self, kind: str, element: xml.XmlElement, publisher: registry.UddiPublisher, planned: list[_Save]
     ) -> _Save:
-        """Plan to save it, under its own key or a new one."""
+        """Plan to save an entity under its own key or a new one."""
         name = records.key_name(kind)
         key = element.get(name) or ""
         if key and any(other.kind == kind and other.element.get(name) == key for other in planned):
-            raise faults.fault(
-                faults.UddiErrorCode.INVALID_KEY_PASSED, f"{key} stands there twice", key_type=name
-            )
+            raise faults.fault(faults.UddiErrorCode.INVALID_KEY_PASSED, f"{key} occurs twice", key_type=name)
         before = await self._registry.get(kind, key) if key else None
         if before is not None:
             self._check_owner(before, publisher)
@@ -219,9 +217,11 @@ class PublicationHandler:
         planned.append(save)
         return save
 
-    def _check_owner(self, held: records.UddiRecord, publisher: registry.UddiPublisher) -> None:
-        if held.owner != publisher.name:
-            raise faults.fault(faults.UddiErrorCode.USER_MISMATCH, f"{held.key} is not {publisher.name}'s")
+    def _check_owner(self, record: records.UddiRecord, publisher: registry.UddiPublisher) -> None:
+        if record.owner != publisher.name:
+            raise faults.fault(
+                faults.UddiErrorCode.USER_MISMATCH, f"{record.key} is not owned by {publisher.name}"
+            )
 
     async def _check_proposed(
         self, key: str, key_type: str, publisher: registry.UddiPublisher, planned: Sequence[_Save]
@@ -233,13 +233,13 @@ class PublicationHandler:
         generator = keys.generator_of(key)
         while generator is not None:
             if generator not in owner:
-                held = await self._registry.get("tmodel", generator)
-                owner[generator] = None if held is None or held.deleted else held.owner
+                record = await self._registry.get("tmodel", generator)
+                owner[generator] = None if record is None or record.deleted else record.owner
             generator = keys.generator_of(generator.rpartition(":")[0])
         if not keys.may_propose(key, publisher.name, owner.get):
             raise faults.fault(
                 faults.UddiErrorCode.KEY_UNAVAILABLE,
-                f"{key} is not {publisher.name}'s to give: its key generator is not theirs, or there is none",
+                f"{publisher.name} may not use {key}: it does not own the key generator",
                 key_type=key_type,
             )
 
@@ -259,7 +259,7 @@ class PublicationHandler:
     async def _owned(
         self, kind: str, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> list[records.UddiRecord]:
-        owned = await self._registry.each(kind, inquiry.keys_of(request, records.key_name(kind)))
+        owned = await self._registry.get_all(kind, inquiry.keys_of(request, records.key_name(kind)))
         for record in owned:
             self._check_owner(record, publisher)
         return owned
@@ -270,7 +270,7 @@ class PublicationHandler:
                 await self._registry.delete(publisher, service)
             for assertion in await self._own_assertions(publisher):
                 if business.key in (assertion.source, assertion.target):
-                    await self._registry.withdraw(publisher, assertion)
+                    await self._registry.delete_assertion(publisher, assertion)
             await self._registry.delete(publisher, business)
 
     async def delete_service(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
@@ -280,20 +280,20 @@ class PublicationHandler:
     async def delete_binding(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
         changed: dict[str, _Save] = {}
         for key in inquiry.keys_of(request, "bindingKey"):
-            held = await self._registry.service_with(key)
-            if held is None:
+            record = await self._registry.service_with_binding(key)
+            if record is None:
                 raise registry.unknown_key_fault(key, "bindingKey")
-            self._check_owner(held, publisher)
-            save = changed.setdefault(held.key, _Save("service", held.element, held))
+            self._check_owner(record, publisher)
+            save = changed.setdefault(record.key, _Save("service", record.element, record))
             save.element = _without_bindings(save.element, {key})
         await self._write(list(changed.values()), publisher)
 
     async def delete_tModel(self, request: xml.XmlElement, publisher: registry.UddiPublisher) -> None:
-        """It is hidden, not gone: whoever refers to it can still read what it meant."""
+        """Hide a tModel: it can still be read by its key."""
         for model in await self._owned("tmodel", request, publisher):
             await self._registry.put(publisher, "tmodel", model.element, model, deleted=True)
 
-    # What is one's own.
+    # Own entities.
 
     async def get_registeredInfo(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
@@ -317,10 +317,10 @@ class PublicationHandler:
     async def _own_assertions(self, publisher: registry.UddiPublisher) -> list[registry.PublisherAssertion]:
         return await self._registry.assertions(f"writer = {registry.quoted(publisher.name)}")
 
-    async def _asserted(
+    async def _requested_assertions(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> list[registry.PublisherAssertion]:
-        """What is to be said, each by somebody who owns one of its businesses."""
+        """The assertions of a request; the publisher must own one of the businesses of each."""
         assertions = [
             registry.PublisherAssertion(publisher.name, element)
             for element in request.all(U("publisherAssertion"))
@@ -335,26 +335,26 @@ class PublicationHandler:
             if publisher.name not in (owner[assertion.source], owner[assertion.target]):
                 raise faults.fault(
                     faults.UddiErrorCode.USER_MISMATCH,
-                    f"neither {assertion.source} nor {assertion.target} is {publisher.name}'s",
+                    f"{publisher.name} owns neither {assertion.source} nor {assertion.target}",
                 )
         return assertions
 
     async def add_publisherAssertions(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> None:
-        for assertion in await self._asserted(request, publisher):
-            await self._registry.say(publisher, assertion)
+        for assertion in await self._requested_assertions(request, publisher):
+            await self._registry.put_assertion(publisher, assertion)
 
     async def set_publisherAssertions(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
     ) -> xml.XmlElement:
-        assertions = await self._asserted(request, publisher)
+        assertions = await self._requested_assertions(request, publisher)
         identities = {assertion.identity for assertion in assertions}
         for assertion in assertions:
-            await self._registry.say(publisher, assertion)
+            await self._registry.put_assertion(publisher, assertion)
         for assertion in await self._own_assertions(publisher):
             if assertion.identity not in identities:
-                await self._registry.withdraw(publisher, assertion)
+                await self._registry.delete_assertion(publisher, assertion)
         return xml.XmlElement(U("publisherAssertions"), *(assertion.element for assertion in assertions))
 
     async def delete_publisherAssertions(
@@ -367,10 +367,10 @@ class PublicationHandler:
         there = {assertion.identity for assertion in await self._own_assertions(publisher)}
         if any(assertion.identity not in there for assertion in assertions):
             raise faults.fault(
-                faults.UddiErrorCode.ASSERTION_NOT_FOUND, f"{publisher.name} has made no such assertion"
+                faults.UddiErrorCode.ASSERTION_NOT_FOUND, f"{publisher.name} has not made this assertion"
             )
         for assertion in assertions:
-            await self._registry.withdraw(publisher, assertion)
+            await self._registry.delete_assertion(publisher, assertion)
 
     async def get_publisherAssertions(
         self, request: xml.XmlElement, publisher: registry.UddiPublisher
@@ -430,7 +430,7 @@ def _with_bindings(service: xml.XmlElement, bindings: Sequence[xml.XmlElement]) 
 
 
 def _shown(binding: xml.XmlElement, save: _Save) -> xml.XmlElement:
-    """As it was saved: an entry saved without UDDI numbers its bindings."""
+    """The binding as saved: an entry saved without UDDI numbers its bindings."""
     if save.entry is None:
         return binding
     access = entities.texts(binding, "accessPoint")
@@ -446,7 +446,7 @@ def _without_bindings(service: xml.XmlElement, gone: set[str]) -> xml.XmlElement
     )
 
 
-def _says_generator(model: xml.XmlElement) -> bool:
+def _is_marked_generator(model: xml.XmlElement) -> bool:
     return any(
         reference.model == standard_tmodels.TYPES and reference.value.lower() == "keygenerator"
         for reference in entities.bag(model).references

@@ -1,9 +1,10 @@
-"""Entities of UDDI as contexts, and contexts as entities.
+"""UDDI entities as contexts, and contexts as entities.
 
-Each business, service and tModel is a context whose value is its XML and whose attributes are what `find`
-and the search of UDDI look at.  A service is a service entry (`muster.inform.service_entries`) under its own
-key, so both views are of one thing: what was saved as a plain entry is shown as a businessService of the
-domain's own business, with its metadata as keywords, its place as a box and its lease as a keyed reference.
+Each business, service and tModel is a context.  Its value is the XML, and its attributes are those that
+`find` and UDDI searches use.  A service is a service entry (`muster.inform.service_entries`) with the same
+key, so both interfaces show the same data: a plain service entry is shown as a businessService of the
+domain's own business, with its metadata as keywords, its location as a box and its lease as a keyed
+reference.
 
 Pure.
 """
@@ -23,9 +24,9 @@ from muster.inform import protocol, service_entries
 
 U = schema.UDDI
 XML_BYTES_MAX = protocol.VALUE_BYTES_MAX
-SPARE_BYTES = 64  # for what is added when it is kept
+SPARE_BYTES = 64  # reserve for attributes that are added on storing
 
-#: The business whose services are those that no business was named for.
+#: The business of services that were saved without one.
 DOMAIN_KEY = "uddi:muster:domain"
 DOMAIN_NAME = "Muster"
 
@@ -38,7 +39,7 @@ _OWN = frozenset({"names", "identifiers", "models", "bindings", "business", "cre
 
 @dataclass(frozen=True, slots=True)
 class UddiRecord:
-    """An entity as it stands in the registry."""
+    """An entity in the registry."""
 
     kind: str
     key: str
@@ -49,8 +50,8 @@ class UddiRecord:
     version: int = 0
     deleted: bool = False
     expires_at_ns: int = 0
-    business: str = ""  # of a service
-    entry: service_entries.ServiceEntry | None = None  # that was saved without UDDI
+    business: str = ""  # for a service
+    entry: service_entries.ServiceEntry | None = None  # if it was saved without UDDI
 
     @property
     def names(self) -> list[entities.UddiName]:
@@ -68,7 +69,7 @@ def context_key(kind: str, key: str) -> str:
 
 
 def entry_key(id: str) -> str:
-    """The key of a plain entry: what keys of UDDI have no room for, capitals too, is written as %xx."""
+    """The UDDI key of a plain entry: characters that UDDI keys cannot have, also capitals, become %xx."""
     return "uddi:" + _FOREIGN.sub(lambda match: "".join(f"%{byte:02x}" for byte in match[0].encode()), id)
 
 
@@ -87,7 +88,7 @@ def category(reference: entities.KeyedReference) -> str:
 def attributes(
     kind: str, element: xml.XmlElement, created_at_s: float, *, deleted: bool = False
 ) -> protocol.Attributes:
-    """What a search looks at."""
+    """The attributes for searches."""
     names = [name.text for name in entities.names(element)]
     bag = entities.bag(element)
     indexed: protocol.Attributes = {
@@ -117,7 +118,7 @@ def attributes(
 
 
 def _metadata(bag: entities.CategoryBag) -> protocol.Attributes:
-    """Name/value pairs, numbers as numbers, so that predicates compare them; and the middle of the box."""
+    """Name/value pairs, with numbers as numbers for predicates, and the centre of the box."""
     pairs: protocol.Attributes = {
         reference.name: number(reference.value)
         for reference in bag.references
@@ -129,7 +130,7 @@ def _metadata(bag: entities.CategoryBag) -> protocol.Attributes:
 
 
 def middle(bag: entities.CategoryBag) -> dict[str, protocol.Attribute]:
-    """Of the last box in ``bag``, as metadata; empty where there is none."""
+    """The centre of the last box in ``bag``, as metadata; empty without a box."""
     point: dict[str, protocol.Attribute] = {}
     for model, references in bag.groups:
         place = matcher.box_of(references) if model == matcher.BOX else None
@@ -152,7 +153,7 @@ def number(text: str) -> protocol.Attribute:
 
 
 def lease_s(element: xml.XmlElement) -> float:
-    """How long a service wants to be kept without being saved again; 0: for ever."""
+    """The lease of a service in seconds; 0: none."""
     for reference in entities.bag(element).references:
         if reference.model == matcher.LEASE and reference.name == "lease_s":
             try:
@@ -160,14 +161,14 @@ def lease_s(element: xml.XmlElement) -> float:
             except ValueError:
                 seconds = -1.0
             if not 0 < seconds <= 100 * 365 * 86_400:
-                raise schema.InvalidUddi(f"a lease of {reference.value[:40]!r} seconds")
+                raise schema.InvalidUddi(f"invalid lease of {reference.value[:40]!r} seconds")
             return seconds
     return 0.0
 
 
 def check(kind: str, element: xml.XmlElement) -> None:
-    """Whether it can be kept."""
-    schema.validate(element)  # what goes in must come out again
+    """Raise an error if the entity cannot be stored."""
+    schema.validate(element)  # a stored entity must be readable
     for model, references in entities.bag(element).groups:
         if model == matcher.BOX:
             matcher.box(references)
@@ -176,18 +177,18 @@ def check(kind: str, element: xml.XmlElement) -> None:
     xml.write(element, schema.PREFIXES, bytes_max=XML_BYTES_MAX)
     if len(protocol.encode(attributes(kind, element, 0.0))) > protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES:
         raise errors.LimitExceeded(
-            f"names, keys and categories take over {protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES} bytes"
+            f"names, keys and categories have more than {protocol.ATTRIBUTES_BYTES_MAX - SPARE_BYTES} bytes"
         )
 
 
-# Back again.
+# From contexts to entities.
 
 
 def read_record(context: protocol.Context) -> UddiRecord:
-    """`errors.InvalidInput` or `errors.LimitExceeded` where the context is no entity."""
+    """`errors.InvalidInput` or `errors.LimitExceeded` if the context is not an entity."""
     kind = str(context.attributes.get("kind", ""))
     if kind not in _KINDS:
-        raise errors.InvalidInput(f"{context.key!r} is nothing of UDDI")
+        raise errors.InvalidInput(f"{context.key!r} is not a UDDI entity")
     entry = None
     if kind == "service" and not context.attributes.get("uddi"):
         entry = service_entries.from_context(context)
@@ -195,13 +196,13 @@ def read_record(context: protocol.Context) -> UddiRecord:
     else:
         element = xml.parse(context.value, xml.XmlLimits(bytes=XML_BYTES_MAX))
     key = element.get(_KEYS[kind]) or ""
-    # Anybody may write a context by hand: what stands in it is not to be taken for another's entity.
+    # Any client may write the context directly: it must not replace the entity of another key.
     if element.name != element_name(kind) or context_key(kind, key) != context.key:
-        raise errors.InvalidInput(f"{context.key!r} holds the entity of another key")
+        raise errors.InvalidInput(f"{context.key!r} has the entity of another key")
     if kind != "service" and keys.is_reserved(key):
         raise errors.InvalidInput(f"{context.key!r} has a reserved key")
     if len(key) > keys.LENGTH_MAX:
-        raise errors.InvalidInput(f"{context.key!r} has no room in a key of UDDI")
+        raise errors.InvalidInput(f"{context.key!r} is too long for a UDDI key")
     if context.expires_at_ns:
         element = _with_lease(element, context.expires_at_ns)
     return UddiRecord(
@@ -226,7 +227,7 @@ def _seconds(created: object, stamp_time: int) -> float:
 
 
 def from_entry(entry: service_entries.ServiceEntry) -> xml.XmlElement:
-    """A plain service entry, in the words of UDDI."""
+    """A plain service entry as a businessService."""
     key = entry_key(entry.id)
     bindings = [
         xml.XmlElement(

@@ -1,7 +1,8 @@
-"""The registry behind the ports: entities read from contexts and written to them, as their publisher.
+"""The registry behind the endpoints: reads entities from contexts and writes them with the publisher's
+identity.
 
-What a publisher does is done over a connection under the publisher's own name, so who owns what is decided
-where everything else is: at the context's primary, by the rules of `muster.inform.access_rules`.
+A publisher's operations use a bus connection with the publisher's identity, so the primary of a context
+checks ownership, with the rules of `muster.inform.access_rules`.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from muster.gateways.uddi.model import entities, faults, schema, standard_tmodel
 from muster.inform import client, protocol, service_entries
 
 U = schema.UDDI
-FOUND_MAX = 10_000
-TOGETHER = 16
+RESULTS_MAX = 10_000
+CONCURRENT_MAX = 16
 _ASSERTIONS = "uddi/assertion/"
 
-# Any client may write a context of such a key by hand.  One that is no entity is not shown, and must not
-# keep others from being found.
+# Any client may write a context with such a key directly.  If it is not an entity, it is ignored and must not
+# fail the search.
 _NO_ENTITY = (errors.InvalidInput, errors.LimitExceeded)
 
 
@@ -35,8 +36,8 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-#: A connection as somebody who came in.
-Visit = Callable[[str, str], contextlib.AbstractAsyncContextManager[api.Bus]]
+#: Opens a bus connection with the identity of a caller: name, role.
+ConnectAs = Callable[[str, str], contextlib.AbstractAsyncContextManager[api.Bus]]
 
 
 class UddiPublisher(NamedTuple):
@@ -44,27 +45,27 @@ class UddiPublisher(NamedTuple):
     role: str
 
 
-READER = UddiPublisher("uddi", "viewer")  # anybody may ask, so this is nobody in particular
+READER = UddiPublisher("uddi", "viewer")  # inquiries need no login
 
 
 class UddiRegistry:
     def __init__(
         self,
-        visit: Visit,
+        connect_as: ConnectAs,
         *,
         reader: UddiPublisher = READER,
         now_s: Callable[[], float] = time.time,
         node: str = "uddi:muster",
     ) -> None:
-        """``visit``: to write as a publisher, and to read as ``reader``."""
+        """``connect_as``: opens a connection for a publisher, or for ``reader``."""
         self._reader = reader
-        self._visit = visit
+        self._connect_as = connect_as
         self.now_s = now_s
         self.node = node
 
     @contextlib.asynccontextmanager
-    async def _as(self, publisher: UddiPublisher) -> AsyncIterator[client.InformClient]:
-        async with self._visit(*publisher) as bus:
+    async def _client(self, publisher: UddiPublisher) -> AsyncIterator[client.InformClient]:
+        async with self._connect_as(*publisher) as bus:
             yield client.InformClient(bus)
 
     # Entities.
@@ -75,7 +76,7 @@ class UddiRegistry:
         if kind == "tmodel" and key in standard_tmodels.MODELS:
             return records.UddiRecord("tmodel", key, standard_tmodels.MODELS[key])
         try:
-            async with self._as(self._reader) as contexts:
+            async with self._client(self._reader) as contexts:
                 context = await contexts.get(records.context_key(kind, key), max_staleness_s=0.0)
             record = records.read_record(context)
         except (errors.NotFound, *_NO_ENTITY):
@@ -88,9 +89,9 @@ class UddiRegistry:
                 return None
         return record
 
-    async def each(self, kind: str, keys: Sequence[str]) -> list[records.UddiRecord]:
-        """All of them in their order, or the fault that names one that is not there."""
-        gate = asyncio.Semaphore(TOGETHER)
+    async def get_all(self, kind: str, keys: Sequence[str]) -> list[records.UddiRecord]:
+        """Return all entities in the order of the keys; the fault names a key that does not exist."""
+        gate = asyncio.Semaphore(CONCURRENT_MAX)
 
         async def load(key: str) -> records.UddiRecord:
             async with gate:
@@ -102,40 +103,40 @@ class UddiRegistry:
         return list(await asyncio.gather(*map(load, keys)))
 
     async def find(self, kind: str, condition: str = "") -> list[records.UddiRecord]:
-        held = []
-        for context in await self._found(kind, records.context_key(kind, ""), condition):
+        matches = []
+        for context in await self._search(kind, records.context_key(kind, ""), condition):
             try:
-                held.append(records.read_record(context))
+                matches.append(records.read_record(context))
             except _NO_ENTITY:
                 continue
         if kind == "business" and not condition:
-            held.append(records.UddiRecord("business", records.DOMAIN_KEY, records.domain_business()))
+            matches.append(records.UddiRecord("business", records.DOMAIN_KEY, records.domain_business()))
         if kind == "tmodel" and not condition:
-            held += [
+            matches += [
                 records.UddiRecord("tmodel", key, element) for key, element in standard_tmodels.MODELS.items()
             ]
-        if any(record.business not in ("", records.DOMAIN_KEY) for record in held):
-            # A service that was written by hand into another's business is none of it.
+        if any(record.business not in ("", records.DOMAIN_KEY) for record in matches):
+            # Ignore services that another client wrote directly into a business it does not own.
             owner = {business.key: business.owner for business in await self.find("business")} | {
                 records.DOMAIN_KEY: None
             }
-            held = [record for record in held if owner.get(record.business) in (None, record.owner)]
-        return held
+            matches = [record for record in matches if owner.get(record.business) in (None, record.owner)]
+        return matches
 
-    async def _found(self, kind: str, prefix: str, condition: str) -> list[protocol.Context]:
-        """All that there are in this registry: what is mounted is its own registry's to show."""
+    async def _search(self, kind: str, prefix: str, condition: str) -> list[protocol.Context]:
+        """Return all contexts of this registry; entries of mounts are not included."""
         predicate = f"key LIKE '{prefix}%' AND kind = '{kind}'" + (f" AND ({condition})" if condition else "")
-        async with self._as(self._reader) as contexts:
-            result = await contexts.find(predicate, limit=FOUND_MAX)
+        async with self._client(self._reader) as contexts:
+            result = await contexts.find(predicate, limit=RESULTS_MAX)
         if result.silent:
             raise faults.fault(
                 faults.UddiErrorCode.BUSY,
-                f"no answer from {result.silent_text}: what is there is not complete",
+                f"no reply from {result.silent_text}: the result would be incomplete",
             )
         if result.more:
             raise faults.fault(
                 faults.UddiErrorCode.RESULT_SET_TOO_LARGE,
-                f"over {len(result.contexts):,} entities would have to be looked at: ask for less",
+                f"the search covers more than {len(result.contexts):,} entities: add criteria",
             )
         return result.contexts
 
@@ -143,15 +144,15 @@ class UddiRegistry:
         condition = "" if business == records.DOMAIN_KEY else f"business = {quoted(business)}"
         return [service for service in await self.find("service", condition) if service.business == business]
 
-    async def service_with(self, binding: str) -> records.UddiRecord | None:
-        """The service that has a binding of this key."""
+    async def service_with_binding(self, binding: str) -> records.UddiRecord | None:
+        """The service that has the binding with this key."""
         candidates = await self.find("service", f"bindings CONTAINS {quoted(binding)}")
-        if not candidates and ":" in binding:  # of a plain entry, whose bindings are numbered
-            held = await self.get("service", binding.rpartition(":")[0])
-            candidates = [held] if held is not None else []
-        for held in candidates:
-            if any(template.get("bindingKey") == binding for template in entities.bindings(held.element)):
-                return held
+        if not candidates and ":" in binding:  # of a plain entry with numbered bindings
+            record = await self.get("service", binding.rpartition(":")[0])
+            candidates = [record] if record is not None else []
+        for record in candidates:
+            if any(template.get("bindingKey") == binding for template in entities.bindings(record.element)):
+                return record
         return None
 
     async def put(
@@ -164,7 +165,7 @@ class UddiRegistry:
         deleted: bool = False,
         entry: service_entries.ServiceEntry | None = None,
     ) -> None:
-        """``entry``: what to write in place of ``element``, which only shows it."""
+        """``entry``: the service entry to write instead of ``element``."""
         key = element.get(records.key_name(kind)) or ""
         created_at_s = before.created_at_s if before is not None else self.now_s()
         if entry is not None:
@@ -172,7 +173,7 @@ class UddiRegistry:
         else:
             value = xml.write(element, schema.PREFIXES)
             attributes = records.attributes(kind, element, created_at_s, deleted=deleted)
-        async with self._as(publisher) as contexts:
+        async with self._client(publisher) as contexts:
             await contexts.put(
                 records.context_key(kind, key),
                 value,
@@ -182,29 +183,29 @@ class UddiRegistry:
             )
 
     def _lease_s(self, element: xml.XmlElement, before: records.UddiRecord | None) -> float:
-        """What the service states; a lease that was given without UDDI goes on as it is."""
+        """The lease of the element; a lease that was set without UDDI is kept."""
         stated_s = records.lease_s(element)
         if stated_s or before is None or not before.expires_at_ns or records.lease_s(before.element):
             return stated_s
         return max(0.001, before.expires_at_ns / 1e9 - self.now_s())
 
-    async def delete(self, publisher: UddiPublisher, held: records.UddiRecord) -> None:
-        # Where it is gone somebody was faster, or its lease has ended.
+    async def delete(self, publisher: UddiPublisher, record: records.UddiRecord) -> None:
+        # Another client was faster, or its lease has ended.
         with contextlib.suppress(errors.NotFound):
-            async with self._as(publisher) as contexts:
-                await contexts.delete(records.context_key(held.kind, held.key))
+            async with self._client(publisher) as contexts:
+                await contexts.delete(records.context_key(record.kind, record.key))
 
-    # Assertions: each publisher's own word, one context for each.
+    # Assertions: one context for each assertion and publisher.
 
     async def assertions(self, condition: str = "") -> list[PublisherAssertion]:
         assertions = []
-        for context in await self._found("assertion", _ASSERTIONS, condition):
+        for context in await self._search("assertion", _ASSERTIONS, condition):
             with contextlib.suppress(*_NO_ENTITY):
-                assertions.append(PublisherAssertion.of(context))
+                assertions.append(PublisherAssertion.from_context(context))
         return assertions
 
-    async def say(self, publisher: UddiPublisher, assertion: PublisherAssertion) -> None:
-        async with self._as(publisher) as contexts:
+    async def put_assertion(self, publisher: UddiPublisher, assertion: PublisherAssertion) -> None:
+        async with self._client(publisher) as contexts:
             await contexts.put(
                 assertion.context_key,
                 xml.write(assertion.element, schema.PREFIXES),
@@ -215,14 +216,14 @@ class UddiRegistry:
                 },
             )
 
-    async def withdraw(self, publisher: UddiPublisher, assertion: PublisherAssertion) -> None:
+    async def delete_assertion(self, publisher: UddiPublisher, assertion: PublisherAssertion) -> None:
         with contextlib.suppress(errors.NotFound):
-            async with self._as(publisher) as contexts:
+            async with self._client(publisher) as contexts:
                 await contexts.delete(assertion.context_key)
 
 
 class PublisherAssertion:
-    """What one publisher says of two businesses. It is complete when the owners of both have said it."""
+    """An assertion of a publisher about two businesses. It is complete when both owners have made it."""
 
     def __init__(self, publisher: str, element: xml.XmlElement) -> None:
         self.publisher = publisher
@@ -230,16 +231,16 @@ class PublisherAssertion:
         self.source = element.text_of(U("fromKey"))
         self.target = element.text_of(U("toKey"))
         keyed = element.find(U("keyedReference"))
-        assert keyed is not None  # the schema has seen to it
+        assert keyed is not None  # the schema requires it
         self.keyed = keyed
         self.reference = entities.reference(keyed)
 
     @classmethod
-    def of(cls, context: protocol.Context) -> PublisherAssertion:
-        """Whose word it is, is who wrote it. `errors.InvalidInput` where the context is none."""
+    def from_context(cls, context: protocol.Context) -> PublisherAssertion:
+        """The writer of the context is the publisher. `errors.InvalidInput` if it is not an assertion."""
         element = schema.validate(xml.parse(context.value))
         if element.name != U("publisherAssertion"):
-            raise errors.InvalidInput(f"{context.key!r} is no assertion")
+            raise errors.InvalidInput(f"{context.key!r} is not an assertion")
         return cls(context.writer, element)
 
     @property
@@ -254,14 +255,12 @@ class PublisherAssertion:
 
 def unknown_key_fault(key: str, key_type: str) -> soap_faults.SoapFault:
     return faults.fault(
-        faults.UddiErrorCode.INVALID_KEY_PASSED, f"nothing has the key {key[:80]!r}", key_type=key_type
+        faults.UddiErrorCode.INVALID_KEY_PASSED, f"no entity has the key {key[:80]!r}", key_type=key_type
     )
 
 
 def without_repeats(keys: Iterable[str], key_type: str) -> list[str]:
     unique = list(keys)
     if len(set(unique)) != len(unique):
-        raise faults.fault(
-            faults.UddiErrorCode.INVALID_KEY_PASSED, "a key stands there twice", key_type=key_type
-        )
+        raise faults.fault(faults.UddiErrorCode.INVALID_KEY_PASSED, "a key occurs twice", key_type=key_type)
     return unique

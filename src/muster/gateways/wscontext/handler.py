@@ -1,8 +1,8 @@
-"""What the two doors of WS-Context do: each operation over the sessions, and the standard's faults.
+"""The operations of WS-Context over activities, and the faults of the standard.
 
-The context of an operation comes in the SOAP header, as the standard has it.  Contents are the elements that
-the client put there, kept as they came; contents that are no XML (put there in another way) are shown as
-base64 in an element of our own namespace.
+The context of an operation is in the SOAP header, as in the standard.  Contents are the elements of the
+client, stored unchanged.  Contents that are not XML (stored by other clients) are shown as base64 in an
+element of Muster's namespace.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
 
-from muster.bus.http import client, server
+from muster.bus.http import client
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
-from muster.gateways.soap import addressing, callbacks, envelope, faults, xsd_types
+from muster.gateways.soap import addressing, envelope, faults, xsd_types
+from muster.gateways.soap import callbacks as callbacks_
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wscontext import schema
 from muster.inform import activities as inform_activities
@@ -29,19 +29,11 @@ from muster.trust.permissions import roles
 events = log.EventLog("wscontext")
 
 WSCTX, OURS = schema.WSCTX, schema.OURS
-REMEMBERED_MAX = 10_000  # users whose timeout is kept
+REMEMBERED_MAX = 10_000  # users with a timeout of their own
 _ID = re.compile(r"(?:urn:)?(?:uuid:)?([0-9A-Za-z-]{1,64})\Z")
 
-#: Sessions as whoever called, for as long as they are held.
-Visit = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[inform_activities.Activities]]
-
-
-class Post(Protocol):
-    """What `muster.bus.http.client.post` does."""
-
-    def __call__(
-        self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
-    ) -> Awaitable[server.HttpResponse]: ...
+#: Opens the activities with the identity of the caller.
+ConnectAs = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[inform_activities.Activities]]
 
 
 def fault(
@@ -53,31 +45,33 @@ def fault(
 class WsContextHandler:
     def __init__(
         self,
-        visit: Visit,
+        connect_as: ConnectAs,
         *,
         callbacks: Sequence[str] = (),
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
-        post: Post = client.post,
+        post: callbacks_.HttpPost = client.post,
     ) -> None:
-        self._visit = visit
+        self._connect_as = connect_as
         self._allowed = callbacks
         self._measure = measure or metrics.Metrics()
         self._now_s = now_s
         self._post = post
         self._timeouts_s: dict[str, float] = {}
 
-    def doors(
+    def endpoints(
         self, authenticate: soap_endpoint.Authenticate, path: str = "/context"
     ) -> dict[str, soap_endpoint.SoapEndpoint]:
-        """By path: the context service, and the context manager at ``…manager``."""
+        """Endpoints by path: the context service, and the context manager at ``…manager``."""
         manager = f"{path}manager"
         return {
-            path: self._door("context", authenticate, schema.SERVICE, "ContextService", manager),
-            manager: self._door("contextmanager", authenticate, schema.MANAGER, "ContextManager", manager),
+            path: self._endpoint("context", authenticate, schema.SERVICE, "ContextService", manager),
+            manager: self._endpoint(
+                "contextmanager", authenticate, schema.MANAGER, "ContextManager", manager
+            ),
         }
 
-    def _door(
+    def _endpoint(
         self,
         name: str,
         authenticate: soap_endpoint.Authenticate,
@@ -112,16 +106,18 @@ class WsContextHandler:
             or message.local not in operations
         ):
             what = f"<{message.local[:60]}>" if message is not None else "an empty body"
-            raise fault("generalFault", f"{what} is no operation here; there are {', '.join(operations)}")
+            raise fault(
+                "generalFault", f"{what} is not an operation of this endpoint; it has {', '.join(operations)}"
+            )
         wsa = call.addressing
         if wsa is None:
-            return soap_endpoint.SoapResponse([await self._do(call, message, manager)])
+            return soap_endpoint.SoapResponse([await self._execute(call, message, manager)])
         self._check_callbacks(wsa)
         version = call.envelope.version
         try:
-            answer = await self._do(call, message, manager)
+            response = await self._execute(call, message, manager)
         except errors.MusterError as error:
-            if wsa.answered_directly(fault=True):
+            if wsa.replies_on_connection(fault=True):
                 raise
             stated = fault_of(error)
             headers = _fault_headers(call, stated)
@@ -129,10 +125,10 @@ class WsContextHandler:
                 wsa, version, envelope.write_fault(version, stated, headers, schema.PREFIXES), fault=True
             )
             return soap_endpoint.SoapResponse(accepted=True)
-        headers = wsa.reply_headers(f"{WSCTX}/{answer.local}")
-        if wsa.answered_directly():
-            return soap_endpoint.SoapResponse([answer], headers)
-        await self._send(wsa, version, envelope.write(version, [answer], headers, schema.PREFIXES))
+        headers = wsa.reply_headers(f"{WSCTX}/{response.local}")
+        if wsa.replies_on_connection():
+            return soap_endpoint.SoapResponse([response], headers)
+        await self._send(wsa, version, envelope.write(version, [response], headers, schema.PREFIXES))
         return soap_endpoint.SoapResponse(accepted=True)
 
     def _check_callbacks(self, wsa: addressing.Addressing) -> None:
@@ -140,14 +136,14 @@ class WsContextHandler:
             if endpoint is None or endpoint.address in ("", addressing.NONE, addressing.ANONYMOUS[wsa.wsa]):
                 continue
             try:
-                callbacks.check(endpoint.address, self._allowed)
+                callbacks_.check(endpoint.address, self._allowed)
             except (errors.Forbidden, errors.InvalidInput) as error:
                 raise addressing.invalid_header(wsa.wsa, faults.public_message(error)) from error
 
     async def _send(
         self, wsa: addressing.Addressing, version: envelope.SoapVersion, data: bytes, *, fault: bool = False
     ) -> None:
-        """The callback style of the standard: the answer goes to the address that the request names."""
+        """Send the reply to the address in the request: the callback style of the standard."""
         to = wsa.endpoint(fault=fault)
         if to is None or to.address == addressing.NONE:
             return
@@ -155,9 +151,9 @@ class WsContextHandler:
         try:
             await self._post(to.address, data, headers=headers, body_bytes_max=65536)
         except errors.MusterError as error:
-            events.warning("answer-not-taken", address=to.address, error=error)
+            events.warning("callback-failed", address=to.address, error=error)
 
-    async def _do(
+    async def _execute(
         self, call: soap_endpoint.SoapRequest, message: xml.XmlElement, manager: str
     ) -> xml.XmlElement:
         assert call.caller is not None
@@ -169,8 +165,8 @@ class WsContextHandler:
             self._set_timeout(caller, message)
             return xml.XmlElement(reply)
         if caller.role == roles.Role.VIEWER and message.local in ("begin", "complete", "setContents"):
-            raise errors.Forbidden(f"{caller.name} may look and change nothing")
-        async with self._visit(caller) as activities:
+            raise errors.Forbidden(f"{caller.name} has the role viewer, which cannot make changes")
+        async with self._connect_as(caller) as activities:
             match message.local:
                 case "begin":
                     timeout = message.find(WSCTX("timeout"))
@@ -191,14 +187,14 @@ class WsContextHandler:
                     return xml.XmlElement(reply, status.value)
                 case "getContents":
                     _expect(id, "validContextExpectedFault")
-                    activity = await self._known(activities.get(id))
+                    activity = await self._existing(activities.get(id))
                     return xml.XmlElement(reply, _context(activity, call.location, manager, contents=True))
             _expect(id, "validContextExpectedFault")
-            await self._known(activities.set_contents(id, _contents(message)))
+            await self._existing(activities.set_contents(id, _contents(message)))
             return xml.XmlElement(reply)
 
     @staticmethod
-    async def _known(work: Awaitable[inform_activities.Activity]) -> inform_activities.Activity:
+    async def _existing(work: Awaitable[inform_activities.Activity]) -> inform_activities.Activity:
         try:
             return await work
         except inform_activities.UnknownActivity as error:
@@ -212,12 +208,12 @@ class WsContextHandler:
         if timeout is None:
             raise fault("generalFault", "the timeout is missing")
         seconds = _seconds(timeout)
-        if not seconds:  # the default again
+        if not seconds:  # back to the default
             self._timeouts_s.pop(caller.name, None)
             return
         inform_activities.check_timeout(seconds)
         if len(self._timeouts_s) >= REMEMBERED_MAX and caller.name not in self._timeouts_s:
-            raise errors.Overloaded("too many timeouts are kept here")
+            raise errors.Overloaded("too many users have a timeout of their own")
         self._timeouts_s[caller.name] = seconds
 
 
@@ -250,22 +246,26 @@ def _fault_headers(
 
 
 def _identifier(message: envelope.SoapEnvelope) -> str:
-    """Of the activity in the header. Matched by local names: some clients mistake the namespace inside it."""
+    """The id of the activity in the header. Compared by local name: some clients use a wrong namespace inside
+    it.
+    """
     contexts = [header for header in message.headers if header.name == WSCTX("context")]
     if not contexts:
         return ""
     identifiers = [child.text for child in contexts[0].children if child.local == "context-identifier"]
     if len(contexts) > 1 or len(identifiers) != 1:
         raise fault("validContextExpectedFault", "expected one context with one context-identifier")
-    known = _ID.match(identifiers[0])
-    if known is None:
-        raise fault("validContextExpectedFault", f"{identifiers[0][:80]!r} is no identifier of ours")
-    return known[1]
+    match = _ID.match(identifiers[0])
+    if match is None:
+        raise fault(
+            "validContextExpectedFault", f"{identifiers[0][:80]!r} is not an identifier of this service"
+        )
+    return match[1]
 
 
 def _expect(id: str, name: str) -> None:
     if not id:
-        raise fault(name, "the header holds no context")
+        raise fault(name, "the header has no context")
 
 
 def _seconds(element: xml.XmlElement) -> int:
@@ -276,41 +276,41 @@ def _seconds(element: xml.XmlElement) -> int:
 
 
 def _context(
-    session: inform_activities.Activity, location: str, manager: str, *, contents: bool = False
+    activity: inform_activities.Activity, location: str, manager: str, *, contents: bool = False
 ) -> xml.XmlElement:
     wsa = addressing.WSA05
     base = location.rpartition("/")[0]
     address = xml.XmlElement(wsa("Address"), f"{base}/{manager.rpartition('/')[2]}")
     parent = None
-    if session.parent:
-        identifier = xml.XmlElement(WSCTX("context-identifier"), f"urn:uuid:{session.parent}")
+    if activity.parent:
+        identifier = xml.XmlElement(WSCTX("context-identifier"), f"urn:uuid:{activity.parent}")
         parent = xml.XmlElement(WSCTX("parent-context"), identifier)
     return xml.XmlElement(
         WSCTX("context"),
-        xml.XmlElement(WSCTX("context-identifier"), f"urn:uuid:{session.id}"),
+        xml.XmlElement(WSCTX("context-identifier"), f"urn:uuid:{activity.id}"),
         xml.XmlElement(WSCTX("context-manager"), address),
         parent,
-        *(_shown(session.contents) if contents else ()),
-        attributes={"expiresAt": xsd_types.format_datetime(session.expires_at_ns / 1e9)},
+        *(_content_elements(activity.contents) if contents else ()),
+        attributes={"expiresAt": xsd_types.format_datetime(activity.expires_at_ns / 1e9)},
     )
 
 
 def _contents(message: xml.XmlElement) -> bytes:
-    """The bytes to keep: the elements as they came, or what an element of ours holds."""
+    """The bytes to store: the elements unchanged, or the decoded content of a ``bytes`` element."""
     if any(child.namespace == WSCTX or not child.namespace for child in message.children) or message.text:
-        raise fault("generalFault", "contents are elements of a namespace other than that of WS-Context")
+        raise fault("generalFault", "contents must be elements of a namespace other than that of WS-Context")
     if len(message.children) == 1 and message.children[0].name == OURS("bytes"):
         try:
             return base64.b64decode(message.children[0].text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise fault("generalFault", f"not base64: {error}") from error
     contents = b""
-    for child in message.children:  # each with all the prefixes around it
+    for child in message.children:  # each is written with all its namespace prefixes
         contents += xml.write(child, bytes_max=protocol.VALUE_BYTES_MAX - len(contents))
     return contents
 
 
-def _shown(contents: bytes) -> Sequence[xml.XmlElement]:
+def _content_elements(contents: bytes) -> Sequence[xml.XmlElement]:
     if not contents:
         return ()
     try:

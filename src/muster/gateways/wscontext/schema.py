@@ -1,4 +1,4 @@
-"""The messages of the profile: names, schema, and the WSDL of its two doors."""
+"""The messages of the WS-Context profile: names, schema, and the WSDL of its two endpoints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from muster.core.formats import xml
 from muster.gateways.soap import addressing, wsdl
 
 WSCTX = xml.XmlNamespace("http://docs.oasis-open.org/ws-caf/2005/10/wsctx")
-OURS = xml.XmlNamespace("urn:muster:context:1")  # contents that are no XML
+OURS = xml.XmlNamespace("urn:muster:context:1")  # for contents that are not XML
 PREFIXES: dict[str, str] = {WSCTX: "wsctx", OURS: "m", addressing.WSA04: "wsa", addressing.WSA05: "wsa5"}
 
 FAULTS = (
@@ -95,7 +95,7 @@ _SCHEMA = f"""
 
 
 def document(operations: tuple[str, ...], name: str, location: str) -> bytes:
-    """The WSDL of a door with these operations."""
+    """The WSDL of an endpoint with these operations."""
     return wsdl.document(
         name=name,
         namespace=WSCTX,

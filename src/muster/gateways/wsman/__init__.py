@@ -1,9 +1,10 @@
-"""WS-Management (DSP0226): the fleet for clients that speak it.
+"""WS-Management (DSP0226): management of resources for clients of that standard.
 
-Promised: Identify, Get, Put (with fragments), Create, Delete, Rename, Enumerate with its modes, Subscribe
-with push delivery, and operations as methods, each done through `muster.manage.client` under the identity of
-whoever logged in, so that a door gives nobody more rights than the bus does; the standard's faults.
+Supported: Identify, Get, Put (with fragments), Create, Delete, Rename, Enumerate with its modes, Subscribe
+with push delivery, and operations as methods, with the faults of the standard.  All use
+`muster.manage.client` with the identity of the caller, so the endpoint gives no rights beyond those on the
+bus.
 
-Not promised: that enumerations and subscriptions outlive the process of the door.  A client whose context is
-unknown begins again; one whose subscription is, hears so when it renews.
+Not guaranteed: enumerations and subscriptions do not survive the process of the endpoint.  A client with an
+unknown enumeration starts again; a client with an unknown subscription gets an error when it renews it.
 """

@@ -1,4 +1,4 @@
-"""The door itself: what is asked goes to whoever does it, and the answer gets its headers."""
+"""The WS-Management endpoint: dispatches actions to handlers and adds the response headers."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from muster.trust.permissions import roles
 ENVELOPE_BYTES_MAX = 512 << 10
 
 
-Action = Callable[[wsman_request.WsManRequest], Awaitable[wsman_request.Told]]
+Action = Callable[[wsman_request.WsManRequest], Awaitable[wsman_request.ResponseParts]]
 
 
 class WsManEndpoint:
-    """``visit`` gives a client under the caller's identity; ``callbacks`` is where events may go."""
+    """``connect_as`` opens a client with the caller's identity; ``callbacks``: allowed event addresses."""
 
     def __init__(
         self,
-        visit: event_delivery.Visit,
+        connect_as: event_delivery.ConnectAs,
         *,
         callbacks: Sequence[str] = (),
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._measure = measure or metrics.Metrics()
-        subscriptions = event_delivery.EventSubscriptions(visit, callbacks, measure=self._measure)
-        self.transfer = transfer.TransferHandler(visit)
-        self.enumerating = enumeration.EnumerationHandler(visit, now_s)
-        self.subscribing = wsman_eventing.EventingHandler(subscriptions, now_s)
-        # What changes nothing in the fleet, so that a viewer may ask it; then what does.
+        subscriptions = event_delivery.EventSubscriptions(connect_as, callbacks, measure=self._measure)
+        self.transfer = transfer.TransferHandler(connect_as)
+        self.enumeration = enumeration.EnumerationHandler(connect_as, now_s)
+        self.eventing = wsman_eventing.EventingHandler(subscriptions, now_s)
+        # Read-only actions, which a viewer may use; then those that make changes.
         self._reads: dict[str, Action] = {
             namespaces.GET: self.transfer.get,
-            namespaces.ENUMERATE: self.enumerating.enumerate,
-            namespaces.PULL: self.enumerating.pull,
-            namespaces.RELEASE: self.enumerating.release,
-            namespaces.SUBSCRIBE: self.subscribing.subscribe,
-            namespaces.RENEW: self.subscribing.renew,
-            namespaces.GET_STATUS: self.subscribing.get_status,
-            namespaces.GET_STATUS_MISSPELT: self.subscribing.get_status,
-            namespaces.UNSUBSCRIBE: self.subscribing.unsubscribe,
+            namespaces.ENUMERATE: self.enumeration.enumerate,
+            namespaces.PULL: self.enumeration.pull,
+            namespaces.RELEASE: self.enumeration.release,
+            namespaces.SUBSCRIBE: self.eventing.subscribe,
+            namespaces.RENEW: self.eventing.renew,
+            namespaces.GET_STATUS: self.eventing.get_status,
+            namespaces.GET_STATUS_MISSPELT: self.eventing.get_status,
+            namespaces.UNSUBSCRIBE: self.eventing.unsubscribe,
         }
         self._changes: dict[str, Action] = {
             namespaces.PUT: self.transfer.put,
@@ -57,7 +57,7 @@ class WsManEndpoint:
             namespaces.DELETE: self.transfer.delete,
         }
 
-    def opened(
+    def soap_endpoint(
         self, authenticate: endpoint.Authenticate, *, limits: xml.XmlLimits | None = None
     ) -> endpoint.SoapEndpoint:
         return endpoint.SoapEndpoint(
@@ -77,7 +77,7 @@ class WsManEndpoint:
         )
 
     async def close(self) -> None:
-        await self.subscribing.open.close()
+        await self.eventing.subscriptions.close()
 
     async def handle(self, call: endpoint.SoapRequest) -> endpoint.SoapResponse:
         if headers.is_identify(call.envelope):
@@ -89,21 +89,21 @@ class WsManEndpoint:
         if action is None:
             action, changes = self._changes.get(read.action), True
         if action is None:
-            request.method()  # refuses an action that is none
+            request.method()  # raises a fault for an unknown action
             action = self.transfer.invoke
         if changes and call.caller.role == roles.Role.VIEWER:
-            raise errors.Forbidden(f"{call.caller.name} may look and change nothing")
+            raise errors.Forbidden(f"{call.caller.name} has the role viewer, which cannot make changes")
         try:
             async with asyncio.timeout(read.timeout_s or wsman_request.TIMEOUT_S):
                 body, more = await action(request)
         except TimeoutError as error:
-            raise errors.TimedOut("it was not done in time; it may be done yet") from error
+            raise errors.TimedOut("the operation did not finish in time; it may still finish") from error
         return endpoint.SoapResponse(
             body,
             [*read.addressing.reply_headers(f"{read.action}Response"), *more],
             bytes_max=read.bytes_max,
             too_large=faults.encoding(
-                f"the answer is longer than {read.bytes_max} bytes",
+                f"the response is longer than {read.bytes_max} bytes",
                 "UnreportableSuccess" if changes else "MaxEnvelopeSize",
             ),
         )

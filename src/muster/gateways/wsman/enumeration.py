@@ -1,4 +1,4 @@
-"""WS-Enumeration: lists of resources, page by page, as much as fits into an answer."""
+"""WS-Enumeration: lists of resources in pages, as many as fit into a response."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from muster.manage import client
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
-ELEMENTS_MAX = 200  # in one answer
-FRAME_BYTES = 4096  # what an answer holds besides its items
+ELEMENTS_MAX = 200  # in one response
+FRAME_BYTES = 4096  # reserve for the response without its items
 
 
 class EnumerationHandler:
-    def __init__(self, visit: event_delivery.Visit, now_s: Callable[[], float]) -> None:
-        self._visit = visit
+    def __init__(self, connect_as: event_delivery.ConnectAs, now_s: Callable[[], float]) -> None:
+        self._connect_as = connect_as
         self._now_s = now_s
-        self.open = enumeration_contexts.EnumerationContexts()
+        self.contexts = enumeration_contexts.EnumerationContexts()
 
-    async def enumerate(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def enumerate(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         body, now_s = request.element(namespaces.WSEN("Enumerate")), self._now_s()
         mode = enumeration_contexts.mode_of(body)
         where = filters.of_enumeration(body)
@@ -37,11 +37,11 @@ class EnumerationHandler:
             default_s=enumeration_contexts.LIFETIME_S,
             max_s=enumeration_contexts.LIFETIME_S_MAX,
         )
-        made = self.open.begin(request.caller.name, request.kind, where, mode, ends_at_s, now_s)
+        made = self.contexts.begin(request.caller.name, request.kind, where, mode, ends_at_s, now_s)
         items: list[xml.XmlElement] = []
         done, more = False, []
         try:
-            async with self._visit(request.caller) as fleet:
+            async with self._connect_as(request.caller) as fleet:
                 if request.headers.wants_count:
                     more = [await self._count(fleet, made)]
                 if body.find(namespaces.WSMAN("OptimizeEnumeration")) is not None:
@@ -50,11 +50,11 @@ class EnumerationHandler:
                 else:
                     count = 0
         except BaseException:
-            self.open.end(made)
+            self.contexts.end(made)
             raise
         if done:
-            self.open.end(made)
-        answer = xml.XmlElement(
+            self.contexts.end(made)
+        response = xml.XmlElement(
             namespaces.WSEN("EnumerateResponse"),
             xml.XmlElement(
                 namespaces.WSEN("Expires"),
@@ -64,9 +64,9 @@ class EnumerationHandler:
             xml.XmlElement(namespaces.WSMAN("Items"), *items) if count else None,
             xml.XmlElement(namespaces.WSMAN("EndOfSequence")) if done else None,
         )
-        return wsman_request.build_response(answer, more=more)
+        return wsman_request.build_response(response, more=more)
 
-    async def pull(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def pull(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         body = request.element(namespaces.WSEN("Pull"))
         context = self._context(request, body)
         count = enumeration_contexts.count_of(body, namespaces.WSEN("MaxElements"), ELEMENTS_MAX)
@@ -80,24 +80,24 @@ class EnumerationHandler:
         more = []
         context.pulling = True
         try:
-            async with self._visit(request.caller) as fleet:
+            async with self._connect_as(request.caller) as fleet:
                 if request.headers.wants_count:
                     more = [await self._count(fleet, context)]
                 items, done = await self._items(fleet, request, context, count, bytes_max)
         finally:
             context.pulling = False
         if done:
-            self.open.end(context)
-        answer = xml.XmlElement(
+            self.contexts.end(context)
+        response = xml.XmlElement(
             namespaces.WSEN("PullResponse"),
             None if done else xml.XmlElement(namespaces.WSEN("EnumerationContext"), context.id),
             xml.XmlElement(namespaces.WSEN("Items"), *items),
             xml.XmlElement(namespaces.WSEN("EndOfSequence")) if done else None,
         )
-        return wsman_request.build_response(answer, more=more)
+        return wsman_request.build_response(response, more=more)
 
-    async def release(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
-        self.open.end(self._context(request, request.element(namespaces.WSEN("Release"))))
+    async def release(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
+        self.contexts.end(self._context(request, request.element(namespaces.WSEN("Release"))))
         return wsman_request.build_response()
 
     def _context(
@@ -106,7 +106,7 @@ class EnumerationHandler:
         identifier = body.find(namespaces.WSEN("EnumerationContext"))
         if identifier is None:
             raise faults.schema("the EnumerationContext is missing")
-        return self.open.find(identifier.text, request.caller.name, request.kind, self._now_s())
+        return self.contexts.find(identifier.text, request.caller.name, request.kind, self._now_s())
 
     async def _items(
         self,
@@ -116,11 +116,11 @@ class EnumerationHandler:
         count: int,
         bytes_max: int | None = None,
     ) -> tuple[list[xml.XmlElement], bool]:
-        """The next items, as many as were asked for and fit, and whether they are the last."""
-        names_, resources, last = await self._next(fleet, context, count)
+        """The next items, as many as requested and as fit, and whether they are the last."""
+        names, resources, last = await self._next(fleet, context, count)
         room = (bytes_max or request.headers.bytes_max) - FRAME_BYTES
         items: list[xml.XmlElement] = []
-        for name, resource in zip(names_, resources, strict=True):
+        for name, resource in zip(names, resources, strict=True):
             if resource is not None:
                 made = enumeration_contexts.item(
                     context.mode, resource, request.reference(name, namespaces.WSA("EndpointReference"))
@@ -128,7 +128,7 @@ class EnumerationHandler:
                 size = len(xml.write(made, namespaces.PREFIXES))
                 if size > room:
                     if not items:
-                        raise faults.encoding(f"{name} alone has {size} bytes", "MaxEnvelopeSize")
+                        raise faults.encoding(f"{name} has {size} bytes and does not fit", "MaxEnvelopeSize")
                     return items, False
                 room -= size
                 items.append(made)
@@ -166,7 +166,7 @@ class EnumerationHandler:
 async def _described(fleet: client.ManageClient, name: str) -> xml.XmlElement | None:
     try:
         return representations.resource(await fleet.describe(name))
-    except errors.NotFound:  # deleted meanwhile
+    except errors.NotFound:  # deleted in the meantime
         return None
 
 

@@ -1,7 +1,7 @@
-"""Enumerations that are open: whose, of what, how far, until when.
+"""Open enumerations: owner, kind, position and expiry.
 
-Pure: the time comes with each call.  Each user has so many and no more, so that nobody's forgotten contexts
-fill the memory; those that ended in time are put away whenever a new one is made.
+Pure: the caller passes the time.  The number is limited for each user and in total, so that abandoned
+enumerations do not fill the memory; expired ones are removed when a new one begins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from muster.gateways.wsman.wire import faults, namespaces
 
 LIFETIME_S = 600.0
 LIFETIME_S_MAX = 3600.0
-FOR_EACH_MAX = 32
+OF_USER_MAX = 32
 ALL_MAX = 1024
 
 OBJECT, EPR, OBJECT_AND_EPR = "EnumerateObject", "EnumerateEPR", "EnumerateObjectAndEPR"
@@ -25,7 +25,7 @@ MODES = (OBJECT, EPR, OBJECT_AND_EPR)
 
 @dataclass(slots=True)
 class EnumerationContext:
-    """``after`` is the name of the last item that was given out."""
+    """``after`` is the name of the last item that was returned."""
 
     user: str
     kind: xml.XmlNamespace
@@ -49,9 +49,9 @@ class EnumerationContexts:
     ) -> EnumerationContext:
         self._open = {id: context for id, context in self._open.items() if context.ends_at_s > now_s}
         mine = sum(context.user == user for context in self._open.values())
-        if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
+        if mine >= OF_USER_MAX or len(self._open) >= ALL_MAX:
             raise errors.Overloaded(
-                f"{mine} enumerations of {user} are open", hint="pull them to their end, or release them"
+                f"{user} has {mine} open enumerations", hint="pull them to the end, or release them"
             )
         made = EnumerationContext(user, kind, where, mode, ends_at_s)
         self._open[made.id] = made
@@ -62,7 +62,7 @@ class EnumerationContexts:
         if context is None or context.user != user or context.ends_at_s <= now_s:
             raise faults.fault(
                 namespaces.WSEN("InvalidEnumerationContext"),
-                "no such enumeration is open: it came to its end, was released, or took too long",
+                "no such enumeration is open: it was completed, released, or has expired",
                 blame=faults.RECEIVER,
             )
         if context.kind != kind:
@@ -70,7 +70,9 @@ class EnumerationContexts:
                 namespaces.WSA("MessageInformationHeaderRequired"), f"this enumeration is of {context.kind}"
             )
         if context.pulling:
-            raise faults.fault(namespaces.WSMAN("Concurrency"), "this enumeration is being pulled already")
+            raise faults.fault(
+                namespaces.WSMAN("Concurrency"), "another Pull of this enumeration is in progress"
+            )
         return context
 
     def end(self, context: EnumerationContext) -> None:
@@ -81,7 +83,7 @@ def mode_of(body: xml.XmlElement) -> str:
     mode = body.text_of(namespaces.WSMAN("EnumerationMode"), OBJECT)
     if mode not in MODES:
         raise faults.unsupported(
-            f"no enumeration mode {mode[:60]!r}: one of {', '.join(MODES)}", "EnumerationMode"
+            f"unknown enumeration mode {mode[:60]!r}: use one of {', '.join(MODES)}", "EnumerationMode"
         )
     return mode
 
@@ -89,7 +91,7 @@ def mode_of(body: xml.XmlElement) -> str:
 def ends_at_s(
     body: xml.XmlElement | None, space: xml.XmlNamespace, now_s: float, *, default_s: float, max_s: float
 ) -> float:
-    """From an ``Expires`` of this namespace: as asked for, or as long as we allow."""
+    """The expiry from an ``Expires`` element of this namespace, limited to ``max_s``."""
     expires = body.find(space("Expires")) if body is not None else None
     if expires is None or not expires.text:
         return now_s + default_s
@@ -98,12 +100,12 @@ def ends_at_s(
     except errors.InvalidInput as error:
         raise faults.fault(space("InvalidExpirationTime"), error.message) from error
     if left_s <= 0:
-        raise faults.fault(space("InvalidExpirationTime"), f"{expires.text[:60]!r} is over already")
+        raise faults.fault(space("InvalidExpirationTime"), f"{expires.text[:60]!r} is in the past")
     return now_s + min(left_s, max_s)
 
 
 def count_of(body: xml.XmlElement, name: str, maximum: int) -> int:
-    """A ``MaxElements``; absent means 1."""
+    """The value of ``MaxElements``; 1 if it is absent."""
     element = body.find(name)
     if element is None:
         return 1

@@ -1,9 +1,9 @@
 """Subscriptions: events of resources, pushed to an address that the settings allow.
 
-Each subscription is a task with its user's connection to the bus.  It hears what the user may hear, sends it
-on, one event after the other, and ends at its time unless it is renewed; when it is unsubscribed; or when its
-receiver refuses, or does not take an event in several attempts: then whoever it named for that (``EndTo``)
-is told.
+Each subscription is a task with a bus connection of its user.  It receives the events that the user may
+receive and delivers them one after the other.  It ends when it expires without a renewal, when it is
+unsubscribed, when the receiver refuses events, or when the delivery of an event fails several times.  After a
+failure, the address in ``EndTo`` is notified.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import asyncio
 import contextlib
 import secrets
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from muster.bus.http import client as http_client
 from muster.bus.http import server
@@ -31,29 +30,21 @@ events = log.EventLog("wsman")
 
 LIFETIME_S = 600.0
 LIFETIME_S_MAX = 86_400.0
-FOR_EACH_MAX = 32
+OF_USER_MAX = 32
 ALL_MAX = 512
 ATTEMPTS = 4
 CLOSE_S = 3.0
 PAUSE_S = 0.5  # after the first attempt; doubles
-ANSWER_BYTES_MAX = 64 << 10
+RESPONSE_BYTES_MAX = 64 << 10
 
 _V12 = envelope.SoapVersion.V12
 
-#: A connection to the bus as whoever called, for as long as it is held.
-Visit = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[client.ManageClient]]
-
-
-class Post(Protocol):
-    """What `muster.bus.http.client.post` does."""
-
-    def __call__(
-        self, url: str, body: bytes, *, headers: dict[str, str], body_bytes_max: int
-    ) -> Awaitable[server.HttpResponse]: ...
+#: Opens a management client with the identity of the caller.
+ConnectAs = Callable[[soap_endpoint.SoapCaller], AbstractAsyncContextManager[client.ManageClient]]
 
 
 class DeliveryRefused(errors.Refused):
-    """The receiver wants no more."""
+    """The receiver refuses further events."""
 
 
 @dataclass(slots=True)
@@ -78,18 +69,20 @@ class EventSubscription:
 class EventSubscriptions:
     def __init__(
         self,
-        visit: Visit,
+        connect_as: ConnectAs,
         allowed: Sequence[str],
         *,
         measure: metrics.Metrics,
-        post: Post = http_client.post,
+        post: callbacks.HttpPost = http_client.post,
     ) -> None:
-        self._visit = visit
+        self._connect_as = connect_as
         self._allowed = allowed
         self._post = post
         self._open: dict[str, EventSubscription] = {}
         self._delivered = measure.counter("wsman_events", "Events pushed to subscribers.")
-        self._failed = measure.counter("wsman_events_failed", "Events that no subscriber took.", ("reason",))
+        self._failed = measure.counter(
+            "wsman_events_failed", "Events that could not be delivered.", ("reason",)
+        )
 
     def __len__(self) -> int:
         return len(self._open)
@@ -99,7 +92,7 @@ class EventSubscriptions:
             callbacks.check(endpoint.address, self._allowed)
         except (errors.Forbidden, errors.InvalidInput) as error:
             raise faults.fault(
-                namespaces.WSMAN("EventDeliverToUnusable"), faults.said_of(error), "UnusableAddress"
+                namespaces.WSMAN("EventDeliverToUnusable"), faults.public_message(error), "UnusableAddress"
             ) from error
 
     async def begin(
@@ -110,13 +103,15 @@ class EventSubscriptions:
         where: str,
         lasts_s: float,
     ) -> EventSubscription:
-        """Returns when it listens: nothing that happens from then on is missed."""
+        """Return when the subscription is active: all later events are delivered."""
         for endpoint in (subscription.notify_to, subscription.end_to):
             if endpoint is not None:
                 self.check_address(endpoint)
         mine = sum(subscribed.user == caller.name for subscribed in self._open.values())
-        if mine >= FOR_EACH_MAX or len(self._open) >= ALL_MAX:
-            raise errors.Overloaded(f"{caller.name} has {mine} subscriptions", hint="unsubscribe some")
+        if mine >= OF_USER_MAX or len(self._open) >= ALL_MAX:
+            raise errors.Overloaded(
+                f"{caller.name} has {mine} subscriptions", hint="unsubscribe some of them"
+            )
         listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[subscription.id] = subscription
         subscription.task = asyncio.create_task(
@@ -135,7 +130,7 @@ class EventSubscriptions:
         return subscription if subscription is not None and subscription.user == user else None
 
     def renew(self, subscription: EventSubscription, lasts_s: float) -> bool:
-        """False: it is ending already."""
+        """False: it is already ending."""
         assert subscription.timer is not None
         try:
             subscription.timer.reschedule(asyncio.get_running_loop().time() + lasts_s)
@@ -147,19 +142,19 @@ class EventSubscriptions:
         await self._cancel(subscription)
 
     async def close(self) -> None:
-        """End all subscriptions, and tell the receivers that asked for it: all at once, within `CLOSE_S`."""
+        """End all subscriptions and notify the ``EndTo`` addresses concurrently, within `CLOSE_S`."""
         ended = list(self._open.values())
         await asyncio.gather(*(self._cancel(subscription) for subscription in ended))
-        telling = [
-            asyncio.create_task(self._tell_end(subscription, "SourceShuttingDown", "the server is closing"))
+        notifications = [
+            asyncio.create_task(self._notify_end(subscription, "SourceShuttingDown", "the server is closing"))
             for subscription in ended
             if subscription.end_to is not None
         ]
-        if telling:
-            _, late = await asyncio.wait(telling, timeout=CLOSE_S)
+        if notifications:
+            _, late = await asyncio.wait(notifications, timeout=CLOSE_S)
             for task in late:
                 task.cancel()
-            await asyncio.gather(*telling, return_exceptions=True)
+            await asyncio.gather(*notifications, return_exceptions=True)
 
     async def _cancel(self, subscription: EventSubscription) -> None:
         self._open.pop(subscription.id, None)
@@ -178,7 +173,7 @@ class EventSubscriptions:
     ) -> None:
         try:
             async with (
-                self._visit(caller) as fleet,
+                self._connect_as(caller) as fleet,
                 fleet.listening(*resources, where=where) as feed,
                 asyncio.timeout(lasts_s) as subscription.timer,
             ):
@@ -192,12 +187,12 @@ class EventSubscriptions:
                 listening.set_exception(error)
                 return
             events.warning("subscription-ended", subscription=subscription.id, error=error)
-            self._open.pop(subscription.id, None)  # nothing can renew it while its end is told
+            self._open.pop(subscription.id, None)  # it cannot be renewed during the notification
             if not isinstance(error, DeliveryRefused):
-                await self._tell_end(subscription, "DeliveryFailure", error.message)
+                await self._notify_end(subscription, "DeliveryFailure", error.message)
         finally:
             self._open.pop(subscription.id, None)
-            if not listening.done():  # a bug of ours, or the end of the door
+            if not listening.done():  # a bug, or the endpoint is closing
                 listening.cancel()
 
     async def _deliver(
@@ -205,7 +200,7 @@ class EventSubscriptions:
     ) -> None:
         try:
             action, body = representations.event(event)
-        except Exception as error:  # noqa: BLE001  (agents write events: none may end a subscription)
+        except Exception as error:  # noqa: BLE001  (agents supply events: an invalid one must not end the subscription)
             self._failed.add(reason="malformed")
             events.warning("malformed-event", resource=event.resource, error=error)
             return
@@ -238,7 +233,7 @@ class EventSubscriptions:
                 await asyncio.sleep(pause_s)
                 pause_s *= 2
 
-    async def _tell_end(self, subscription: EventSubscription, status: str, reason: str) -> None:
+    async def _notify_end(self, subscription: EventSubscription, status: str, reason: str) -> None:
         if subscription.end_to is None:
             return
         body = xml.XmlElement(
@@ -253,7 +248,7 @@ class EventSubscriptions:
 
     async def _send(self, address: str, data: bytes) -> server.HttpResponse:
         headers = {"Content-Type": _V12.content_type}
-        return await self._post(address, data, headers=headers, body_bytes_max=ANSWER_BYTES_MAX)
+        return await self._post(address, data, headers=headers, body_bytes_max=RESPONSE_BYTES_MAX)
 
 
 def _message(
@@ -274,20 +269,20 @@ def _message(
 
 
 def _check(response: server.HttpResponse, acknowledges: str) -> None:
-    """That an event was taken: any 2xx, and where it was asked for, an acknowledgement."""
-    answer = None
+    """Raise an error unless the event was accepted: any 2xx, and an acknowledgement if it was requested."""
+    reply = None
     with contextlib.suppress(errors.MusterError):
-        answer = envelope.read(xml.parse(response.body, xml.XmlLimits(bytes=ANSWER_BYTES_MAX)))
-    if answer is not None and answer.first is not None and answer.first.local == "Fault":
-        codes = {str(element.qname()) for element in answer.first.walk() if element.name == _V12("Value")}
+        reply = envelope.read(xml.parse(response.body, xml.XmlLimits(bytes=RESPONSE_BYTES_MAX)))
+    if reply is not None and reply.first is not None and reply.first.local == "Fault":
+        codes = {str(element.qname()) for element in reply.first.walk() if element.name == _V12("Value")}
         if namespaces.WSMAN("DeliveryRefused") in codes:
-            raise DeliveryRefused("the receiver refuses events")
+            raise DeliveryRefused("the receiver refuses further events")
     if not 200 <= response.status < 300:
-        raise errors.Unavailable(f"it answered {response.status}")
+        raise errors.Unavailable(f"the receiver responded with {response.status}")
     if acknowledges:
-        wsa = addressing.read(answer) if answer is not None else None
-        relates = answer.header(namespaces.WSA("RelatesTo")) if answer is not None else None
+        wsa = addressing.read(reply) if reply is not None else None
+        relates = reply.header(namespaces.WSA("RelatesTo")) if reply is not None else None
         if wsa is None or wsa.action not in (namespaces.ACK, namespaces.ACK_MISSPELT):
-            raise errors.Unavailable("it did not acknowledge")
+            raise errors.Unavailable("the receiver sent no acknowledgement")
         if relates is None or relates.text != acknowledges:
-            raise errors.Unavailable("it acknowledged something else")
+            raise errors.Unavailable("the receiver acknowledged another message")

@@ -1,4 +1,4 @@
-"""WS-Eventing: subscriptions made, renewed and ended."""
+"""WS-Eventing: subscribe, renew, get status, unsubscribe."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from muster.gateways.wsman.wire import faults, filters, headers, namespaces
 class EventingHandler:
     def __init__(self, subscriptions: event_delivery.EventSubscriptions, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
-        self.open = subscriptions
+        self.subscriptions = subscriptions
 
-    async def subscribe(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def subscribe(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         body, now_s = request.element(namespaces.WSE("Subscribe")), self._now_s()
         request.only_resources()
         delivery = body.find(namespaces.WSE("Delivery"))
@@ -26,7 +26,7 @@ class EventingHandler:
         if mode not in (namespaces.PUSH, namespaces.PUSH_WITH_ACK):
             raise faults.fault(
                 namespaces.WSE("DeliveryModeRequestedUnavailable"),
-                f"no delivery mode {mode[:120]!r}",
+                f"unknown delivery mode {mode[:120]!r}",
                 more=[
                     xml.XmlElement(namespaces.WSE("SupportedDeliveryMode"), supported_mode)
                     for supported_mode in (namespaces.PUSH, namespaces.PUSH_WITH_ACK)
@@ -39,7 +39,7 @@ class EventingHandler:
             (body, "SendBookmarks", "Bookmarks"),
         ):
             if holder.find(namespaces.WSMAN(name)) is not None:
-                raise faults.unsupported(f"{name} is not offered", detail)
+                raise faults.unsupported(f"{name} is not supported", detail)
         notify_to, end_to = delivery.find(namespaces.WSE("NotifyTo")), body.find(namespaces.WSE("EndTo"))
         if notify_to is None:
             raise faults.schema("NotifyTo is missing")
@@ -54,7 +54,7 @@ class EventingHandler:
             location=request.call.location,
             ends_at_s=ends_at_s,
         )
-        await self.open.begin(
+        await self.subscriptions.begin(
             request.caller,
             subscription,
             list(request.selectors.values()),
@@ -70,11 +70,11 @@ class EventingHandler:
             )
         )
 
-    async def renew(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def renew(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         body, now_s = request.element(namespaces.WSE("Renew")), self._now_s()
         subscription = self._subscription(request)
         ends_at_s = self._subscription_ends_at_s(body, now_s)
-        if subscription is None or not self.open.renew(subscription, ends_at_s - now_s):
+        if subscription is None or not self.subscriptions.renew(subscription, ends_at_s - now_s):
             raise faults.fault(
                 namespaces.WSE("UnableToRenew"), "no such subscription: it has ended", blame=faults.RECEIVER
             )
@@ -88,7 +88,7 @@ class EventingHandler:
             )
         )
 
-    async def get_status(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def get_status(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         request.element(namespaces.WSE("GetStatus"))
         subscription = self._subscription(request)
         if subscription is None:
@@ -96,18 +96,18 @@ class EventingHandler:
         granted = xml.XmlElement(namespaces.WSE("Expires"), xsd_types.format_datetime(subscription.ends_at_s))
         return wsman_request.build_response(xml.XmlElement(namespaces.WSE("GetStatusResponse"), granted))
 
-    async def unsubscribe(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def unsubscribe(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         request.element(namespaces.WSE("Unsubscribe"))
         subscription = self._subscription(request)
         if subscription is None:
             raise faults.parameter("no such subscription: it has ended")
-        await self.open.end(subscription)
+        await self.subscriptions.end(subscription)
         return wsman_request.build_response()
 
     def _subscription(self, request: wsman_request.WsManRequest) -> event_delivery.EventSubscription | None:
         if not request.headers.subscription:
             raise faults.fault(namespaces.WSE("InvalidMessage"), "the header wse:Identifier is missing")
-        return self.open.find(request.headers.subscription, request.caller.name)
+        return self.subscriptions.find(request.headers.subscription, request.caller.name)
 
     @staticmethod
     def _subscription_ends_at_s(body: xml.XmlElement, now_s: float) -> float:

@@ -1,4 +1,6 @@
-"""WS-Transfer and methods: one resource is read, changed, made, renamed, removed, or told to do something."""
+"""WS-Transfer and custom methods: read, change, create, rename and delete a resource, or execute an
+operation.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,10 @@ _METHODS_OURS = ("Rename",)
 
 
 class TransferHandler:
-    def __init__(self, visit: event_delivery.Visit) -> None:
-        self._visit = visit
+    def __init__(self, connect_as: event_delivery.ConnectAs) -> None:
+        self._connect_as = connect_as
 
-    async def get(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def get(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         resource = await self._read(request)
         if request.headers.fragment is not None:
             path, text = fragments.read(request.headers.fragment, request.kind)
@@ -31,7 +33,7 @@ class TransferHandler:
         kind = request.kind
         headers.check_selectors(request.selectors)
         name = request.selectors["Name"]
-        async with self._visit(request.caller) as fleet:
+        async with self._connect_as(request.caller) as fleet:
             if kind == namespaces.RESOURCE:
                 return representations.resource(await fleet.describe(name))
             rows = await (fleet.agents() if kind == namespaces.AGENT else fleet.managers())
@@ -40,11 +42,11 @@ class TransferHandler:
                 return representations.simple(kind, row)
         raise errors.NotFound(f"no {namespaces.KINDS[kind].lower()} {name[:128]!r}")
 
-    async def put(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def put(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         request.only_resources()
         headers.check_selectors(request.selectors)
         name = request.selectors["Name"]
-        async with self._visit(request.caller) as fleet:
+        async with self._connect_as(request.caller) as fleet:
             described = await fleet.describe(name)
             body = request.body
             if request.headers.fragment is not None:
@@ -68,46 +70,46 @@ class TransferHandler:
             return wsman_request.build_response(more=[request.headers.fragment, *more])
         return wsman_request.build_response(representations.resource(described), more=more)
 
-    async def create(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def create(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         request.only_resources()
         if request.headers.fragment is not None:
-            raise faults.unsupported("a resource is created whole", "FragmentLevelAccess")
+            raise faults.unsupported("a resource cannot be created by fragments", "FragmentLevelAccess")
         entry, _ = representations.entry(request.body)
         selected = request.selectors.get("Name")
         if selected is not None and selected != entry["name"]:
             raise faults.selectors(
-                f"the selector says {selected[:60]!r}, the body another name", "InvalidValue"
+                f"the selector has the name {selected[:60]!r}, the body another one", "InvalidValue"
             )
-        async with self._visit(request.caller) as fleet:
+        async with self._connect_as(request.caller) as fleet:
             described = await self._changing(fleet.create(entry), namespaces.WXF("InvalidRepresentation"))
         return wsman_request.build_response(
             request.reference(described["name"], namespaces.WXF("ResourceCreated"))
         )
 
-    async def delete(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def delete(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         request.only_resources()
         headers.check_selectors(request.selectors)
-        async with self._visit(request.caller) as fleet:
+        async with self._connect_as(request.caller) as fleet:
             await fleet.delete(request.selectors["Name"])
         return wsman_request.build_response()
 
     @staticmethod
     async def _changing(work: Awaitable[Any], subcode: str) -> Any:
-        """What is wrong with values that were given has a fault of its own."""
+        """Report invalid values as the fault ``subcode``."""
         try:
             return await work
         except errors.InvalidInput as error:
-            raise faults.fault(subcode, faults.said_of(error), "InvalidValues") from error
+            raise faults.fault(subcode, faults.public_message(error), "InvalidValues") from error
 
     # Methods
 
-    async def invoke(self, request: wsman_request.WsManRequest) -> wsman_request.Told:
+    async def invoke(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
         kind, method = request.kind, request.method()
         request.only_resources()
         headers.check_selectors(request.selectors)
         name = request.selectors["Name"]
         arguments = representations.arguments(request.body, method)
-        async with self._visit(request.caller) as fleet:
+        async with self._connect_as(request.caller) as fleet:
             if method in _METHODS_OURS:
                 new = arguments.get("NewName")
                 if not isinstance(new, str) or len(arguments) != 1:

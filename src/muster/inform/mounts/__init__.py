@@ -1,5 +1,5 @@
-"""Other registries, mounted: `find` searches them beside our own contexts, and `get` reads from them.
+"""Other registries as mounts: `find` searches them together with the contexts, and `get` reads from them.
 
-Promised: each answer says which mount it came from; one that is down or slow is named, and costs the others
-nothing.  Not promised: that anything is ever written there, or kept here.
+Guaranteed: each result states its mount; an unavailable or slow mount is reported and does not delay the
+others beyond its timeout.  Not guaranteed: writes to a mount, or caching.
 """

@@ -1,8 +1,8 @@
-"""What a mount is: something that can be listed and read, whatever it is inside.
+"""A mount: a registry that can be listed and read.
 
-A back end turns its own entries into `Found`; what they have in common (the key under the mount, the
-predicate, the time it may take) is here.  A further kind is a class with two methods and a line in `KINDS`
-of `kinds`.
+A back end converts its entries to `MountedEntry`.  `MountedRegistry` adds what all mounts share: the key
+prefix, the predicate and the timeout.  A new kind is a class with two methods and an entry in the back ends
+that the process passes to the node (`muster.inform.mounts.registry`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ ENTRIES_MAX = 10_000
 CHUNK = 500
 T = TypeVar("T")
 
-TIMEOUT_S = 1.5  # a little less than a search waits for our own nodes
+TIMEOUT_S = 1.5  # less than a search waits for information nodes
 
 
 class MountedEntry(NamedTuple):
-    """One entry of a foreign registry."""
+    """An entry of another registry."""
 
-    key: str  # as it is called there
+    key: str  # in that registry
     value: bytes
     attributes: protocol.Attributes
     version: int = 0
@@ -33,14 +33,14 @@ class MountedEntry(NamedTuple):
 
 class MountBackend(Protocol):
     async def entries(self) -> Sequence[MountedEntry]:
-        """All that there are, up to `ENTRIES_MAX`; `errors.Unavailable` if it does not answer."""
+        """Return all entries, up to `ENTRIES_MAX`; `errors.Unavailable` if the registry does not respond."""
         ...
 
     async def entry(self, key: str) -> MountedEntry | None: ...
 
 
 class MountedRegistry:
-    """A back end under its name."""
+    """A back end with its name."""
 
     def __init__(self, name: str, backend: MountBackend, *, timeout_s: float = TIMEOUT_S) -> None:
         self.name = name
@@ -48,15 +48,15 @@ class MountedRegistry:
         self._timeout_s = timeout_s
 
     def may_have(self, plan: search_plan.SearchPlan, after: str) -> bool:
-        """Whether anything here can be what the plan selects, behind ``after``."""
+        """Whether the plan can select an entry of this mount with a key greater than ``after``."""
         prefix = self._key("")
         return plan.reaches(prefix) and (after < prefix or after.startswith(prefix))
 
     async def find(
         self, plan: search_plan.SearchPlan, after: str, limit: int, may_read: Callable[[str, str], bool]
     ) -> protocol.PartialFindResult:
-        """``may_read``: of a key and its writer, who is nobody here."""
-        entries = await self._within(self._backend.entries())
+        """``may_read``: takes a key and its writer, which is empty for a mount."""
+        entries = await self._with_timeout(self._backend.entries())
         matching: list[MountedEntry] = []
         for number, entry in enumerate(entries, 1):
             if number % CHUNK == 0:
@@ -75,17 +75,17 @@ class MountedRegistry:
         return protocol.PartialFindResult(self.name, contexts, more, reached, cut=len(entries) >= ENTRIES_MAX)
 
     async def get(self, key: str) -> protocol.Context:
-        entry = await self._within(self._backend.entry(key.removeprefix(self._key(""))))
+        entry = await self._with_timeout(self._backend.entry(key.removeprefix(self._key(""))))
         if entry is None:
-            raise errors.NotFound(f"no {key!r} there")
+            raise errors.NotFound(f"no entry {key!r}")
         return self._context(entry)
 
-    async def _within(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _with_timeout(self, work: Coroutine[Any, Any, T]) -> T:
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await work
         except TimeoutError as error:
-            raise errors.TimedOut(f"{self.name} did not answer in {self._timeout_s:g} s") from error
+            raise errors.TimedOut(f"{self.name} did not respond in {self._timeout_s:g} s") from error
 
     def _key(self, key: str) -> str:
         return f"{PREFIX}{self.name}/{key}"

@@ -1,7 +1,7 @@
 """etcd as a back end, over its JSON gateway: the keys under a prefix.
 
-A value that is a JSON object gives its plain members as attributes, so that services registered by others
-as JSON are found by predicates; any value is the attribute ``text`` too, where it is text.
+If a value is a JSON object, its scalar members and lists of texts become attributes, so predicates find
+services that others register as JSON.  Every value that is text is also the attribute ``text``.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ class EtcdMount:
         return entries[0] if entries else None
 
     async def _range(self, first: bytes, end: bytes | None) -> list[base.MountedEntry]:
-        question: dict[str, Any] = {"key": _encoded(first), "limit": str(base.ENTRIES_MAX)}
+        request: dict[str, Any] = {"key": _encoded(first), "limit": str(base.ENTRIES_MAX)}
         if end is not None:
-            question["range_end"] = _encoded(end)
-        answer = await client.post(
+            request["range_end"] = _encoded(end)
+        response = await client.post(
             f"{self._url}/v3/kv/range",
-            json.dumps(question).encode(),
+            json.dumps(request).encode(),
             headers={"Content-Type": "application/json"},
             timeout_s=self._timeout_s,
         )
-        if answer.status != 200:
-            raise errors.Unavailable(f"etcd at {self._url} says {answer.status}: {answer.body[:120]!r}")
+        if response.status != 200:
+            raise errors.Unavailable(
+                f"etcd at {self._url} responded with {response.status}: {response.body[:120]!r}"
+            )
         try:
-            return [_found(pair) for pair in answer.json().get("kvs", ())]
+            return [_entry(pair) for pair in response.json().get("kvs", ())]
         except (AttributeError, KeyError, TypeError, ValueError, binascii.Error) as error:
-            raise errors.Unavailable(f"what answers at {self._url} is no etcd: {error}") from error
+            raise errors.Unavailable(f"the server at {self._url} is not etcd: {error}") from error
 
 
 def _encoded(data: bytes) -> str:
@@ -58,19 +60,19 @@ def _encoded(data: bytes) -> str:
 
 
 def _end(prefix: bytes) -> bytes:
-    """The first key behind all that begin so, as etcd wants it; zero: no end."""
+    """The end of the key range with this prefix in etcd's form; zero: no end."""
     for place in range(len(prefix) - 1, -1, -1):
         if prefix[place] < 0xFF:
             return prefix[:place] + bytes([prefix[place] + 1])
     return b"\0"
 
 
-def _found(pair: dict[str, Any]) -> base.MountedEntry:
+def _entry(pair: dict[str, Any]) -> base.MountedEntry:
     value = base64.b64decode(pair.get("value", ""))
     key = base64.b64decode(pair["key"]).decode(errors="replace")
     revision = int(pair.get("mod_revision", 0))
     if not 0 <= revision < 1 << 63:
-        raise ValueError(f"a revision of {revision}")
+        raise ValueError(f"invalid revision {revision}")
     return base.MountedEntry(key, value, _attributes(value), revision)
 
 
@@ -82,7 +84,7 @@ def _attributes(value: bytes) -> protocol.Attributes:
     attributes: protocol.Attributes = {"text": text[:_TEXT_MAX]}
     try:
         members = json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or brackets without end
+    except (ValueError, RecursionError):  # not JSON, or nested too deeply
         return attributes
     if isinstance(members, dict):
         attributes |= {name: member for name, member in members.items() if _is_attribute(name, member)}
@@ -90,7 +92,7 @@ def _attributes(value: bytes) -> protocol.Attributes:
 
 
 def _is_attribute(name: str, member: Any) -> bool:
-    """JSON may say what no message of ours can: half a character, a number of any length."""
+    """Whether a member can be encoded: JSON allows lone surrogates and integers of any size."""
     if isinstance(member, list):
         if not all(isinstance(each, str) for each in member):
             return False

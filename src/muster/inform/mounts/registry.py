@@ -1,4 +1,4 @@
-"""Mounts from their settings. A process passes in its back ends; `BACKENDS` need no gateway."""
+"""Mounts from the settings. A process passes in its back ends; `BACKENDS` has those without a gateway."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ KINDS = ("etcd", "uddi")
 
 
 class MountSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``[[inform.mounts]]`` of the settings."""
+    """An entry of ``[[inform.mounts]]`` in the settings."""
 
     name: str
     kind: str  # one of `KINDS`
-    url: str  # etcd: of its client port; uddi: of its inquiry port
-    prefix: str = ""  # etcd: only keys that begin so
+    url: str  # of the client port of etcd, or the inquiry port of UDDI
+    prefix: str = ""  # etcd only: mount the keys with this prefix
 
     def __post_init__(self) -> None:
         subjects.token(self.name)
         if self.kind not in KINDS:
-            raise errors.InvalidInput(f"no mount of the kind {self.kind!r}: one of {', '.join(KINDS)}")
+            raise errors.InvalidInput(f"unknown kind of mount {self.kind!r}: use one of {', '.join(KINDS)}")
         if urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
-            raise errors.InvalidInput(f"{self.url!r} of the mount {self.name!r} is no address of HTTP")
+            raise errors.InvalidInput(
+                f"the url {self.url!r} of the mount {self.name!r} is not an HTTP address"
+            )
 
 
 Backends: TypeAlias = Mapping[str, Callable[[MountSettings], base.MountBackend]]
@@ -39,13 +41,13 @@ def _etcd(settings: MountSettings) -> base.MountBackend:
     return etcd.EtcdMount(settings.url, settings.prefix)
 
 
-BACKENDS: Backends = {"etcd": _etcd}  # gateways add theirs: `muster.gateways.uddi.mount`
+BACKENDS: Backends = {"etcd": _etcd}  # gateways add more: `muster.gateways.uddi.mount`
 
 
 def open_mount(settings: MountSettings, backends: Backends) -> base.MountedRegistry:
     backend = backends.get(settings.kind)
     if backend is None:
         raise errors.InvalidInput(
-            f"this node cannot mount the kind {settings.kind!r}: only {', '.join(backends)}"
+            f"no back end for mounts of the kind {settings.kind!r}: there are {', '.join(backends)}"
         )
     return base.MountedRegistry(settings.name, backend(settings))

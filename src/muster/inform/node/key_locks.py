@@ -1,4 +1,4 @@
-"""One writer of a key at a time, in the order in which they came."""
+"""A lock for each key, acquired in the order of the requests."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ from collections.abc import AsyncIterator
 
 class KeyLocks:
     def __init__(self) -> None:
-        self._taken: dict[str, deque[asyncio.Future[None]] | None] = {}  # and who waits
+        self._waiters: dict[str, deque[asyncio.Future[None]] | None] = {}  # and the waiters of each key
 
-    def take_now(self, key: str) -> bool:
-        """If nobody has it. Whoever takes it gives it back."""
-        if key in self._taken:
+    def try_acquire(self, key: str) -> bool:
+        """Acquire the lock if it is free. The caller must release it."""
+        if key in self._waiters:
             return False
-        self._taken[key] = None
+        self._waiters[key] = None
         return True
 
-    def give(self, key: str) -> None:
-        """To the next who waits, if there is one."""
-        waiting = self._taken[key]
+    def release(self, key: str) -> None:
+        """Release the lock, or pass it to the next waiter."""
+        waiting = self._waiters[key]
         while waiting:
-            turn = waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            waiter = waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
                 return
-        del self._taken[key]
+        del self._waiters[key]
 
     @contextlib.asynccontextmanager
-    async def of(self, key: str) -> AsyncIterator[None]:
-        if not self.take_now(key):
-            waiting = self._taken[key]
+    async def hold(self, key: str) -> AsyncIterator[None]:
+        if not self.try_acquire(key):
+            waiting = self._waiters[key]
             if waiting is None:
-                waiting = self._taken[key] = deque()
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiting.append(turn)
+                waiting = self._waiters[key] = deque()
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiting.append(waiter)
             try:
-                await turn
+                await waiter
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():  # it was given to us at that very moment
-                    self.give(key)
+                if (
+                    waiter.done() and not waiter.cancelled()
+                ):  # it was passed to us just before the cancellation
+                    self.release(key)
                 raise
         try:
             yield
         finally:
-            self.give(key)
+            self.release(key)

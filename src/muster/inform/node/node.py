@@ -1,9 +1,9 @@
-"""An information node: the shell around reading, writing and upkeep.
+"""An information node: subscriptions, request dispatch and background tasks.
 
-    async with await service.start(bus, store=store) as node:
+    async with await node.start(bus, store=store) as information_node:
         ...
 
-It follows the log, answers clients and other nodes, and runs the rounds of upkeep.
+The node follows the log, serves clients and other nodes, and runs the rounds of maintenance.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from muster.inform.node.log import view as log_view
 from muster.store import database
 
 IN_FLIGHT_MAX = 4_096
-WATCHING_MAX = 16_384  # of their own: who waits for a change keeps nobody from making one
+WATCHING_MAX = 16_384  # a separate limit: waiting clients must not block writes
 RETRY_S = 0.5
 DRAIN_S = 2.0
 AT_ONCE_BYTES_MAX = 64 << 10
@@ -53,11 +53,11 @@ async def start(
     zone: str = "default",
     mount_backends: registry.Backends = registry.BACKENDS,
 ) -> InformationNode:
-    """A node that serves: it has read its view and all the log there was. ``name``: or the bus's identity.
+    """Start a node. It has loaded its view and received the whole log. ``name``: by default the bus identity.
 
-    ``joins``: a log that is there stays as it is, whatever the settings say of it.  ``uptime_s``: a clock
-    that also counts time in suspend (None: `uptime.clock_of` the loop).  ``role_of``: None where identities
-    have no roles: on a bus without trust, where everybody may be anybody.
+    ``joins``: leave an existing log as it is, whatever the settings say.  ``uptime_s``: a clock that also
+    counts time in suspend (None: `uptime.clock_of` the loop).  ``role_of``: None if identities have no roles,
+    on a bus without trust.
     """
     name = subjects.token(name or bus.identity)
     log = await context_log.ContextLog.open(
@@ -92,24 +92,24 @@ async def start(
 
 class InformationNode:
     def __init__(self, shared: state.NodeState) -> None:
-        self.desk = shared
+        self.state = shared
         self.name = shared.name
         self.reader = reads.ContextReader(shared)
-        self.finder = search.ContextSearch(shared, self.reader)
+        self.search = search.ContextSearch(shared, self.reader)
         self.writer = writes.ContextWriter(shared)
-        self.upkeep = maintenance.NodeMaintenance(shared, self.writer)
+        self.maintenance = maintenance.NodeMaintenance(shared, self.writer)
         self.malformed = 0
-        self.not_requests: Counter[str] = Counter()  # messages from clients that were no requests, by reason
-        self._keeper = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
+        self.not_requests: Counter[str] = Counter()  # invalid messages of clients, by reason
+        self._view_writer = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._loops: list[asyncio.Task[None]] = []
-        self._tasks: set[asyncio.Future[Any]] = set()  # begun without a task of their own, and replies
-        reader, writer, keeper = self.reader, self.writer, self.upkeep
+        self._tasks: set[asyncio.Future[Any]] = set()  # writes without a task of their own, and replies
+        reader, writer = self.reader, self.writer
         operations = [
             _operation("read.get", protocol.GetContext, lambda call, get: reader.get(get, call.identity)),
             _operation(
-                "read.find", protocol.FindContexts, lambda call, find: self.finder.find(find, call.identity)
+                "read.find", protocol.FindContexts, lambda call, find: self.search.find(find, call.identity)
             ),
             _operation(
                 "read.history", protocol.WaitForChanges, lambda call, of: reader.history(of, call.identity)
@@ -126,7 +126,7 @@ class InformationNode:
         changes = _operation(
             "read.changes", protocol.WaitForChanges, lambda call, of: reader.changes(of, call.identity)
         )
-        # Clients ask one node, or any: the level between the kind and the verb.
+        # Clients address one node or any node: the token between the kind and the verb.
         self._operations = {
             f"{kind}.{node}.{verb}": operation
             for operation in (*operations, changes)
@@ -138,70 +138,70 @@ class InformationNode:
             for operation in (
                 _operation("update", protocol.UpdateContext, lambda _, update: writer.update(update)),
                 _operation("become-primary", protocol.ContextQuery, self._become_primary),
-                _operation("find", protocol.FindContexts, lambda _, query: self.finder.find_here(query)),
+                _operation("find", protocol.FindContexts, lambda _, query: self.search.find_here(query)),
                 _operation("where", protocol.ContextQuery, self._where_here),
-                _operation("store", protocol.ContextQuery, lambda _, name: self.upkeep.store(name.key)),
+                _operation("store", protocol.ContextQuery, lambda _, name: self.maintenance.store(name.key)),
             )
         }
         self._server = self._new_server((*operations, *self._internal.values()), IN_FLIGHT_MAX)
         self._watching = self._new_server([changes], WATCHING_MAX)
-        self._heard: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
+        self._notification_handlers: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
             "applied": lambda data: writer.applied(protocol.decode(data, protocol.ReplicaApplied)),
-            "server-information": keeper.heard_response,
+            "server-information": self.maintenance.on_information_response,
         }
 
-    # Life.
+    # Start and stop.
 
     async def open(self) -> None:
-        if self._keeper is not None:
-            await self._keeper.load()
-            self._run(self._keeper.run())
-        loaded = self.desk.position
+        if self._view_writer is not None:
+            await self._view_writer.load()
+            self._run(self._view_writer.run())
+        loaded = self.state.position
         self._run(self._follow())
         await self._catch_up()
-        # Deletions may have been forgotten after the view was judged and before the follower came to them.
-        if loaded and await self.desk.log.forgotten_up_to() > loaded:
-            await self.upkeep.drop_forgotten()
-        if self.desk.copies.evicted:
+        # Deletions may have been purged after the check of the view and before the follower reached them.
+        if loaded and await self.state.log.purged_up_to() > loaded:
+            await self.maintenance.drop_purged()
+        if self.state.replicas.evicted:
             await asyncio.to_thread(heap.trim_heap)
         for subject in (protocol.to_node(self.name, "*"), protocol.to_all("*")):
-            self._subscriptions.append(await self.desk.bus.subscribe(subject, handler=self._told))
+            self._subscriptions.append(await self.state.bus.subscribe(subject, handler=self._on_node_message))
         for node, group in ((self.name, None), (protocol.ANY, GROUP)):
             for kind in ("read", "write"):
                 pattern = subjects.from_identity(protocol.PART, "*", kind, node, "*")
-                handler = functools.partial(self._asked, pattern)
+                handler = functools.partial(self._on_request, pattern)
                 self._subscriptions.append(
-                    await self.desk.bus.subscribe(pattern, group=group, handler=handler)
+                    await self.state.bus.subscribe(pattern, group=group, handler=handler)
                 )
         await self._subscribe_topics()
         self._run(self._keep_topics())
-        await self.upkeep.discover()
-        settings = self.desk.settings
-        self._run(self._every(settings.refresh_s, self.upkeep.discover))
-        self._run(self._every(maintenance.PROBE_S, self.upkeep.probe))
-        self._run(self._every(maintenance.PROBE_S, self.upkeep.end_what_is_due))
-        self._run(self._every(settings.interval_s, self.upkeep.follow_demand))
+        await self.maintenance.discover()
+        settings = self.state.settings
+        self._run(self._every(settings.refresh_s, self.maintenance.discover))
+        self._run(self._every(maintenance.PROBE_S, self.maintenance.probe))
+        self._run(self._every(maintenance.PROBE_S, self.maintenance.expire_due))
+        self._run(self._every(settings.interval_s, self.maintenance.follow_demand))
 
     async def close(self) -> None:
-        """What was asked is answered; then the node goes."""
+        """Finish the pending requests, then stop."""
         for subscription in (*self._subscriptions, *self._topics.values()):
             with contextlib.suppress(errors.Unavailable):
                 await subscription.close()
         self._subscriptions.clear()
         self._topics.clear()
-        self.desk.wake_all()
+        self.state.wake_all()
         await asyncio.gather(self._drain(), self._server.drain(DRAIN_S), self._watching.drain(DRAIN_S))
         while work := (*self._loops, *self._tasks):
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
             self._loops.clear()
-        await self.desk.log_end.close()
-        await self._server.close()  # last: a write that failed may have been submitted
+        await self.state.log_end.close()
+        await self._server.close()  # last: a failed write may have been submitted to it
         await self._watching.close()
-        if self._keeper is not None:
-            with contextlib.suppress(errors.MusterError):  # the log has what the view lacks
-                await self._keeper.save()
+        if self._view_writer is not None:
+            with contextlib.suppress(errors.MusterError):  # the log has the unsaved changes
+                await self._view_writer.save()
 
     async def _drain(self) -> None:
         if self._tasks:
@@ -215,17 +215,17 @@ class InformationNode:
 
     @property
     def refused(self) -> int:
-        """Requests beyond what can be under way."""
+        """Requests that were rejected because too many were pending."""
         overloaded = errors.Overloaded.code
         return self._server.outcomes[overloaded] + self._watching.outcomes[overloaded]
 
     @property
     def view_failure(self) -> errors.MusterError | None:
-        """While its view cannot be written."""
-        return self._keeper.failure if self._keeper is not None else None
+        """The error while the view cannot be written."""
+        return self._view_writer.failure if self._view_writer is not None else None
 
     def failure(self) -> BaseException | None:
-        """What ended one of its loops, if anything did."""
+        """The error that ended a background task, if any."""
         return next((task.exception() for task in self._loops if task.done() and not task.cancelled()), None)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -238,7 +238,7 @@ class InformationNode:
 
     def _new_server(self, operations: Iterable[server.RpcOperation], pending_max: int) -> server.RpcServer:
         return server.RpcServer(
-            self.desk.bus, protocol.PART, operations, codec=protocol.InformCodec(), pending_max=pending_max
+            self.state.bus, protocol.PART, operations, codec=protocol.InformCodec(), pending_max=pending_max
         )
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
@@ -252,8 +252,8 @@ class InformationNode:
     # The log and the view.
 
     async def _catch_up(self) -> None:
-        """However long it takes, as long as it goes on."""
-        shared = self.desk
+        """Receive the whole log; there is no time limit while it makes progress."""
+        shared = self.state
         moved_at_s = shared.now_s()
         while True:
             position = shared.position
@@ -267,111 +267,113 @@ class InformationNode:
                 await asyncio.sleep(RETRY_S)
 
     async def _follow(self) -> None:
-        shared = self.desk
+        shared = self.state
         while True:
             try:
                 async with shared.log.follow(shared.position + 1) as following:
                     while True:
                         try:
-                            await self._take_all(following)
+                            await self._apply_all(following)
                         except errors.Dropped as error:
-                            # Older records have made room for newer ones, which come next.
+                            # Older records were removed for newer ones, which come next.
                             shared.position = max(shared.position, error.last)
             except errors.Unavailable as error:
                 state.events.info("log-lost", node=self.name, error=error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _take_all(self, following: api.OrderedConsumer) -> None:
+    async def _apply_all(self, following: api.OrderedConsumer) -> None:
         number = 0
         async for stored in following:
-            notice = self._take(stored)
-            if notice is not None:
-                await self._tell(*notice)
+            acknowledgement = self._apply_stored(stored)
+            if acknowledgement is not None:
+                await self._publish(*acknowledgement)
             number += 1
-            if number % 200 == 0 or self.desk.unsaved.is_full:
-                await self._breathe()
+            if number % 200 == 0 or self.state.unsaved.is_full:
+                await self._yield_to_others()
 
-    async def _breathe(self) -> None:
-        """Let others have a turn, and the view keep up."""
+    async def _yield_to_others(self) -> None:
+        """Let other tasks run, and wait for the view if necessary."""
         await asyncio.sleep(0)
-        if self._keeper is not None:
-            await self._keeper.keep_up()
+        if self._view_writer is not None:
+            await self._view_writer.wait_for_space()
 
-    def _take(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
-        """Apply a record. What is to be said of it, and where."""
-        shared = self.desk
+    def _apply_stored(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
+        """Apply a record. Return the acknowledgement to send: subject and data."""
+        shared = self.state
         own = shared.own.pop(stored.sequence, None)
         if own is not None:
             shared.seen(stored.sequence, own)
             return None
-        mine = shared.log.under_way(stored)
+        mine = shared.log.pending(stored)
         try:
             entry = (
-                context_log.ContextLogEntry(mine, stored.sequence) if mine else context_log.entry_of(stored)
+                context_log.ContextLogEntry(mine, stored.sequence)
+                if mine
+                else context_log.parse_entry(stored)
             )
         except errors.InvalidInput as error:
             self.malformed += 1
-            state.events.error("strange-record", sequence=stored.sequence, error=error)
+            state.events.error("invalid-record", sequence=stored.sequence, error=error)
             shared.seen(stored.sequence, "")
             return None
         record = entry.record
-        if record.key == context_log.FORGOTTEN_KEY:
+        if record.key == context_log.PURGED_KEY:
             shared.seen(entry.sequence, "")
             return None
         shared.apply(entry, just_stamped=mine is not None)
         shared.seen(entry.sequence, record.key)
         if self.name not in record.holders:
-            self.writer.heard_of(record.key, record.holders)
+            self.writer.remember_holders(record.key, record.holders)
         elif record.acknowledge and record.holders[0] != self.name:
             applied = protocol.ReplicaApplied(self.name, record.key, record.stamp)
             return protocol.to_node(record.holders[0], "applied"), protocol.encode(applied)
         return None
 
-    async def _tell(self, subject: str, data: bytes) -> None:
+    async def _publish(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
-            await self.desk.bus.publish(subject, data)
+            await self.state.bus.publish(subject, data)
 
     # Topics of contexts.
 
     async def _keep_topics(self) -> None:
         while True:
-            await self.desk.buckets_changed.wait()
-            self.desk.buckets_changed.clear()
+            await self.state.buckets_changed.wait()
+            self.state.buckets_changed.clear()
             try:
                 await self._subscribe_topics()
             except errors.Unavailable:
-                self.desk.buckets_changed.set()
+                self.state.buckets_changed.set()
                 await asyncio.sleep(RETRY_S)
 
     async def _subscribe_topics(self) -> None:
-        held = self.desk.copies.buckets
+        held = self.state.replicas.buckets
         for bucket in [bucket for bucket in held if bucket not in self._topics]:
-            self._topics[bucket] = await self.desk.bus.subscribe(
+            self._topics[bucket] = await self.state.bus.subscribe(
                 protocol.topic(bucket, "*"), handler=self._topic
             )
         for bucket in [bucket for bucket in self._topics if bucket not in held]:
             await self._topics.pop(bucket).close()
 
     def _topic(self, message: api.Message) -> None:
-        """A question to the holders of a context: who holds nothing of that name keeps silent."""
+        """Handle a request to the holders of a context; ignore it if there is no permanent replica here."""
         kind = message.subject.rpartition(".")[2]
         try:
             if kind == "access":
                 request = protocol.decode(message.data, protocol.GetContext)
-                copy = self.desk.copies.index.get(request.key)
-                if request.origin == self.name or copy is None or copy.temporary:
+                replica = self.state.replicas.index.get(request.key)
+                if request.origin == self.name or replica is None or replica.temporary:
                     return
                 context = self.reader.local(request.key, request.max_staleness_s)
                 if context is None:
-                    self._spawn(self._answer_access(message, request))
+                    self._spawn(self._reply_access(message, request))
                     return
-                self.desk.demand.add(request.key, request.origin)
+                self.state.demand.add(request.key, request.origin)
                 self._respond(message, protocol.reply(context))
             elif kind == "select":
                 name = protocol.decode(message.data, protocol.ContextQuery)
-                copy = self.desk.copies.index.get(name.key)
-                if copy is not None and not copy.temporary and name.silent != self.name:
-                    self._respond(message, protocol.reply(self.desk.information()))
+                replica = self.state.replicas.index.get(name.key)
+                if replica is not None and not replica.temporary and name.silent != self.name:
+                    self._respond(message, protocol.reply(self.state.information()))
         except errors.InvalidInput as error:
             self.malformed += 1
             state.events.warning("malformed", subject=message.subject, error=error)
@@ -380,81 +382,81 @@ class InformationNode:
         if not message.respond_now(data):
             self._spawn(self._guarded(message.respond(data)))
 
-    async def _answer_access(self, message: api.Message, request: protocol.GetContext) -> None:
+    async def _reply_access(self, message: api.Message, request: protocol.GetContext) -> None:
         with contextlib.suppress(errors.Unavailable):
-            context = await self.reader.held(request)
+            context = await self.reader.from_replica(request)
             if context is not None:
-                self.desk.demand.add(request.key, request.origin)
+                self.state.demand.add(request.key, request.origin)
                 await message.respond(protocol.reply(context))
 
     # Requests.
 
-    def _asked(self, pattern: str, message: api.Message) -> None:
-        """By a client, whose identity the broker has put into the subject."""
+    def _on_request(self, pattern: str, message: api.Message) -> None:
+        """Handle a request of a client; the broker has put the client's identity into the subject."""
         caller = requests.accept(message, pattern, self.not_requests)
         if caller is None:
             return
-        self.desk.requests += 1
+        self.state.requests += 1
         operation = self._operations.get(caller.operation)
-        if operation is None or not self._done_at_once(operation.name, caller):
+        if operation is None or not self._try_inline(operation.name, caller):
             waits = operation is not None and operation.name == "read.changes"
             (self._watching if waits else self._server).submit(caller, operation)
 
-    def _done_at_once(self, name: str, caller: requests.RpcCaller) -> bool:
+    def _try_inline(self, name: str, caller: requests.RpcCaller) -> bool:
         if name == "read.get":
-            return self._answered_at_once(caller.identity, caller.message)
-        return name in _WRITES and self._begun_at_once(caller, _WRITES[name])
+            return self._try_read(caller.identity, caller.message)
+        return name in _WRITES and self._try_write(caller, _WRITES[name])
 
-    def _answered_at_once(self, sender: str, message: api.Message) -> bool:
-        """A read from memory needs no task. Whatever is out of the ordinary takes the long way."""
+    def _try_read(self, sender: str, message: api.Message) -> bool:
+        """Serve a read from memory without a task. Everything unusual is left to the server."""
         try:
             request = protocol.decode(message.data, protocol.GetContext)
             context = self.reader.local(request.key, request.max_staleness_s)
             if context is None or len(context.value) > AT_ONCE_BYTES_MAX:
                 return False
-            self.desk.check(sender, "read", request.key, context.writer)
+            self.state.check(sender, "read", request.key, context.writer)
             if not message.respond_now(protocol.reply(context)):
                 return False
         except errors.MusterError:
             return False
-        self.desk.demand.add(request.key, self.name)
+        self.state.demand.add(request.key, self.name)
         return True
 
-    def _begun_at_once(
+    def _try_write(
         self, caller: requests.RpcCaller, kind: type[protocol.PutContext] | type[protocol.DeleteContext]
     ) -> bool:
-        """Nor does a write, if we are the primary and nobody else is writing the same."""
+        """Start a write without a task, if this node is the primary and the key has no pending write."""
         if len(self._tasks) + self._server.pending >= IN_FLIGHT_MAX:
             return False
         try:
-            begun = self.writer.begin(protocol.decode(caller.message.data, kind), caller.identity)
+            pending = self.writer.begin(protocol.decode(caller.message.data, kind), caller.identity)
         except errors.MusterError:
             return False
-        if begun is None:
+        if pending is None:
             return False
-        self._tasks.add(begun.stored)
-        begun.stored.add_done_callback(lambda _: self._finish(caller, begun))
+        self._tasks.add(pending.stored)
+        pending.stored.add_done_callback(lambda _: self._finish(caller, pending))
         return True
 
-    def _finish(self, caller: requests.RpcCaller, begun: writes.PendingWrite) -> None:
-        self._tasks.discard(begun.stored)
+    def _finish(self, caller: requests.RpcCaller, pending: writes.PendingWrite) -> None:
+        self._tasks.discard(pending.stored)
         try:
-            self._respond(caller.message, protocol.reply(self.writer.finish(begun)))
+            self._respond(caller.message, protocol.reply(self.writer.finish(pending)))
         except errors.MusterError as error:
             failure = error
-            go_on = _operation("write", bytes, lambda *_: self.writer.go_on(begun, failure))
-            self._server.submit(caller, go_on)
+            resume = _operation("write", bytes, lambda *_: self.writer.resume(pending, failure))
+            self._server.submit(caller, resume)
         except asyncio.CancelledError:
-            return  # we are closing, and nobody knows whether it is stored
+            return  # the node is closing; the outcome is unknown
 
-    def _told(self, message: api.Message) -> None:
-        """By another node."""
+    def _on_node_message(self, message: api.Message) -> None:
+        """Handle a message of another node."""
         kind = message.subject.rpartition(".")[2]
         if message.subject == protocol.to_all("server-information"):
-            self._spawn(self._guarded(self.upkeep.heard_request(message.data)))
+            self._spawn(self._guarded(self.maintenance.on_information_request(message.data)))
         elif kind in self._internal and message.reply is not None:
             self._server.submit(requests.RpcCaller("", kind, message), self._internal[kind])
-        elif (handler := self._heard.get(kind)) is not None:
+        elif (handler := self._notification_handlers.get(kind)) is not None:
             try:
                 handler(message.data)
             except errors.InvalidInput:
@@ -469,7 +471,7 @@ class InformationNode:
             return
 
     async def _nodes(self, _: server.RpcCall, query: protocol.Nodes) -> protocol.Page[protocol.NodeInfo]:
-        shared = self.desk
+        shared = self.state
         names = list(shared.directory.nodes)
         bisect.insort(names, self.name)
         page = server.page(names, str, query.after, rows_max=protocol.PAGE_NODES)
@@ -492,7 +494,7 @@ _WRITES: dict[str, type[protocol.PutContext] | type[protocol.DeleteContext]] = {
 def _operation(
     name: str, kind: type[T], handler: Callable[[server.RpcCall, T], Awaitable[object]]
 ) -> server.RpcOperation:
-    """Without an audit record: the log of contexts names the writer of each record."""
+    """An operation without an audit record: the log has the writer of each record."""
     decode = functools.partial(_decode, kind)
     return server.RpcOperation(name, handler, audited=False, decode=decode)
 

@@ -1,9 +1,10 @@
-"""Access: from memory where there is a copy; else from the holders, the first answer wins; else from the log.
+"""Reads: from memory if there is a replica; else from the holders, where the first reply wins; else from the
+log.
 
-The paper ends with the holders and takes silence until the time-out for "not found".  We have a log that
-knows, so a read that no holder has answered for a moment asks it: absence is told at once, and a context is
-readable even when all its holders are gone.  When the log does not answer either, the read has timed out: the
-context may exist.
+The paper stops at the holders and treats silence until the timeout as "not found".  Here the log has every
+context, so a read without a reply from a holder asks the log after a short time: a missing context is
+reported at once, and a context can be read when all its holders are lost.  If the log does not reply either,
+the read times out: the context may exist.
 """
 
 from __future__ import annotations
@@ -27,84 +28,86 @@ WHERE_TIMEOUT_S = 2.0
 
 class ContextReader:
     def __init__(self, shared: state.NodeState) -> None:
-        self._desk = shared
+        self._state = shared
 
     # One context.
 
     def local(self, key: str, max_staleness_s: float | None = None) -> protocol.Context | None:
-        """From memory, at once, or None: then ask `get`."""
-        shared = self._desk
-        copy = shared.copies.index.get(key)
-        if copy is None or not copy.is_live(shared.now_ns()):
+        """Read from memory; None: use `get`."""
+        shared = self._state
+        replica = shared.replicas.index.get(key)
+        if replica is None or not replica.is_live(shared.now_ns()):
             return None
-        age_s = shared.age_s(copy)
+        age_s = shared.age_s(replica)
         if not _is_fresh(age_s, max_staleness_s):
             return None
-        value = copy.read()
-        return None if value is None else self.context(key, copy, value, age_s)
+        value = replica.read()
+        return None if value is None else self.context(key, replica, value, age_s)
 
-    def context(self, key: str, copy: replica_table.Replica, value: bytes, age_s: float) -> protocol.Context:
+    def context(
+        self, key: str, replica: replica_table.Replica, value: bytes, age_s: float
+    ) -> protocol.Context:
         return protocol.Context(
             key,
             value,
-            protocol.attributes_of(copy.attributes),
-            copy.version,
-            copy.stamp,
-            copy.stamped_by,
+            protocol.attributes_of(replica.attributes),
+            replica.version,
+            replica.stamp,
+            replica.stamped_by,
             age_s,
-            self._desk.name,
-            self._desk.copies.kind(copy).value,
-            copy.writer,
-            copy.expires_at_ns,
+            self._state.name,
+            self._state.replicas.kind(replica).value,
+            replica.writer,
+            replica.expires_at_ns,
         )
 
     async def get(self, request: protocol.GetContext, identity: str) -> protocol.Context:
-        """`errors.NotFound` where there is none."""
+        """Read a context; `errors.NotFound` if it does not exist."""
         key = protocol.check_key(request.key)
         if key.startswith(mounts.PREFIX):
-            self._desk.check(identity, "read", key, "")  # nobody here owns it
-            return await self._desk.mounted(key).get(key)
-        context = await self.held(request)
+            self._state.check(identity, "read", key, "")  # entries of mounts have no owner here
+            return await self._state.mounted(key).get(key)
+        context = await self.from_replica(request)
         if context is not None:
-            self._desk.demand.add(key, self._desk.name)
+            self._state.demand.add(key, self._state.name)
         else:
-            context = await self._from_others(request)
-        self._desk.check(identity, "read", key, context.writer)
+            context = await self._from_holders(request)
+        self._state.check(identity, "read", key, context.writer)
         return context
 
-    async def held(self, request: protocol.GetContext) -> protocol.Context | None:
-        """From a copy of ours that is fresh enough, or can be made so."""
-        shared = self._desk
+    async def from_replica(self, request: protocol.GetContext) -> protocol.Context | None:
+        """Read from a local replica that is fresh enough or can be refreshed."""
+        shared = self._state
         context = self.local(request.key, request.max_staleness_s)
-        copy = shared.copies.index.get(request.key)
-        if context is not None or copy is None:
+        replica = shared.replicas.index.get(request.key)
+        if context is not None or replica is None:
             return context
-        if not _is_fresh(shared.age_s(copy), request.max_staleness_s):
-            if copy.temporary:
+        if not _is_fresh(shared.age_s(replica), request.max_staleness_s):
+            if replica.temporary:
                 return None
             try:
                 await shared.refresh(shared.settings.timeout_s)
             except errors.Unavailable:
                 return None
-            copy = shared.copies.index.get(request.key)
-        if copy is None or not copy.is_live(shared.now_ns()):
+            replica = shared.replicas.index.get(request.key)
+        if replica is None or not replica.is_live(shared.now_ns()):
             return None
-        value = await shared.value_of(request.key, copy)
-        return None if value is None else self.context(request.key, copy, value, shared.age_s(copy))
+        value = await shared.value_of(request.key, replica)
+        return None if value is None else self.context(request.key, replica, value, shared.age_s(replica))
 
-    async def _from_others(self, request: protocol.GetContext) -> protocol.Context:
-        shared, settings = self._desk, self._desk.settings
-        question = protocol.encode(protocol.GetContext(request.key, request.max_staleness_s, shared.name))
+    async def _from_holders(self, request: protocol.GetContext) -> protocol.Context:
+        shared, settings = self._state, self._state.settings
+        request_data = protocol.encode(protocol.GetContext(request.key, request.max_staleness_s, shared.name))
         topic = protocol.topic(protocol.bucket(request.key), "access")
         deadline_s = shared.now_s() + settings.timeout_s
         while True:
-            answers = await shared.bus.gather(topic, question, enough=1, timeout_s=settings.hedge_s)
+            answers = await shared.bus.gather(topic, request_data, enough=1, timeout_s=settings.hedge_s)
             if answers:
                 return protocol.result_of(answers[0].data, protocol.Context)
             left_s = deadline_s - shared.now_s()
             if left_s <= 0:
                 raise errors.TimedOut(
-                    f"{request.key!r}: neither a holder nor the log answered in {settings.timeout_s:g} s"
+                    f"{request.key!r}: no reply from a holder or the log in {settings.timeout_s:g} s"
                 )
             try:
                 async with asyncio.timeout(left_s):
@@ -114,12 +117,12 @@ class ContextReader:
             return self._from_log(request.key, entry)
 
     async def logged(self, key: str) -> protocol.Context:
-        """As the log has it; `errors.NotFound` where there is none."""
-        return self._from_log(key, await self._desk.log.last(key))
+        """Read from the log; `errors.NotFound` if the context does not exist."""
+        return self._from_log(key, await self._state.log.last(key))
 
     def _from_log(self, key: str, entry: context_log.ContextLogEntry | None) -> protocol.Context:
         record = entry.record if entry is not None else None
-        if entry is None or record is None or record.value is None or _expired(record, self._desk.now_ns()):
+        if entry is None or record is None or record.value is None or _expired(record, self._state.now_ns()):
             raise errors.NotFound(f"no context {key!r}")
         return protocol.Context(
             key,
@@ -135,54 +138,56 @@ class ContextReader:
             record.expires_at_ns,
         )
 
-    # What happened to it.
+    # Changes.
 
     async def history(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
-        """Its changes after that version, oldest first, those that ``identity`` may read."""
+        """Return the changes after that version that ``identity`` may read, oldest first."""
         protocol.check_key(request.key)
         while True:
-            with contextlib.suppress(errors.Dropped):  # the oldest went while we read: those that are there
+            with contextlib.suppress(
+                errors.Dropped
+            ):  # the oldest entries were removed during the read: start again
                 return await self._history(request, identity)
 
     async def _history(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
-        """As many as one answer holds; no more are held in memory, however many the log keeps."""
-        shared, key, after_version = self._desk, request.key, request.after_version
+        """Return as many changes as one reply holds; memory is bounded by the same limit."""
+        shared, key, after_version = self._state, request.key, request.after_version
         changes: list[protocol.ContextChange] = []
         number, size_bytes, more, reaches_back = 0, 0, False, False
-        hidden: str | None = None  # the writer of the last one that must not be read
+        hidden: str | None = None  # the writer of the last change that the caller may not read
         async with contextlib.aclosing(shared.log.entries(key, since=max(1, after_version))) as entries:
             async for entry in entries:
                 number += 1
                 record = entry.record
                 if number == 1:
                     reaches_back = entry.version <= after_version
-                    if record.reason == "place":  # the write that it repeats has gone
+                    if record.reason == "place":  # the write that it repeats was removed
                         record = _as_written(record)
                 if record.reason in ("place", "refuse") or entry.version <= after_version:
                     continue
                 if not shared.may_read(identity, key, record.writer):
                     hidden = record.writer
                     continue
-                size_bytes += protocol.answer_bytes(record.value, record.attributes)
-                more = bool(changes) and size_bytes > protocol.ANSWER_BYTES_MAX
+                size_bytes += protocol.reply_bytes(record.value, record.attributes)
+                more = bool(changes) and size_bytes > protocol.REPLY_BYTES_MAX
                 if not more:
                     changes.append(_change(context_log.ContextLogEntry(record, entry.sequence)))
-                elif after_version:  # else the rest is counted
+                elif after_version:  # without it, the remaining entries are counted
                     break
         if hidden is not None and not changes:
             shared.check(identity, "read", key, hidden)
-        # The last record stays, so where there is none, a deletion has been forgotten.
+        # The log keeps the last record of a context, so without records a deletion has been purged.
         complete = reaches_back if after_version else number < shared.settings.history
         return protocol.ContextHistory(changes, complete=complete, more=more)
 
     async def changes(self, request: protocol.WaitForChanges, identity: str) -> protocol.ContextHistory:
-        """As `history`, waiting for something to happen if nothing has."""
-        shared, key = self._desk, protocol.check_key(request.key)
+        """Like `history`, but wait for a change if there is none."""
+        shared, key = self._state, protocol.check_key(request.key)
         deadline_s = shared.now_s() + request.wait_s
         while True:
-            changed = shared.change_of(key)
-            copy = shared.copies.index.get(key)
-            idle = copy is not None and not copy.temporary and copy.version <= request.after_version
+            changed = shared.change_event(key)
+            replica = shared.replicas.index.get(key)
+            idle = replica is not None and not replica.temporary and replica.version <= request.after_version
             if not idle:
                 history = await self.history(request, identity)
                 if history.changes or (request.after_version and not history.complete):
@@ -196,15 +201,17 @@ class ContextReader:
             except TimeoutError:
                 continue
 
-    # Where it is.
+    # Replicas.
 
     async def where(self, request: protocol.Where) -> protocol.Page[protocol.ReplicaInfo]:
-        """The primary first. Every page asks all nodes again, so it has as many as fit."""
-        shared, key = self._desk, protocol.check_key(request.key)
-        question = protocol.encode(protocol.ContextQuery(key))
+        """Return the replicas, the primary first. Every page queries all nodes again, so it has as many as
+        fit.
+        """
+        shared, key = self._state, protocol.check_key(request.key)
+        request_data = protocol.encode(protocol.ContextQuery(key))
         others = shared.directory.nodes
         replies = await shared.bus.gather(
-            protocol.to_all("where"), question, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
+            protocol.to_all("where"), request_data, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
         )
         order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
         views = [
@@ -214,26 +221,26 @@ class ContextReader:
             self._from_log(key, await shared.log.last(key))
 
         def place(view: protocol.ReplicaInfo) -> str:
-            return f"{order[view.copy]} {view.node}"
+            return f"{order[view.replica_kind]} {view.node}"
 
         page = server.page(sorted(views, key=place), place, request.after, rows_max=len(views))
         return protocol.Page(page["items"], page["next"])
 
     def where_here(self, key: str) -> list[protocol.ReplicaInfo]:
-        """The copy we hold, if we do."""
-        shared = self._desk
-        copy = shared.copies.index.get(key)
-        if copy is None or not copy.is_live(shared.now_ns()):
+        """Return the local replica, if there is one."""
+        shared = self._state
+        replica = shared.replicas.index.get(key)
+        if replica is None or not replica.is_live(shared.now_ns()):
             return []
-        kind = shared.copies.kind(copy).value
-        counts = shared.demand.of(key)
+        kind = shared.replicas.kind(replica).value
+        counts = shared.demand.by_origin(key)
         most = dict(heapq.nlargest(protocol.DEMAND_MAX, counts.items(), key=lambda count: count[1]))
         others = sum(counts.values()) - sum(most.values())
-        return [protocol.ReplicaInfo(shared.name, kind, copy.version, shared.age_s(copy), most, others)]
+        return [protocol.ReplicaInfo(shared.name, kind, replica.version, shared.age_s(replica), most, others)]
 
 
 def _is_fresh(age_s: float, max_staleness_s: float | None) -> bool:
-    """Whether an answer from memory will do. With 0 the log has to confirm it, however young the copy is."""
+    """Whether a value from memory is fresh enough. With 0 the log must always confirm it."""
     return max_staleness_s is None or (max_staleness_s > 0 and age_s <= max_staleness_s)
 
 

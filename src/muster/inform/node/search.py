@@ -1,14 +1,14 @@
-"""Searches: every primary answers for its own, in the order of keys, a part at a time.
+"""Searches: every primary searches its contexts in key order and replies with one page.
 
-A node may have a million contexts, and a search of them must keep it from nothing else.  So it is walked in
-slices of a moment, all searches taking turns; it ends when it has enough, or when its time is up, and says
-how far it came (``reached``), and who asked goes on from there.  What a search holds in memory is one answer.
+A node may have a million contexts, and a search must not block its other work.  A search therefore runs in
+short time slices, and concurrent searches take turns.  It stops when it has enough matches or its time is up,
+and reports how far it came (``reached``), so that the caller can continue.  It holds one reply in memory.
 
-A primary may move while a search goes on, from a node that has not come to its key to one that has passed it.
-So a node also names the keys that it gave up a moment ago, and who asked looks into the log for those that
-nobody has found.
+A primary may move during a search, from a node that has not reached its key to one that has passed it.  So a
+node also reports the matching keys whose primary it was until recently, and the requesting node reads from
+the log those that no node has returned.
 
-The order of the keys is made when a node is first asked to search, and kept from then on.
+The sorted key list of a node is built at the first search and maintained from then on.
 """
 
 from __future__ import annotations
@@ -29,56 +29,56 @@ from muster.inform.node import reads, state
 from muster.inform.node.replicas import replica_table, sorted_keys
 
 SLICE_S = 0.001
-SLICE_KEYS = 64  # between two looks at the clock
-SEARCH_S = 1.0  # then a node answers with what it has
-ANSWERS_S = 3.0  # who has not answered by then is silent
+SLICE_KEYS = 64  # between two checks of the clock
+SEARCH_S = 1.0  # a node replies after this time
+REPLIES_S = 3.0  # nodes without a reply after this time are reported as silent
 SEARCHES_MAX = 64
-MOVED_MAX = 200  # in one answer: each costs a look into the log
-ANSWERS_BYTES_MAX = 64 << 20  # of values in the answers of all nodes to one question…
-NODE_BYTES_MIN = 4 << 10  # …but of so many for each
+MOVED_MAX = 200  # in one reply: each costs a read of the log
+REPLIES_BYTES_MAX = 64 << 20  # total size of the values in the replies of all nodes
+NODE_BYTES_MIN = 4 << 10  # but at least so many for each node
 
 
 class _Slice(NamedTuple):
     matching: list[tuple[str, replica_table.Replica]]
-    reached: str | None  # None: there are no further keys
+    reached: str | None  # None: all keys have been searched
 
 
 class ContextSearch:
     def __init__(self, shared: state.NodeState, reader: reads.ContextReader) -> None:
-        self._desk = shared
+        self._state = shared
         self._reader = reader
-        self._turn = asyncio.Lock()  # of the searches: one slice in each round of the loop
-        self._unordered: list[str] = []  # keys that are still to be put in order
+        self._slice_lock = asyncio.Lock()  # one slice in each iteration of the event loop
+        self._unordered: list[str] = []  # keys that are not sorted yet
         self._searches = 0
 
-    # Everywhere.
+    # All nodes.
 
     async def find(self, query: protocol.FindContexts, identity: str) -> protocol.FindResult:
-        """Those that satisfy the predicate, wherever they are, as far as one answer holds them."""
-        shared = self._desk
-        plan = search_plan.plan(query.predicate)  # its faults are told here, once
+        """Return the contexts of all nodes that match the predicate, as many as one reply holds."""
+        shared = self._state
+        plan = search_plan.plan(query.predicate)  # raises errors in the predicate once, here
         without = set(query.without)
         others = [node for node in shared.directory.nodes if node not in without]
-        share = ANSWERS_BYTES_MAX // (len(others) + 1)
+        share = REPLIES_BYTES_MAX // (len(others) + 1)
         query = msgspec.structs.replace(
-            query, reader=identity, bytes_max=max(NODE_BYTES_MIN, min(share, protocol.ANSWER_BYTES_MAX))
+            query, reader=identity, bytes_max=max(NODE_BYTES_MIN, min(share, protocol.REPLY_BYTES_MAX))
         )
         replies, (mounted, failed) = await asyncio.gather(
-            shared.bus.gather(  # we are one of those asked
+            shared.bus.gather(  # this node replies as well
                 protocol.to_all("find"),
                 protocol.encode(msgspec.structs.replace(query, without=())),
                 enough=len(others) + 1,
-                timeout_s=min(ANSWERS_S, shared.settings.timeout_s),
+                timeout_s=min(REPLIES_S, shared.settings.timeout_s),
             ),
             self._find_mounted(query, plan),
         )
         ours = [protocol.result_of(message.data, protocol.PartialFindResult) for message in replies]
         answered = {result.node for result in ours}
-        answers = ours + mounted
-        # Who had more to say than one answer holds has told all up to where it came, and so have we.
-        unfinished = [_end(result) for result in answers if result.more]
+        results = ours + mounted
+        # A node with more matches than one reply holds has searched all keys up to ``reached``.
+        unfinished = [_end(result) for result in results if result.more]
         reached = min(unfinished, default="")
-        contexts = [context for each in answers for context in each.contexts]
+        contexts = [context for result in results for context in result.contexts]
         moved = sorted({key for each in ours for key in each.moved} - {context.key for context in contexts})
         if len(moved) > MOVED_MAX and (not unfinished or moved[MOVED_MAX - 1] < reached):
             reached = moved[MOVED_MAX - 1]
@@ -87,7 +87,7 @@ class ContextSearch:
             contexts = [context for context in contexts if context.key <= reached]
             moved = [key for key in moved if key <= reached]
         contexts += await self._moved(plan, moved)
-        # While a primary moves, the old one and the new one may each take themselves for it.
+        # While a primary moves, both the former and the new primary may return the context.
         newest = {
             context.key: context
             for context in sorted(contexts, key=lambda context: (context.key, context.version))
@@ -110,9 +110,9 @@ class ContextSearch:
         )
 
     async def _moved(self, plan: search_plan.SearchPlan, keys: Sequence[str]) -> list[protocol.Context]:
-        """Those of them that the plan still selects, as the log has them.
+        """Read these keys from the log and return the contexts that the plan still selects.
 
-        `errors.Unavailable` if the log does not answer: without them the search would be incomplete.
+        `errors.Unavailable` if the log does not reply: the result would be incomplete without them.
         """
         contexts: list[protocol.Context] = []
         for key in keys:
@@ -125,11 +125,11 @@ class ContextSearch:
     async def _find_mounted(
         self, query: protocol.FindContexts, plan: search_plan.SearchPlan
     ) -> tuple[list[protocol.PartialFindResult], dict[str, str]]:
-        """What the other registries have, and which of them could not be asked."""
-        may_read = functools.partial(self._desk.may_read, query.reader)
+        """Return the results of the mounts, and the mounts that failed."""
+        may_read = functools.partial(self._state.may_read, query.reader)
         theirs = {
             name: mount
-            for name, mount in self._desk.mounts.items()
+            for name, mount in self._state.mounts.items()
             if name not in query.without and mount.may_have(plan, query.after)
         }
         outcomes = await asyncio.gather(
@@ -138,7 +138,7 @@ class ContextSearch:
         )
         results, failed = [], {}
         for name, outcome in zip(theirs, outcomes, strict=True):
-            if isinstance(outcome, Exception):  # a fault in a back end, too, is no reason to find nothing
+            if isinstance(outcome, Exception):  # an error in a back end must not fail the search
                 failed[name] = getattr(outcome, "message", "") or f"{type(outcome).__name__}: {outcome}"
                 state.events.warning("mount-failed", mount=name, error=outcome)
             elif isinstance(outcome, BaseException):
@@ -147,13 +147,13 @@ class ContextSearch:
                 results.append(outcome)
         return results, failed
 
-    # Here.
+    # This node.
 
     async def find_here(self, query: protocol.FindContexts) -> protocol.PartialFindResult:
-        """Among the contexts whose primary we are."""
+        """Search the contexts whose primary this node is."""
         if self._searches >= SEARCHES_MAX:
             raise errors.Overloaded(
-                f"{self._desk.name} has {SEARCHES_MAX} searches in flight", retry_after_s=SEARCH_S
+                f"{self._state.name} already runs {SEARCHES_MAX} searches", retry_after_s=SEARCH_S
             )
         self._searches += 1
         try:
@@ -164,13 +164,13 @@ class ContextSearch:
     def _with_moved(
         self, query: protocol.FindContexts, result: protocol.PartialFindResult
     ) -> protocol.PartialFindResult:
-        """And what we gave up a moment ago, as it was then: the log tells what has become of it."""
-        shared, plan = self._desk, search_plan.plan(query.predicate)
+        """Add matching keys whose primary this node was until recently; the log has their current state."""
+        shared, plan = self._state, search_plan.plan(query.predicate)
         moved = sorted(
             key
             for key, (at_s, was) in shared.moved.items()
             if query.after < key and (not result.more or key <= result.reached)
-            if key.startswith(plan.begins) and all(needle in was.attributes for needle in plan.bytes)
+            if key.startswith(plan.key_prefix) and all(needle in was.attributes for needle in plan.needles)
             if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and was.is_live(shared.now_ns())
             if plan.selects(key, was.version, was.writer, protocol.attributes_of(was.attributes))
         )
@@ -183,13 +183,13 @@ class ContextSearch:
     async def _search(
         self, query: protocol.FindContexts, plan: search_plan.SearchPlan
     ) -> protocol.PartialFindResult:
-        shared, until_s = self._desk, time.monotonic() + SEARCH_S
+        shared, until_s = self._state, time.monotonic() + SEARCH_S
         contexts: list[protocol.Context] = []
         size, reached = 0, query.after
-        if plan.keys is None and not await self._ordered(until_s):
+        if plan.keys is None and not await self._ensure_sorted(until_s):
             return protocol.PartialFindResult(shared.name, contexts, True, reached)
         while True:
-            async with self._turn:
+            async with self._slice_lock:
                 matching, after = self._slice(plan, reached)
                 await asyncio.sleep(0)
             for key, selected in matching:
@@ -197,13 +197,13 @@ class ContextSearch:
                     continue
                 if len(contexts) == query.limit:
                     return protocol.PartialFindResult(shared.name, contexts, True, contexts[-1].key)
-                copy, value = await self._value(plan, key, selected)
+                replica, value = await self._value(plan, key, selected)
                 if value is None:
                     continue
-                size += len(value) + len(copy.attributes) + 256
+                size += len(value) + len(replica.attributes) + 256
                 if contexts and size > query.bytes_max:
                     return protocol.PartialFindResult(shared.name, contexts, True, contexts[-1].key)
-                contexts.append(self._reader.context(key, copy, value, shared.age_s(copy)))
+                contexts.append(self._reader.context(key, replica, value, shared.age_s(replica)))
             if after is None:
                 return protocol.PartialFindResult(shared.name, contexts)
             reached = after
@@ -211,80 +211,80 @@ class ContextSearch:
                 return protocol.PartialFindResult(shared.name, contexts, True, reached)
 
     async def _value(
-        self, plan: search_plan.SearchPlan, key: str, copy: replica_table.Replica
+        self, plan: search_plan.SearchPlan, key: str, replica: replica_table.Replica
     ) -> tuple[replica_table.Replica, bytes | None]:
-        """The value of what was selected; None where it has gone, or is no longer what is looked for."""
+        """Return the value of a selected replica; None if it is gone or no longer matches."""
         while True:
-            value = await self._desk.value_of(key, copy)
+            value = await self._state.value_of(key, replica)
             if value is not None:
-                return copy, value
-            now = self._desk.copies.index.get(key)
-            if now is None or now is copy or not self._selects(plan, key, now, self._desk.now_ns()):
-                return copy, None
-            copy = now  # it was written meanwhile
+                return replica, value
+            now = self._state.replicas.index.get(key)
+            if now is None or now is replica or not self._selects(plan, key, now, self._state.now_ns()):
+                return replica, None
+            replica = now  # it was written in the meantime
 
     def _slice(self, plan: search_plan.SearchPlan, after: str) -> _Slice:
-        now_ns, until_s = self._desk.now_ns(), time.monotonic() + SLICE_S
-        index, needed = self._desk.copies.index, plan.bytes
+        now_ns, until_s = self._state.now_ns(), time.monotonic() + SLICE_S
+        index, needed = self._state.replicas.index, plan.needles
         matching: list[tuple[str, replica_table.Replica]] = []
-        while keys := self._following(plan, after):
+        while keys := self._keys_after(plan, after):
             for key in keys:
-                copy = index.get(key)
-                if copy is None:
+                replica = index.get(key)
+                if replica is None:
                     continue
-                packed = copy.attributes
-                for needle in needed:  # most end here
+                packed = replica.attributes
+                for needle in needed:  # most keys fail here
                     if needle not in packed:
                         break
                 else:
-                    if self._selects(plan, key, copy, now_ns):
-                        matching.append((key, copy))
+                    if self._selects(plan, key, replica, now_ns):
+                        matching.append((key, replica))
             after = keys[-1]
             if time.monotonic() > until_s:
                 return _Slice(matching, after)
         return _Slice(matching, None)
 
     def _selects(
-        self, plan: search_plan.SearchPlan, key: str, copy: replica_table.Replica, now_ns: int
+        self, plan: search_plan.SearchPlan, key: str, replica: replica_table.Replica, now_ns: int
     ) -> bool:
-        if copy.temporary or copy.holders[0] != self._desk.name or not copy.is_live(now_ns):
+        if replica.temporary or replica.holders[0] != self._state.name or not replica.is_live(now_ns):
             return False
-        attributes = protocol.attributes_of(copy.attributes) if plan.asks else {}
-        return plan.selects(key, copy.version, copy.writer, attributes)
+        attributes = protocol.attributes_of(replica.attributes) if plan.attribute_names else {}
+        return plan.selects(key, replica.version, replica.writer, attributes)
 
-    # The order of the keys.
+    # Sorted keys.
 
-    def _following(self, plan: search_plan.SearchPlan, after: str) -> Sequence[str]:
-        """Some keys that the plan may select; none only where there are none."""
+    def _keys_after(self, plan: search_plan.SearchPlan, after: str) -> Sequence[str]:
+        """Return some keys that the plan may select; empty only if there are none."""
         if plan.keys is not None:
             first = bisect.bisect_right(plan.keys, after)
             return plan.keys[first : first + SLICE_KEYS]
-        order = self._desk.copies.order
+        order = self._state.replicas.order
         assert order is not None
-        if after < plan.begins:
-            keys = order.following(plan.begins, SLICE_KEYS, itself=True)
+        if after < plan.key_prefix:
+            keys = order.after(plan.key_prefix, SLICE_KEYS, itself=True)
         else:
-            keys = order.following(after, SLICE_KEYS)
-        if not plan.begins or (keys and keys[-1].startswith(plan.begins)):
+            keys = order.after(after, SLICE_KEYS)
+        if not plan.key_prefix or (keys and keys[-1].startswith(plan.key_prefix)):
             return keys
-        return [key for key in keys if key.startswith(plan.begins)]
+        return [key for key in keys if key.startswith(plan.key_prefix)]
 
-    async def _ordered(self, until_s: float) -> bool:
-        """Whether all keys are in order; if not, the next search goes on with it."""
-        held = self._desk.copies
+    async def _ensure_sorted(self, until_s: float) -> bool:
+        """Whether all keys are sorted; if not, the next search continues."""
+        held = self._state.replicas
         if held.order is None:
             held.order = sorted_keys.SortedKeys()
             self._unordered = list(held.index)[::-1]
         while self._unordered:
-            async with self._turn:
-                self._order_some(held.order)
+            async with self._slice_lock:
+                self._sort_slice(held.order)
                 await asyncio.sleep(0)
             if time.monotonic() > until_s:
                 break
         return not self._unordered
 
-    def _order_some(self, order: sorted_keys.SortedKeys) -> None:
-        until_s, index, waiting = time.monotonic() + SLICE_S, self._desk.copies.index, self._unordered
+    def _sort_slice(self, order: sorted_keys.SortedKeys) -> None:
+        until_s, index, waiting = time.monotonic() + SLICE_S, self._state.replicas.index, self._unordered
         while waiting:
             for key in waiting[: -SLICE_KEYS - 1 : -1]:
                 if key in index:
@@ -295,5 +295,5 @@ class ContextSearch:
 
 
 def _end(result: protocol.PartialFindResult) -> str:
-    """How far it came; a node of an older version says no more than its last key."""
+    """The last key that was searched; older versions of a node only return contexts."""
     return result.reached or (result.contexts[-1].key if result.contexts else "")

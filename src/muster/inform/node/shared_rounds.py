@@ -1,7 +1,7 @@
-"""One question on behalf of many callers.
+"""One request on behalf of many callers.
 
-A caller may use the answer to a question that was sent after the caller arrived, and no earlier one.  So one
-question is under way at a time, and all callers that arrive meanwhile share the next one.
+A caller may use the result of a request that was sent after the caller arrived, and of no earlier one.  So
+one request runs at a time, and all callers that arrive meanwhile share the next one.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ T = TypeVar("T")
 
 
 class SharedRounds(Generic[T]):
-    def __init__(self, ask: Callable[[], Awaitable[T]]) -> None:
-        self._ask = ask
-        self._next: asyncio.Future[T] | None = None  # of the question that has not been sent yet
+    def __init__(self, send: Callable[[], Awaitable[T]]) -> None:
+        self._send = send
+        self._next: asyncio.Future[T] | None = None  # of the request that has not been sent yet
         self._task: asyncio.Task[None] | None = None
 
-    async def answer(self) -> T:
-        """Of a question that is sent from now on."""
+    async def result(self) -> T:
+        """Return the result of a request that is sent from now on."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
             if self._task is None:
-                self._task = asyncio.create_task(self._run(), name="shared question")
-        return await asyncio.shield(self._next)  # a caller that is cancelled does not cancel the others
+                self._task = asyncio.create_task(self._run(), name="shared request")
+        return await asyncio.shield(self._next)  # the cancellation of a caller does not affect the others
 
     async def _run(self) -> None:
         try:
             while (waiting := self._next) is not None:
                 self._next = None
                 try:
-                    answer = await self._ask()
+                    result = await self._send()
                 except asyncio.CancelledError:
                     _fail(waiting, errors.Unavailable("this node is closing"))
                     raise
-                except Exception as error:  # noqa: BLE001  (it belongs to the callers)
+                except Exception as error:  # noqa: BLE001  (passed to the callers)
                     _fail(waiting, error)
                 else:
-                    waiting.set_result(answer)
+                    waiting.set_result(result)
         finally:
             self._task = None
             if (waiting := self._next) is not None:
@@ -56,4 +56,4 @@ class SharedRounds(Generic[T]):
 
 def _fail(waiting: asyncio.Future[T], error: Exception) -> None:
     waiting.set_exception(error)
-    waiting.exception()  # all callers may have given up meanwhile
+    waiting.exception()  # all callers may have been cancelled

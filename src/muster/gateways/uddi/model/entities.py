@@ -1,6 +1,6 @@
-"""What can be read from an element of UDDI: its names, its bags, its bindings.
+"""Reads names, bags and bindings from UDDI elements.
 
-Pure.  The elements are canonical (`schema.checked`), so texts and keys compare as they stand.
+Pure.  The elements are canonical (`schema.validate`), so texts and keys can be compared directly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class UddiName(NamedTuple):
 
 
 class KeyedReference(NamedTuple):
-    """A keyed reference: in the value set ``model``, the value ``value``."""
+    """A keyed reference: the value ``value`` of the value set ``model``."""
 
     model: str
     value: str
@@ -29,9 +29,7 @@ class KeyedReference(NamedTuple):
 
 class CategoryBag(NamedTuple):
     references: tuple[KeyedReference, ...] = ()
-    groups: tuple[
-        tuple[str, tuple[KeyedReference, ...]], ...
-    ] = ()  # a tModel's key, and what stands under it
+    groups: tuple[tuple[str, tuple[KeyedReference, ...]], ...] = ()  # the key of a tModel, and its references
 
     def __bool__(self) -> bool:
         return bool(self.references or self.groups)
@@ -48,7 +46,7 @@ def reference(element: xml.XmlElement) -> KeyedReference:
 
 
 def bag(element: xml.XmlElement, name: str = "categoryBag") -> CategoryBag:
-    """The bag of that name in ``element``; an empty one where there is none."""
+    """The bag ``name`` of ``element``; empty if there is none."""
     bag_element = element.find(U(name))
     if bag_element is None:
         return CategoryBag()
@@ -82,7 +80,7 @@ def bindings(service: xml.XmlElement) -> list[xml.XmlElement]:
 
 
 def models(binding: xml.XmlElement) -> set[str]:
-    """The tModels a binding says it follows: its technical fingerprint."""
+    """The tModels of a binding: its technical fingerprint."""
     infos = inside(binding, "tModelInstanceDetails", "tModelInstanceInfo")
     return {info.get("tModelKey") or "" for info in infos}
 
@@ -96,16 +94,16 @@ def texts(element: xml.XmlElement, name: str) -> list[str]:
 
 
 def with_attributes(element: xml.XmlElement, **attributes: str) -> xml.XmlElement:
-    """The same with these attributes besides its own; an empty one is taken away."""
+    """A copy with these attributes added; empty values remove an attribute."""
     merged = {**element.attributes, **attributes}
     kept = {name: value for name, value in merged.items() if value}
     return xml.XmlElement(element.name, *element.content, attributes=kept, namespaces=element.namespaces)
 
 
 def with_part(element: xml.XmlElement, order: str, part: xml.XmlElement | None) -> xml.XmlElement:
-    """The same with ``part`` in the place of what stands under its name.
+    """A copy in which ``part`` replaces the child of the same name.
 
-    ``order``: the names of the children as the schema has them, and of which one is put anew the last word.
+    ``order``: the names of the preceding children in the schema, and last the name of ``part``.
     """
     *before, name = order.split()
     known = {U(child) for child in before}

@@ -1,4 +1,4 @@
-"""The errors of UDDI v3: each a code with a number, told as a disposition report in a SOAP fault."""
+"""The errors of UDDI v3: each has a code and a number, reported as a disposition report in a SOAP fault."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class UddiErrorCode(enum.Enum):
         return self.value[1]
 
 
-_OURS = {UddiErrorCode.BUSY, UddiErrorCode.FATAL_ERROR, UddiErrorCode.REQUEST_TIMEOUT}
+_RECEIVER_CODES = {UddiErrorCode.BUSY, UddiErrorCode.FATAL_ERROR, UddiErrorCode.REQUEST_TIMEOUT}
 
 
 def fault(code: UddiErrorCode, message: str, *, key_type: str = "") -> faults.SoapFault:
     uddi = schema.UDDI
-    # The report must be the very first thing in the detail: there are clients that look nowhere else.
+    # The report must be the first element of the detail: some clients read only that.
     report = xml.XmlElement(
         uddi("dispositionReport"),
         xml.XmlElement(
@@ -54,12 +54,12 @@ def fault(code: UddiErrorCode, message: str, *, key_type: str = "") -> faults.So
             attributes={"errno": str(code.number), **({"keyType": key_type} if key_type else {})},
         ),
     )
-    blame = faults.SoapFaultCode.RECEIVER if code in _OURS else faults.SoapFaultCode.SENDER
+    blame = faults.SoapFaultCode.RECEIVER if code in _RECEIVER_CODES else faults.SoapFaultCode.SENDER
     return faults.SoapFault(blame, message, subcode=uddi(code.word), details=[report])
 
 
 def from_error(error: errors.MusterError) -> faults.SoapFault:
-    """Any error of ours, in UDDI's words."""
+    """A Muster error as a UDDI fault."""
     if isinstance(error, faults.SoapFault):
         return error
     message = faults.public_message(error)
@@ -77,7 +77,7 @@ def from_error(error: errors.MusterError) -> faults.SoapFault:
         case errors.NotFound():
             return fault(UddiErrorCode.INVALID_KEY_PASSED, message)
         case errors.Conflict():
-            return fault(UddiErrorCode.BUSY, f"{message}: somebody else changes the same; try again")
+            return fault(UddiErrorCode.BUSY, f"{message}: another client changed the entity; try again")
         case errors.InvalidInput():
             return fault(UddiErrorCode.VALUE_NOT_ALLOWED, message)
         case _:

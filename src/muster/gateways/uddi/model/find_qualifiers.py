@@ -1,7 +1,7 @@
-"""Find qualifiers: what a search compares, and in which order it answers.
+"""Find qualifiers: how a search compares texts, and how its results are sorted.
 
-Each is known by a short name and by the key of a tModel, in any case.  Two that contradict each other are
-refused, as are unknown and repeated ones.
+Each has a short name and the key of a tModel; case is ignored.  Contradictory, unknown and repeated
+qualifiers are rejected.
 
 Pure.
 """
@@ -52,7 +52,7 @@ def by_key() -> dict[str, str]:
     return {f"{_SORT_PREFIX if name in sorts else _PREFIX}{folded}": name for folded, name in _KNOWN.items()}
 
 
-#: Of each group at most one.
+#: At most one of each group is allowed.
 _EXCLUSIVE = (
     ("andAllKeys", "orAllKeys", "orLikeKeys"),
     ("exactMatch", "approximateMatch"),
@@ -77,7 +77,7 @@ class FindQualifiers:
         return name in self.names
 
     def fold(self, text: str) -> str:
-        """As texts are compared in this search."""
+        """Normalize a text for comparison."""
         if "caseInsensitiveMatch" in self:
             text = text.casefold()
         return _bare(text) if "diacriticInsensitiveMatch" in self else text
@@ -98,10 +98,10 @@ def read(qualifiers: Iterable[str]) -> FindQualifiers:
         short = word.removeprefix(_PREFIX).removeprefix(_SORT_PREFIX)
         name = _KNOWN.get(short)
         if name is None:
-            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"no find qualifier {qualifier[:80]!r}")
+            raise faults.fault(faults.UddiErrorCode.UNSUPPORTED, f"unknown find qualifier {qualifier[:80]!r}")
         if name in names:
             raise faults.fault(
-                faults.UddiErrorCode.VALUE_NOT_ALLOWED, f"the find qualifier {name} stands there twice"
+                faults.UddiErrorCode.VALUE_NOT_ALLOWED, f"the find qualifier {name} occurs twice"
             )
         names.add(name)
     for group in _EXCLUSIVE:

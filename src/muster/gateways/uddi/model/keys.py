@@ -1,10 +1,10 @@
-"""Keys of UDDI: how they look, and who may propose which.
+"""UDDI keys: their form, and which publisher may propose them.
 
-A key is ``uddi:`` and a domain or a UUID, and perhaps more after it.  Whoever saves something without a key
-gets one made.  Proposing one, ``uddi:example.org:printers``, needs a key space: its generator, the tModel
-``uddi:example.org:keygenerator``, must be the publisher's own.  The generator of a domain that has none is
-given to the first publisher that saves it; one inside another's space needs that other's generator.  The
-spaces of the standard and of this registry are reserved.
+A key is ``uddi:`` and a domain or a UUID, optionally with more parts.  An entity that is saved without a key
+gets a new one.  To propose a key such as ``uddi:example.org:printers``, a publisher must own the key
+generator of the key space, the tModel ``uddi:example.org:keygenerator``.  The first publisher that saves the
+generator of a domain owns it; the generator of a space inside another space needs the generator of the outer
+one.  The spaces of the standard and of this registry are reserved.
 
 Pure.
 """
@@ -32,7 +32,7 @@ def check(key: str, kind: str) -> str:
     if len(key) > LENGTH_MAX or not _KEY.match(key):
         raise faults.fault(
             faults.UddiErrorCode.INVALID_KEY_PASSED,
-            f"{key[:80]!r} is no key: expected one like uddi:example.org:printers",
+            f"{key[:80]!r} is not a valid key: expected a form like uddi:example.org:printers",
             key_type=kind,
         )
     return key
@@ -47,10 +47,10 @@ def is_generator(key: str) -> bool:
 
 
 def generator_of(key: str) -> str | None:
-    """The generator whose owner may propose ``key``; None where nobody's leave is needed.
+    """The generator whose owner may propose ``key``; None if there is none.
 
-    That of ``uddi:example.org:a:b`` is ``uddi:example.org:a:keygenerator`` or an outer one: the nearest that
-    there is decides, so `may_propose` looks at all of them.
+    For ``uddi:example.org:a:b`` it is ``uddi:example.org:a:keygenerator`` or an outer one: the nearest
+    existing generator decides, so `may_propose` tries all of them.
     """
     parts = key.split(":")
     if is_generator(key):
@@ -59,11 +59,11 @@ def generator_of(key: str) -> str | None:
 
 
 def may_propose(key: str, publisher: str, owner_of: Callable[[str], str | None]) -> bool:
-    """``owner_of`` tells whose generator a key is; None where there is none."""
+    """``owner_of`` returns the owner of a generator; None if it does not exist."""
     if is_reserved(key):
         return False
     if is_generator(key) and key.count(":") == 2:
-        return not _UUID.match(key.split(":")[1])  # a domain's own: first come, first served
+        return not _UUID.match(key.split(":")[1])  # the generator of a domain: the first publisher owns it
     generator = generator_of(key)
     while generator is not None:
         owner = owner_of(generator)

@@ -1,11 +1,11 @@
-"""Whether an entity is what a search of UDDI asks for.
+"""Whether an entity matches a UDDI search.
 
-Names are one of the wanted (or); category bags and technical fingerprints hold all of the wanted (and), and
-identifier bags one of them (or), unless a qualifier says otherwise.  Wildcards count only under
-``approximateMatch``: ``%`` for any run of characters, ``_`` for one, a backslash before either for itself.
+One of the names must match (or), all categories and tModels (and), and one of the identifiers (or), unless a
+qualifier changes that.  Wildcards are used only with ``approximateMatch``: ``%`` for any characters, ``_``
+for one, a backslash before either for the character itself.
 
-Beyond the standard, and visible to its clients as it stands: a group under `BOX` among the wanted matches
-whatever lies in that box of the earth, at least in part.
+Extension of the standard: a group under `BOX` in a search matches entities whose location intersects that
+box.
 
 Pure.
 """
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 @functools.lru_cache(256)
 def _pattern(text: str) -> re.Pattern[str]:
-    """Of a run between two ``%``."""
+    """The pattern of a run between two ``%``."""
     made, escaped = "", False
     for character in text:
         if not escaped and character == "\\":
@@ -42,14 +42,14 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _compare(how: find_qualifiers.FindQualifiers) -> Callable[[str, str], bool]:
-    """From the wanted text and the one that is there."""
+    """A function that compares a searched text with an existing one."""
     if "approximateMatch" in how:
         return lambda pattern, there: like(how.fold(pattern), how.fold(there))
     return lambda text, there: how.fold(text) == how.fold(there)
 
 
 def like(pattern: str, there: str) -> bool:
-    """Linear in both: the runs between ``%`` are looked for one after the other, each as early as can be."""
+    """Linear in both: the runs between ``%`` are searched one after the other, each as early as possible."""
     parts = _runs(pattern)
     if len(parts) == 1:
         return _pattern(pattern).fullmatch(there) is not None
@@ -63,7 +63,7 @@ def like(pattern: str, there: str) -> bool:
         if match is None:
             return False
         place = match.end()
-    # The last run must end where the text ends; being free of stars, its length is fixed.
+    # The last run must end at the end of the text; it has no ``%``, so its length is fixed.
     length = _length(pattern)
     return len(there) - length >= place and last.fullmatch(there, len(there) - length) is not None
 
@@ -75,7 +75,7 @@ def _runs(text: str) -> tuple[re.Pattern[str], ...]:
 
 @functools.lru_cache(256)
 def _length(text: str) -> int:
-    """Characters that the part after the last ``%`` matches."""
+    """The number of characters that the run after the last ``%`` matches."""
     last = _split(text)[-1]
     return len(re.sub(r"\\(.)", r"\1", last, flags=re.DOTALL))
 
@@ -123,7 +123,7 @@ def bag_matches(
     *,
     default: str,
 ) -> bool:
-    """``default``: andAllKeys or orAllKeys, where no qualifier says which."""
+    """``default``: andAllKeys or orAllKeys, without a qualifier."""
     if not searched:
         return True
     same = _compare(how)
@@ -160,7 +160,7 @@ def _same_reference(
 ) -> bool:
     if searched.model != there.model or not same(searched.value, there.value):
         return False
-    # Only among keywords does the name belong to what is said; else it is for human eyes.
+    # The name is significant only for keywords; otherwise it is for display.
     return searched.model != KEYWORDS or same(searched.name, there.name)
 
 
@@ -183,18 +183,19 @@ def box(references: Iterable[entities.KeyedReference]) -> Box:
         west, south, east, north = (float(sides[side]) for side in _SIDES)
     except (KeyError, ValueError) as error:
         raise faults.fault(
-            faults.UddiErrorCode.INVALID_VALUE, f"a box needs the numbers {', '.join(_SIDES)}, each named so"
+            faults.UddiErrorCode.INVALID_VALUE,
+            f"a box needs references with the key names {', '.join(_SIDES)} and numbers as values",
         ) from error
     if not (-90 <= south <= north <= 90 and -180 <= west <= 180 and -180 <= east <= 180):
         raise faults.fault(
             faults.UddiErrorCode.INVALID_VALUE,
-            f"{(west, south, east, north)} is no box of the earth, in degrees",
+            f"{(west, south, east, north)} is not a valid box in degrees",
         )
     return west, south, east, north
 
 
 def box_of(references: Iterable[entities.KeyedReference]) -> Box | None:
-    """Of what is held, here or elsewhere: it may say anything of its place."""
+    """The box of an existing entity, which may have invalid values."""
     try:
         return box(references)
     except errors.Refused:
@@ -202,7 +203,7 @@ def box_of(references: Iterable[entities.KeyedReference]) -> Box | None:
 
 
 def boxes_meet(first: Box, second: Box) -> bool:
-    """A box may cross the date line: then its west is above its east."""
+    """Whether two boxes intersect. If a box crosses the date line, its west is greater than its east."""
     return (
         first[1] <= second[3]
         and second[1] <= first[3]

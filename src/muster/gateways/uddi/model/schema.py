@@ -1,12 +1,12 @@
-"""The words of UDDI v3: one table says what each element holds; the check of what comes in is made from it,
-and so is the WSDL (`muster.gateways.uddi.model.wsdl`).
+"""The schema of UDDI v3: one table of elements, from which input validation and the WSDL
+(`muster.gateways.uddi.model.wsdl`) are made.
 
-A line is ``element = content ; attributes``.  Content is read as in a DTD (``,`` a sequence, ``|`` a choice,
-``? * +`` how often) or is one simple type, marked with ``#``; an attribute with ``!`` is required.  A
-signature may stand where the standard lets one stand; it is kept as it is and not verified.
+A line is ``element = content ; attributes``.  Content is written as in a DTD (``,`` for a sequence, ``|`` for
+a choice, ``? * +`` for the number) or is one simple type, marked with ``#``; an attribute with ``!`` is
+required. Signatures are allowed where the standard allows them; they are stored unchanged and not verified.
 
-`checked` gives an element back in its canonical form: white space collapsed where the standard says so, keys
-in lower case.  So equal things are equal texts, whoever wrote them.
+`validate` returns an element in canonical form: white space collapsed where the standard requires it, keys in
+lower case.  So equal values have equal texts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PREFIXES = {str(UDDI): "uddi"}
 
 
 class InvalidUddi(errors.InvalidInput):
-    """Not what the schema of UDDI allows."""
+    """Invalid by the schema of UDDI."""
 
     code = "uddi-invalid"
 
@@ -204,7 +204,7 @@ save_tModel = authInfo?, tModel+
 set_publisherAssertions = authInfo?, publisherAssertion*
 """
 
-#: The operations of each port: what is asked, and what is answered ("": an empty body).
+#: The operations of each API: request and response element ("": an empty body).
 PORTS: dict[str, dict[str, str]] = {
     "Inquiry": {
         "find_binding": "bindingDetail",
@@ -284,7 +284,7 @@ class _Reader:
         self._place += 1
         if token == "(":
             inner = self.choice()
-            self._place += 1  # the closing one
+            self._place += 1  # the closing parenthesis
         else:
             inner = SchemaPart("element", token)
         often = self._next()
@@ -297,7 +297,7 @@ class _Reader:
 @dataclass(frozen=True, slots=True)
 class ElementDeclaration:
     name: str
-    simple: str = ""  # its type, where it holds no elements
+    simple: str = ""  # its type, if it contains no elements
     content: SchemaPart | None = None
     pattern: re.Pattern[str] = re.compile("")
     attributes: tuple[str, ...] = ()
@@ -325,10 +325,10 @@ BY_NAME = {declaration.name: declaration for declaration in _declared()}
 
 
 def validate(element: xml.XmlElement) -> xml.XmlElement:
-    """The same in its canonical form; `Invalid` names what is wrong and where."""
+    """Return the element in canonical form; `InvalidUddi` if it is not valid."""
     declared = BY_NAME.get(element.local) if element.namespace == UDDI else None
     if declared is None:
-        raise InvalidUddi(f"UDDI v3 knows no element {element.name[:120]!r}")
+        raise InvalidUddi(f"UDDI v3 has no element {element.name[:120]!r}")
     attributes = {name: value for name, value in element.attributes.items() if not _foreign(name)}
     _check_attributes(declared, attributes)
     made = {
@@ -337,23 +337,23 @@ def validate(element: xml.XmlElement) -> xml.XmlElement:
     }
     if declared.simple:
         if element.children:
-            raise InvalidUddi(f"{element.local} holds a text, no elements")
+            raise InvalidUddi(f"{element.local} must contain text, not elements")
         text = _value(declared.simple, element.exact_text, element.local)
         return xml.XmlElement(element.name, *([text] if text else []), attributes=made)
     if element.text:
-        raise InvalidUddi(f"{element.local} holds elements, no text: {element.text[:60]!r}")
+        raise InvalidUddi(f"{element.local} must contain elements, not text: {element.text[:60]!r}")
     children = element.children
     names = "".join(f"{'Signature' if child.namespace == SIGNATURE else child.local} " for child in children)
     if not declared.pattern.fullmatch(names):
         raise InvalidUddi(
-            f"{element.local} cannot hold {names.strip()[:200] or 'nothing'!r} in this order or number"
+            f"{element.local} cannot contain {names.strip()[:200] or 'nothing'!r} in this order or number"
         )
     inner = [child if child.namespace == SIGNATURE else validate(child) for child in children]
     return xml.XmlElement(element.name, *inner, attributes=made)
 
 
 def _foreign(name: str) -> bool:
-    """Attributes of other namespaces (a schema's hints) say nothing to us."""
+    """Whether an attribute belongs to another namespace (such as schema hints) and is ignored."""
     return name.startswith("{") and name != xml.LANG
 
 
@@ -369,7 +369,7 @@ def _value(kind: str, value: str, where: str) -> str:
     if kind in ENUMERATIONS:
         word = value.strip()
         if word not in ENUMERATIONS[kind]:
-            raise InvalidUddi(f"{where} is {word[:60]!r}: one of {', '.join(ENUMERATIONS[kind])}")
+            raise InvalidUddi(f"{where} is {word[:60]!r}: expected one of {', '.join(ENUMERATIONS[kind])}")
         return word
     if kind in ("int", "boolean"):
         word = value.strip()
@@ -382,5 +382,5 @@ def _value(kind: str, value: str, where: str) -> str:
     text = TEXTS.get(kind, TEXTS["text"])
     made = " ".join(value.split()) if text.collapses else value
     if not text.shortest <= len(made) <= text.longest:
-        raise InvalidUddi(f"{where} has {len(made)} characters: from {text.shortest} to {text.longest}")
+        raise InvalidUddi(f"{where} has {len(made)} characters: expected {text.shortest} to {text.longest}")
     return made.lower() if text.folds else made

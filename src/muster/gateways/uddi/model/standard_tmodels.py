@@ -1,7 +1,7 @@
-"""The tModels that every registry of UDDI v3 has, and our own: there from the first start, and nobody's.
+"""The tModels that every UDDI v3 registry has, and those of Muster. They exist from the first start.
 
-They are not stored.  So no publisher can own, change or hide them, and no start writes anything.  Keys of
-their spaces (`keys.RESERVED`) are given to no publisher.
+They are not stored, so no publisher can own, change or hide them, and a start writes nothing.  Keys of their
+spaces (`keys.RESERVED`) are not given to publishers.
 
 Pure.
 """
@@ -14,7 +14,7 @@ from muster.gateways.uddi.model import find_qualifiers, keys, matcher, schema
 U = schema.UDDI
 TYPES = "uddi:uddi.org:categorization:types"
 
-#: By key: name, description, and the types that its category bag states.
+#: By key: name, description, and the types in its category bag.
 _MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "uddi:uddi.org:keygenerator": ("uddi-org:keyGenerator", "Root key generator", ("keyGenerator",)),
     TYPES: ("uddi-org:types", "UDDI type category system", ("categorization", "checked")),
@@ -66,8 +66,8 @@ _MODELS: dict[str, tuple[str, str, tuple[str, ...]]] = {
         ("specification", "soapSpec"),
     ),
     "uddi:muster:keygenerator": ("muster:keyGenerator", "Key generator of Muster", ("keyGenerator",)),
-    matcher.BOX: ("muster:boundingBox", "A box of the earth, in degrees", ("categorizationGroup",)),
-    matcher.LEASE: ("muster:lease", "How long an entry is kept", ("categorization", "unchecked")),
+    matcher.BOX: ("muster:boundingBox", "A bounding box in degrees", ("categorizationGroup",)),
+    matcher.LEASE: ("muster:lease", "The lease of an entry", ("categorization", "unchecked")),
 }
 
 

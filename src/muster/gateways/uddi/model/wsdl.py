@@ -1,4 +1,4 @@
-"""The description of UDDI's ports, as their clients read it: XML Schema and WSDL, from the table of words."""
+"""XML Schema and WSDL of the UDDI endpoints, made from the table of elements."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ADDRESS = "address.invalid"
 
 
 def wsdl(address: str) -> bytes:
-    """The description of all ports, each at ``address`` and its name."""
-    # Made once: clients choose the address, by the header Host.
+    """The description of all endpoints, each at ``address`` and its name."""
+    # Cached without the address, because clients choose it with the header Host.
     quoted = html.escape(address, quote=True).encode("ascii", "xmlcharrefreplace")
     return _wsdl(_ADDRESS).replace(_ADDRESS.encode(), quoted)
 
@@ -36,9 +36,11 @@ def _wsdl(address: str) -> bytes:
         part = [named("part", "body", element=f"uddi:{element}")] if element else []
         return named("message", name, *part)
 
-    spoken = {operation: operation for port in schema.PORTS.values() for operation in port}
-    spoken |= {answer: answer for port in schema.PORTS.values() for answer in port.values() if answer}
-    messages = [message(f"{name}Message", name) for name in (*spoken, "dispositionReport")]
+    messages_by_name = {operation: operation for port in schema.PORTS.values() for operation in port}
+    messages_by_name |= {
+        response: response for port in schema.PORTS.values() for response in port.values() if response
+    }
+    messages = [message(f"{name}Message", name) for name in (*messages_by_name, "dispositionReport")]
     messages.append(message("successMessage", ""))
     literal = xml.XmlElement(WSDL_SOAP("body"), attributes={"use": "literal"})
     fault = xml.XmlElement(WSDL_SOAP("fault"), attributes={"name": "error", "use": "literal"})
@@ -54,11 +56,11 @@ def _wsdl(address: str) -> bytes:
                         name,
                         xml.XmlElement(WSDL("input"), attributes={"message": f"tns:{name}Message"}),
                         xml.XmlElement(
-                            WSDL("output"), attributes={"message": f"tns:{answer or 'success'}Message"}
+                            WSDL("output"), attributes={"message": f"tns:{response or 'success'}Message"}
                         ),
                         named("fault", "error", message="tns:dispositionReportMessage"),
                     )
-                    for name, answer in operations.items()
+                    for name, response in operations.items()
                 ),
             )
         )
@@ -100,7 +102,7 @@ def _wsdl(address: str) -> bytes:
 
 
 def xml_schema() -> bytes:
-    """The little of XML's own words that UDDI refers to. A door gives it out, so nobody fetches it."""
+    """The part of the XML namespace that UDDI refers to, served here so that clients need not download it."""
     language = xml.XmlElement(XSD("attribute"), attributes={"name": "lang", "type": "xsd:string"})
     root = xml.XmlElement(
         XSD("schema"), language, attributes={"targetNamespace": xml.XML}, namespaces={"xsd": str(XSD)}
@@ -109,7 +111,7 @@ def xml_schema() -> bytes:
 
 
 def uddi_schema(xml_location: str) -> xml.XmlElement:
-    """Of UDDI's messages and data."""
+    """The schema of UDDI's messages and data."""
     imported = {"namespace": xml.XML, "schemaLocation": xml_location}
     return xml.XmlElement(
         XSD("schema"),

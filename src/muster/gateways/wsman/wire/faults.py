@@ -1,4 +1,4 @@
-"""The standard's faults, and which of them each of our errors is."""
+"""The faults of WS-Management, and their mapping from errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.gateways.wsman.wire import namespaces
 
 SENDER, RECEIVER = faults.SoapFaultCode.SENDER, faults.SoapFaultCode.RECEIVER
 Fault = faults.SoapFault
-said_of = faults.public_message
+public_message = faults.public_message
 
 
 def fault(
@@ -22,7 +22,7 @@ def fault(
     blame: faults.SoapFaultCode = SENDER,
     more: Sequence[xml.XmlElement] = (),
 ) -> faults.SoapFault:
-    """``detail``: the last word of the standard's fault detail."""
+    """``detail``: the last part of the fault detail of the standard."""
     details = (
         [xml.XmlElement(namespaces.WSMAN("FaultDetail"), f"{namespaces.DETAIL}{detail}")] if detail else []
     )
@@ -66,7 +66,7 @@ def encoding(reason: str, detail: str) -> faults.SoapFault:
 
 
 def from_error(error: errors.MusterError) -> faults.SoapFault:
-    """What a client of the standard understands of our error."""
+    """The fault of WS-Management for an error."""
     message = faults.public_message(error)
     match error:
         case faults.SoapFault():
@@ -97,13 +97,13 @@ def from_error(error: errors.MusterError) -> faults.SoapFault:
             return fault(namespaces.WSA("EndpointUnavailable"), message, "ResourceOffline", blame=RECEIVER)
     return fault(
         namespaces.WSMAN("InternalError"),
-        "the door has a fault of its own; its log says more",
+        "internal error; see the log of the server",
         blame=RECEIVER,
     )
 
 
 def headers(wsa: addressing.Addressing | None, error: faults.SoapFault) -> list[xml.XmlElement]:
-    """Of the answer with this fault: its action follows from the namespace of the subcode."""
+    """The headers of a response with this fault; its action depends on the namespace of the subcode."""
     namespace = error.subcode.rpartition("}")[0][1:] if error.subcode else namespaces.WSA
     action = namespaces.FAULT_ACTIONS.get(
         xml.XmlNamespace(namespace), namespaces.FAULT_ACTIONS[namespaces.WSA]

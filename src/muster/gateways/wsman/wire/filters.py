@@ -1,8 +1,8 @@
-"""Filters of enumerations and subscriptions, whatever their dialect, as a predicate of ours.
+"""Filters of enumerations and subscriptions in several dialects, as a predicate.
 
-- ours: the predicate itself;
-- WQL and CQL: ``SELECT * FROM Resource WHERE`` and a condition, which is one of ours but for the names of
-  properties, whose case those languages pass over;
+- Muster's own: the predicate itself;
+- WQL and CQL: ``SELECT * FROM Resource WHERE`` and a condition, which is a predicate except for the names of
+  properties, where these languages ignore the case;
 - SelectorFilter: equality with each selector.
 
 Pure.
@@ -31,12 +31,12 @@ def of_subscription(body: xml.XmlElement) -> str:
 
 
 def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
-    """An empty text: no filter."""
+    """Return the predicate; empty if there is no filter."""
     elements = [*body.all(standard), *body.all(namespaces.WSMAN("Filter"))]
     if not elements:
         return ""
     if len(elements) > 1:
-        raise _unusable(space, "more than one filter")
+        raise _unusable(space, "there is more than one filter")
     element = elements[0]
     dialect = element.get("Dialect") or namespaces.XPATH
     if dialect not in DIALECTS:
@@ -47,7 +47,7 @@ def _read(body: xml.XmlElement, standard: str, space: xml.XmlNamespace) -> str:
         )
         raise faults.fault(
             space(subcode),
-            f"no filter of the dialect {dialect[:120]!r} here",
+            f"unsupported filter dialect {dialect[:120]!r}",
             more=[xml.XmlElement(space("SupportedDialect"), supported) for supported in DIALECTS],
         )
     try:
@@ -68,11 +68,11 @@ def _unusable(space: xml.XmlNamespace, reason: str) -> faults.Fault:
 def _selectors(element: xml.XmlElement) -> str:
     (chosen,) = element.children if len(element.children) == 1 else (None,)
     if chosen is None or chosen.name != namespaces.WSMAN("SelectorSet"):
-        raise errors.InvalidInput("a filter of this dialect holds one SelectorSet")
+        raise errors.InvalidInput("a filter of this dialect must have one SelectorSet")
     clauses = []
     for name, text in headers.read_selectors(chosen).items():
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            raise errors.InvalidInput(f"{name[:60]!r} names no property")
+            raise errors.InvalidInput(f"{name[:60]!r} is not the name of a property")
         quoted = text.replace("'", "''")
         clauses.append(f"{_NAMES.get(name.lower(), name)} = '{quoted}'")
     return " AND ".join(clauses)
@@ -80,7 +80,7 @@ def _selectors(element: xml.XmlElement) -> str:
 
 def _text(element: xml.XmlElement, dialect: str) -> str:
     if element.children:
-        raise errors.InvalidInput("a filter of this dialect is a text")
+        raise errors.InvalidInput("a filter of this dialect must be a text")
     if dialect == namespaces.PREDICATE:
         return element.text
     query = _QUERY.match(element.text)

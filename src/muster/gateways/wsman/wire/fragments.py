@@ -1,8 +1,8 @@
-"""Parts of a resource by path: the lowest level of XPath that the standard allows for.
+"""Fragments of a resource by path: XPath level 1 of the standard.
 
 ``Wanted``, ``p:Wanted/text()``, ``Config/Item[2]``, ``/p:Resource/p:State``: steps of element names from the
-resource down, each perhaps with a number, and ``text()`` at the end.  Prefixes are those of the request; a
-name without one stands for the resource's own namespace, since clients in the field write it so.
+resource down, each optionally with a position, and ``text()`` at the end.  Prefixes are those of the request;
+a name without a prefix has the namespace of the resource, as existing clients expect.
 
 Pure.
 """
@@ -18,16 +18,16 @@ from muster.gateways.wsman.wire import faults, namespaces
 _STEP = re.compile(r"(?:([\w.\-]+):)?([\w.\-]+)(?:\[(\d{1,6})\])?\Z")
 STEPS_MAX = 16
 
-Path = Sequence[tuple[str, int | None]]  # names and numbers, from 1; None: all of the name
+Path = Sequence[tuple[str, int | None]]  # names and positions from 1; None: all elements of the name
 
 
 def read(header: xml.XmlElement, kind: xml.XmlNamespace) -> tuple[Path, bool]:
-    """The path, and whether the text alone is meant."""
+    """The path, and whether only the text is selected."""
     dialect = header.get("Dialect") or namespaces.XPATH
     if dialect not in (namespaces.XPATH, namespaces.XPATH_1):
         raise faults.fault(
             namespaces.WSMAN("FragmentDialectNotSupported"),
-            f"no fragments of the dialect {dialect[:120]!r}: use {namespaces.XPATH}",
+            f"unsupported fragment dialect {dialect[:120]!r}: use {namespaces.XPATH}",
         )
     steps = header.text.lstrip("/").split("/")
     absolute = header.text.startswith("/")
@@ -41,7 +41,7 @@ def read(header: xml.XmlElement, kind: xml.XmlNamespace) -> tuple[Path, bool]:
         if match is None or namespace is None or len(steps) > STEPS_MAX:
             raise faults.fault(
                 namespaces.WSEN("CannotProcessFilter"),
-                f"{header.text[:120]!r} is no path of element names such as Wanted or Config/Item[2]",
+                f"{header.text[:120]!r} is not a path of element names such as Wanted or Config/Item[2]",
             )
         path.append((f"{{{namespace}}}{match[2]}", int(match[3]) if match[3] else None))
     root = kind(namespaces.KINDS[kind])
@@ -54,7 +54,7 @@ def select(resource: xml.XmlElement, path: Path) -> list[xml.XmlElement]:
     selected = [resource]
     for name, number in path:
         inner = [child for element in selected for child in element.all(name)]
-        if number is not None:  # there is no element 0
+        if number is not None:  # positions begin at 1
             inner = inner[number - 1 : number] if number else []
         selected = inner
     return selected
@@ -74,12 +74,12 @@ def get(resource: xml.XmlElement, path: Path, *, text: bool) -> xml.XmlElement:
 def put(
     resource: xml.XmlElement, path: Path, fragment: xml.XmlElement | None, *, text: bool
 ) -> xml.XmlElement:
-    """The resource with the part replaced."""
+    """The resource with the fragment replaced."""
     if fragment is None or fragment.name != namespaces.WSMAN("XmlFragment"):
         raise faults.representation("expected a wsman:XmlFragment", "InvalidFragment")
     old = select(resource, path)
     if not path or not old:
-        raise faults.representation("there is nothing at this path to replace", "InvalidFragment")
+        raise faults.representation("there is no element at this path", "InvalidFragment")
     if text:
         new = [xml.XmlElement(old[0].name, fragment.exact_text, attributes=old[0].attributes)]
     else:
@@ -91,7 +91,7 @@ def put(
 
 
 def _renamed(element: xml.XmlElement, namespace: str) -> xml.XmlElement:
-    """Elements that were written without a namespace are of the resource's."""
+    """Elements without a namespace get the namespace of the resource."""
     content = [
         _renamed(child, namespace) if isinstance(child, xml.XmlElement) else child
         for child in element.content

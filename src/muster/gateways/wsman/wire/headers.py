@@ -1,4 +1,4 @@
-"""The headers of a request, read and checked: what it is about, and the bounds its answer must keep.
+"""Reads and validates the headers of a request: resource, action, selectors, and limits of the response.
 
 Pure.
 """
@@ -14,8 +14,8 @@ from muster.gateways.soap import addressing, envelope, xsd_types
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman.wire import faults, namespaces
 
-ENVELOPE_BYTES_MIN = 8192  # nobody may ask for less
-ENVELOPE_BYTES = 32_767  # of answers to those who say nothing
+ENVELOPE_BYTES_MIN = 8192  # the smallest limit that a client may set
+ENVELOPE_BYTES = 32_767  # of responses without a MaxEnvelopeSize
 SELECTORS_MAX = 32
 TIMEOUT_S_MAX = 600.0
 _ANONYMOUS = addressing.ANONYMOUS[namespaces.WSA]
@@ -56,21 +56,19 @@ def is_identify(message: envelope.SoapEnvelope) -> bool:
 
 
 def read(call: soap_endpoint.SoapRequest, *, bytes_max: int) -> WsManHeaders:
-    """``bytes_max``: no answer is longer, whatever the request allows."""
+    """``bytes_max``: the maximum size of a response, whatever the request allows."""
     message, wsa = call.envelope, call.addressing
     if wsa is None or wsa.wsa != namespaces.WSA:
         raise faults.missing_header("wsa:Action of the namespace that WS-Management uses")
     twice = next((name for name in _ONCE if sum(header.name == name for header in message.headers) > 1), None)
     if wsa.repeated or twice:
-        raise faults.invalid_header(
-            f"the header {wsa.repeated[0] if wsa.repeated else twice} stands there twice"
-        )
+        raise faults.invalid_header(f"the header {wsa.repeated[0] if wsa.repeated else twice} occurs twice")
     if not wsa.action:
         raise faults.missing_header("wsa:Action")
     if call.action and call.action != wsa.action:
         raise faults.fault(
             namespaces.WSA("ActionNotSupported"),
-            f"SOAPAction says {call.action[:200]!r}, wsa:Action {wsa.action[:200]!r}",
+            f"SOAPAction is {call.action[:200]!r}, wsa:Action is {wsa.action[:200]!r}",
             "ActionMismatch",
         )
     if message.header(namespaces.WSA("MessageID")) is None:
@@ -84,14 +82,14 @@ def read(call: soap_endpoint.SoapRequest, *, bytes_max: int) -> WsManHeaders:
     for endpoint in (wsa.reply_to, wsa.fault_to):
         if endpoint is not None and endpoint.address != _ANONYMOUS:
             raise faults.unsupported(
-                "answers go out on the connection of the question only", "AddressingMode"
+                "responses are sent only on the connection of the request", "AddressingMode"
             )
     resource = message.header(namespaces.WSMAN("ResourceURI"))
     subscription = message.header(namespaces.WSE("Identifier"))
-    about_subscription = wsa.action in (
+    is_subscription_action = wsa.action in (
         namespaces.RENEW, namespaces.UNSUBSCRIBE, namespaces.GET_STATUS, namespaces.GET_STATUS_MISSPELT,
     )  # fmt: skip
-    if resource is None and not about_subscription:
+    if resource is None and not is_subscription_action:
         raise faults.missing_header("wsman:ResourceURI")
     locale = message.header(namespaces.WSMAN("Locale"))
     if (
@@ -99,7 +97,7 @@ def read(call: soap_endpoint.SoapRequest, *, bytes_max: int) -> WsManHeaders:
         and _binding(locale)
         and not (locale.get(xml.LANG) or "en").lower().startswith("en")
     ):
-        raise faults.unsupported("texts are in English", "Locale")
+        raise faults.unsupported("texts are available only in English", "Locale")
     _check_options(message.header(namespaces.WSMAN("OptionSet")))
     return WsManHeaders(
         addressing=wsa,
@@ -122,9 +120,9 @@ def read_selectors(selector_set: xml.XmlElement | None) -> dict[str, str]:
         if not name:
             raise faults.schema("a selector without a name")
         if name in values:
-            raise faults.selectors(f"the selector {name[:60]!r} stands there twice", "DuplicateSelectors")
+            raise faults.selectors(f"the selector {name[:60]!r} occurs twice", "DuplicateSelectors")
         if selector.children:
-            raise faults.selectors(f"the selector {name[:60]!r} is no text", "TypeMismatch")
+            raise faults.selectors(f"the selector {name[:60]!r} is not a text", "TypeMismatch")
         values[name] = selector.text
         if len(values) > SELECTORS_MAX:
             raise faults.encoding(f"more than {SELECTORS_MAX} selectors", "SelectorLimit")
@@ -132,10 +130,12 @@ def read_selectors(selector_set: xml.XmlElement | None) -> dict[str, str]:
 
 
 def check_selectors(values: Mapping[str, str]) -> None:
-    """That they are what selects one resource of ours: its name, and nothing else."""
+    """Raise a fault unless the only selector is ``Name``."""
     surplus = next((name for name in values if name != "Name"), None)
     if surplus is not None:
-        raise faults.selectors(f"no selector {surplus[:60]!r}: the only one is Name", "UnexpectedSelectors")
+        raise faults.selectors(
+            f"unknown selector {surplus[:60]!r}: the only one is Name", "UnexpectedSelectors"
+        )
     if "Name" not in values:
         raise faults.selectors("the selector Name is missing", "InsufficientSelectors")
     if not values["Name"]:
@@ -152,7 +152,7 @@ def _timeout(header: xml.XmlElement | None) -> float | None:
     if timeout_s <= 0:
         raise faults.fault(
             namespaces.WSMAN("TimedOut"),
-            "the time for the operation was over before it began",
+            "the timeout of the operation is not positive",
             blame=faults.RECEIVER,
         )
     return min(timeout_s, TIMEOUT_S_MAX)
@@ -167,18 +167,19 @@ def _bytes_max(header: xml.XmlElement | None, ours: int) -> int:
         raise faults.invalid_header(error.message) from error
     if requested < ENVELOPE_BYTES_MIN and _binding(header):
         raise faults.encoding(
-            f"answers of at most {requested} bytes: allow {ENVELOPE_BYTES_MIN}", "MinimumEnvelopeLimit"
+            f"MaxEnvelopeSize is {requested} bytes: allow at least {ENVELOPE_BYTES_MIN}",
+            "MinimumEnvelopeLimit",
         )
     return min(max(requested, ENVELOPE_BYTES_MIN), ours)
 
 
 def _check_options(option_set: xml.XmlElement | None) -> None:
-    """We know no options: one that must be complied with is refused."""
+    """No options are supported: one with ``MustComply`` is rejected."""
     for option in option_set.all(namespaces.WSMAN("Option")) if option_set is not None else ():
         if option.get("MustComply", "false") in ("true", "1"):
             raise faults.fault(
                 namespaces.WSMAN("InvalidOptions"),
-                f"no option {(option.get('Name') or '')[:60]!r}",
+                f"unsupported option {(option.get('Name') or '')[:60]!r}",
                 "NotSupported",
             )
 

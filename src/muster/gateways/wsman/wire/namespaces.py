@@ -1,4 +1,6 @@
-"""The words of WS-Management: namespaces with the prefixes that clients compare, actions, dialects, ours."""
+"""Names of WS-Management: namespaces with the prefixes that clients expect, actions, dialects, and Muster's
+own.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ PREFIXES = {
     WXF: "wxf",
     WSEN: "wsen",
     WSE: "wse",
-}  # and ours, below
+}  # and those of Muster, below
 
-WORDS = "http://schemas.dmtf.org/wbem/wsman/1/wsman"  # before the names of actions, details and modes
-DETAIL = f"{WORDS}/faultDetail/"
+PREFIX = "http://schemas.dmtf.org/wbem/wsman/1/wsman"  # prefix of actions, details and modes
+DETAIL = f"{PREFIX}/faultDetail/"
 
 FAULT_ACTIONS = {
-    WSMAN: f"{WORDS}/fault",
+    WSMAN: f"{PREFIX}/fault",
     WSA: f"{WSA}/fault",
     WXF: f"{WXF}/fault",
     WSEN: f"{WSEN}/fault",
@@ -38,33 +40,37 @@ ENUMERATE, PULL, RELEASE = (f"{WSEN}/{verb}" for verb in ("Enumerate", "Pull", "
 SUBSCRIBE, RENEW, GET_STATUS, UNSUBSCRIBE = (
     f"{WSE}/{verb}" for verb in ("Subscribe", "Renew", "GetStatus", "Unsubscribe")
 )
-GET_STATUS_MISSPELT = f"{WSE}/GetStaus"  # as one client in the field has it
+GET_STATUS_MISSPELT = f"{WSE}/GetStaus"  # as one client sends it
 
 PUSH = f"{WSE}/DeliveryModes/Push"
-PUSH_WITH_ACK = f"{WORDS}/PushWithAck"
-ACK = f"{WORDS}/Ack"
+PUSH_WITH_ACK = f"{PREFIX}/PushWithAck"
+ACK = f"{PREFIX}/Ack"
 ACK_MISSPELT = "http://schemas.xmlsoap.org/wbmem/wsman/1/wsman/Ack"
 SUBSCRIPTION_END = f"{WSE}/SubscriptionEnd"
 
 XPATH = "http://www.w3.org/TR/1999/REC-xpath-19991116"
-XPATH_1 = f"{WORDS}/XPath_Level_1"
-SELECTOR_FILTER = f"{WORDS}/SelectorFilter"
+XPATH_1 = f"{PREFIX}/XPath_Level_1"
+SELECTOR_FILTER = f"{PREFIX}/SelectorFilter"
 QUERIES = (
-    f"{WORDS[:-6]}/wsman/WQL",
+    f"{PREFIX[:-6]}/wsman/WQL",
     "http://schemas.microsoft.com/wbem/wsman/1/WQL",
     "http://schemas.dmtf.org/wbem/cql/1/dsp0202.pdf",
 )
 
-BASIC = f"{WORDS}/secprofile/http/basic"
-BASIC_TLS = f"{WORDS}/secprofile/https/basic"
+BASIC = f"{PREFIX}/secprofile/http/basic"
+BASIC_TLS = f"{PREFIX}/secprofile/https/basic"
 
-# Ours.
+# Muster's own.
 BASE = "urn:muster:manage:1"
 PREDICATE = f"{BASE}/predicate"
 RESOURCE = xml.XmlNamespace(f"{BASE}/Resource")
 AGENT = xml.XmlNamespace(f"{BASE}/Agent")
 MANAGER = xml.XmlNamespace(f"{BASE}/Manager")
-KINDS = {RESOURCE: "Resource", AGENT: "Agent", MANAGER: "Manager"}  # their elements: the last word, for `wsl`
+KINDS = {
+    RESOURCE: "Resource",
+    AGENT: "Agent",
+    MANAGER: "Manager",
+}  # names of their elements: the last part of the URI, for `wsl`
 PREFIXES |= {
     RESOURCE: "p",
     AGENT: "a",

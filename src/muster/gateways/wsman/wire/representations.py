@@ -10,12 +10,12 @@
       <p:State>up</p:State><p:Reason/>…
     </p:Resource>
 
-What is read can be sent back: a Put changes what differs among the properties up to ``Config`` and passes
-over the rest, which only tell; ``Generation``, where it is sent back, must still be the resource's.
+A client can send back what it has read: a Put changes the properties up to ``Config`` that differ and ignores
+the rest, which is read-only; ``Generation``, if present, must be the current one.
 
-Values of a configuration are JSON's: an ``Item`` has a ``Type`` unless it is a text.  A text with characters
-that XML has no place for, such as control characters, is written as JSON writes it: ``Type="json"``, or
-``JsonName`` in place of ``Name``.  Pure.
+Values of a configuration are JSON values: an ``Item`` has a ``Type`` unless it is a text.  A text with
+characters that XML does not allow, such as control characters, is written as a JSON string: ``Type="json"``,
+or ``JsonName`` instead of ``Name``.  Pure.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from muster.manage import protocol
 
 DEPTH_MAX = 20
 
-#: The properties that a Put may change, and the fields of a manifest's entry that they are.
+#: The properties that a Put may change, and their fields in a manifest entry.
 _TEXTS = {"Type": "type", "Agent": "agent", "Where": "where", "Group": "group", "Wanted": "wanted"}
 _MAPS = {"Labels": "labels", "Restart": "restart", "Config": "config"}
-_TOLD = (
+_READ_ONLY_NAMES = (
     "State", "Reason", "Since", "Drift", "Restarts", "Manager", "Epoch", "Generation", "Applied", "AppliedBy",
     "WaitsFor",
 )  # fmt: skip
-READ_ONLY = frozenset(_TOLD)
+READ_ONLY = frozenset(_READ_ONLY_NAMES)
 
 
 def item(name: str, value: Any, p: xml.XmlNamespace, *, tag: str = "Item") -> xml.XmlElement:
-    """A value of JSON. ``name`` empty: in a list, or the property itself where ``tag`` says which."""
+    """A JSON value as an element. ``name`` empty: an item of a list, or a property named ``tag``."""
     attributes = {"Name": name} if name else {}
     if not xml.can_hold(name):
         attributes = {"JsonName": json.dumps(name)}
@@ -74,14 +74,14 @@ def item(name: str, value: Any, p: xml.XmlNamespace, *, tag: str = "Item") -> xm
 
 def value(element: xml.XmlElement, depth: int = 0) -> Any:
     if depth > DEPTH_MAX:
-        raise faults.representation(f"values nested deeper than {DEPTH_MAX}")
+        raise faults.representation(f"values are nested deeper than {DEPTH_MAX} levels")
     kind = element.get("Type") or "string"
     text = element.text
     try:
         match kind:
             case "string":
                 if element.children:
-                    raise errors.InvalidInput("a text with elements in it")
+                    raise errors.InvalidInput("a text contains elements")
                 return element.exact_text
             case "integer":
                 return xsd_types.parse_integer(text, minimum=-(1 << 63))
@@ -101,7 +101,7 @@ def value(element: xml.XmlElement, depth: int = 0) -> Any:
         if isinstance(error, faults.Fault):
             raise
         raise faults.representation(f"{_named(element)}: {error}") from error
-    raise faults.representation(f"{_named(element)}: no type {kind[:40]!r}")
+    raise faults.representation(f"{_named(element)}: unknown type {kind[:40]!r}")
 
 
 def _map(element: xml.XmlElement, depth: int = 0) -> dict[str, Any]:
@@ -115,7 +115,7 @@ def _map(element: xml.XmlElement, depth: int = 0) -> dict[str, Any]:
             except msgspec.MsgspecError as error:
                 raise faults.representation(f"{_named(element)}: JsonName: {error}") from error
         if name is None or name in values:
-            raise faults.representation(f"{_named(element)}: an item without a name, or the second of one")
+            raise faults.representation(f"{_named(element)}: an item has no name or a repeated one")
         values[name] = value(child, depth + 1)
     return values
 
@@ -128,7 +128,7 @@ def _named(element: xml.XmlElement) -> str:
 
 
 def resource(described: Mapping[str, Any]) -> xml.XmlElement:
-    """From what `client.Client.describe` tells."""
+    """A resource as XML, from the result of `ManageClient.describe`."""
     p, spec = namespaces.RESOURCE, described["spec"]
 
     def text_element(tag: str, text: object) -> xml.XmlElement:
@@ -160,23 +160,25 @@ def resource(described: Mapping[str, Any]) -> xml.XmlElement:
 
 
 def _plain(element: xml.XmlElement) -> xml.XmlElement:
-    """Of a property that is always a map: no need to say so."""
+    """A property that is always a map, without its ``Type``."""
     return xml.XmlElement(element.name, *element.content)
 
 
 def entry(body: xml.XmlElement | None) -> tuple[dict[str, Any], int | None]:
-    """A manifest's entry from a whole resource, and the generation it was read at, where it says."""
+    """The manifest entry of a resource in XML, and the generation it was read at, if present."""
     p = namespaces.RESOURCE
     if body is None:
-        raise faults.representation("an empty body: expected a Resource", "MissingValues")
+        raise faults.representation("the body is empty: expected a Resource", "MissingValues")
     if body.name != p("Resource"):
         detail = "InvalidNamespace" if body.local == "Resource" else "InvalidValues"
-        raise faults.representation(f"<{body.local[:60]}> of {body.namespace[:80]!r} is no Resource", detail)
+        raise faults.representation(
+            f"<{body.local[:60]}> of {body.namespace[:80]!r} is not a Resource", detail
+        )
     fields: dict[str, Any] = {}
     generation: int | None = None
     for child in body.children:
         if child.namespace != p:
-            raise faults.representation(f"<{child.local[:60]}> is of another namespace", "InvalidNamespace")
+            raise faults.representation(f"<{child.local[:60]}> has another namespace", "InvalidNamespace")
         if child.local == "DependsOn":
             fields.setdefault("depends_on", []).append(child.text)
             continue
@@ -187,7 +189,7 @@ def entry(body: xml.XmlElement | None) -> tuple[dict[str, Any], int | None]:
             if child.local == "Generation" and child.text:
                 generation = _integer(child)
         elif field in fields:
-            raise faults.representation(f"the property {child.local} stands there twice")
+            raise faults.representation(f"the property {child.local} occurs twice")
         else:
             fields[field] = _map(child) if child.local in _MAPS else child.text
     if not fields.get("name"):
@@ -203,14 +205,14 @@ def _integer(element: xml.XmlElement) -> int:
 
 
 def changes(described: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields in which a whole entry differs from the resource as it is. What it leaves out is emptied."""
+    """The fields in which an entry differs from the current resource. Missing maps and lists are emptied."""
     now, _ = entry(resource(described))
     empty: dict[str, Any] = {"labels": {}, "depends_on": [], "config": {}}
     fields = [*_TEXTS.values(), "depends_on", *_MAPS.values()]
     changed: dict[str, Any] = {}
     for field in fields:
         if field not in desired and field not in empty:
-            continue  # a text that is left out keeps its value
+            continue  # a missing text keeps its value
         new = desired.get(field, empty.get(field))
         if new != now.get(field, empty.get(field)):
             changed[field] = new
@@ -221,7 +223,7 @@ def changes(described: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[st
 
 
 def simple(kind: xml.XmlNamespace, row: Mapping[str, Any]) -> xml.XmlElement:
-    """A row of an agent or a manager: scalars as properties, the rest as items."""
+    """An agent or a manager: scalars as properties, the rest as items."""
     content = []
     for key, cell in row.items():
         tag = camel(key)
@@ -235,7 +237,7 @@ def simple(kind: xml.XmlNamespace, row: Mapping[str, Any]) -> xml.XmlElement:
 
 
 def event(source: protocol.ResourceStateChange | protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
-    """The action of an event, and its body."""
+    """The action and the body of an event."""
     p = namespaces.RESOURCE
     if isinstance(source, protocol.ResourceEvent):
         tag, facts = "Event", {"What": source.what, "Details": source.details, "At": source.at_ms}
@@ -266,16 +268,16 @@ def camel(key: str) -> str:
 
 
 def arguments(element: xml.XmlElement | None, method: str) -> dict[str, Any]:
-    """Of a method: one child for each. A text that is to be a number or a list says its ``Type``."""
+    """The arguments of a method: one child for each. Values other than texts have a ``Type``."""
     if element is None:
         return {}
     if element.local != f"{method}_INPUT":
-        raise faults.schema(f"<{element.local[:60]}> where <{method[:60]}_INPUT> should be")
+        raise faults.schema(f"<{element.local[:60]}> instead of <{method[:60]}_INPUT>")
     values: dict[str, Any] = {}
     for child in element.children:
         name = child.get("Name") or child.local
         if name in values:
-            raise faults.parameter(f"the parameter {name[:60]!r} stands there twice", "InvalidName")
+            raise faults.parameter(f"the parameter {name[:60]!r} occurs twice", "InvalidName")
         try:
             values[name] = value(child)
         except faults.Fault as error:
@@ -284,7 +286,7 @@ def arguments(element: xml.XmlElement | None, method: str) -> dict[str, Any]:
 
 
 def endpoint(address: str, kind: xml.XmlNamespace, name: str, tag: str) -> xml.XmlElement:
-    """The reference to one of ours."""
+    """The reference to a resource."""
     selector = xml.XmlElement(namespaces.WSMAN("Selector"), name, attributes={"Name": "Name"})
     parameters = [
         xml.XmlElement(namespaces.WSMAN("ResourceURI"), str(kind)),

@@ -1,7 +1,7 @@
-"""What a node's view at rest does not have yet.
+"""Changes that the persistent view of a node does not have yet.
 
-Bounded, whatever happens to the disk: beyond `BYTES_MAX` only the keys are remembered, and what stands under
-them is read from the log when the view can be written again.  Pure.
+The size is bounded, also while the disk is unavailable: beyond `BYTES_MAX` only the keys are stored, and
+their records are read from the log when the view can be written again.  Pure.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from muster.inform.node.log import context_log
 
 BYTES_MAX = 32 << 20
-ENTRY_BYTES = 600  # of an entry beside its value and attributes
+ENTRY_BYTES = 600  # size of an entry without its value and attributes
 
 
 class DeferredChange:
-    """Something changed, and the log knows what. Each change has a mark of its own."""
+    """A change whose record must be read from the log. Each change has its own object."""
 
     __slots__ = ()
 
 
-Change = context_log.ContextLogEntry | DeferredChange | None  # None: the copy is gone
+Change = context_log.ContextLogEntry | DeferredChange | None  # None: the replica was dropped
 
 
 class UnsavedChanges:
@@ -34,19 +34,19 @@ class UnsavedChanges:
         return self._bytes >= BYTES_MAX
 
     def note(self, key: str, entry: context_log.ContextLogEntry | None) -> None:
-        """The newest of ``key``."""
+        """Record the newest change of ``key``."""
         self._bytes -= size(self._changes.pop(key, None))
         change: Change = DeferredChange() if entry is not None and self.is_full else entry
         self._changes[key] = change
         self._bytes += size(change)
 
     def get(self, key: str) -> context_log.ContextLogEntry | None:
-        """As far as it is known here."""
+        """Return the newest record, if it is in memory."""
         change = self._changes.get(key)
         return change if isinstance(change, context_log.ContextLogEntry) else None
 
     def first(self, count_max: int, bytes_max: int) -> dict[str, Change]:
-        """The oldest, as many as fit, and one at least."""
+        """Return the oldest changes, as many as fit, at least one."""
         taken: dict[str, Change] = {}
         total = 0
         for key, change in self._changes.items():
@@ -57,7 +57,7 @@ class UnsavedChanges:
         return taken
 
     def saved(self, taken: dict[str, Change]) -> None:
-        """They are in the view, and what was noted of them meanwhile is not."""
+        """Remove changes that the view has; a newer change of the same key stays."""
         for key, change in taken.items():
             if key in self._changes and self._changes[key] is change:
                 del self._changes[key]

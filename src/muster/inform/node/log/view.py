@@ -1,9 +1,8 @@
-"""A node's permanent copies at rest: a view of the log in the store, and how far in the log it is.
+"""The persistent view of a node's permanent replicas: the records in the store, and a position in the log.
 
-The view is behind the log by a moment, and need not be more: what is acknowledged stands in the log; after
-a crash the node reads on from the view's position.  The log records up to which sequence deletions have been
-forgotten: a view that had not come so far is thrown away, because what was deleted left no trace.  No clock
-takes part in that.
+The view may be behind the log: acknowledged writes are in the log, and after a crash the node continues from
+the position of the view.  The log records up to which sequence deletions have been purged.  A view with an
+earlier position is discarded, because the purged deletions left no trace.  No clock is involved.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from muster.store import database
 
 _POSITIONS = "inform.positions"
 PAGE = 2_000
-NODE_CHARACTERS_MAX = 52  # a collection's name has 64
+NODE_CHARACTERS_MAX = 52  # the name of a collection has at most 64
 
 
 class ReplicaView:
     def __init__(self, store: database.Store, node: str) -> None:
         self._store = store
-        if len(node) > NODE_CHARACTERS_MAX:  # so long that two might begin alike
+        if len(node) > NODE_CHARACTERS_MAX:  # two long names might share a prefix
             node = hashlib.blake2b(node.encode(), digest_size=16).hexdigest()
         self._node = node
         self._collection = f"inform.node.{node}"
 
     async def position(self) -> int:
-        """The last sequence in the view; 0: there is none."""
+        """Return the last sequence in the view; 0: there is no view."""
         record = await self._store.get(_POSITIONS, self._node)
         return 0 if record is None else protocol.decode(record.value, int)
 
@@ -43,7 +42,7 @@ class ReplicaView:
         return None if record is None else _entry(record.value)
 
     async def save(self, entries: Mapping[str, context_log.ContextLogEntry | None], position: int) -> None:
-        """In one commit. None: the copy is gone."""
+        """Write in one transaction. None: the replica was dropped."""
         async with self._store.transaction() as tx:
             for key, entry in entries.items():
                 if entry is None:
@@ -57,7 +56,7 @@ class ReplicaView:
             tx.put(_POSITIONS, self._node, protocol.encode(position))
 
     async def clear(self) -> None:
-        """The position goes first: without one, what an interrupted clearing leaves counts for nothing."""
+        """Delete the position first: without it, the rest of an interrupted clear is ignored."""
         await self._store.delete(_POSITIONS, self._node)
         async with self._store.snapshot() as snapshot:
             async for page in snapshot.load(self._collection, page=PAGE):

@@ -1,15 +1,15 @@
-"""Dynamic replication: copies follow the demand, by the paper's thresholds and ratios.
+"""Dynamic replication: replicas follow the demand, by the thresholds and ratios of the paper.
 
-Every interval, a node looks at what was asked of its copies, by the node each request came from:
+Every interval, a node evaluates the requests for its replicas, by the node each request came from:
 
-- a temporary copy that was asked for less often than the deletion threshold goes;
-- above the replication threshold, an origin with more than the migration ratio of the demand is asked to hold
-  the context instead of us; one with more than the replication ratio gets a temporary copy.
+- a temporary replica with less demand than the deletion threshold is deleted;
+- above the replication threshold, an origin with more than the migration ratio of the demand becomes the
+  primary; an origin with more than the replication ratio gets a temporary replica.
 
-Against flapping: the replication threshold is far above the deletion one; a migration needs the demand that
-a replication needs, not only the ratio; a copy that came within the interval is left alone; what is asked
-here counts as our own demand, so a context that moved to its readers stays.  Holders all hear every access,
-so for permanent copies only the primary decides.
+To avoid flapping, the replication threshold is far above the deletion threshold, a migration also needs the
+demand of a replication, a replica that was created within the interval is left alone, and local requests
+count as demand of this node, so a context stays with its readers.  All holders receive every read, so for
+permanent replicas only the primary decides.
 
 Pure.
 """
@@ -31,7 +31,7 @@ class DemandThresholds:
 
 
 class DemandCounts:
-    """Requests in an interval. By origin first: of a million contexts, most are asked for by one."""
+    """Requests in an interval. Indexed by origin first: most contexts are read from one origin."""
 
     def __init__(self) -> None:
         self._by_origin: dict[str, dict[str, int]] = {}
@@ -42,8 +42,8 @@ class DemandCounts:
             counts = self._by_origin[origin] = {}
         counts[key] = counts.get(key, 0) + 1
 
-    def of(self, key: str) -> dict[str, int]:
-        """By origin."""
+    def by_origin(self, key: str) -> dict[str, int]:
+        """Requests for a key, by origin."""
         return {origin: counts[key] for origin, counts in self._by_origin.items() if key in counts}
 
     def keys(self) -> set[str]:
@@ -58,7 +58,7 @@ class ReplicaKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeleteReplica:
-    """Our temporary copy."""
+    """Delete the local temporary replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ Instruction = DeleteReplica | MigrateReplica | CreateReplica
 def decide(
     me: str, kind: ReplicaKind, counts: Mapping[str, int], held_s: float, thresholds: DemandThresholds
 ) -> list[Instruction]:
-    """``counts``: requests in the interval that has ended, by origin; our own clients' are under ``me``."""
+    """``counts``: requests in the ended interval by origin; those of local clients are under ``me``."""
     total = sum(counts.values())
     rate = total / thresholds.interval_s
     if held_s < thresholds.interval_s:
@@ -98,9 +98,9 @@ def decide(
 
 
 def migrated(holders: tuple[str, ...], me: str, to: str) -> tuple[str, ...]:
-    """The holders after a migration from us, the primary, to ``to``, which is the primary then.
+    """The holders after a migration from this primary to ``to``, the new primary.
 
-    One that holds a permanent copy already becomes the primary and we stay; else it takes our place.
+    If ``to`` already has a permanent replica, this node keeps its own; else ``to`` takes its place.
     """
     if to in holders:
         return (to, *(node for node in holders if node != to))

@@ -1,7 +1,7 @@
-"""What a node knows of the others: who they are, how near, how loaded, and when they were last heard.
+"""The other nodes: proximity, load, and when each last sent something.
 
-Fed by Server-Information requests and responses; the round trip of the pair is the proximity, smoothed
-because one slow answer is no distance.  Pure: the caller brings the time.
+Updated by Server-Information requests and responses.  Their round trip is the proximity, smoothed because one
+slow reply does not mean distance.  Pure: the caller passes the time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from muster.inform import protocol
 from muster.inform.node.replicas import placement
 
 SMOOTHING = 0.3
-FAR_MS = 1_000.0  # of a node that was heard and never measured
+FAR_MS = 1_000.0  # of a node without a measured round trip
 
 
 @dataclass(slots=True)
@@ -28,13 +28,13 @@ class NodeDirectory:
         self._me = me
         self._lost_after_s = lost_after_s
         self._seen: dict[str, _Seen] = {}
-        self._names: list[str] | None = None  # in order; made when it is asked for
-        self.generation = 0  # grows when somebody comes or goes
+        self._names: list[str] | None = None  # sorted; built on demand
+        self.generation = 0  # incremented when a node joins or leaves
 
-    def heard(
+    def observe(
         self, information: protocol.ServerInformation, now_s: float, *, round_trip_s: float | None = None
     ) -> bool:
-        """Whether this node is new here."""
+        """Record a message of a node. Return whether the node is new."""
         if information.node == self._me:
             return False
         seen = self._seen.get(information.node)
@@ -49,8 +49,8 @@ class NodeDirectory:
             seen.proximity_ms = measured_ms if old_ms is None else old_ms + SMOOTHING * (measured_ms - old_ms)
         return is_new
 
-    def silent(self, node: str) -> None:
-        """It did not answer us: out of sight until it is heard again."""
+    def remove(self, node: str) -> None:
+        """Remove a node that did not reply, until it sends something again."""
         if self._seen.pop(node, None) is not None:
             self._changed()
 
@@ -58,27 +58,27 @@ class NodeDirectory:
         self.generation += 1
         self._names = None
 
-    def excuse(self, now_s: float) -> None:
-        """We were deaf ourselves: everybody's time begins anew."""
+    def restart_timers(self, now_s: float) -> None:
+        """Restart the timers of all nodes, because this node was disconnected."""
         for seen in self._seen.values():
             seen.heard_at_s = now_s
 
-    def lose(self, now_s: float) -> list[str]:
-        """Those not heard for too long; they are forgotten with this."""
+    def remove_lost(self, now_s: float) -> list[str]:
+        """Remove the nodes that sent nothing for too long, and return them."""
         lost = [node for node, seen in self._seen.items() if now_s - seen.heard_at_s > self._lost_after_s]
         for node in lost:
-            self.silent(node)
+            self.remove(node)
         return lost
 
     @property
     def nodes(self) -> list[str]:
-        """The others, in order. Callers must not change the list."""
+        """The other nodes, sorted. Callers must not modify the list."""
         if self._names is None:
             self._names = sorted(self._seen)
         return self._names
 
     def candidates(self, own: protocol.ServerInformation) -> list[placement.ReplicaCandidate]:
-        """Everybody alive, with ourselves at no distance."""
+        """All live nodes, with this node at distance 0."""
         others = [
             placement.ReplicaCandidate(
                 node,
@@ -93,7 +93,7 @@ class NodeDirectory:
     def views(
         self, own: protocol.ServerInformation, now_s: float, nodes: Iterable[str] | None = None
     ) -> list[protocol.NodeInfo]:
-        """``nodes``, or all in their order; ``own`` describes this node."""
+        """``nodes``, or all nodes sorted; ``own`` describes this node."""
         if nodes is None:
             nodes = sorted([self._me, *self._seen])
         return [self._view(node, own, now_s) for node in nodes]

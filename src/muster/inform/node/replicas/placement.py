@@ -1,9 +1,9 @@
-"""Where copies go: by proximity, unless the near one has too much to do.
+"""Placement of replicas: by proximity, unless the nearest node is too loaded.
 
-Rabinovich's selection, as the paper uses it: of the candidates take the closest, unless its load is more
-than `LOAD_RATIO` times that of the least loaded one; then take that one.  Again among the rest, until there
-are enough.  Nodes above their load watermark are no candidates while there are others.  The first one taken
-is the primary.
+Rabinovich's selection, as in the paper: choose the closest candidate, unless its load is more than
+`LOAD_RATIO` times that of the least loaded candidate; then choose that one.  Repeat with the rest until there
+are enough. Nodes above their load watermark are candidates only if there are no others.  The first choice is
+the primary.
 
 Pure.
 """
@@ -14,19 +14,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 LOAD_RATIO = 2.0
-LOAD_FLOOR = 0.01  # below it a load is none: twice of next to nothing means nothing
+LOAD_FLOOR = 0.01  # loads below it count as equal
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaCandidate:
     node: str
-    load: float  # 1: full by its own settings
+    load: float  # 1: full by the settings of the node
     proximity_ms: float
     zone: str = "default"
 
 
 def rank(candidates: Iterable[ReplicaCandidate], count: int, *, watermark: float = 1.0) -> list[str]:
-    """The best ``count`` (fewer if there are not so many), best first."""
+    """Return the best ``count`` nodes (or fewer), best first."""
     rest = sorted(candidates, key=lambda candidate: candidate.node)
     chosen: list[str] = []
     while rest and len(chosen) < count:
@@ -40,19 +40,19 @@ def rank(candidates: Iterable[ReplicaCandidate], count: int, *, watermark: float
 
 
 def repair_plan(
-    holders: Sequence[str], live: Sequence[ReplicaCandidate], copies: int, *, watermark: float = 1.0
+    holders: Sequence[str], live: Sequence[ReplicaCandidate], replicas: int, *, watermark: float = 1.0
 ) -> tuple[str, ...]:
-    """``holders`` without those that are gone, filled up again; the order (so the primary) stays.
+    """Return ``holders`` without lost nodes, with new ones added; the order, and so the primary, stays.
 
-    With nobody of them alive, the same as for a new context.
+    If none of them is alive, the result is that of a new context.
     """
     alive = {candidate.node for candidate in live}
     kept = [node for node in holders if node in alive]
     others = [candidate for candidate in live if candidate.node not in kept]
-    return (*kept, *rank(others, copies - len(kept), watermark=watermark))
+    return (*kept, *rank(others, replicas - len(kept), watermark=watermark))
 
 
 def repair_owner(holders: Sequence[str], alive: Iterable[str]) -> str | None:
-    """Who sees to a context's copies: the primary, or the first permanent holder that lives."""
+    """The node that repairs a context: the primary, or else the first live permanent holder."""
     living = set(alive)
     return next((node for node in holders if node in living), None)

@@ -1,12 +1,11 @@
-"""The copies a node holds in memory.
+"""The replicas of a node in memory.
 
-Of every copy there is an entry, as small as it can be: a node may have a million.  Values are kept in it as
-far as the memory allows, and the ones that have not been asked for go first (a clock: what was touched since
-the hand last passed gets another round).  A value that went is read again from the view or the log by the
-caller.
+Each replica has a small entry, because a node may have a million.  Values stay in memory as far as it allows;
+unused values are evicted first (a clock algorithm: a value that was read since the last pass of the hand gets
+another round).  The caller reads an evicted value from the view or the log.
 
-A deleted context keeps its entry for a while, so that its log can be continued and late records of it are
-known to be late.  Pure: no clock, no I/O.
+The entry of a deleted context stays for some time, so that its log can be continued and late records are
+detected.  Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ import msgspec
 from muster.inform import protocol
 from muster.inform.node.replicas import demand, sorted_keys
 
-ENTRY_BYTES = 440  # measured: with the id of the last write and its places in the tables, without its key
-VALUE_BYTES = 48  # what a value takes beyond its length
+ENTRY_BYTES = 440  # measured: with the id of the last write and the table slots, without the key
+VALUE_BYTES = 48  # overhead of a value beyond its length
 
 
 class Replica(msgspec.Struct, gc=False):
-    """One context here."""
+    """A context on this node."""
 
-    value: bytes | None  # None: it was deleted, or the value was evicted
-    sequence: int  # of the record it was made from
+    value: bytes | None  # None: deleted or evicted
+    sequence: int  # of its record
     version: int
     stamp: int
     stamped_by: str
@@ -38,16 +37,16 @@ class Replica(msgspec.Struct, gc=False):
     request: str
     deleted: bool
     temporary: bool
-    since_s: float  # when it came here
-    fresh_at_s: float = 0.0  # of a temporary copy: when it was known to be the newest
-    touched: bool = False  # asked for since the hand last passed
-    queued: bool = False  # the hand will pass; so it is with everything that has a value
+    since_s: float  # when it was created here
+    fresh_at_s: float = 0.0  # temporary replica: when it was last known to be the newest
+    touched: bool = False  # read since the last pass of the hand
+    queued: bool = False  # in the eviction queue, as every replica with a value
 
     def is_live(self, now_ns: int) -> bool:
         return not self.deleted and (self.expires_at_ns == 0 or self.expires_at_ns > now_ns)
 
     def read(self) -> bytes | None:
-        """The value; None where it was evicted."""
+        """Return the value; None if it was evicted."""
         self.touched = True
         return self.value
 
@@ -56,25 +55,27 @@ class ReplicaTable:
     def __init__(self, me: str, *, memory_bytes_max: int) -> None:
         self.me = me
         self.index: dict[str, Replica] = {}
-        self.order: sorted_keys.SortedKeys | None = None  # of the index, once somebody has asked for it
+        self.order: sorted_keys.SortedKeys | None = None  # of the index, after the first search
         self.permanent = 0
         self.temporary = 0
         self.evicted = 0
         self.buckets: dict[int, int] = {}
-        self.buckets_generation = 0  # grows when one comes or goes
+        self.buckets_generation = 0  # incremented when a bucket is added or removed
         self.memory_bytes = 0
         self._memory_bytes_max = memory_bytes_max
         self._values = 0
-        self._queue: deque[str] = deque()  # where the hand passes; may name what is gone
-        self._holders: dict[tuple[str, ...], tuple[str, ...]] = {}  # one tuple for all contexts placed alike
+        self._queue: deque[str] = deque()  # eviction queue; may contain dropped keys
+        self._holders: dict[
+            tuple[str, ...], tuple[str, ...]
+        ] = {}  # shared tuples for contexts with the same holders
 
-    def kind(self, copy: Replica) -> demand.ReplicaKind:
-        if copy.temporary:
+    def kind(self, replica: Replica) -> demand.ReplicaKind:
+        if replica.temporary:
             return demand.ReplicaKind.TEMPORARY
-        return demand.ReplicaKind.PRIMARY if copy.holders[0] == self.me else demand.ReplicaKind.PERMANENT
+        return demand.ReplicaKind.PRIMARY if replica.holders[0] == self.me else demand.ReplicaKind.PERMANENT
 
     def apply(self, record: protocol.ContextRecord, sequence: int, now_s: float) -> bool:
-        """Take note of a record of the log: whether it is news here. Older ones than what we have are not."""
+        """Apply a record of the log. Return whether it changed anything; outdated records do not."""
         known = self.index.get(record.key)
         if known is not None and known.sequence >= sequence and not known.temporary:
             return False
@@ -107,8 +108,8 @@ class ReplicaTable:
         key = record.key
         known = self.index.get(key)
         if known is not None:
-            self._weigh(key, known, -1)
-        copy = Replica(
+            self._account(key, known, -1)
+        replica = Replica(
             value=None,
             sequence=sequence,
             version=record.version or sequence,
@@ -125,68 +126,68 @@ class ReplicaTable:
             fresh_at_s=fresh_at_s,
             queued=known is not None and known.queued,
         )
-        self.index[key] = copy
+        self.index[key] = replica
         if known is None and self.order is not None:
             self.order.add(key)
-        self._weigh(key, copy, +1)
+        self._account(key, replica, +1)
         if known is None or known.temporary != temporary:
             if known is not None:
                 self._count(key, known, -1)
-            self._count(key, copy, +1)
+            self._count(key, replica, +1)
         if record.value is not None:
-            self.keep_value(key, copy, record.value)
+            self.store_value(key, replica, record.value)
 
-    def keep_value(self, key: str, copy: Replica, value: bytes) -> None:
-        """Of a copy that has none, unless another has taken its place meanwhile."""
-        if self.index.get(key) is not copy or copy.value is not None:
+    def store_value(self, key: str, replica: Replica, value: bytes) -> None:
+        """Store the value of a replica that has none, unless the replica has been replaced."""
+        if self.index.get(key) is not replica or replica.value is not None:
             return
-        copy.value = value
+        replica.value = value
         self._values += 1
         self.memory_bytes += len(value) + VALUE_BYTES
-        if not copy.queued:
-            copy.queued = True
+        if not replica.queued:
+            replica.queued = True
             self._queue.append(key)
-        self._make_room(copy)
+        self._make_room(replica)
 
     def _make_room(self, newest: Replica) -> None:
         while self.memory_bytes > self._memory_bytes_max and self._values > 1:
             key = self._queue.popleft()
-            copy = self.index.get(key)
-            if copy is None or not copy.queued:
+            replica = self.index.get(key)
+            if replica is None or not replica.queued:
                 continue
-            if copy is newest or (copy.touched and copy.value is not None):
-                copy.touched = False
+            if replica is newest or (replica.touched and replica.value is not None):
+                replica.touched = False
                 self._queue.append(key)
                 continue
-            copy.queued = False
-            if copy.value is not None:
-                self._forget_value(copy)
+            replica.queued = False
+            if replica.value is not None:
+                self._forget_value(replica)
                 self.evicted += 1
-        if len(self._queue) > 2 * len(self.index) + 1_000:  # contexts came and went, and none was evicted
+        if len(self._queue) > 2 * len(self.index) + 1_000:  # it has many dropped keys
             self._queue = deque(dict.fromkeys(key for key in self._queue if key in self.index))
 
-    def _forget_value(self, copy: Replica) -> None:
-        if copy.value is not None:
-            self.memory_bytes -= len(copy.value) + VALUE_BYTES
+    def _forget_value(self, replica: Replica) -> None:
+        if replica.value is not None:
+            self.memory_bytes -= len(replica.value) + VALUE_BYTES
             self._values -= 1
-            copy.value = None
+            replica.value = None
 
     def drop(self, key: str) -> None:
-        copy = self.index.pop(key, None)
-        if copy is not None:
+        replica = self.index.pop(key, None)
+        if replica is not None:
             if self.order is not None:
                 self.order.discard(key)
-            self._weigh(key, copy, -1)
-            self._count(key, copy, -1)
+            self._account(key, replica, -1)
+            self._count(key, replica, -1)
 
-    def _weigh(self, key: str, copy: Replica, by: int) -> None:
-        """One entry more, or one less: then its value goes too."""
-        self.memory_bytes += by * (ENTRY_BYTES + len(key) + len(copy.attributes))
+    def _account(self, key: str, replica: Replica, by: int) -> None:
+        """Add or subtract the memory of an entry; on subtraction the value is dropped too."""
+        self.memory_bytes += by * (ENTRY_BYTES + len(key) + len(replica.attributes))
         if by < 0:
-            self._forget_value(copy)
+            self._forget_value(replica)
 
-    def _count(self, key: str, copy: Replica, by: int) -> None:
-        if copy.temporary:
+    def _count(self, key: str, replica: Replica, by: int) -> None:
+        if replica.temporary:
             self.temporary += by
             return
         self.permanent += by

@@ -1,6 +1,6 @@
-"""The keys of a node's copies in their order: a search goes on where it was, and stops when it has enough.
+"""The sorted keys of a node's replicas, for searches that continue at a key.
 
-Blocks of some hundred keys: adding one to a million moves a block's worth of pointers and no more.  Pure.
+Stored in blocks of some hundred keys: an insertion moves the keys of one block only.  Pure.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ BLOCK = 1_000
 class SortedKeys:
     def __init__(self) -> None:
         self._blocks: list[list[str]] = []
-        self._lasts: list[str] = []  # of each block
+        self._lasts: list[str] = []  # the last key of each block
 
     def add(self, key: str) -> None:
         place = bisect.bisect_left(self._lasts, key)
-        if place == len(self._blocks):  # behind all others
+        if place == len(self._blocks):  # greater than all others
             if not place or len(self._blocks[-1]) >= BLOCK:
                 self._blocks.append([])
                 self._lasts.append(key)
@@ -47,10 +47,10 @@ class SortedKeys:
         else:
             self._lasts[place] = block[-1]
 
-    def following(self, key: str, count: int, *, itself: bool = False) -> Sequence[str]:
-        """Some of those behind ``key``, at most ``count``; none only where there are none.
+    def after(self, key: str, count: int, *, itself: bool = False) -> Sequence[str]:
+        """Return at most ``count`` keys greater than ``key``; empty only if there are none.
 
-        ``itself``: and the key, if it is there.
+        ``itself``: include ``key`` if it is present.
         """
         first = bisect.bisect_left if itself else bisect.bisect_right
         place = first(self._lasts, key)

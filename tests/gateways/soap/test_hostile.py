@@ -17,7 +17,7 @@ from muster.gateways.soap import addressing, asgi, client_budget, endpoint, enve
 from muster.gateways.soap import server as soap_server
 from muster.testing import eventually
 from muster.trust import certificates
-from tests.soap.conftest import NS, Echo, message, request
+from tests.gateways.soap.conftest import NS, Echo, message, request
 
 HEADERS = {"content-type": "text/xml", "authorization": "Basic YW5uOnNlc8OkbQ=="}
 
@@ -79,8 +79,8 @@ async def test_an_answer_does_not_amplify_reference_parameters(echo: Echo, count
     def fault_headers(call: endpoint.SoapRequest | None, _: object) -> list[xml.XmlElement]:
         return call.addressing.reply_headers("f", fault=True) if call and call.addressing else []
 
-    echo.door.limits, echo.door.fault_headers = xml.XmlLimits(), fault_headers
-    answer = await echo.door.respond(request(data))
+    echo.endpoint.limits, echo.endpoint.fault_headers = xml.XmlLimits(), fault_headers
+    answer = await echo.endpoint.respond(request(data))
     assert answer.status == 400
     assert len(answer.body) < 10_000
 
@@ -109,11 +109,11 @@ async def test_a_wrong_password_is_refused_before_the_message_is_read(echo: Echo
 
 
 async def test_a_client_without_a_login_may_send_little(echo: Echo, url: str):
-    echo.door.limits, echo.door.anonymous = xml.XmlLimits(), xml.XmlLimits(bytes=2000, elements=20)
+    echo.endpoint.limits, echo.endpoint.anonymous = xml.XmlLimits(), xml.XmlLimits(bytes=2000, elements=20)
     async with httpx.AsyncClient(headers={"content-type": "text/xml"}) as client:
         assert (await client.post(url, content=message("<e:Open/>"))).status_code == 200
         long = await client.post(url, content=message(f"<e:Open>{'x' * 2000}</e:Open>"))
-        assert "longer than 2000 bytes (clients that log in may send" in long.text
+        assert "longer than 2000 bytes (authenticated clients may send" in long.text
         many = await client.post(url, content=message(f"<e:Open>{'<a/>' * 30}</e:Open>"))
         assert "more than 20 elements" in many.text
         known = await client.post(url, content=message(f"<e:Open>{'<a/>' * 3000}</e:Open>"), headers=HEADERS)
@@ -126,7 +126,7 @@ async def test_clients_without_a_login_have_a_budget(echo: Echo):
         client_budget.ClientBudget(anonymous_bytes=3 * cost, anonymous_bytes_per_s=cost),
         clock=lambda: now_s[0],
     )
-    application = asgi.SoapApplication({"/echo": echo.door}, budgets=budgets)
+    application = asgi.SoapApplication({"/echo": echo.endpoint}, budgets=budgets)
     async with soap_server.SoapServer(application) as server, httpx.AsyncClient() as client:
 
         async def post(**headers: str) -> httpx.Response:
@@ -150,7 +150,7 @@ def test_requests_under_way_are_bounded_for_each_client():
 
 
 async def test_a_long_message_is_parsed_off_the_loop(echo: Echo, monkeypatch: pytest.MonkeyPatch):
-    echo.door.limits = xml.XmlLimits(bytes=2 << 20)
+    echo.endpoint.limits = xml.XmlLimits(bytes=2 << 20)
     threads: list[bool] = []
     parse = xml.parse
 
@@ -163,8 +163,8 @@ async def test_a_long_message_is_parsed_off_the_loop(echo: Echo, monkeypatch: py
         return parse(data, limits)
 
     monkeypatch.setattr(xml, "parse", noted)
-    assert (await echo.door.respond(request(message(f"<e:Hi>{'x' * 20_000}</e:Hi>")))).status == 200
-    assert (await echo.door.respond(request(message()))).status == 200
+    assert (await echo.endpoint.respond(request(message(f"<e:Hi>{'x' * 20_000}</e:Hi>")))).status == 200
+    assert (await echo.endpoint.respond(request(message()))).status == 200
     assert threads == [True, False]
 
 
@@ -238,7 +238,7 @@ async def test_a_proxy_connects_for_all_clients(echo: Echo):
 
 async def test_an_answer_that_is_not_read_ends_the_connection(echo: Echo, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(asgi_server, "WRITE_TIMEOUT_S", 0.1)
-    echo.door.documents = {"wsdl": lambda _: b"x" * 8_000_000}
+    echo.endpoint.documents = {"wsdl": lambda _: b"x" * 8_000_000}
     async with soap_server.SoapServer(echo.application) as server:
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

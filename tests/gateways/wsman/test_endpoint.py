@@ -8,7 +8,7 @@ from muster.core.formats import xml
 from muster.gateways.wsman import enumeration_contexts
 from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
-from tests.manage.wsman.conftest import V12, told
+from tests.gateways.wsman.conftest import V12, told
 
 P = namespaces.RESOURCE
 
@@ -56,7 +56,7 @@ async def test_create_get_put_rename_delete(wsman):
     described = await wsman.fleet.client.describe("a-1")
     assert described["spec"]["config"] == {"value": {"n": 7, "l": ["x", True]}}
     assert described["spec"]["labels"] == {"tier": "front"}
-    assert described["applied_by"] == "door-ann"
+    assert described["applied_by"] == "wsman-ann"
 
     found = (await wsman.ask(namespaces.GET, name="a-1")).first
     assert found is not None
@@ -175,7 +175,7 @@ async def test_enumerations(wsman, create):
         await create(f"r-{number}", tier="front" if number % 2 else "back", text="x" * 900)
     one_by_one = await pull_all(wsman, await wsman.ask(namespaces.ENUMERATE, "<n:Enumerate/>"))
     assert [one.text_of(P("Name")) for one in one_by_one] == [f"r-{n}" for n in range(5)]
-    assert len(wsman.desk.enumerating.open) == 0
+    assert len(wsman.wsman_endpoint.enumeration.contexts) == 0
 
     # Optimised, in one answer: the context is empty, and the items are WS-Management's.
     body = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements>{}</n:Enumerate>"
@@ -248,7 +248,7 @@ async def test_filters_that_cannot_be(wsman):
     assert (await wsman.fault(namespaces.ENUMERATE, f"<n:Enumerate>{twice}</n:Enumerate>"))[
         1
     ] == "wsen:CannotProcessFilter"
-    assert len(wsman.desk.enumerating.open) == 0
+    assert len(wsman.wsman_endpoint.enumeration.contexts) == 0
 
 
 async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeypatch):
@@ -284,8 +284,8 @@ async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeyp
     assert (await wsman.ask(namespaces.PULL, pull(context))).first is not None
 
     context = await begin("<n:Expires>PT60S</n:Expires>")
-    now_s = wsman.desk.enumerating._now_s
-    monkeypatch.setattr(wsman.desk.enumerating, "_now_s", lambda: now_s() + 61)
+    now_s = wsman.wsman_endpoint.enumeration._now_s
+    monkeypatch.setattr(wsman.wsman_endpoint.enumeration, "_now_s", lambda: now_s() + 61)
     assert await wsman.fault(namespaces.PULL, pull(context)) == lost
     for bad in ("PT0S", "-PT1S", "yesterday", "2001-01-01T00:00:00Z"):
         assert (
@@ -293,7 +293,7 @@ async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeyp
                 namespaces.ENUMERATE, f"<n:Enumerate><n:Expires>{bad}</n:Expires></n:Enumerate>"
             )
         )[1] == ("wsen:InvalidExpirationTime")
-    while len(wsman.desk.enumerating.open) < enumeration_contexts.FOR_EACH_MAX:
+    while len(wsman.wsman_endpoint.enumeration.contexts) < enumeration_contexts.OF_USER_MAX:
         await begin()
     assert (await wsman.fault(namespaces.ENUMERATE, "<n:Enumerate/>"))[1] == "wsman:QuotaLimit"
 

@@ -1,4 +1,4 @@
-"""The doors over real sockets: alone behind uvicorn, and mounted in a web application."""
+"""The endpoints over real sockets: alone behind uvicorn, and mounted in a web application."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muster.core import errors
 from muster.gateways.soap import asgi
 from muster.gateways.soap import server as soap_server
 from muster.trust import certificates
-from tests.soap.conftest import message
+from tests.gateways.soap.conftest import message
 
 HEADERS = {"content-type": "text/xml", "authorization": "Basic YW5uOnNlc8OkbQ=="}
 
@@ -74,7 +74,7 @@ async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(ec
 
 
 async def test_no_more_at_once_than_were_allowed(echo):
-    application = asgi.SoapApplication({"/echo": echo.door}, concurrent_max=1)
+    application = asgi.SoapApplication({"/echo": echo.endpoint}, concurrent_max=1)
     async with soap_server.SoapServer(application) as server, httpx.AsyncClient(headers=HEADERS) as client:
         url = f"{server.url}/echo"
         first = asyncio.create_task(client.post(url, content=message("<e:Hang/>")))

@@ -34,7 +34,7 @@ class Clock:
 
 @dataclass
 class Uddi:
-    """The doors, and a way to say anything to them."""
+    """The UDDI endpoints, and methods to send any message to them."""
 
     url: str
     http: httpx.AsyncClient
@@ -95,7 +95,7 @@ async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:
 
 @pytest_asyncio.fixture
 async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
-    await start_node("n1", copies=1)
+    await start_node("n1", replicas=1)
     contexts = client.InformClient(await connect("carl"))
     buses: dict[str, api.Bus] = {}
 
@@ -109,7 +109,7 @@ async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
     clock = Clock()
     made = endpoints.UddiEndpoints(registry.UddiRegistry(visit), login, now_s=clock)
     async with (
-        soap_server.SoapServer(asgi.SoapApplication(made.doors())) as server,
+        soap_server.SoapServer(asgi.SoapApplication(made.endpoints())) as server,
         httpx.AsyncClient() as http,
     ):
         yield Uddi(

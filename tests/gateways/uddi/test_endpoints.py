@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.gateways.uddi import registry
 from muster.gateways.uddi.model import wsdl
 from muster.inform import service_entries
-from tests.inform.uddi.conftest import U, Uddi
+from tests.gateways.uddi.conftest import U, Uddi
 
 GENERATOR = """<tModel tModelKey="uddi:example.org:keygenerator"><name>keys of example.org</name><categoryBag>
 <keyedReference tModelKey="uddi:uddi.org:categorization:types" keyName="" keyValue="keyGenerator"/>
@@ -94,7 +94,7 @@ async def test_a_plain_entry_whose_name_is_no_key_is_read_under_the_key_it_is_fo
 
 
 async def test_more_than_can_be_looked_at_is_said(uddi, monkeypatch):
-    monkeypatch.setattr(registry, "FOUND_MAX", 1)
+    monkeypatch.setattr(registry, "RESULTS_MAX", 1)
     for name in ("a", "b"):
         await uddi.services.save(service_entries.ServiceEntry(name=name))
     assert await uddi.fault("<find_service><name>a</name></find_service>") == "E_resultSetTooLarge"
@@ -472,7 +472,7 @@ HOSTILE = [
     ('<!DOCTYPE x [<!ENTITY a "b">]><x>&a;</x>', "document type"),
     ('<!DOCTYPE x [<!ENTITY a SYSTEM "file:///etc/passwd">]><x>&a;</x>', "document type"),
     ("<x", "not XML"),
-    ("<x/>", "no SOAP envelope"),
+    ("<x/>", "not a SOAP envelope"),
     (
         '<e:Envelope xmlns:e="http://www.w3.org/2003/05/soap-envelope"><e:Body/></e:Envelope>',
         "VersionMismatch",

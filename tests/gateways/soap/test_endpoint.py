@@ -1,4 +1,4 @@
-"""What a door makes of what it is sent: the right fault, a counter, and never more than was asked for."""
+"""An endpoint rejects invalid requests with the right fault and counter, and reads no more than it must."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muster.core.formats import xml
 from muster.gateways.soap import addressing, envelope, faults
-from tests.soap.conftest import NS, message, request
+from tests.gateways.soap.conftest import NS, message, request
 
 ANN = "Basic YW5uOnNlc8OkbQ=="
 V11, V12 = envelope.SoapVersion.V11, envelope.SoapVersion.V12
@@ -35,7 +35,7 @@ def told(response) -> tuple[str, str]:
 
 @pytest.mark.parametrize("version", [V11, V12])
 async def test_the_answer_has_the_version_of_the_question(echo, version):
-    response = await echo.door.respond(request(message("<e:Hello>ä</e:Hello>", version=version)))
+    response = await echo.endpoint.respond(request(message("<e:Hello>ä</e:Hello>", version=version)))
     assert (response.status, response.content_type) == (200, version.content_type)
     found = envelope.read(xml.parse(response.body))
     assert found.version is version
@@ -44,7 +44,7 @@ async def test_the_answer_has_the_version_of_the_question(echo, version):
 
 
 async def test_an_empty_body_is_answered_by_an_empty_body(echo):
-    response = await echo.door.respond(request(message("")))
+    response = await echo.endpoint.respond(request(message("")))
     assert envelope.read(xml.parse(response.body)).body == []
 
 
@@ -72,7 +72,7 @@ async def test_an_empty_body_is_answered_by_an_empty_body(echo):
     ],
 )
 async def test_each_kind_of_refusal(echo, sent, code, status, reason):
-    response = await echo.door.respond(request(sent))
+    response = await echo.endpoint.respond(request(sent))
     assert told(response)[0] == code
     assert response.status == status
     assert echo.counted(reason)
@@ -80,18 +80,18 @@ async def test_each_kind_of_refusal(echo, sent, code, status, reason):
 
 
 async def test_a_fault_of_the_service_in_both_versions(echo):
-    response = await echo.door.respond(request(message("<e:Fault/>")))
+    response = await echo.endpoint.respond(request(message("<e:Fault/>")))
     assert told(response) == ("Sender", NS("Denied"))
     assert b"<s:Detail><e:why>so</e:why></s:Detail>" in response.body
-    response = await echo.door.respond(request(message("<e:Fault/>", version=V11)))
+    response = await echo.endpoint.respond(request(message("<e:Fault/>", version=V11)))
     assert (told(response)[0], response.status) == ("Client", 500)
     assert b"<detail><e:why>so</e:why></detail>" in response.body
-    response = await echo.door.respond(request(message("<e:Missing/>", version=V11)))
+    response = await echo.endpoint.respond(request(message("<e:Missing/>", version=V11)))
     assert b"<faultstring>no such thing (look elsewhere)</faultstring>" in response.body
 
 
 async def test_a_header_that_must_be_understood(echo):
-    response = await echo.door.respond(request(message(headers='<e:h s:mustUnderstand="1"/>')))
+    response = await echo.endpoint.respond(request(message(headers='<e:h s:mustUnderstand="1"/>')))
     found = envelope.read(xml.parse(response.body))
     assert found.headers[0].name == V12("NotUnderstood")
     assert (found.headers[0].namespaces or {})["h"] == NS
@@ -102,12 +102,12 @@ async def test_a_header_that_must_be_understood(echo):
         '<e:h s:mustUnderstand="1" s:role="urn:somebody-else"/>',
         f'<w:To xmlns:w="{addressing.WSA04}" s:mustUnderstand="1">x</w:To>',
     ):
-        assert (await echo.door.respond(request(message(headers=header)))).status == 200
+        assert (await echo.endpoint.respond(request(message(headers=header)))).status == 200
 
 
 async def test_a_version_that_the_door_does_not_take_is_told_what_it_does(echo):
-    echo.door.versions = (V12,)
-    response = await echo.door.respond(request(message(version=V11)))
+    echo.endpoint.versions = (V12,)
+    response = await echo.endpoint.respond(request(message(version=V11)))
     assert told(response)[0] == "VersionMismatch"
     upgrade = envelope.read(xml.parse(response.body)).headers[0]
     assert upgrade.name == faults.SOAP12("Upgrade")
@@ -126,7 +126,7 @@ async def test_who_is_not_known_is_not_heard(echo, header):
         if header is None
         else {"content-type": "text/xml", "authorization": header}
     )
-    response = await echo.door.respond(request(sent.body, headers=headers))
+    response = await echo.endpoint.respond(request(sent.body, headers=headers))
     assert response.status == 401
     assert response.headers["WWW-Authenticate"].startswith("Basic realm=")
     assert echo.calls == []
@@ -135,11 +135,11 @@ async def test_who_is_not_known_is_not_heard(echo, header):
 
 async def test_what_needs_no_login(echo):
     headers = {"content-type": "text/xml"}
-    response = await echo.door.respond(request(message("<e:Open/>"), headers=headers))
+    response = await echo.endpoint.respond(request(message("<e:Open/>"), headers=headers))
     assert response.status == 200
     assert echo.calls[0].caller is None
     wrong = {**headers, "authorization": "Basic YW5uOndyb25n"}
-    assert (await echo.door.respond(request(message("<e:Open/>"), headers=wrong))).status == 401
+    assert (await echo.endpoint.respond(request(message("<e:Open/>"), headers=wrong))).status == 401
 
 
 @pytest.mark.parametrize(
@@ -158,13 +158,13 @@ async def test_what_needs_no_login(echo):
     ],
 )
 async def test_what_is_not_as_http_has_it(echo, changes, status):
-    response = await echo.door.respond(request(message(), **changes))
+    response = await echo.endpoint.respond(request(message(), **changes))
     assert response.status == status
     assert echo.calls == []
 
 
 async def test_the_wsdl_names_the_address_that_it_was_asked_at(echo):
-    response = await echo.door.respond(request(b"", method="GET", query="WSDL"))
+    response = await echo.endpoint.respond(request(b"", method="GET", query="WSDL"))
     assert response.body == b"<wsdl at='http://here/echo'/>"
 
 
@@ -181,7 +181,7 @@ async def test_the_wsdl_names_the_address_that_it_was_asked_at(echo):
 )
 async def test_whatever_comes_is_answered(echo, data, headers, method):
     for sent in (data, message() + data, message(headers="<e:a/>").replace(b"<e:a/>", data)):
-        response = await echo.door.respond(request(sent, headers=headers, method=method))
+        response = await echo.endpoint.respond(request(sent, headers=headers, method=method))
         assert response.status in (200, 400, 401, 404, 405, 415, 500)
         if response.content_type.endswith("UTF-8") and response.body:
             envelope.read(xml.parse(response.body))
@@ -197,7 +197,7 @@ async def test_addressing_of_both_namespaces():
         found = addressing.read(envelope.read(xml.parse(message(headers=headers))))
         assert found is not None
         assert (found.wsa, found.message_id, found.action, found.repeated) == (wsa, "id-1", "urn:do", [])
-        assert not found.answered_directly()
+        assert not found.replies_on_connection()
         reply = found.reply_headers("urn:done", new_id=lambda: "id-2")
         assert [(one.local, one.text) for one in reply] == [
             ("To", "http://back/"),

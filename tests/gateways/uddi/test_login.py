@@ -27,7 +27,7 @@ BUSINESS = (
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Path]:
-    """A domain with its SOAP doors, up."""
+    """A running domain with SOAP endpoints."""
     place = tmp_path / "home"
     assert driver.quick("init", "--port", "0", home=place).code == 0
     settings = place / "muster.toml"
@@ -81,7 +81,7 @@ def token(url: str, name: str) -> str:
 @pytest.mark.timeout(300)
 def test_users_of_a_domain_log_in_and_own_what_they_publish(home: Path):
     status: Any = json.loads(driver.quick("status", "-o", "json", home=home).out)
-    url = next(one["url"] for one in status["soap"] if one["door"] == "/uddi")
+    url = next(one["url"] for one in status["soap"] if one["endpoint"] == "/uddi")
     assert fault(url, '<get_authToken userID="ann" cred="guessed"/>') == "E_unknownUser"
     assert fault(url, '<get_authToken userID="eve" cred="ann\'s own secret"/>') == "E_unknownUser"
 

@@ -16,13 +16,13 @@ NS = xml.XmlNamespace("urn:echo")
 
 
 class Echo:
-    """A door that answers with what it was sent, and what it does when told otherwise."""
+    """An endpoint that echoes its request, with special requests that fail."""
 
     def __init__(self) -> None:
         self.measure = metrics.Metrics()
         self.calls: list[endpoint.SoapRequest] = []
         self.called = asyncio.Event()
-        self.door = endpoint.SoapEndpoint(
+        self.endpoint = endpoint.SoapEndpoint(
             name="echo",
             handle=self.handle,
             authenticate=self.authenticate,
@@ -33,7 +33,7 @@ class Echo:
             timeout_s=0.2,
             measure=self.measure,
         )
-        self.application = asgi.SoapApplication({"/echo": self.door})
+        self.application = asgi.SoapApplication({"/echo": self.endpoint})
 
     async def authenticate(self, name: str, password: str, _: str) -> endpoint.SoapCaller:
         if (name, password) != ("ann", "sesäm"):
@@ -67,7 +67,7 @@ class Echo:
 
     def counted(self, reason: str) -> bool:
         text = self.measure.exposition("")[1].decode()
-        return f'muster_soap_refused_total{{door="echo",reason="{reason}"}}' in text
+        return f'muster_soap_refused_total{{endpoint="echo",reason="{reason}"}}' in text
 
 
 def message(

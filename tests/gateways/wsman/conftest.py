@@ -31,10 +31,10 @@ async def authenticate(name: str, password: str, _: str) -> soap_endpoint.SoapCa
 
 
 @dataclass
-class Door:
-    """A door onto a fleet, and a way to say anything to it."""
+class WsMan:
+    """The WS-Management endpoint over a fleet, and methods to send any message to it."""
 
-    desk: endpoint.WsManEndpoint
+    wsman_endpoint: endpoint.WsManEndpoint
     url: str
     http: httpx.AsyncClient
     fleet: Any
@@ -144,22 +144,22 @@ async def sink() -> AsyncIterator[Sink]:
 
 
 @pytest.fixture
-async def wsman(fleet, connect, sink) -> AsyncIterator[Door]:
+async def wsman(fleet, connect, sink) -> AsyncIterator[WsMan]:
     buses: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
     async def visit(caller: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
         if caller.name not in buses:
-            buses[caller.name] = await connect(f"door-{caller.name}")
+            buses[caller.name] = await connect(f"wsman-{caller.name}")
         yield client.ManageClient(buses[caller.name])
 
     await fleet.registry()
     await fleet.manager()
     await fleet.agent()
     made = endpoint.WsManEndpoint(visit, callbacks=[sink.url])
-    application = asgi.SoapApplication({"/wsman": made.opened(authenticate)})
+    application = asgi.SoapApplication({"/wsman": made.soap_endpoint(authenticate)})
     async with soap_server.SoapServer(application) as server, httpx.AsyncClient() as http:
-        yield Door(made, f"{server.url}/wsman", http, fleet, server.port)
+        yield WsMan(made, f"{server.url}/wsman", http, fleet, server.port)
         await made.close()
 
 

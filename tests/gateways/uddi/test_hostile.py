@@ -14,7 +14,7 @@ from muster.gateways.uddi.model import keys, matcher, schema, standard_tmodels, 
 from muster.inform import protocol, service_entries
 from muster.trust.login import password_checker, passwords
 from muster.trust.permissions import roles
-from tests.inform.uddi.conftest import U, Uddi
+from tests.gateways.uddi.conftest import U, Uddi
 
 TYPES = standard_tmodels.TYPES
 
@@ -100,30 +100,30 @@ def test_standard_models_keep_to_the_schema():
 def test_discarded_tokens_lock_out_no_other_publisher():
     made = auth_tokens.AuthTokens()
     mallory, alice = endpoint.SoapCaller("mallory", "user"), endpoint.SoapCaller("alice", "user")
-    mine = made.make(alice, 0.0)
+    mine = made.issue(alice, 0.0)
     for number in range(auth_tokens.ALL_MAX + 10):
-        text = made.make(mallory, 1.0)
+        text = made.issue(mallory, 1.0)
         if number % 2:
             made.discard(text, 1.0)
     assert made.caller(mine, 2.0) == alice
-    assert made.caller(made.make(alice, 3.0), 3.0) == alice
-    assert len(made._all) == 2 + auth_tokens.OF_PUBLISHER_MAX
+    assert made.caller(made.issue(alice, 3.0), 3.0) == alice
+    assert len(made._tokens) == 2 + auth_tokens.OF_PUBLISHER_MAX
     for _ in range(auth_tokens.OF_PUBLISHER_MAX):
-        made.make(alice, 4.0)
+        made.issue(alice, 4.0)
     with pytest.raises(faults.SoapFault):
         made.caller(mine, 5.0)  # the one that she used longest ago made room
-    assert sum(map(len, made._of.values())) == len(made._all)
+    assert sum(map(len, made._by_publisher.values())) == len(made._tokens)
 
 
 def test_many_publishers_reuse_the_room_of_ended_tokens(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(auth_tokens, "ALL_MAX", 10)
     made = auth_tokens.AuthTokens()
     for number in range(10):
-        made.discard(made.make(endpoint.SoapCaller(f"u{number}", "user"), 0.0), 0.0)
+        made.discard(made.issue(endpoint.SoapCaller(f"u{number}", "user"), 0.0), 0.0)
     for number in range(10):
-        made.make(endpoint.SoapCaller(f"v{number}", "user"), 1.0)
+        made.issue(endpoint.SoapCaller(f"v{number}", "user"), 1.0)
     with pytest.raises(faults.SoapFault, match="in use"):
-        made.make(endpoint.SoapCaller("one more", "user"), 1.0)
+        made.issue(endpoint.SoapCaller("one more", "user"), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
         found = await checked.check(name, given, address)
         return endpoint.SoapCaller(found.name, found.role.value, found.verifier)
 
-    async def stands(caller: endpoint.SoapCaller) -> bool:
+    async def is_current(caller: endpoint.SoapCaller) -> bool:
         return await checked.stands(
             passwords.PasswordLogin(caller.name, roles.Role.named(caller.role), caller.verifier)
         )
 
-    made = endpoints.UddiEndpoints(registry.UddiRegistry(_no_bus), login, stands=stands)
+    made = endpoints.UddiEndpoints(registry.UddiRegistry(_no_bus), login, is_current=is_current)
 
     async def token(cred: str) -> str:
         asked = xml.XmlElement(U("get_authToken"), attributes={"userID": "bob", "cred": cred})

@@ -176,7 +176,7 @@ def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | 
     fragment = xml.XmlElement(namespaces.WSMAN("XmlFragment"), new)
     if left is None:
         assert fragments.select(resource, selected) == []
-        with pytest.raises(faults.SoapFault, match="nothing at this path"):
+        with pytest.raises(faults.SoapFault, match="no element at this path"):
             fragments.put(resource, selected, fragment, text=text)
         return
     config = fragments.put(resource, selected, fragment, text=text).find(P("Config"))
@@ -247,7 +247,7 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
     given = {"content-type": "application/soap+xml", "authorization": "Basic YTpi", "soapaction": soap_action}
     answer = (
         await endpoint.WsManEndpoint(visit)
-        .opened(authenticate)
+        .soap_endpoint(authenticate)
         .respond(soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=given, body=data))
     )
     assert (b"ActionMismatch" in answer.body) == refused

@@ -6,7 +6,7 @@ from muster.gateways.soap import envelope, faults
 from muster.gateways.wsman import event_delivery
 from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
-from tests.manage.wsman.conftest import V12, told
+from tests.gateways.wsman.conftest import V12, told
 
 P = namespaces.RESOURCE
 
@@ -61,7 +61,7 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     ] == "wsman:InvalidParameter"
     wsman.user = "ann"
     assert (await wsman.ask(namespaces.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id))).body == []
-    assert len(wsman.desk.subscribing.open) == 0
+    assert len(wsman.wsman_endpoint.eventing.subscriptions) == 0
     assert await wsman.fault(namespaces.RENEW, "<e:Renew/>", headers=about(id)) == (
         "s:Receiver",
         "wse:UnableToRenew",
@@ -88,9 +88,9 @@ async def test_a_subscription_that_is_not_renewed_ends(wsman, sink):
     id = await begin(wsman, sink.url, "<e:Expires>PT0.3S</e:Expires>")
     kept = await begin(wsman, sink.url, "<e:Expires>PT0.3S</e:Expires>")
     await wsman.ask(namespaces.RENEW, "<e:Renew><e:Expires>PT60S</e:Expires></e:Renew>", headers=about(kept))
-    await eventually(lambda: len(wsman.desk.subscribing.open) == 1)
+    await eventually(lambda: len(wsman.wsman_endpoint.eventing.subscriptions) == 1)
     assert (await wsman.fault(namespaces.RENEW, "<e:Renew/>", headers=about(id)))[1] == "wse:UnableToRenew"
-    assert wsman.desk.subscribing.open.find(kept, "ann") is not None
+    assert wsman.wsman_endpoint.eventing.subscriptions.find(kept, "ann") is not None
 
 
 async def test_acknowledged_delivery(wsman, create, sink):
@@ -100,7 +100,7 @@ async def test_acknowledged_delivery(wsman, create, sink):
     await wsman.fleet.client.put("a", wanted="down")
     event = await sink.next()
     assert event.header(namespaces.WSMAN("AckRequested")) is not None
-    assert len(wsman.desk.subscribing.open) == 1
+    assert len(wsman.wsman_endpoint.eventing.subscriptions) == 1
 
 
 async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, create, sink, monkeypatch):
@@ -121,7 +121,7 @@ async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, cre
         if message.first.name == namespaces.WSE("SubscriptionEnd"):
             break
     assert message.first.text_of(namespaces.WSE("Status")) == f"{namespaces.WSE}/DeliveryFailure"
-    await eventually(lambda: len(wsman.desk.subscribing.open) == 0)
+    await eventually(lambda: len(wsman.wsman_endpoint.eventing.subscriptions) == 0)
 
 
 async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
@@ -130,7 +130,7 @@ async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
     refusal = faults.SoapFault(faults.SoapFaultCode.SENDER, "no", subcode=namespaces.WSMAN("DeliveryRefused"))
     sink.answers = [(500, envelope.write_fault(V12, refusal).decode())]
     await wsman.fleet.client.put("a", wanted="down")
-    await eventually(lambda: len(wsman.desk.subscribing.open) == 0)
+    await eventually(lambda: len(wsman.wsman_endpoint.eventing.subscriptions) == 0)
     assert sink.requests == 1
 
 
@@ -149,7 +149,7 @@ async def test_addresses_that_are_not_allowed_are_never_called(wsman, create, si
         assert await wsman.fault(namespaces.SUBSCRIBE, subscribe(url)) == unusable, url
         end_to = f"<e:EndTo><a:Address>{url}</a:Address></e:EndTo>"
         assert await wsman.fault(namespaces.SUBSCRIBE, subscribe(sink.url, end_to=end_to)) == unusable, url
-    assert len(wsman.desk.subscribing.open) == 0
+    assert len(wsman.wsman_endpoint.eventing.subscriptions) == 0
     await wsman.fleet.client.put("a", wanted="down")
     await wsman.is_now("a", "down")
     assert sink.requests == 0
@@ -157,7 +157,7 @@ async def test_addresses_that_are_not_allowed_are_never_called(wsman, create, si
 
 async def test_what_is_not_offered_is_refused(wsman, sink):
     for body, expected in [
-        (subscribe(sink.url, mode=f"{namespaces.WORDS}/Pull"), ("wse:DeliveryModeRequestedUnavailable", "")),
+        (subscribe(sink.url, mode=f"{namespaces.PREFIX}/Pull"), ("wse:DeliveryModeRequestedUnavailable", "")),
         (subscribe(sink.url, "<w:Bookmark/>"), ("wsman:UnsupportedFeature", "Bookmarks")),
         (subscribe(sink.url, "<e:Filter>x</e:Filter>"), ("wse:FilteringRequestedUnavailable", "")),
         (subscribe(sink.url, "<e:Expires>PT0S</e:Expires>"), ("wse:InvalidExpirationTime", "")),
@@ -172,4 +172,4 @@ async def test_what_is_not_offered_is_refused(wsman, sink):
         "wsman:UnsupportedFeature",
         "Heartbeats",
     )
-    assert len(wsman.desk.subscribing.open) == 0
+    assert len(wsman.wsman_endpoint.eventing.subscriptions) == 0

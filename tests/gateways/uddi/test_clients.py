@@ -1,4 +1,4 @@
-"""Other people's clients at our door: zeep, and npm's soap where npm can fetch it."""
+"""Third-party clients: zeep, and npm's soap where npm can fetch it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_durations(text, seconds):
     "text", ["", "P", "PT", "PTM", "P1", "20", "PT20", "P1DT", "PT1S2", "PT-1S", "pt1s", "PT1e9S"]
 )
 def test_what_is_no_duration(text):
-    with pytest.raises(errors.InvalidInput, match="no duration"):
+    with pytest.raises(errors.InvalidInput, match="not a duration"):
         xsd_types.parse_duration_s(text)
 
 
@@ -99,7 +99,7 @@ def test_any_other_may_not(url):
      "http://127.0.0.1:9000\\@evil.net/events", "http://127.0.0.1:9000/events\r\nX: y", "http://ä.org/"],
 )  # fmt: skip
 def test_what_could_not_be_called_is_refused_as_such(url):
-    with pytest.raises(errors.InvalidInput, match="no address"):
+    with pytest.raises(errors.InvalidInput, match="not a valid callback address"):
         callbacks.check(url, ["http://127.0.0.1:9000/events", *ALLOWED])
 
 

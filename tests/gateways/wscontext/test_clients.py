@@ -18,7 +18,7 @@ import zeep.transports
 from lxml import etree
 
 from muster.testing.plugin import require_part
-from tests.inform.wscontext.conftest import NAME, PASSWORD, WSCTX
+from tests.gateways.wscontext.conftest import NAME, PASSWORD, WSCTX
 
 pytestmark = [
     pytest.mark.may_leak("threads", "files", reason="the clients run in threads and keep connections"),
@@ -28,14 +28,14 @@ untyped: Any = zeep  # it has no types
 
 
 @pytest.mark.parametrize("binding", ["Soap11", "Soap12"])
-async def test_zeep(doors, binding):
+async def test_zeep(wscontext, binding):
     def drive() -> None:
         with requests.Session() as session:
             session.auth = requests.auth.HTTPBasicAuth(NAME, PASSWORD)
             transport = untyped.transports.Transport(session=session)
-            made = untyped.Client(f"{doors.url}/context?wsdl", transport=transport)
+            made = untyped.Client(f"{wscontext.url}/context?wsdl", transport=transport)
             service = made.bind("ContextServiceService", f"ContextService{binding}Port")
-            manager = untyped.Client(f"{doors.url}/contextmanager?wsdl", transport=transport).bind(
+            manager = untyped.Client(f"{wscontext.url}/contextmanager?wsdl", transport=transport).bind(
                 "ContextManagerService", f"ContextManager{binding}Port"
             )
             context = made.get_element(f"{{{WSCTX}}}context")
@@ -121,14 +121,14 @@ def npm_soap() -> Path | None:
     return folder if (folder / "node_modules" / "soap" / "package.json").exists() else None
 
 
-async def test_npm_soap(doors):
+async def test_npm_soap(wscontext):
     folder = await asyncio.to_thread(npm_soap)
     require_part("npm's soap", folder, hint="needs node, npm and a network the first time")
     assert folder is not None
     script = folder / "drive.js"
     script.write_text(SCRIPT % WSCTX)
     process = await asyncio.create_subprocess_exec(
-        "node", str(script), f"{doors.url}/context", f"{doors.url}/contextmanager", NAME, PASSWORD,
+        "node", str(script), f"{wscontext.url}/context", f"{wscontext.url}/contextmanager", NAME, PASSWORD,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""Other people's clients drive the door: pypsrp, pywinrm, and Debian's `wsl`."""
+"""Third-party clients: pypsrp, pywinrm, and Debian's `wsl`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import xmltodict  # type: ignore[import-untyped]
 
 from muster.gateways.wsman.wire import namespaces
 from tests import debian
-from tests.manage.wsman.conftest import NAME, PASSWORD
+from tests.gateways.wsman.conftest import NAME, PASSWORD
 
 pytestmark = [
     pytest.mark.may_leak("threads", "files", reason="the clients run in threads and keep connections"),

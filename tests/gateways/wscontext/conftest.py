@@ -28,8 +28,8 @@ async def authenticate(name: str, password: str, _: str) -> endpoint.SoapCaller:
 
 
 @dataclass
-class Doors:
-    """The doors onto an information node, and a way to say anything to them."""
+class WsContext:
+    """The WS-Context endpoints over an information node, and methods to send any message to them."""
 
     url: str
     http: httpx.AsyncClient
@@ -85,8 +85,8 @@ class Doors:
 
 
 @pytest.fixture
-async def doors(start_node, connect) -> AsyncIterator[Doors]:
-    node = await start_node("n1", copies=1)
+async def wscontext(start_node, connect) -> AsyncIterator[WsContext]:
+    node = await start_node("n1", replicas=1)
     buses: dict[str, Any] = {}
     taken: list[envelope.SoapEnvelope] = []
 
@@ -103,5 +103,5 @@ async def doors(start_node, connect) -> AsyncIterator[Doors]:
     listening = asgi.SoapApplication({"/replies": endpoint.SoapEndpoint(name="sink", handle=sink)})
     async with soap_server.SoapServer(listening) as back, httpx.AsyncClient() as http:
         made = handler.WsContextHandler(visit, callbacks=[f"{back.url}/replies"])
-        async with soap_server.SoapServer(asgi.SoapApplication(made.doors(authenticate))) as server:
-            yield Doors(server.url, http, node, taken, f"{back.url}/replies")
+        async with soap_server.SoapServer(asgi.SoapApplication(made.endpoints(authenticate))) as server:
+            yield WsContext(server.url, http, node, taken, f"{back.url}/replies")

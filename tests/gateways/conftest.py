@@ -1,0 +1,4 @@
+"""Fixtures of the services behind the gateways."""
+
+from tests.inform.conftest import start_node as start_node
+from tests.manage.conftest import fleet as fleet

@@ -240,7 +240,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
 
     # A secret: kept, used, never shown.
     told = driver.quick("secret", "set", "word", home=shell.home, stdin="swordfish\n")
-    assert (told.code, told.out) == (0, "word is kept\n")
+    assert (told.code, told.out) == (0, "word was stored\n")
     with_secret = tmp_path / "secret.yaml"
     with_secret.write_text(SECRET)
     shell("apply", "-f", with_secret, "--wait", "60s")

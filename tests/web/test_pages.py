@@ -154,7 +154,7 @@ async def test_who_may_not_act_is_shown_no_way_to(furnished, visit):
         assert await viewer.page.locator("form[action^='/do/']").count() == 0, path
     answer = await viewer.page.goto(f"{furnished.url}/logins")
     assert answer.status == 403
-    assert "takes the role admin" in await viewer.page.inner_text("main")
+    assert "the role admin is required" in await viewer.page.inner_text("main")
 
 
 async def test_logging_in_and_out(furnished, visit):

@@ -1,6 +1,6 @@
 """System state at rest: one small interface over SQLite and PostgreSQL.
 
-The only folder that imports a database driver.  `database.open` gives a `database.Store`; `api` holds its
-words.  A transaction that returned is on disk; one that was refused left no trace.  Not here: caches,
-secondary indexes, records that expire (their owners do that, in their own terms).
+The only folder that imports a database driver. `database.open` returns a `database.Store`; `api` has its
+types. A transaction that returned is on disk; one that was rejected changed nothing. Not included: caches,
+secondary indexes, expiry of records (services implement them as they need).
 """

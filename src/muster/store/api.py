@@ -1,12 +1,11 @@
-"""The words of the store: what callers give and get.
+"""The types of the store interface.
 
-A *collection* is a named, ordered map from a key (text, sorted by its UTF-8 bytes) to a *record*: bytes,
-the version of the commit that wrote it and, where somebody must be kept out, the epoch it was written
-under.
+A *collection* is a named, ordered map from a key (text, sorted by its UTF-8 bytes) to a *record*: bytes, the
+version of the commit that wrote it and, if fencing is used, the epoch under which it was written.
 
-Versions come from one counter for the whole store.  Every change takes the next *position*; the *version*
-of a commit, and of every record it wrote, is the position of its last change.  So versions grow in the
-order of commits, and a version is also a place in the feed of changes.
+Versions come from one counter for the complete store. Every change has the next *position*; the *version* of
+a commit, and of every record it wrote, is the position of its last change. So versions grow in the order of
+commits, and a version is also a position in the change feed.
 """
 
 from __future__ import annotations
@@ -49,26 +48,26 @@ class StoreChange(msgspec.Struct, frozen=True):
 
 
 class ChangePage(msgspec.Struct, frozen=True):
-    """A page of the feed. Go on from ``position``, which may be past the last change that was asked for."""
+    """A page of the change feed. Continue from ``position``, which may be after the last returned change."""
 
     changes: list[StoreChange]
     position: int
 
 
 class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process uses a store. Each field says what it trades."""
+    """Options of a process for a store. Each field explains its trade-off."""
 
-    #: ``full``: a commit is on disk when it returns.  ``normal``: a power cut may take the last ones.
+    #: ``full``: a commit is on disk when it returns. ``normal``: a power failure may lose the last ones.
     sync: Literal["full", "normal"] = "full"
-    #: Readers beside the one writer. A transaction that reads holds one of them until it ends.
+    #: Readers in addition to the one writer. A transaction that reads uses one of them until it ends.
     pool: int = 4
     #: Wait for another process's lock, or for a free reader, before the call fails as unavailable.
     busy_timeout_s: float = 5.0
-    #: What PostgreSQL has not answered by then is given up.
+    #: A request without a response from PostgreSQL fails after this time.
     answer_timeout_s: float = 30.0
     #: Keys and values stored, at most; beyond it only deletions and smaller values are accepted.
     bytes_max: int = 8 << 30
-    #: The feed keeps this many changes: a reader further behind must scan again.  More costs disk only.
+    #: Number of changes in the feed: a reader further behind must scan again. More costs disk space only.
     history_changes_max: int = 100_000
     #: …and this many bytes of values that have since been overwritten or deleted.
     history_bytes_max: int = 256 << 20
@@ -77,8 +76,8 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     transaction_bytes_max: int = 64 << 20
     #: Commits waiting for the disk; beyond it `errors.Overloaded`.
     waiting_max: int = 10_000
-    #: How often a `watch` looks for commits of other processes (PostgreSQL tells; it only has to be looked
-    #: at in case it did not).
+    #: How often a `watch` polls for commits of other processes (PostgreSQL notifies; polling covers lost
+    #: notifications).
     poll_s: float = 0.25
     #: PostgreSQL's schema that holds the tables: several stores may share one database.
     namespace: str = "muster"
@@ -88,7 +87,7 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counters since this process opened the store, and sizes as they are now."""
 
     engine: str
-    #: Whether a commit that returned survives a power cut.
+    #: Whether a commit that returned survives a power failure.
     durable: bool
     version: int
     commits: int
@@ -105,7 +104,7 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionConflict(errors.Conflict):
-    """What the transaction read has changed since. Running it again helps; `Store.transact` does that."""
+    """The data that the transaction read has changed. A retry helps; `Store.transact` does that."""
 
     code = "overtaken"
 
@@ -121,7 +120,8 @@ class FeedTrimmed(errors.NotFound):
 
 
 class CommitOutcomeUnknown(errors.Unavailable):
-    """The connection broke while committing, and the engine could not be asked: look before trying again."""
+    """The connection failed during the commit, and the outcome could not be determined: check before a
+    retry."""
 
     code = "outcome-unknown"
 
@@ -133,6 +133,6 @@ class StoreFull(errors.Unavailable):
 
 
 class StoreCorrupt(errors.MusterError):
-    """What is there is not a store, or no longer one."""
+    """The data is not a store, or is damaged."""
 
     code = "corrupt"

@@ -1,13 +1,13 @@
-"""A backup that either engine writes and either reads: lines of JSON, of one moment, checked as a whole.
+"""A backup format for both engines: lines of JSON, a consistent snapshot, with a checksum.
 
-The first line says what it is, each further one is a record (its value in base64), and the last one holds the
-number of records and the SHA-256 of everything before it: a file that was cut or changed is refused before
-anything of it is stored.  A restored store has its records and their epochs, but versions and an identity of
-its own: positions in the old feed mean nothing in it.
+The first line identifies the format, each further one is a record (its value in base64), and the last one has
+the number of records and the SHA-256 of everything before it: a truncated or changed file is rejected before
+anything is stored. A restored store has the records and their epochs, but its own versions and identity:
+positions of the old feed are not valid in it.
 
-A restore takes many commits.  A mark in the store says that it has begun, and goes with the last one; a store
-that bears it is not opened (`database.open`), and restoring again begins by emptying it.  What has to succeed
-together with a restore is done within `restoring`: if it fails, the store is emptied.
+A restore takes many commits. A marker in the store shows that it has begun, and is removed by the last one; a
+store with the marker is not opened (`database.open`), and another restore begins by emptying it. Code that
+must succeed together with a restore runs within `restoring`: if it fails, the store is emptied.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     @property
     def place(self) -> commit_plan.Place:
-        """…checked: a file may have been made by hand."""
+        """…validated: the file may not be a backup of Muster."""
         name = self.c if self.c == commit_plan.FENCES else transactions.check_collection(self.c)
         return name, transactions.encode_key(self.k)
 
@@ -101,9 +101,9 @@ async def restoring(
     password: str | None = None,
     folder: pathlib.Path | None = None,
 ) -> AsyncIterator[int]:
-    """As `restore`, complete when the block ends without an error, and emptied when it does not.
+    """Like `restore`; complete if the block ends without an error, and emptied if it does not.
 
-    Where the store cannot be reached for that, it keeps its mark.
+    If the store cannot be reached for that, it keeps its marker.
     """
     records = await asyncio.to_thread(_verify, path)
     async with await database.open(
@@ -132,7 +132,7 @@ async def restoring(
 
 
 async def _empty(store: database.Store) -> None:
-    """Of what an earlier restore left; a store in use is refused."""
+    """Remove the records of an earlier restore; a store in use is rejected."""
     while True:
         async with store.engine.snapshot() as reader:
             page = await reader.everything(("", b""), PAGE_RECORDS, PAGE_BYTES)
@@ -145,7 +145,7 @@ async def _empty(store: database.Store) -> None:
 
 
 class _Writer:
-    """Writes beside the file and renames when all is on disk: a backup is whole or not there."""
+    """Write a temporary file and rename it when it is on disk: a backup is complete or does not exist."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
@@ -192,7 +192,7 @@ def _read(path: pathlib.Path) -> Generator[_Line]:
         with path.open("rb") as file:
             line = file.readline(LINE_BYTES_MAX)
             if _decoded(line, _First, path).muster_store != FORMAT:
-                raise api.StoreCorrupt(f"{path} is of a format that this version does not know", hint=_HINT)
+                raise api.StoreCorrupt(f"{path} has a format that this version does not support", hint=_HINT)
             seen = hashlib.sha256(line)
             records = 0
             held = file.readline(LINE_BYTES_MAX)
@@ -211,7 +211,7 @@ def _decoded(line: bytes, kind: type[L], path: pathlib.Path) -> L:
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise api.StoreCorrupt(f"{path} is no backup, or not a whole one: {error}", hint=_HINT) from error
+        raise api.StoreCorrupt(f"{path} is not a backup, or is incomplete: {error}", hint=_HINT) from error
 
 
 def _page(lines: Iterator[_Line]) -> list[_Line]:

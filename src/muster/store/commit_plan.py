@@ -1,16 +1,15 @@
-"""Which commits of a batch are accepted, and what they do to the tables: pure arithmetic.
+"""Decides which commits of a batch are accepted, and their effects on the tables. Pure.
 
-Transactions are optimistic.  One reads a snapshot and keeps its writes to itself; when it ends, it hands in
-a `Commit`: what it read, and what it wants to write.  The engine takes the commits that are waiting as one
-batch, locks the store, loads the little that `plan` needs, and asks it.  `plan` goes through them in order,
-as if each was alone: refuses the one whose reads were overtaken, whose expectations do not hold, whose
-epoch is stale or which the budget cannot take, numbers the others, and adds up their effects.  The engine
-carries these out and syncs once for all.  A refused commit has touched nothing, so it cannot hurt its
-neighbours.
+Transactions are optimistic. A transaction reads a snapshot and buffers its writes; at its end it submits a
+`Commit`: its reads and its writes. The engine takes the waiting commits as one batch, locks the store, loads
+the data that `plan` needs, and calls it. `plan` processes them in order, as if each was alone: it rejects a
+commit whose reads are outdated, whose expectations do not hold, whose epoch is stale or which exceeds the
+budget, numbers the others, and adds up their effects. The engine executes these and syncs once for all. A
+rejected commit has no effect, so it cannot affect the others.
 
-Because numbers are given under the lock, the order of numbers is the order of commits, and whoever sees a
-number sees everything below it: that is what makes the feed free of gaps.  (A PostgreSQL sequence would
-not: its numbers are taken before the commits happen, and become visible in another order.)
+Because numbers are assigned under the lock, the order of numbers is the order of commits, and a reader that
+sees a number sees everything below it: so the feed has no gaps. (A PostgreSQL sequence would not do: its
+numbers are assigned before the commits, and become visible in another order.)
 
 Old values stay in the feed without being written twice: a change's value is read from the record as long as
 it is current, and is moved to the change when the record is overwritten.
@@ -26,7 +25,7 @@ from muster.core import errors
 from muster.store import api
 
 FENCES = "_fences"
-OVERHEAD_BYTES = 64  # what a record takes beside its key and value, roughly
+OVERHEAD_BYTES = 64  # approximate size of a record in addition to its key and value
 
 Place = tuple[str, bytes]  # collection, key
 
@@ -61,7 +60,7 @@ class Commit(msgspec.Struct, frozen=True):
 
 
 class RecordVersion(msgspec.Struct, frozen=True):
-    """What is known of a record without its value."""
+    """The metadata of a record."""
 
     version: int
     position: int
@@ -97,7 +96,7 @@ class FeedRow(msgspec.Struct):
 
 
 class CommitPlan(msgspec.Struct, frozen=True):
-    """``outcomes`` go with the batch, one by one; ``superseded`` are records whose value goes to the feed."""
+    """``outcomes`` correspond to the batch; ``superseded`` are records whose value is moved to the feed."""
 
     outcomes: list[int | errors.MusterError]
     superseded: dict[Place, int]
@@ -157,12 +156,13 @@ class _Planner:
         limits: CommitLimits,
     ) -> None:
         self._head = head
-        self._current = current  # as it is after the commits accepted so far
+        self._current = current  # after the commits accepted so far
         self._latest = latest  # position of the last change of each place changed since the oldest snapshot
         self._limits = limits
         self._position = head.position
         self._record_bytes = head.record_bytes
-        self._superseded: dict[Place, RecordVersion] = {}  # where the table's value is overwritten or deleted
+        # where the value in the table is overwritten or deleted
+        self._superseded: dict[Place, RecordVersion] = {}
         self._puts: dict[Place, RecordPut] = {}
         self._deletes: set[Place] = set()
         self._changes: list[FeedRow] = []
@@ -181,7 +181,7 @@ class _Planner:
             return None
         if snapshot < self._head.trimmed:
             return api.TransactionConflict(
-                "the transaction took so long that the changes since are no longer known"
+                "the transaction took so long that the changes since its start are not retained any more"
             )
         for place in commit.keys_read:
             if self._latest.get(place, 0) > snapshot:
@@ -209,7 +209,7 @@ class _Planner:
                 return {}, errors.Conflict(
                     f"{_name(place)} is {_at(version)}, not {_at(write.expected_version)}",
                     actual=version,
-                    hint="read it again and decide anew",
+                    hint="read it again and decide again",
                 )
             if write.value is None and stored is None:
                 continue
@@ -221,7 +221,7 @@ class _Planner:
         if growth > 0 and self._record_bytes + growth > self._limits.record_bytes_max:
             return {}, errors.LimitExceeded(
                 f"the store's budget of {self._limits.record_bytes_max} bytes is used up: "
-                f"{self._record_bytes} are taken and this would add {growth}",
+                f"{self._record_bytes} are in use and this would add {growth}",
                 hint="delete records, or raise bytes_max",
             )
         self._record_bytes += growth
@@ -270,7 +270,8 @@ class _Planner:
 
 
 def trim_to(head: StoreHead, history_bytes_max: int) -> int:
-    """Up to where to trim the feed if its old values take too much: a tenth of it at a time."""
+    """The position up to which the feed is trimmed if its old values take too much space: a tenth at a
+    time."""
     if head.history_bytes <= history_bytes_max or head.trimmed >= head.position:
         return head.trimmed
     return head.trimmed + max(1, (head.position - head.trimmed) // 10)

@@ -25,9 +25,9 @@ T = TypeVar("T")
 
 PAGE_RECORDS = 1_000
 PAGE_BYTES = 4 << 20
-TOLD_POLL_FACTOR = 20  # an engine that tells of commits is polled only in case a word was lost
+TOLD_POLL_FACTOR = 20  # an engine that notifies of commits is polled only in case a notification was lost
 
-#: Stands in a store while it is being restored.
+#: Present in a store during a restore.
 UNFINISHED: commit_plan.Place = ("_unfinished", b"restore")
 
 
@@ -41,8 +41,8 @@ async def open(
 ) -> Store:
     """``sqlite:PATH``, ``sqlite::memory:`` or ``postgresql://USER@HOST:PORT/DATABASE``.
 
-    A relative path is taken from ``folder``; ``password`` is the secret itself, not a reference to it.  A
-    store that a restore has left half full is refused unless ``unfinished`` says that this is known.
+    A relative path is relative to ``folder``; ``password`` is the secret itself, not a reference to it. A
+    store with an incomplete restore is rejected unless ``unfinished`` is set.
     """
     settings = settings or api.StoreOptions()
     where = urls.parse(url, folder)
@@ -68,7 +68,7 @@ async def open(
 
 
 class StoreSnapshot:
-    """Made by `Store.snapshot`. Holds a reader: do not keep it waiting."""
+    """Created by `Store.snapshot`. It occupies a reader: close it soon."""
 
     def __init__(self, reader: engine.EngineReader) -> None:
         self.version = reader.version
@@ -96,13 +96,14 @@ class Store:
 
     @property
     def identity(self) -> str:
-        """Given when the store was made: a position or version means nothing in a store of another name."""
+        """Assigned when the store was created: a position or version is not valid in a store with another
+        identity."""
         return self.engine.identity
 
     # -- transactions ------------------------------------------------------------------------------------
 
     def transaction(self) -> transactions.Transaction:
-        """What it is refused with (`api.Overtaken`, `errors.Conflict`, …) comes at the end of its block."""
+        """A rejection (`api.TransactionConflict`, `errors.Conflict`, …) is raised at the end of its block."""
         self._check_open()
         return transactions.Transaction(self.engine, self._committer.submit, self._settings)
 
@@ -114,7 +115,7 @@ class Store:
             return await self._attempt(function)
         async with (
             self._turn
-        ):  # those who lost go one at a time, so that they do not overtake each other again
+        ):  # rejected transactions retry one at a time, so that they do not conflict with each other again
             for _ in range(attempts - 2):
                 with contextlib.suppress(api.TransactionConflict):
                     return await self._attempt(function)
@@ -145,7 +146,7 @@ class Store:
             tx.delete(collection, key, expected_version=expected_version, epoch=epoch)
         return tx.version
 
-    # -- reads of this moment ----------------------------------------------------------------------------
+    # -- current reads -----------------------------------------------------------------------------------
 
     async def get(self, collection: str, key: str) -> api.StoreRecord | None:
         return (await self.get_many(collection, [key])).get(key)
@@ -166,7 +167,7 @@ class Store:
         limit: int | None = None,
         reverse: bool = False,
     ) -> list[api.StoreRecord]:
-        """As `Transaction.scan`; of a large collection see `pages`."""
+        """Like `Transaction.scan`; for a large collection see `pages`."""
         self._check_open()
         transactions.check_limit(limit)
         key_range = transactions.range_of(collection, prefix, start, end)
@@ -181,9 +182,10 @@ class Store:
         end: str | None = None,
         page: int = PAGE_RECORDS,
     ) -> AsyncIterator[list[api.StoreRecord]]:
-        """The whole range, ``page`` records in memory at a time.
+        """The complete range, with ``page`` records in memory at a time.
 
-        Each page is of its own moment.  To load a whole collection, `snapshot` is faster from a cold disk.
+        Each page is consistent by itself. To load a complete collection, `snapshot` is faster from a cold
+        disk.
         """
         while True:
             records = await self.scan(collection, prefix=prefix, start=start, end=end, limit=page)
@@ -195,13 +197,14 @@ class Store:
 
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[StoreSnapshot]:
-        """One moment of the whole store, to load from: then follow the feed from its ``version``."""
+        """A consistent view of the complete store: load from it, then follow the feed from its
+        ``version``."""
         self._check_open()
         async with self.engine.snapshot() as reader:
             yield StoreSnapshot(reader)
 
     async def version(self) -> int:
-        """Of the last commit."""
+        """The version of the last commit."""
         self._check_open()
         return (await self.engine.head()).position
 
@@ -210,7 +213,8 @@ class Store:
     async def changes(
         self, after: int, *, collection: str | None = None, limit: int = 1_000
     ) -> api.ChangePage:
-        """What was committed after that version, in the order of commits; `api.Trimmed` if too long ago."""
+        """The changes committed after that version, in the order of commits; `api.FeedTrimmed` if they are
+        not retained."""
         self._check_open()
         if collection is not None:
             transactions.check_collection(collection)
@@ -219,13 +223,13 @@ class Store:
         head, changes = await self.engine.changes(after, collection, limit)
         if after < head.trimmed:
             raise api.FeedTrimmed(
-                f"the changes after {after} are gone; the feed begins after {head.trimmed}",
+                f"the changes after {after} are not retained; the feed begins after {head.trimmed}",
                 version=head.position,
             )
         if after > head.position:
             raise errors.InvalidInput(
                 f"position {after} has not been reached: the store is at {head.position}",
-                hint="it may come from another store: compare `identity`, and scan anew",
+                hint="it may come from another store: compare `identity`, and scan again",
             )
         return api.ChangePage(changes, changes[-1].position if len(changes) == limit else head.position)
 
@@ -262,7 +266,7 @@ class Store:
     # -- for backup and restore ------------------------------------------------------------------------------
 
     async def write(self, writes: Mapping[commit_plan.Place, commit_plan.RecordWrite]) -> int:
-        """One commit to any collections, the store's own too."""
+        """One commit to any collections, internal ones too."""
         size_bytes = sum(commit_plan.size(place, len(write.value or b"")) for place, write in writes.items())
         return await self._committer.submit(commit_plan.Commit(writes), size_bytes)
 
@@ -294,7 +298,7 @@ class Store:
         )
 
     async def close(self) -> None:
-        """Commits that were handed in are finished first. Closing twice is harmless."""
+        """Submitted commits are completed first. A second call has no effect."""
         if self._closed:
             return
         self._closed = True
@@ -303,7 +307,7 @@ class Store:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
-            self._listening = None  # a connection that it was just making goes with it
+            self._listening = None  # a connection that it was opening is closed with it
         await self.engine.close()
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""What a SQL engine has to offer; `database.Store` does the rest once for all of them."""
+"""The interface of an SQL engine; `database.Store` implements the rest for all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.store import api, commit_plan
 
 
 class EngineReader(Protocol):
-    """Reads of one moment. `version` is that moment's."""
+    """Reads of one snapshot with its `version`."""
 
     @property
     def version(self) -> int: ...
@@ -22,7 +22,7 @@ class EngineReader(Protocol):
     async def everything(
         self, after: commit_plan.Place, limit: int, max_bytes: int
     ) -> list[tuple[str, api.StoreRecord]]:
-        """All collections, ours too, in order: up to ``limit`` records, the last of which may reach beyond
+        """All collections, internal ones too, in order: up to ``limit`` records, the last of which may exceed
         ``max_bytes``."""
         ...
 
@@ -37,15 +37,16 @@ class EngineReader(Protocol):
 class StorageEngine(Protocol):
     name: str
     durable: bool
-    #: A random name given when the store was made: a position in the feed means nothing in another store.
+    #: A random name assigned when the store was created: a position in the feed is not valid in another
+    #: store.
     identity: str
-    #: Whether `listen` hears of other processes' commits; otherwise they are found by polling.
+    #: Whether `listen` is notified of commits of other processes; otherwise they are found by polling.
     tells: bool
 
     def snapshot(self) -> AbstractAsyncContextManager[EngineReader]: ...
 
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
-        """As the reader's, at this moment, in one step."""
+        """Like that of a reader, for the current state, in one step."""
         ...
 
     async def scan(

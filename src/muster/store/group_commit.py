@@ -1,10 +1,10 @@
 """Group commit: the commits that wait together share one sync.
 
-While the engine writes a batch, the next commits gather; so one caller alone pays for a whole sync, and a
-thousand concurrent ones nearly share it.  Each is answered only when the engine's commit has returned.
+While the engine writes a batch, the next commits are queued; so a single caller pays for a complete sync, and
+a thousand concurrent ones share it. Each call returns only after the commit of the engine.
 
-If the engine fails on a batch for want of room, its commits are tried one by one: a large one must not fail
-the small ones beside it.
+If the engine fails on a batch for lack of space, its commits are tried one by one: a large one must not fail
+the small ones of the same batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Waiting(msgspec.Struct, frozen=True):
 
 
 class StoreCommitter:
-    """Owns the task that hands batches to the engine. ``committed`` is called after each."""
+    """Owns the task that passes batches to the engine. ``committed`` is called after each."""
 
     def __init__(self, target: engine.StorageEngine, waiting_max: int, committed: Callable[[], None]) -> None:
         self.counters = CommitCounters()
@@ -57,7 +57,7 @@ class StoreCommitter:
         return len(self._waiting)
 
     async def submit(self, commit: commit_plan.Commit, size_bytes: int) -> int:
-        """The version it got, when it is on disk. A caller that is cancelled meanwhile may have committed."""
+        """Returns its version when it is on disk. The commit of a cancelled caller may have been stored."""
         if self._closing:
             raise errors.NotConnected("the store is closed")
         if len(self._waiting) >= self._waiting_max:
@@ -71,7 +71,7 @@ class StoreCommitter:
         return await answer
 
     async def close(self) -> None:
-        """What was submitted is still committed."""
+        """Submitted commits are still completed."""
         self._closing = True
         self._wake.set()
         await self._task
@@ -110,7 +110,7 @@ class StoreCommitter:
         except errors.MusterError as error:
             self._fail(batch, error)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it was, the callers hear of it and we live on
+        except Exception as error:  # noqa: BLE001  (any error is passed to the callers, and the task continues)
             broken = errors.InvariantViolation(f"the store's engine failed in an unknown way: {error!r}")
             broken.__cause__ = error
             self._fail(batch, broken)

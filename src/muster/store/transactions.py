@@ -1,8 +1,8 @@
-"""A transaction: reads one snapshot, keeps its writes to itself, and hands both in when it ends.
+"""A transaction: it reads one snapshot, buffers its writes, and submits both at its end.
 
-Nothing is locked while it is open, so a slow one delays nobody; the price is that it may be refused at its
-end (`api.Overtaken`).  It sees its own writes.  One that only read needs no check: all it saw was true at
-once.
+Nothing is locked while it is open, so a slow one delays no other; the price is that it may be rejected at its
+end (`api.TransactionConflict`). It sees its own writes. A read-only one needs no check: it saw a consistent
+snapshot.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Transaction:
         return (await self.get_many(collection, [key])).get(key)
 
     async def get_many(self, collection: str, keys: Iterable[str]) -> dict[str, api.StoreRecord]:
-        """Those of ``keys`` that exist."""
+        """The records of ``keys`` that exist."""
         self._check_open()
         check_collection(collection)
         records: dict[str, api.StoreRecord] = {}
@@ -137,7 +137,7 @@ class Transaction:
         check_limit(limit)
         reader = await self._snapshot()
         own = {place[1].decode(): write for place, write in self._writes.items() if key_range.holds(place)}
-        # A record of the snapshot may be hidden by each write of our own, so that many more are asked for.
+        # Each own write may hide a record of the snapshot, so that many more are read.
         read_limit = None if limit is None else limit + len(own)
         seen = await reader.scan(key_range, read_limit, reverse)
         self._ranges_read.append(_covered(key_range, seen, read_limit, reverse))
@@ -150,7 +150,7 @@ class Transaction:
         merged.sort(key=lambda record: record.key, reverse=reverse)
         return merged[:limit]
 
-    # -- writes, kept until the end ----------------------------------------------------------------------
+    # -- writes, buffered until the end ------------------------------------------------------------------
 
     def put(
         self,
@@ -210,7 +210,7 @@ class Transaction:
         _check_integer(expected_version, "an expected version")
         _check_integer(epoch, "an epoch")
         earlier = self._writes.get(place)
-        if earlier is not None:  # what the first write expects is what has to be there at the commit
+        if earlier is not None:  # the expectation of the first write applies at the commit
             if earlier.expected_version is not None:
                 expected_version = earlier.expected_version
             epochs = [known for known in (earlier.epoch, epoch) if known is not None]
@@ -265,7 +265,7 @@ def _own(place: commit_plan.Place, write: commit_plan.RecordWrite) -> api.StoreR
 def _covered(
     key_range: commit_plan.KeyRange, seen: list[api.StoreRecord], limit: int | None, reverse: bool
 ) -> commit_plan.KeyRange:
-    """The part of the range that the answer depends on: up to the last record, if the limit cut it."""
+    """The part of the range that the result depends on: up to the last record, if the limit cut it."""
     if limit is None or len(seen) < limit:
         return key_range
     if not seen:

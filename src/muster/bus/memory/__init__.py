@@ -1,9 +1,10 @@
-"""The in-memory twin of the bus: the same words over a simulated network, for tests and simulation.
+"""The simulated bus: the same interface over a simulated network, for tests and simulation.
 
-- `network`: links, delay, loss, duplication, reordering, partition; who hears what.
-- `connection`: the bus as one identity has it; `streams`: its handles on what lasts.
-- `storage`: what streams hold. Plain data and rules.
+- `network`: links, delay, loss, duplication, reordering, partition, and subscriptions.
+- `connection`: the bus of one identity; `streams`: its handles on streams and buckets.
+- `storage`: the content of streams. Plain data and rules.
 
-Promised: what the contract suite promises of both; and that one seed is one run, in virtual time.  Not here:
-permissions, TLS, several brokers, elections, group commit (this storage takes no time of its own).
+Guaranteed: what the contract suite guarantees for both implementations, and that one seed is one run, in
+virtual time. Not simulated: permissions, TLS, several brokers, elections, group commit (this storage takes no
+time).
 """

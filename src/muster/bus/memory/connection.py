@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 MAX_PAYLOAD = (1 << 20) + (1 << 16)
-MAX_UNSENT = 1000  # messages kept while not connected
+MAX_UNSENT = 1000  # messages buffered while not connected
 TRY_S = 3.0
 
 
@@ -53,12 +53,12 @@ class SimulatedMessage:
 
     def respond_now(self, data: bytes) -> bool:
         del data
-        return False  # here everything takes its time
+        return False  # in the simulation every message takes time
 
 
 @dataclass(slots=True, eq=False)
 class SimulatedSubscription:
-    """A subscription as the brokers know it."""
+    """A subscription on the side of the brokers."""
 
     subject: str
     group: str
@@ -88,7 +88,7 @@ class SimulatedBus:
     def __repr__(self) -> str:
         return f"<simulated bus {self._identity!r} {self._state.value}>"
 
-    # What it is.
+    # State.
 
     @property
     def identity(self) -> str:
@@ -110,7 +110,7 @@ class SimulatedBus:
         return self._listeners.add(listener)
 
     def on_little(self, act: Callable[[], None]) -> None:
-        del act  # messages come one by one here, and nobody is in a hurry
+        del act  # messages arrive one by one here
 
     def statistics(self) -> api.BusStatistics:
         return self._counts.statistics()
@@ -121,7 +121,7 @@ class SimulatedBus:
     def count_full(self) -> None:
         self._counts.add(counters.ConnectionCounter.FULL)
 
-    # What the network does to it.
+    # Called by the network.
 
     def gain_connection(self, connection: api.ConnectionId) -> None:
         again = self._state is api.ConnectionState.RECONNECTING
@@ -139,7 +139,7 @@ class SimulatedBus:
             self._change(api.ConnectionState.RECONNECTING)
 
     def end(self, cause: errors.MusterError | None) -> None:
-        """Closed for good: by its owner, or because the process is gone."""
+        """Closed permanently: by its owner, or because the process ended."""
         self._cause = cause or errors.NotConnected("the connection is closed")
         self._connection = None
         self.net.forget_bus(self)
@@ -177,7 +177,7 @@ class SimulatedBus:
         elif len(self._unsent) < MAX_UNSENT:
             self._unsent.append(arrive)
         else:
-            raise errors.NotConnected("not connected, and the buffer for what is to be sent is full")
+            raise errors.NotConnected("not connected, and the send buffer is full")
 
     async def publish(
         self, subject: str, data: bytes, *, headers: api.Headers | None = None, reply: str | None = None
@@ -189,7 +189,7 @@ class SimulatedBus:
 
     def publish_now(self, messages: Sequence[tuple[str, bytes, api.Headers]]) -> bool:
         del messages
-        return False  # here everything takes its time
+        return False  # in the simulation every message takes time
 
     def _say(
         self,
@@ -199,11 +199,13 @@ class SimulatedBus:
         reply: str | None,
         heard_by: Callable[[int], None],
     ) -> None:
-        """Publish, and learn at the brokers how many heard it."""
+        """Publish, and get the number of receivers from the brokers."""
         with_trace = dict(message_format.with_trace_headers(headers))
         size = len(data) + (len(message_format.encode_headers(with_trace)) if with_trace else 0)
         if size > MAX_PAYLOAD:
-            raise errors.LimitExceeded(f"a message of {size} bytes: the broker takes {MAX_PAYLOAD}")
+            raise errors.LimitExceeded(
+                f"a message of {size} bytes: the maximum of the broker is {MAX_PAYLOAD}"
+            )
 
         def arrive() -> None:
             stored = self.net.capture(self.node, subject, data, with_trace)
@@ -253,9 +255,9 @@ class SimulatedBus:
     ) -> SimulatedMessage:
         answers, nobody = await self._ask(subject, data, headers, 1, timeout_s)
         if nobody:
-            raise errors.Unavailable(f"nobody listens on {subject!r}")
+            raise errors.Unavailable(f"no subscriber on {subject!r}")
         if not answers:
-            raise errors.TimedOut(f"no answer from {subject!r} within {timeout_s:g} s")
+            raise errors.TimedOut(f"no reply from {subject!r} within {timeout_s:g} s")
         return answers[0]
 
     async def gather(
@@ -278,7 +280,7 @@ class SimulatedBus:
         enough: int | None,
         timeout_s: float,
     ) -> tuple[list[SimulatedMessage], bool]:
-        """The answers, and whether nobody listens."""
+        """The replies, and whether there is no subscriber."""
         message_format.check_subject(subject)
         answers: list[SimulatedMessage] = []
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -304,7 +306,7 @@ class SimulatedBus:
             self.net.forget(ear)
 
     async def wait(self, future: asyncio.Future[T], timeout_s: float) -> T | None:
-        """What it brings; None when time is up. Ends with the connection."""
+        """Its result; None after the timeout. Ends with the connection."""
         self._waiting.add(future)
         try:
             async with asyncio.timeout(timeout_s):
@@ -323,9 +325,9 @@ class SimulatedBus:
 
         self._send(lambda: self.net.hop(self.node, "down", pong))
         if await self.wait(done, timeout_s) is None:
-            raise errors.TimedOut(f"the broker did not answer within {timeout_s} s")
+            raise errors.TimedOut(f"the broker did not respond within {timeout_s} s")
 
-    # What lasts.
+    # Streams and buckets.
 
     async def call(
         self,
@@ -334,7 +336,7 @@ class SimulatedBus:
         timeout_s: float = api.DURABLE_TIMEOUT_S,
         repeat: bool = True,
     ) -> T:
-        """Have ``operation`` done where the streams are. ``repeat``: as often as it takes to be answered."""
+        """Execute ``operation`` at the storage. ``repeat``: until there is a reply."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         while (left_s := deadline - loop.time()) > 0:
@@ -346,10 +348,10 @@ class SimulatedBus:
                 if isinstance(outcome, errors.MusterError):
                     raise outcome
                 return outcome
-        raise errors.TimedOut(f"the brokers' storage did not answer within {timeout_s:g} s")
+        raise errors.TimedOut(f"the brokers' storage did not respond within {timeout_s:g} s")
 
     def tell(self, operation: Callable[[], None]) -> None:
-        """Have it done there, if the word arrives; nobody waits for the outcome."""
+        """Execute it at the storage, if the message arrives, without waiting for the outcome."""
 
         def arrive() -> None:
             if self._reaches_storage():

@@ -4,18 +4,18 @@
     bus = await net.connect("sensor-1")
     net.cut("sensor-1")
 
-Everything that can happen by chance is drawn from one seed, and time is the event loop's, so under a virtual
-loop (`muster.testing.virtual_clock`) a run of hours takes seconds and repeats exactly.
+All random events are drawn from one seed, and time is that of the event loop, so under a virtual loop
+(`muster.testing.virtual_clock`) a run of hours takes seconds and repeats exactly.
 
-Each connection lives on a node (named after its identity unless told otherwise).  A message takes two hops,
-to the brokers and on to its receiver; each has a delay, keeps order unless reordering says otherwise, and may
-lose or double what passes.
+Each connection is on a node (by default with the name of its identity). A message takes two hops, to the
+brokers and on to its receiver; each hop has a delay, keeps the order unless reordering is configured, and may
+lose or duplicate messages.
 
-Two ways to fall apart.  Nodes that are *cut* off have a broker on their side: they reach each other and
-nobody else, and stay connected.  A node that is *unplugged* reaches nobody; after `Faults.silence_s` both
-ends give its connection up, and the brokers report it, as they report any that closes.  Streams and key/value
-live with the rest, in the quorum.  A request to them may be lost on its way there or back: then its outcome
-is unknown, as with the real thing.
+There are two kinds of partition. Nodes that are *cut* off have a broker on their side: they reach only each
+other, and stay connected. A node that is *unplugged* reaches no other node; after `NetworkFaults.silence_s`
+both ends close its connection, and the brokers report it, like every closed connection. Streams and key/value
+buckets are on the side of the quorum. A request to them or its reply may be lost: then its outcome is
+unknown, as with real brokers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RECONNECT_S = 0.1
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """What the network does to messages. May be changed while it runs."""
+    """The effects of the network on messages. They may be changed at run time."""
 
     delay_s_min: float = 0.000_1
     delay_s_max: float = 0.001
@@ -50,7 +50,7 @@ class NetworkFaults:
 
 
 class SubscriptionTable:
-    """Who listens to what, by subject where it is one."""
+    """The subscriptions, by subject where it has no wildcards."""
 
     def __init__(self) -> None:
         self._exact: dict[str, list[connection.SimulatedSubscription]] = {}
@@ -112,7 +112,7 @@ class SimulatedNetwork:
         loop, faults = asyncio.get_running_loop(), self.faults
         at = loop.time() + self.random.uniform(faults.delay_s_min, faults.delay_s_max)
         if self.random.random() >= faults.reordering:
-            # A hair later than the last: timers of one moment have no order.
+            # Slightly later than the last: timers of the same time have no order.
             at = max(at, math.nextafter(self._links.get((node, way), 0.0) + 1e-9, math.inf))
             self._links[node, way] = at
         loop.call_at(at, action)
@@ -128,7 +128,7 @@ class SimulatedNetwork:
         return self._sides.get(here, 0) == self._sides.get(other, 0)
 
     def is_plugged(self, node: str) -> bool:
-        """Whether it reaches a broker at all."""
+        """Whether it reaches a broker."""
         return node not in self._unplugged
 
     def reaches_storage(self, node: str) -> bool:
@@ -141,7 +141,7 @@ class SimulatedNetwork:
             self._sides[node] = self._cuts
 
     def unplug(self, *nodes: str) -> None:
-        """These reach nobody until `heal`."""
+        """These nodes reach no other node until `heal`."""
         self._cuts += 1
         for node in nodes:
             self._unplugged[node] = self._cuts
@@ -162,7 +162,7 @@ class SimulatedNetwork:
         self._reconnect_soon(bus)
 
     def crash(self, bus: connection.SimulatedBus) -> None:
-        """The process behind it is killed: nothing is said or done any more."""
+        """Kill the process of the node: it sends and does nothing any more."""
         self.report_closed(bus)
         bus.end(errors.NotConnected("the process was killed"))
 
@@ -199,7 +199,7 @@ class SimulatedNetwork:
         del servers  # there is one network
         node = node or identity
         if not self.is_plugged(node):
-            raise errors.NotConnected(f"no broker answers {node!r}")
+            raise errors.NotConnected(f"no broker responds to {node!r}")
         bus = connection.SimulatedBus(self, subjects.identity(identity), node, self._connections)
         self._buses.append(bus)
         bus.gain_connection(self._next_connection())
@@ -217,7 +217,7 @@ class SimulatedNetwork:
             self._buses.remove(bus)
 
     def route(self, node: str, subject: str, data: bytes, headers: api.Headers, reply: str | None) -> int:
-        """At the brokers: pass it on to whoever listens. Returns how many that were."""
+        """At the brokers: forward it to the subscribers. Returns their number."""
         groups: dict[tuple[str, str], list[connection.SimulatedSubscription]] = {}
         chosen: list[connection.SimulatedSubscription] = []
         for ear in self._ears.for_subject(subject):
@@ -232,7 +232,7 @@ class SimulatedNetwork:
         return len(chosen)
 
     def announce(self, subject: str, data: bytes) -> None:
-        """The brokers themselves say something."""
+        """Publish a message of the brokers."""
         self.route(QUORUM, subject, data, {}, None)
 
     def _pass_on(self, ear: connection.SimulatedSubscription, message: connection.SimulatedMessage) -> None:
@@ -258,7 +258,7 @@ class SimulatedNetwork:
         return self._changed.setdefault(name, asyncio.Event())
 
     def tell_changed(self, log: storage.SimulatedLog) -> None:
-        """Wake whoever waits for this stream, and see to its next expiry."""
+        """Wake the readers of this stream, and schedule its next expiry."""
         event = self._changed.pop(log.settings.name, None)
         if event is not None:
             event.set()
@@ -286,7 +286,7 @@ class SimulatedNetwork:
         return log
 
     def store(self, name: str, batch: Sequence[api.OutgoingMessage], node: str) -> int:
-        """At the brokers: subscribers hear it, and the stream keeps it."""
+        """At the brokers: subscribers receive it, and the stream stores it."""
         log = self.log(name)
         for message in batch:
             self.route(node, message.subject, message.data, message.headers, None)
@@ -308,7 +308,8 @@ class SimulatedNetwork:
             self.tell_changed(log)
 
     def capture(self, node: str, subject: str, data: bytes, headers: api.Headers) -> int:
-        """A plain publish on a stream's subject is stored as well, unconfirmed. Returns by how many."""
+        """Store a plain publish on the subject of a stream, without an acknowledgement. Returns the number of
+        streams."""
         if not self.reaches_storage(node):
             return 0
         keepers = [log for log in self.logs.values() if log.covers(subject)]

@@ -1,4 +1,4 @@
-"""The storage half of the in-memory twin: what streams hold, as the brokers' quorum would.
+"""The storage of the simulated bus: the content of streams on the quorum of brokers.
 
 Plain data and rules; the clock is given.  Nothing here waits or is sent: `muster.bus.memory` does that.
 """
@@ -14,7 +14,7 @@ from muster.bus import api, message_format, subject_patterns
 from muster.bus.streams import key_value
 from muster.core import errors, subjects
 
-OVERHEAD_BYTES = 34  # of a stored message, about what the real one takes
+OVERHEAD_BYTES = 34  # of a stored message, about the same as in NATS
 
 
 @dataclasses.dataclass(slots=True)
@@ -22,7 +22,7 @@ class ConsumerState:
     """A durable consumer's state."""
 
     settings: api.ConsumerSettings
-    position: int  # the next sequence to look at
+    position: int  # the next sequence to deliver
     unacknowledged: dict[int, tuple[float, int]] = dataclasses.field(default_factory=dict)
     again: deque[int] = dataclasses.field(default_factory=deque)
     counts: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -96,7 +96,7 @@ class SimulatedLog:
     def store(self, batch: Sequence[api.OutgoingMessage], now_ns: int) -> int:
         """All or none; the last one's sequence."""
         self.expire(now_ns)
-        if self.settings.replicas == 1:  # as the broker does: replicated streams look for the id first
+        if self.settings.replicas == 1:  # like the broker: replicated streams check the id first
             for message in batch:
                 self._check_expectations(message)
         known = [self._known(message.message_id, now_ns) for message in batch]
@@ -184,11 +184,11 @@ class SimulatedLog:
 
     def next_expiry_ns(self) -> int | None:
         while self._expiry and self._expiry[0][1] not in self.messages:
-            heapq.heappop(self._expiry)  # it went before its time
+            heapq.heappop(self._expiry)  # it was deleted before its expiry
         return self._expiry[0][0] if self._expiry else None
 
     def expire(self, now_ns: int) -> None:
-        """Let go what is too old; in a bucket, an expiry leaves a marker."""
+        """Delete messages that are too old; in a bucket, an expiry leaves a marker."""
         age_ns = round(self.settings.max_age_s * 1e9)
         while age_ns and self.messages:
             first = next(iter(self.messages.values()))
@@ -309,13 +309,13 @@ class SimulatedLog:
             self.remove(sequence)
 
     def refuse(self, name: str, sequence: int, until: float) -> None:
-        """Not acknowledged: due again at ``until``."""
+        """Not acknowledged: redeliver it at ``until``."""
         consumer = self.consumption(name)
         if sequence in consumer.unacknowledged:
             consumer.unacknowledged[sequence] = (until, consumer.counts[sequence])
 
     def next_due(self, name: str) -> float | None:
-        """When something unacknowledged is due again."""
+        """The time of the next redelivery."""
         waiting = self.consumption(name).unacknowledged.values()
         return min((deadline for deadline, _ in waiting), default=None)
 

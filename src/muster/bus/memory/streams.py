@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 LOOK_AGAIN_S = 5.0
-REPLAYED_AT_ONCE = 2  # a replay takes several moments, in between which others write, as with brokers
+REPLAYED_AT_ONCE = 2  # a replay takes several steps, between which others write, as with brokers
 RETRY_S = 0.25
 
 
@@ -140,7 +140,7 @@ class SimulatedStream(publisher.StreamPublisher):
         return LastOfEach(self, pattern)
 
     async def wait_for_change(self, seen: int, timeout_s: float) -> None:
-        """Return when the stream is not as it was when its last sequence was ``seen``, or soon."""
+        """Return when the stream has changed since its last sequence was ``seen``, or soon."""
         log = self._net.logs.get(self._name)
         if log is not None and log.last == seen:
             try:
@@ -155,8 +155,8 @@ class SimulatedStream(publisher.StreamPublisher):
     async def some_of(
         self, sequences: Sequence[int], first: int, patterns: Sequence[str]
     ) -> tuple[list[api.StoredMessage], int, api.StreamState]:
-        """A few of ``sequences`` that are still there, or of those from ``first`` on where none is left; and
-        how many of ``sequences`` have been looked at."""
+        """A few of ``sequences`` that still exist, or of those from ``first`` on if none is left; and how
+        many of ``sequences`` have been processed."""
 
         def operation() -> tuple[list[api.StoredMessage], int, api.StreamState]:
             log = self._net.log(self._name)
@@ -206,7 +206,7 @@ def _traced(message: api.OutgoingMessage) -> api.OutgoingMessage:
 
 
 class _Reading(abc.ABC):
-    """Looks at the stream again and again, and waits for its next change in between."""
+    """Reads the stream repeatedly, and waits for its next change in between."""
 
     def __init__(self, stream: SimulatedStream) -> None:
         self._stream = stream
@@ -226,7 +226,7 @@ class _Reading(abc.ABC):
 
     @abc.abstractmethod
     async def _look(self) -> None:
-        """Get what is `_ready` next, or wait for it."""
+        """Return the next `_ready` message, or wait for it."""
 
     async def _change(self, last: int) -> None:
         """Wait until the stream does not end with ``last`` any more, or this is closed, or for a while."""
@@ -271,7 +271,7 @@ class SimulatedOrderedConsumer(_Reading):
         if state.first_sequence > self._next:
             position = self._next
             if not self._strict:
-                self._next = state.first_sequence  # whoever goes on gets what is left
+                self._next = state.first_sequence  # a new iteration gets the remaining messages
             raise self._stream.dropped(position, state.first_sequence - 1)
         for message in page:
             if self._strict and message.sequence != self._next:
@@ -285,8 +285,9 @@ class SimulatedOrderedConsumer(_Reading):
 class LastOfEach(_Reading):
     """See `keyvalue.Messages`: as weak as a broker's consumer.
 
-    A replay is of the sequences that were there when it began, and takes its time: what is replaced meanwhile
-    is missing from it, and comes later.  Over a new connection, and after a failure, another replay begins.
+    A replay has the sequences that existed at its start, and takes time: a value that is replaced during the
+    replay is missing from it, and follows later. Over a new connection, and after a failure, another replay
+    begins.
     """
 
     def __init__(self, stream: SimulatedStream, pattern: str) -> None:

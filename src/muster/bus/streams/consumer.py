@@ -16,7 +16,7 @@ from muster.core import errors, subjects
 ITERATE_COUNT = 100
 ITERATE_S = 5.0
 RETRY_S = 0.25
-GRACE_S = 1.0  # beyond the time the broker was given to answer
+GRACE_S = 1.0  # in addition to the timeout of the broker
 
 
 async def ensure(
@@ -81,7 +81,7 @@ class NatsDelivery:
 
 
 class _Pull:
-    """One request for messages, until it has all it asked for or the broker says that this is all."""
+    """One pull request, until it has all messages or the broker reports its end."""
 
     def __init__(self, inbox: str, count: int) -> None:
         self.inbox = inbox
@@ -118,12 +118,14 @@ class NatsConsumer:
                 self._number = await self._wire.listen(
                     self._inbox + ".*", "", self._received, timeout_s=api.DEFAULT_TIMEOUT_S
                 )
-            # First whatever is there; if nothing is, wait for one, and then again take whatever is there. A
-            # request for many that waits could not be ended early without leaving messages on the way.
+            # First fetch what is available; if there is nothing, wait for one message, and then fetch again.
+            # A waiting request for many messages could not be ended early without leaving messages in
+            # transit.
             try:
                 deliveries = await self._ask(count, 0.0)
             except errors.Unavailable:
-                await self._api.call(f"CONSUMER.INFO.{self._place}")  # says so if it is gone
+                # raises an error if it does not exist any more
+                await self._api.call(f"CONSUMER.INFO.{self._place}")
                 raise
             left_s = deadline - loop.time()
             if not deliveries and left_s > 0:
@@ -157,7 +159,8 @@ class NatsConsumer:
         if reply.startswith(b"$JS.ACK."):
             delivery = NatsDelivery(subject, reply, data, raw_headers, self._wire)
             if pull is None:
-                # Too late for whoever asked: give it back, so that it need not wait for its time to run out.
+                # Too late for its request: return it, so that it is redelivered without waiting for its
+                # timeout.
                 self._wire.send(reply.decode(), b"-NAK")
                 return
             pull.deliveries.append(delivery)
@@ -171,7 +174,7 @@ class NatsConsumer:
                 pull.done.set_exception(self._ended(message_format.decode_headers(raw_headers)))
 
     def _ended(self, headers: dict[str, str]) -> errors.MusterError:
-        text = f"{self._about}: {headers.get('Description') or headers.get('Status', 'no answer')}"
+        text = f"{self._about}: {headers.get('Description') or headers.get('Status', 'no reply')}"
         return errors.NotFound(text) if "Deleted" in text else errors.Unavailable(text)
 
     async def __aiter__(self) -> AsyncIterator[api.StreamDelivery]:
@@ -179,7 +182,7 @@ class NatsConsumer:
             try:
                 deliveries = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)
             except errors.Unavailable:
-                # No connection or no leader now: what was delivered and not acknowledged comes again.
+                # No connection or no leader now: unacknowledged deliveries are redelivered.
                 self._wire.check_open()
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -187,7 +190,7 @@ class NatsConsumer:
                 yield delivery
 
     async def close(self) -> None:
-        """Stop fetching. The broker keeps the position: another may go on from it."""
+        """Stop fetching. The broker stores the position: another consumer may continue from it."""
         self._closed = True
         if self._number is not None:
             self._wire.forget(self._number)

@@ -1,14 +1,14 @@
-"""Group commit: takes a connection's durable publishes of one stream to the broker, round by round.
+"""Group commit: sends the durable publishes of a connection for one stream to the broker, in rounds.
 
-The decisions are in `muster.bus.streams.commit_groups`.  What this half promises: every publish gets its own
-fate, in the order of the calls.  A publish is sent again by itself only where that cannot store it twice:
-where the broker said that it stored nothing, where nobody listened (a stream without a leader), or under a
-``message_id``.  Otherwise a publish whose acknowledgement stays away ends, at its own deadline, in
-`errors.TimedOut`, and others do not wait for it.
+The decisions are in `muster.bus.streams.commit_groups`. Guarantees: every publish gets its own outcome, in
+the order of the calls. A publish is sent again only if that cannot store it twice: if the broker reported
+that it stored nothing, if there was no subscriber (a stream without a leader), or with a ``message_id``.
+Otherwise a publish without an acknowledgement ends, at its own deadline, in `errors.TimedOut`, and others do
+not wait for it.
 
-A refusal counts only if no earlier attempt can have been stored: otherwise the ids are looked up first
-(`Committer._resolved`).  So a batch, or a publish with an expectation, that was stored by an attempt whose
-acknowledgement got lost is not reported as a conflict or a duplicate.
+A rejection counts only if no earlier attempt can have been stored: otherwise the ids are looked up first
+(`PublishCommitter._resolved`). So a batch, or a publish with an expectation, that was stored by an attempt
+whose acknowledgement was lost is not reported as a conflict or a duplicate.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from muster.bus.client import requests
 from muster.bus.streams import commit_groups, jetstream
 from muster.core import errors
 
-PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next may go
-GRACE_S = 0.5  # the same, after a new connection: what the old one lost will not be answered
+PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next one starts
+GRACE_S = 0.5  # the same after a reconnection: acknowledgements on the old connection are lost
 MAX_PENDING_BYTES = 64 << 20
 
-Parts = Sequence[tuple[str, bytes, bytes]]  # of each message the subject, the data and the header lines
+Parts = Sequence[tuple[str, bytes, bytes]]  # subject, data and header lines of each message
 
 _PREFIX = b"NATS/1.0\r\n"
 
 
 class PendingPublish:
-    """One message, or the messages of one atomic batch, on the way."""
+    """One message, or the messages of one atomic batch, in progress."""
 
     __slots__ = (
         "alarm",
@@ -83,12 +83,12 @@ class PendingPublish:
             self.alarm.cancel()
 
     def may_repeat(self, outcome: errors.MusterError) -> bool:
-        """Whether sending it again can neither store it twice nor come too late."""
+        """Whether sending it again can neither store it twice nor exceed its deadline."""
         return not self.future.done() and (self.repeatable or not isinstance(outcome, errors.TimedOut))
 
 
 def header_lines(message: api.OutgoingMessage) -> bytes:
-    """The message's header lines: its own, and what the broker is to check and do."""
+    """The header lines of the message: its own, and the conditions and options for the broker."""
     headers = message_format.with_trace_headers(message.headers)
     lines = message_format.header_lines(headers) if headers else b""
     if message.message_id is not None:
@@ -108,11 +108,12 @@ def header_lines(message: api.OutgoingMessage) -> bytes:
     return lines
 
 
-Post = tuple[Callable[[str], None], Parts, Sequence[PendingPublish]]  # how to send it, what, and whose it is
+# how to send it, its messages, and its owner
+Post = tuple[Callable[[str], None], Parts, Sequence[PendingPublish]]
 
 
 class _Flight:
-    """Posts under way, and what is known of their outcomes."""
+    """Publishes in progress, and their known outcomes."""
 
     __slots__ = ("done", "outcomes", "waiting")
 
@@ -122,7 +123,7 @@ class _Flight:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def land(self, place: int, outcome: int | errors.MusterError) -> bool:
-        """False if nobody waits for it any more."""
+        """False if no caller waits for it any more."""
         if place not in self.waiting or self.done.done():
             return False
         self.outcomes[place] = outcome
@@ -152,7 +153,7 @@ class PublishCommitter:
         self._batches = itertools.count(1)
 
     def submit(self, messages: Sequence[api.OutgoingMessage], timeout_s: float) -> asyncio.Future[int]:
-        """One message, or several as one atomic batch. The sequence of the last, when it is stored."""
+        """Store one message, or several as one atomic batch. Returns the sequence of the last."""
         loop = asyncio.get_running_loop()
         item = PendingPublish(messages, loop.create_future())
         if self._queued_bytes + item.size > MAX_PENDING_BYTES and self._queue:
@@ -185,14 +186,14 @@ class PublishCommitter:
     # Rounds.
 
     async def _run(self, express: tuple[PendingPublish, _Flight] | None) -> None:
-        """``express``: one that found nobody before it, and is on its way already."""
+        """``express``: a publish that had no others before it, and has been sent already."""
         try:
             if express is not None:
                 item, flight = express
                 outcome = await self._resolved(item, (await self._landed(flight))[0])
                 await self._again([] if self._settle(item, outcome) else [item])
             while self._queue:
-                await self._wire.connected()  # what was given up must not be stored when one is back
+                await self._wire.connected()  # an abandoned publish must not be stored after a reconnection
                 await self._wire.ready()
                 await self._again(await self._round(*self._take_round()))
         except errors.MusterError as error:
@@ -203,7 +204,7 @@ class PublishCommitter:
             self._task = None
 
     async def _again(self, items: list[PendingPublish]) -> None:
-        """Put them back in front, and take a breath."""
+        """Put them back at the front, and wait for a short time."""
         if items:
             self._queue.extendleft(reversed(items))
             self._queued_bytes += sum(item.size for item in items)
@@ -233,7 +234,7 @@ class PublishCommitter:
             together = False
             outcomes = await self._post([(self._sender(item.parts), item.parts, (item,)) for item in items])
         if together and isinstance(outcomes[0], errors.MusterError) and not _retry(outcomes[0]):
-            # The broker refused the whole for the sake of some: find them by halves.
+            # The broker rejected the batch because of some messages: find them by halving.
             middle = len(items) // 2
             again = await self._round(items[:middle], True)
             return again + await self._round(items[middle:], True)
@@ -277,7 +278,7 @@ class PublishCommitter:
     async def _look_up(self, subject: str, message_id: str) -> int:
         """The sequence under which a message with this id is stored; `errors.Conflict` if there is none.
 
-        Asks for it to be stored after a message that does not exist, which the broker compares after the ids
+        It requests to be stored after a message that does not exist, which the broker checks after the ids
         and before it stores anything.
         """
         lines = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
@@ -290,7 +291,7 @@ class PublishCommitter:
         return outcome
 
     def _settle(self, item: PendingPublish, outcome: int | errors.MusterError) -> bool:
-        """Tell it its fate; False if it is to be sent again."""
+        """Set its outcome; False if it is to be sent again."""
         if isinstance(outcome, int):
             item.settle(outcome)
         elif not _retry(outcome) or self._wire.is_closed:
@@ -336,7 +337,7 @@ class PublishCommitter:
         return await self._landed(self._launch(posts))
 
     def _launch(self, posts: Sequence[Post]) -> _Flight:
-        """Send all. Who is acknowledged is told at once.
+        """Send all. Each acknowledged publish is completed at once.
 
         The acknowledgement of an item that we may not send again is listened for until its own deadline; that
         of one whose publisher gave up, as long as the others of its round would wait for it in vain.
@@ -345,7 +346,7 @@ class PublishCommitter:
 
         def settled(place: int, outcome: int | errors.MusterError) -> None:
             items = posts[place][2]
-            if self._queue:  # the next round goes before those of this one do anything
+            if self._queue:  # the next round starts before the callers of this one continue
                 waited_for = flight.land(place, outcome)
                 _tell(items, outcome)
             else:
@@ -396,7 +397,7 @@ class PublishCommitter:
         return flight.outcomes
 
     def _outcome(self, answer: requests.InboxReply) -> int | errors.MusterError:
-        """The sequence, or what went wrong."""
+        """The sequence, or the error."""
         if requests.is_no_responders(answer):
             return errors.Unavailable(f"the stream {self._stream!r} has no leader now")
         report: dict[str, Any] = json.loads(answer.data)
@@ -406,7 +407,7 @@ class PublishCommitter:
 
 
 def _retry(outcome: errors.MusterError) -> bool:
-    """Whether another try could go better; `errors.TimedOut` means that nobody knows how this one went."""
+    """Whether a retry could succeed; `errors.TimedOut` means that the outcome of this attempt is unknown."""
     return isinstance(outcome, errors.Unavailable)
 
 
@@ -422,4 +423,4 @@ def _then(end: Callable[[], object], _: object) -> None:
     end()
 
 
-_UNKNOWN = errors.TimedOut("no acknowledgement came; it may be stored all the same")
+_UNKNOWN = errors.TimedOut("no acknowledgement arrived; it may have been stored")

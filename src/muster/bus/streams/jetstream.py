@@ -1,4 +1,4 @@
-"""The broker's storage interface: requests in JSON, its error codes in our words, its headers and times."""
+"""The JetStream interface: requests in JSON, error codes mapped to Muster errors, headers and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from muster.bus.streams import key_value
 from muster.core import errors
 
 PREFIX = "$JS.API"
-TRY_S = 3.0  # one try of a request; during an election a request can simply be lost
+TRY_S = 3.0  # one attempt of a request; during an election a request can be lost
 
 _NOT_FOUND = {10014, 10037, 10043, 10059}
 _CONFLICT = {10070, 10071, 10164}
@@ -28,7 +28,7 @@ _MARKER = key_value.MARKER_REASON.encode()
 
 
 class JetStreamRefused(errors.Refused):
-    """What the broker said, when it has no closer word among ours."""
+    """An error of the broker for which there is no closer Muster error."""
 
     def __init__(self, message: str, *, err_code: int) -> None:
         super().__init__(message)
@@ -51,7 +51,8 @@ def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
         return errors.AlreadyExists(text)
     if err_code in _FULL:
         return StreamFull(
-            text, hint="raise max_bytes, shorten max_age_s, or let the stream drop its oldest (on_full)"
+            text,
+            hint=("raise max_bytes, shorten max_age_s, or let the stream drop its oldest messages (on_full)"),
         )
     if err_code in _LIMIT:
         return errors.LimitExceeded(text)
@@ -81,11 +82,11 @@ class JetStreamApi:
         try_s: float | None = None,
         removes: bool = False,
     ) -> dict[str, Any]:
-        """The answer to ``$JS.API.<name>``. Waits out an election.
+        """The reply to ``$JS.API.<name>``. Waits for the end of an election.
 
-        A request without an answer is repeated every ``try_s`` (`TRY_S`): one that must not be done twice
-        gives a ``try_s`` as long as its timeout.  One that ``removes`` something has succeeded when a repeat
-        does not find it any more.
+        A request without a reply is repeated every ``try_s`` (`TRY_S`): for one that must not be executed
+        twice, pass a ``try_s`` as long as its timeout. One that ``removes`` something has succeeded when a
+        repetition does not find it any more.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -111,7 +112,7 @@ class JetStreamApi:
                 in_doubt = True
                 if left_s <= try_s:
                     raise errors.TimedOut(
-                        f"the brokers' storage did not answer within {timeout_s:g} s"
+                        f"the brokers' storage did not respond within {timeout_s:g} s"
                     ) from None
             except requests.NoResponders as error:
                 raise errors.Unavailable(
@@ -141,7 +142,7 @@ def to_timestamp(at_ns: int) -> str:
 
 
 def stored(data: bytes, raw_headers: bytes | None) -> api.StoredMessage:
-    """A message as a direct read gives it: what the broker adds stands among the headers."""
+    """The message of a direct read: the additions of the broker are among the headers."""
     headers = message_format.decode_headers(raw_headers)
     return api.StoredMessage(
         subject=headers["Nats-Subject"],
@@ -153,7 +154,7 @@ def stored(data: bytes, raw_headers: bytes | None) -> api.StoredMessage:
 
 
 def public_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Without those of the machinery, but for the one that says why a marker stands in a message's place."""
+    """The headers without those of JetStream, except for the one with the reason of a marker."""
     return {
         name: value
         for name, value in headers.items()
@@ -162,21 +163,21 @@ def public_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 def public_headers_of(raw: bytes | None) -> dict[str, str]:
-    """The same, for less where all of them are the machinery's."""
+    """Like `public_headers`, faster if all headers are those of JetStream."""
     if raw is None or (raw.count(b"\r\nNats-") == raw.count(b"\r\n") - 2 and _MARKER not in raw):
         return {}
     return public_headers(message_format.decode_headers(raw))
 
 
 class DeliveryMetadata:
-    """What the reply subject of a message delivered by a consumer says of it."""
+    """The metadata in the reply subject of a message delivered by a consumer."""
 
     __slots__ = ("consumer_sequence", "count", "pending", "sequence", "stored_at_ns")
 
     def __init__(self, reply: bytes) -> None:
         parts = reply.split(b".")
         # $JS.ACK.<stream>.<consumer>.<count>.<sequence>.<consumer sequence>.<time>.<pending>, or the same
-        # with two words (domain, account) before the stream and perhaps one more at the end.
+        # with two tokens (domain, account) before the stream and possibly one more at the end.
         first = 4 if len(parts) == 9 else 6
         numbers = [int(part) for part in parts[first : first + 5]]
         self.count, self.sequence, self.consumer_sequence, self.stored_at_ns, self.pending = numbers

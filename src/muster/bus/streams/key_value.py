@@ -1,8 +1,8 @@
-"""Key/value buckets: each is a stream that keeps the last value of every key.
+"""Key/value buckets: each is a stream that retains the last value of every key.
 
-A key's revision is the sequence under which its value stands in the stream, so revisions of a bucket only
-ever grow, deletions included.  Deleted and expired keys leave a marker for a while, by which watchers learn
-of it.  The layout is the one that brokers' own tools understand.
+The revision of a key is the sequence of its value in the stream, so revisions of a bucket only grow,
+deletions included. Deleted and expired keys leave a marker for some time, which notifies watchers. The layout
+is that of the NATS tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol, Self
 from muster.bus import api
 from muster.core import errors, subjects
 
-MARKER_TTL_S = 3600  # how long a deletion stays visible to those who were away
+MARKER_TTL_S = 3600  # how long a deletion is visible to watchers that were disconnected
 EXPIRY_MARKER_TTL_S = 60
 RETRY_S = 0.25
 MARKER_REASON = "Nats-Marker-Reason"  # the broker's own header on the marker of an expired key
@@ -30,8 +30,8 @@ _PLAIN = re.compile(r"[A-Za-z0-9_/-]+\Z")
 def encode_key(key: str, *, pattern: bool = False) -> str:
     """Any string as the last levels of a subject, and back without loss.
 
-    Dots separate levels; in each, what is not a letter, digit, ``_``, ``-`` or ``/`` becomes ``=`` and two
-    hexadecimal digits for each byte; an empty level becomes ``=`` alone.
+    Dots separate levels; in each, a character that is not a letter, digit, ``_``, ``-`` or ``/`` becomes
+    ``=`` and two hexadecimal digits for each byte; an empty level becomes ``=`` alone.
     """
     return ".".join(_encode_level(level, pattern) for level in key.split("."))
 
@@ -99,7 +99,7 @@ class BucketMessages(Protocol):
 
 
 class BucketStream(api.Stream, Protocol):
-    """What a bucket needs of its stream."""
+    """The functions of a stream that a bucket uses."""
 
     def last_of_each(self, pattern: str, *, headers_only: bool) -> BucketMessages: ...
     def check_open(self) -> None:
@@ -145,7 +145,7 @@ class StreamKeyValue:
             if last is None:
                 revision = 0
             elif self.entry(last).value is None:
-                revision = last.sequence  # what stands there is the marker of a deletion
+                revision = last.sequence  # it is the marker of a deletion
             else:
                 break
         raise errors.AlreadyExists(f"the key {key!r} of {self._bucket!r} is there already")
@@ -179,7 +179,7 @@ class StreamKeyValue:
         return sorted(key for key, there in present.items() if there)
 
     async def holds(self, key: str) -> bool:
-        """Whether the key is there now: waits until the storage answers."""
+        """Whether the key exists now: waits until the storage responds."""
         while True:
             try:
                 return await self.get(key) is not None
@@ -199,9 +199,9 @@ class StreamKeyValue:
 class StreamKeyWatch:
     """See `api.Watch`.
 
-    Markers of deletions live for a while only, so after an absence the messages alone do not tell which keys
-    are gone.  Every replay is therefore compared with the keys reported so far: a key that is missing from
-    it, and that the bucket does not hold, is reported as deleted.
+    Markers of deletions expire, so after a disconnection the messages alone do not show which keys were
+    deleted. Every replay is therefore compared with the keys reported so far: a key that is missing from it,
+    and that the bucket does not contain, is reported as deleted.
     """
 
     def __init__(self, bucket: StreamKeyValue, messages: BucketMessages) -> None:
@@ -251,7 +251,8 @@ class StreamKeyWatch:
         if entry.value is None:
             self._reported.pop(entry.key, None)
             return before is not None or (newer and not self._initial)
-        # Not only a higher revision is news: a bucket that was restored or made anew counts from less.
+        # A lower revision is a change too: a bucket that was restored or created again counts from a lower
+        # number.
         self._reported[entry.key] = now = (entry.revision, entry.created_at_ns)
         return now != before
 

@@ -1,18 +1,18 @@
-"""Reading a stream without end and without a position kept by the broker.
+"""Reads a stream continuously, without a position stored by the broker.
 
-A short-lived consumer without acknowledgements pushes messages into our inbox, numbered.  A hole in the
-numbers, a beat that tells of messages we did not get, silence, or a new connection: the consumer is thrown
-away and made again from the message after the last one seen.  So what comes out is gapless and in order,
-whatever happened to connections and brokers.  A slow reader holds the broker back: its requests for flow
-control stand in the queue among the messages, and are answered when the reader gets there.
+A short-lived consumer without acknowledgements pushes numbered messages into an inbox. After a gap in the
+numbers, a heartbeat that reports missing messages, silence, or a reconnection, the consumer is discarded and
+created again from the message after the last one seen. So the result is gapless and in order, whatever
+happened to connections and brokers. A slow reader slows the broker down: its flow control requests are in the
+queue among the messages, and are answered when the reader reaches them.
 
-Where sequences may be missing (deleted messages, a filter), a jump in them can also mean that retention
-dropped messages before they were read.  So before the message after a jump is handed out, the stream is asked
-where it begins: if that is after the reader's position, the reader gets an error, and may go on reading with
-what is left.  One question serves all messages that had arrived when it was asked.
+If sequences may be missing (deleted messages, a filter), a jump can also mean that retention dropped messages
+before they were read. So before the message after a jump is delivered, the first sequence of the stream is
+requested: if it is after the position of the reader, the reader gets an error, and may continue with the
+remaining messages. One request covers all messages that had arrived when it was sent.
 
 Without a position (``first=None``) the last message of every subject comes first, and again after each new
-consumer, between two marks (`keyvalue.Mark`): what was deleted in between shows by its absence only.
+consumer, between two marks (`key_value.Mark`): a deletion in between shows only by its absence.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class NatsOrderedConsumer:
         self._wire = storage.wire
         self._stream = stream
         self._filters = list(filters)
-        self._strict = strict  # not a single sequence may be missing
+        self._strict = strict  # every sequence is required
         self._replays = first is None
         self._headers_only = headers_only
         self._next = first or 1  # the next sequence to be received
         self._position = self._next  # the next sequence to be read
-        self._intact_to = 0  # up to here, what is missing was not dropped by retention
+        self._intact_to = 0  # up to here, missing sequences were not dropped by retention
         # A str is a reply subject for flow control, an int the first sequence that is left.
         self._queue: deque[api.StoredMessage | str | int | key_value.Mark] = deque()
         self._arrived = asyncio.Event()
@@ -95,7 +95,7 @@ class NatsOrderedConsumer:
             if isinstance(item, api.StoredMessage) and not self._replays:
                 position = self._position
                 if item.sequence > max(position, self._intact_to) and (kept := await self._kept()) > position:
-                    self._position = item.sequence  # so that whoever goes on gets this one next
+                    self._position = item.sequence  # so that a new iteration returns this one next
                     raise self._dropped(position, kept)
                 self._position = item.sequence + 1
             self._queue.popleft()
@@ -110,7 +110,7 @@ class NatsOrderedConsumer:
                 return item
 
     async def _kept(self) -> int:
-        """The first sequence that is left. Up to what has arrived, nothing from there on was dropped."""
+        """The first retained sequence. Up to the last received message, nothing from there on was dropped."""
         while True:
             received = self._next - 1
             try:
@@ -159,7 +159,7 @@ class NatsOrderedConsumer:
             raise
 
     async def _once(self) -> None:
-        """One consumer, from its making until it can be trusted no more."""
+        """One consumer, from its creation until it is unreliable."""
         loop = asyncio.get_running_loop()
         name = f"follow-{secrets.token_hex(8)}"
         self._broken.clear()
@@ -194,7 +194,7 @@ class NatsOrderedConsumer:
             self._wire.on_news.discard(self._broken.set)
             self._wire.forget(number)
             if not self._wire.is_closed and self._wire.is_connected:
-                # Nobody waits for the answer; a consumer we cannot reach goes by itself after a while.
+                # Without waiting for the reply; a consumer that cannot be reached expires by itself.
                 with contextlib.suppress(errors.MusterError):
                     self._wire.send(f"{jetstream.PREFIX}.CONSUMER.DELETE.{self._stream}.{name}", b"")
 
@@ -221,7 +221,7 @@ class NatsOrderedConsumer:
         return config
 
     async def _check_kept(self) -> None:
-        """Perhaps no message comes that would show a jump."""
+        """There may be no message that would show a jump."""
         kept = await self._first_kept()
         if self._consumer_sequence == 0 and kept > self._next:
             if self._strict:
@@ -231,7 +231,9 @@ class NatsOrderedConsumer:
 
     def _dropped(self, position: int, kept: int) -> errors.Dropped:
         return errors.Dropped(
-            f"{self._stream!r} does not hold {position} to {kept - 1} any more", first=position, last=kept - 1
+            f"{self._stream!r} does not retain {position} to {kept - 1} any more",
+            first=position,
+            last=kept - 1,
         )
 
     def _take(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""The ways to publish into a stream, all of them one: a batch. Shared by the real stream and its twin."""
+"""The publish methods of a stream, all based on a batch. Shared by the real and the simulated stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from muster.bus import api
 
 
 class StreamPublisher(abc.ABC):
-    """`api.Stream`'s ``publish``, ``store`` and ``store_soon``, for whoever has a ``publish_batch``."""
+    """``publish``, ``store`` and ``store_soon`` of `api.Stream`, for classes with a ``publish_batch``."""
 
     __slots__ = ()
 

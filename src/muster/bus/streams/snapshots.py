@@ -1,8 +1,8 @@
-"""Whole streams as bytes: taken from a running broker, and put back under the same sequences.
+"""Complete streams as bytes: read from a running broker, and restored with the same sequences.
 
-The broker makes the snapshot of one moment and sends it in pieces, each of which we acknowledge; what the
-bytes hold (messages with their sequences and times, consumers with their positions) is its own business.
-Sequences matter: they are the epochs of leases, the versions of contexts and the places of readers.
+The broker creates a consistent snapshot and sends it in chunks, each of which is acknowledged. The format of
+the bytes (messages with their sequences and times, consumers with their positions) is internal to NATS.
+Sequences matter: they are the epochs of leases, the versions of contexts and the positions of readers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMPLETE = "204"  # the status that ends a snapshot of several pieces; one of a 
 
 
 class StreamSnapshot:
-    """``async for piece in snapshot: …``; `config` and `state` are the broker's words about the stream."""
+    """``async for piece in snapshot: …``; `config` and `state` describe the stream in the format of NATS."""
 
     def __init__(self, bus: client.NatsBus, name: str) -> None:
         self._bus = bus
@@ -33,11 +33,11 @@ class StreamSnapshot:
         self.state: dict[str, Any] = {}
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        # A subject of its own: several snapshots can be under way, also under one identity.
+        # A separate subject: several snapshots can be in progress, also under one identity.
         inbox = f"{subjects.inbox(self._bus.identity)}.snapshot-{secrets.token_hex(8)}"
         async with await self._bus.subscribe(inbox, overflow=api.OverflowPolicy.CLOSE) as pieces:
             question = {"deliver_subject": inbox, "chunk_size": PIECE_BYTES, "jsck": True}
-            # One try: after a second one the pieces of two snapshots would come mixed.
+            # One attempt: after a second one the chunks of two snapshots would be mixed.
             answer = await self._bus.storage.call(
                 f"STREAM.SNAPSHOT.{self._name}", question, timeout_s=SILENT_S, try_s=SILENT_S
             )
@@ -57,7 +57,7 @@ class StreamSnapshot:
 async def restore(
     bus: client.NatsBus, config: dict[str, Any], state: dict[str, Any], pieces: AsyncIterator[bytes]
 ) -> None:
-    """Make the stream anew from its snapshot; `errors.AlreadyExists` if there is one of its name."""
+    """Create the stream from its snapshot; `errors.AlreadyExists` if a stream of its name exists."""
     name = subjects.token(config["name"])
     try:
         answer = await bus.storage.call(
@@ -84,9 +84,10 @@ def _check(name: str, answer: bytes) -> None:
 
 
 async def _settled(bus: client.NatsBus, name: str, last: int) -> None:
-    """Until the stream says that it reaches as far.
+    """Wait until the stream has reached this sequence.
 
-    How many it holds does not tell: leases, and what else was to live for a time, have ended since.
+    The number of messages is not sufficient: leases and other messages with a time to live have expired
+    since.
     """
     stream = await bus.open_stream(name)
     async with asyncio.timeout(SILENT_S):

@@ -23,7 +23,7 @@ READ_BATCH_BYTES = 4 << 20
 
 
 class StreamFactory:
-    """What one connection knows of streams: shared by all of its handles."""
+    """The streams of one connection: shared by all of its handles."""
 
     def __init__(self, over: requests.RequestConnection, counts: counters.ConnectionCounters) -> None:
         self.wire = over
@@ -49,8 +49,8 @@ class StreamFactory:
         return NatsStream(self, await self.configure(stream_config(settings)))
 
     async def configure(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Create the stream, or bring it to ``config`` but for its budget. Returns what the broker made of
-        it."""
+        """Create the stream, or change it to ``config`` except for its budget. Returns the resulting
+        configuration."""
         name = config["name"]
         kept = {key: value for key, value in config.items() if key not in _BUDGET}
         try:
@@ -62,7 +62,7 @@ class StreamFactory:
         except jetstream.JetStreamRefused as error:
             if error.err_code != jetstream.NAME_IN_USE:
                 raise errors.InvalidInput(error.message) from error
-        return await self._update(name, kept)  # somebody was quicker
+        return await self._update(name, kept)  # another client was faster
 
     async def limit(self, name: str, config: dict[str, Any]) -> None:
         await self._update(subjects.token(name), config)
@@ -70,7 +70,7 @@ class StreamFactory:
     async def _update(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         there = (await self.api.call(f"STREAM.INFO.{name}"))["config"]
         changed = there | config
-        if changed["max_age"]:  # the broker wants the window to be no longer
+        if changed["max_age"]:  # the broker requires that the window is not longer
             changed["duplicate_window"] = min(changed["duplicate_window"], changed["max_age"])
         if changed == there:
             return there  # type: ignore[no-any-return]
@@ -128,7 +128,7 @@ class StreamFactory:
 
 
 def budget(max_bytes: int, max_age_s: float, on_full: api.FullPolicy, replicas: int) -> dict[str, Any]:
-    """The part of a stream's configuration that says how much it may hold."""
+    """The part of a stream's configuration that limits its size."""
     return {
         "max_bytes": max_bytes,
         "max_age": round(max_age_s * 1e9),
@@ -141,7 +141,7 @@ _BUDGET = ("max_bytes", "max_age", "discard", "num_replicas")
 
 
 def stream_config(settings: api.StreamSettings) -> dict[str, Any]:
-    """The broker's configuration for our settings."""
+    """The configuration of NATS for these settings."""
     if settings.max_bytes <= 0:
         raise errors.InvalidInput(f"the stream {settings.name!r} needs a budget: max_bytes must be positive")
     age_ns = round(settings.max_age_s * 1e9)
@@ -252,9 +252,9 @@ class NatsStream(publisher.StreamPublisher):
         self._wire.check_open()
 
     async def _from_leader(self, question: dict[str, Any]) -> api.StoredMessage:
-        """One message, which only the leader may answer for: a replica that lags would give an older one.
+        """Read one message from the leader: a replica may lag and return an older one.
 
-        That holds for a stream of one replica as well, because the number can be raised at any time.
+        That applies to a stream of one replica too, because the number can be raised at any time.
         """
         message = (await self._api.call(f"STREAM.MSG.GET.{self._name}", question))["message"]
         raw_headers = base64.b64decode(message["hdrs"]) if "hdrs" in message else None
@@ -299,7 +299,7 @@ class NatsStream(publisher.StreamPublisher):
         page, remaining = await self._direct_page(first, subject)
         if remaining or (page and page[-1].sequence >= last):
             return page, False
-        # Whoever answered has no more, but may lag behind: the leader knows.
+        # The replica has no more messages, but may lag: check with the leader.
         after = page[-1].sequence + 1 if page else first
         try:
             following = await self._from_leader({"seq": after, "next_by_subj": subject or ">"})
@@ -308,7 +308,7 @@ class NatsStream(publisher.StreamPublisher):
         return [*page, following], False
 
     async def _direct_page(self, first: int, subject: str | None) -> tuple[list[api.StoredMessage], int]:
-        """As many messages as one request gives, and how many matching ones remain after them."""
+        """The messages of one request, and how many matching ones remain after them."""
         question: dict[str, Any] = {"seq": first, "batch": READ_BATCH, "max_bytes": READ_BATCH_BYTES}
         if subject is not None:
             question["next_by_subj"] = subject
@@ -320,8 +320,8 @@ class NatsStream(publisher.StreamPublisher):
                 end = message_format.decode_headers(answers.pop().raw_headers)
                 page = [jetstream.stored(answer.data, answer.raw_headers) for answer in answers]
                 return page, int(end.get("Nats-Num-Pending", 0))
-            await self.state()  # says why there was no answer, or waits until there is a leader
-        raise errors.TimedOut(f"nobody who holds {self._name!r} answered within {api.DURABLE_TIMEOUT_S:g} s")
+            await self.state()  # raises the reason of a missing reply, or waits until there is a leader
+        raise errors.TimedOut(f"no replica of {self._name!r} responded within {api.DURABLE_TIMEOUT_S:g} s")
 
     async def _collect(self, question: bytes) -> list[requests.InboxReply] | None:
         """All messages of one batched read, the last being the broker's end mark; None if it broke off."""
@@ -352,7 +352,7 @@ class NatsStream(publisher.StreamPublisher):
 
     def _dropped(self, first: int, last: int) -> errors.Dropped:
         return errors.Dropped(
-            f"{self._name!r} does not hold {first} to {last} any more: retention or a deletion took them",
+            f"{self._name!r} does not retain {first} to {last} any more: removed by retention or deleted",
             first=first,
             last=last,
         )

@@ -1,1 +1,1 @@
-"""The store on PostgreSQL: `statements` is what it hears, `connections` how it is reached, `engine` when."""
+"""The store on PostgreSQL: `statements` has the SQL, `connections` the pool, `engine` the order of work."""

@@ -1,4 +1,4 @@
-"""How PostgreSQL is reached: one connection that writes, a few that read, and what their failures mean."""
+"""Connections to PostgreSQL: one that writes, a few that read, and the mapping of their errors."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ _DATABASE = re.compile(r'database ".*" does not exist')
 
 
 class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
-    """Hangs up when the caller is cancelled. (The driver would ask the server to cancel the statement, and
-    wait ten seconds for a server that does not answer.)
-    """
+    """Closes the connection when the caller is cancelled. (The driver would request a cancellation of the
+    statement, and wait ten seconds for a server that does not respond.)"""
 
     async def wait(self, gen: psycopg.abc.PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         try:
@@ -125,7 +124,7 @@ class PostgresConnections:
             await connection.close()
 
     async def answered(self, connection: statements.Connection, work: Awaitable[T]) -> T:
-        """The result of work on this connection, in time, or what went wrong in our own terms."""
+        """The result of work on this connection, or a Muster error, within the timeout."""
         try:
             with self.deadline(connection):
                 return await work
@@ -134,7 +133,7 @@ class PostgresConnections:
 
     @contextlib.contextmanager
     def deadline(self, connection: statements.Connection) -> Iterator[None]:
-        """Hang up when the server takes too long. Every statement runs under one."""
+        """Close the connection when the server takes too long. Every statement has a timeout."""
         late = False
 
         def hang_up() -> None:
@@ -152,7 +151,7 @@ class PostgresConnections:
             yield
         except psycopg.OperationalError as error:
             if late:
-                raise errors.TimedOut(f"{self.shown} has not answered for {timeout_s:g} s") from error
+                raise errors.TimedOut(f"{self.shown} did not respond within {timeout_s:g} s") from error
             raise
         finally:
             timer.cancel()
@@ -182,18 +181,16 @@ def map_error(error: psycopg.Error, shown: str) -> errors.MusterError:
         case psycopg.errors.LockNotAvailable():
             return errors.Unavailable(f"another process holds the lock of {shown}", retry_after_s=1.0)
         case psycopg.errors.IdleInTransactionSessionTimeout():  # we were paused, or cut off, in the middle
-            return errors.TimedOut(f"{shown} gave up on a transaction that fell silent", retry_after_s=1.0)
+            return errors.TimedOut(f"{shown} ended an idle transaction", retry_after_s=1.0)
         case psycopg.errors.QueryCanceled():
             return errors.TimedOut(f"{shown} gave up on a statement: {error}")
         case psycopg.errors.TooManyConnections():
-            return errors.Overloaded(f"{shown} takes no more connections", hint="raise its max_connections")
+            return errors.Overloaded(f"{shown} accepts no more connections", hint="raise its max_connections")
         case psycopg.errors.DataCorrupted() | psycopg.errors.IndexCorrupted():
-            return api.StoreCorrupt(
-                f"{shown} says that its data are damaged: {error}", hint="restore a backup"
-            )
+            return api.StoreCorrupt(f"{shown} reports damaged data: {error}", hint="restore a backup")
         case psycopg.errors.InsufficientPrivilege():
             return errors.Forbidden(
-                f"{shown} does not let this user in: {error}", hint="GRANT what is missing"
+                f"{shown} denies access to this user: {error}", hint="GRANT the missing privilege"
             )
         case psycopg.errors.InvalidPassword() | psycopg.errors.InvalidAuthorizationSpecification():
             return errors.Unauthorized(f"{shown} refuses the user or password: {error}")
@@ -204,5 +201,5 @@ def map_error(error: psycopg.Error, shown: str) -> errors.MusterError:
         case psycopg.OperationalError() | psycopg.InterfaceError():
             return errors.NotConnected(f"{shown} cannot be reached: {error}", retry_after_s=1.0)
     return errors.InvariantViolation(
-        f"PostgreSQL refused a statement of ours: {error}", story=[type(error).__name__]
+        f"PostgreSQL rejected a statement: {error}", story=[type(error).__name__]
     )

@@ -1,17 +1,17 @@
 """PostgreSQL (13 or later): the same tables in a schema of their own, shared by several processes.
 
-A batch locks the row of `head` before it reads anything, and holds it until its commit: batches of all
-processes go one after another, and each sees all earlier ones.  That lock is what orders the numbers like
-the commits; what it costs, group commit gives back.  Readers take snapshots and are never in the way.
+A batch locks the row of `head` before it reads anything, and holds the lock until its commit: batches of all
+processes run one after another, and each sees all earlier ones. That lock orders the numbers like the
+commits; group commit compensates for its cost. Readers use snapshots and do not block.
 
 A process that stops in the middle of a batch is disconnected by the server
 (`idle_in_transaction_session_timeout`), so that it holds up the others for a bounded time only.
 
 A connection lost before COMMIT was sent means that nothing was stored, and the batch is run again on a new
-one.  One lost *during* COMMIT leaves the question whether it happened.  Each batch writes a random token with
-its last change, so the engine looks for that token.  (A transaction id would not do: after a crash the server
-gives it to another transaction.)  Only if the server does not answer in time, or the feed has been trimmed
-past that change, the callers get `api.OutcomeUnknown`.
+one. If it is lost *during* COMMIT, the outcome is unknown. Each batch writes a random token with its last
+change, so the engine searches for that token. (A transaction id would not do: after a crash the server
+assigns it to another transaction.) Only if the server does not respond in time, or the feed has been trimmed
+past that change, the callers get `api.CommitOutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PostgresEngine:
                 try:
                     with self._connections.deadline(connection):
                         await connection.execute(f"LISTEN {self._channel}")
-                    wake()  # for what was committed before this
+                    wake()  # for commits before this
                     async for _ in connection.notifies():
                         wake()
                 finally:
@@ -163,17 +163,17 @@ class PostgresEngine:
             await self._connections.drop_writer()
             if not isinstance(error, psycopg.OperationalError | errors.TimedOut):
                 raise
-            # Without writes there is nothing to lose: what the plan refused was judged by committed rows.
+            # Without writes nothing can be lost: the rejections of the plan are based on committed rows.
             if plan.writes and not await self._was_committed(plan.head.position, token, error):
                 raise
         return plan.outcomes
 
     async def _was_committed(self, position: int, token: bytes, cause: Exception) -> bool:
-        """Whether a batch whose COMMIT was not answered is stored."""
-        # By then the server has given up on a transaction that is still open but whose client is silent.
+        """Whether a batch whose COMMIT has no response is stored."""
+        # By then the server has ended a transaction that is still open but whose client is silent.
         deadline = time.monotonic() + 1.5 * connections.SILENT_FACTOR * self._settings.busy_timeout_s
         while time.monotonic() < deadline:
-            with contextlib.suppress(errors.MusterError):  # whatever it is, it does not answer the question
+            with contextlib.suppress(errors.MusterError):  # any other error leaves the outcome unknown
                 connection = await self._connections.writer()
                 outcome = await self._connections.answered(
                     connection, statements.was_committed(connection, position, token)
@@ -232,8 +232,8 @@ class PostgresEngine:
         ((version,),) = await statements.rows(connection, "SELECT schema_version FROM head")
         if version > statements.SCHEMA_VERSION:
             raise errors.Refused(
-                f"{self._connections.shown} is of a newer Muster "
-                f"(schema {version}; this one knows {statements.SCHEMA_VERSION})",
+                f"{self._connections.shown} was created by a newer Muster (schema {version}; this "
+                f"version supports {statements.SCHEMA_VERSION})",
                 hint="use that version, or restore a backup",
             )
         for step in range(version, statements.SCHEMA_VERSION):

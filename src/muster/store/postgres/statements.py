@@ -1,4 +1,4 @@
-"""The tables, and what is said about them on a connection."""
+"""The tables, and the SQL on a connection."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ SELECT r.collection, r.key, r.version, r.position, r.epoch, octet_length(r.value
 FROM unnest(%b::text[], %b::bytea[]) AS t (collection, key)
 JOIN record r ON r.collection = t.collection AND r.key = t.key
 """
-#: A whole plan in one trip.  The parts of one statement do not see each other's effects, and need not: they
-#: touch different rows, and ``superseded`` is to take the values from before.
+#: A complete plan in one round trip. The parts of one statement do not see each other's effects, and need
+#: not: they touch different rows, and ``superseded`` needs the values from before.
 _CARRY_OUT: LiteralString = """
 WITH superseded AS (
     UPDATE change c SET value = r.value
@@ -90,7 +90,7 @@ async def rows(
 
 async def begin(connection: Connection) -> commit_plan.StoreHead:
     await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    return await head(connection)  # the first read fixes the moment
+    return await head(connection)  # the first read fixes the snapshot
 
 
 async def head(connection: Connection) -> commit_plan.StoreHead:
@@ -169,7 +169,7 @@ _SIZES, _RECORDS = psycopg.sql.Identifier("load_sizes"), psycopg.sql.Identifier(
 
 
 async def _fetch(connection: Connection, cursor: psycopg.sql.Identifier, limit: int) -> list[Any]:
-    # FETCH takes no parameters.
+    # FETCH does not support parameters.
     return await rows(connection, psycopg.sql.SQL("FETCH {} FROM {}").format(limit, cursor))
 
 
@@ -194,8 +194,8 @@ def _record(key: bytes, value: bytes, version: int, epoch: int) -> api.StoreReco
 async def begin_batch(connection: Connection) -> commit_plan.StoreHead:
     """Locks the store."""
     async with connection.cursor() as cursor:
-        # In one trip.  (Not with the driver's pipeline: after one, PostgreSQL 15 and 16 do not disconnect a
-        # client that has gone silent in a transaction.)
+        # In one round trip. (Not with the pipeline of the driver: after one, PostgreSQL 15 and 16 do not
+        # disconnect a client that is silent in a transaction.)
         await cursor.execute(
             "BEGIN; SELECT position, trimmed, record_bytes, history_bytes FROM head FOR UPDATE"
         )
@@ -227,7 +227,7 @@ async def plan(
 async def execute_plan(
     connection: Connection, plan: commit_plan.CommitPlan, history_bytes_max: int, channel: str, batch: bytes
 ) -> None:
-    """``batch`` is a random token. The last change of the batch keeps it, for `was_committed`."""
+    """``batch`` is a random token. It is stored with the last change of the batch, for `was_committed`."""
     (row,) = await rows(
         connection,
         _CARRY_OUT,
@@ -250,8 +250,8 @@ async def execute_plan(
 async def was_committed(connection: Connection, position: int, batch: bytes) -> bool | None:
     """Whether the batch that was to end at ``position`` was committed; None: the feed no longer shows it.
 
-    A batch holds the lock of `head` until it ends, so once the lock was ours its outcome is final.  Another
-    batch may have taken the same position since; the token tells them apart.
+    A batch holds the lock of `head` until it ends, so its outcome is final once the lock is acquired here.
+    Another batch may have the same position since; the token distinguishes them.
     """
     await connection.execute("SELECT FROM head FOR UPDATE")
     ((reached, trimmed, stored_batch),) = await rows(
@@ -265,5 +265,5 @@ async def was_committed(connection: Connection, position: int, batch: bytes) -> 
 
 
 def _columns(width: int, values: Sequence[tuple[object, ...]]) -> list[list[object] | None]:
-    """PostgreSQL takes many rows fastest as one array for each column."""
+    """PostgreSQL accepts many rows fastest as one array for each column."""
     return [list(column) for column in zip(*values, strict=True)] if values else [None] * width

@@ -1,1 +1,1 @@
-"""The store on SQLite: `statements` is what a thread does with a connection, `engine` who does it when."""
+"""The store on SQLite: `statements` has the functions on a connection, `engine` the threads that run them."""

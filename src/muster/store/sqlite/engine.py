@@ -1,13 +1,13 @@
 """SQLite: one file, one writer, several readers, in threads of their own.
 
-The file is in WAL mode: readers go on while a batch is written. With ``synchronous=FULL`` the log is synced
-before a commit returns, so what was acknowledged survives kill -9 and a power cut. The writer is one
-connection, used by one batch at a time; readers come from a small pool, and a transaction that reads holds
-one. Other processes may open the same file: SQLite's own locks keep them apart, and whoever waits longer
-than ``busy_timeout_s`` gets `errors.Unavailable`.
+The file is in WAL mode: readers continue while a batch is written. With ``synchronous=FULL`` the log is
+synced before a commit returns, so acknowledged commits survive kill -9 and a power failure. The writer is one
+connection, used by one batch at a time; readers come from a small pool, and a transaction that reads occupies
+one. Other processes may open the same file: the locks of SQLite separate them, and a process that waits
+longer than ``busy_timeout_s`` gets `errors.Unavailable`.
 
 ``sqlite::memory:`` is a file too, in a private folder that is removed on close, and never synced: it behaves
-like the real thing in everything but surviving.
+the same in everything except durability.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from muster.store.sqlite import statements
 
 T = TypeVar("T")
 
-WAL_BYTES_MAX = 64 << 20  # what a burst leaves of the log is given back to the disk down to this
+WAL_BYTES_MAX = 64 << 20  # after a burst the log file is truncated to this size
 
 
 async def open(where: urls.SqliteUrl, settings: api.StoreOptions) -> SqliteEngine:
@@ -75,7 +75,7 @@ class SqliteEngine:
         connection.execute(f"PRAGMA synchronous = {level}")
         return connection, statements.prepare(connection, self._path)
 
-    # -- what an engine does -----------------------------------------------------------------------------
+    # -- interface of an engine --------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
     async def snapshot(self) -> AsyncIterator[SqliteReader]:
@@ -84,7 +84,7 @@ class SqliteEngine:
                 now = await self._read(connection, statements.begin)
                 yield SqliteReader(now.position, self, connection)
             finally:
-                with contextlib.suppress(errors.NotConnected):  # the store was closed meanwhile
+                with contextlib.suppress(errors.NotConnected):  # the store was closed in the meantime
                     await self._read(connection, statements.end)
 
     async def get_many(self, collection: str, keys: Sequence[bytes]) -> list[api.StoreRecord]:
@@ -111,7 +111,7 @@ class SqliteEngine:
         return await self._hop(self._reading, sizes)
 
     async def listen(self, wake: Callable[[], None]) -> None:
-        """SQLite has no one to tell."""
+        """SQLite has no notifications."""
 
     async def commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         writer = self._writer
@@ -130,7 +130,7 @@ class SqliteEngine:
             for connection in held:
                 connection.interrupt()
             held.clear()
-            self._reading.shutdown()  # from here on no thread is inside a connection
+            self._reading.shutdown()  # from here on no thread uses a connection
             while self._all:
                 self._all.pop().close()
             if self._temporary is not None:
@@ -185,7 +185,7 @@ class SqliteEngine:
         return await self._hop(self._reading, lambda: function(connection), interrupt=connection)
 
     async def _read_once(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Several statements, one moment, one trip to a thread."""
+        """Several statements, one snapshot, one call to a thread."""
 
         def read(connection: sqlite3.Connection) -> T:
             try:
@@ -214,7 +214,7 @@ class SqliteEngine:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait([future])
             if not future.cancelled():
-                future.exception()  # its caller is gone: nobody else would take it
+                future.exception()  # its caller was cancelled: no other code would return it
             raise
         except sqlite3.Error as error:
             raise _translated(error, self._path) from error
@@ -273,12 +273,12 @@ def _create(path: pathlib.Path) -> None:
 
 
 def _translated(error: sqlite3.Error, path: pathlib.Path) -> errors.MusterError:
-    match getattr(error, "sqlite_errorcode", 0) & 0xFF:  # the rest of the code says where in SQLite
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:  # the rest of the code is the location in SQLite
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             return errors.Unavailable(
                 f"{path} is locked by another process",
                 retry_after_s=1.0,
-                hint="try again, or see who holds it",
+                hint="try again, or find the process that holds it",
             )
         case sqlite3.SQLITE_FULL:
             return api.StoreFull(f"no room for {path}: {error}", hint="free disk space, then try again")
@@ -295,6 +295,4 @@ def _translated(error: sqlite3.Error, path: pathlib.Path) -> errors.MusterError:
             return errors.Unavailable(
                 f"reading or writing {path} failed: {error}", hint="see the system's log"
             )
-    return errors.InvariantViolation(
-        f"SQLite refused a statement of ours: {error}", story=[type(error).__name__]
-    )
+    return errors.InvariantViolation(f"SQLite rejected a statement: {error}", story=[type(error).__name__])

@@ -1,4 +1,4 @@
-"""The tables, and what is done with them: plain functions on a connection, run in a thread."""
+"""The tables and their operations: plain functions on a connection, run in a thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ORDER BY c.position LIMIT :limit
 
 
 def prepare(connection: sqlite3.Connection, path: pathlib.Path) -> str:
-    """Make or bring up to date what is there. Returns the store's identity."""
+    """Create or migrate the tables. Returns the identity of the store."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         _migrate(connection, path)
@@ -65,7 +65,8 @@ def _migrate(connection: sqlite3.Connection, path: pathlib.Path) -> None:
         raise api.StoreCorrupt(f"{path} is a database of something else", hint="name another file")
     if version > SCHEMA_VERSION:
         raise errors.Refused(
-            f"{path} is of a newer Muster (schema {version}; this one knows {SCHEMA_VERSION})",
+            f"{path} was created by a newer Muster (schema {version}; this version supports "
+            f"{SCHEMA_VERSION})",
             hint="use that version, or restore a backup",
         )
     for step in range(version, SCHEMA_VERSION):
@@ -74,7 +75,7 @@ def _migrate(connection: sqlite3.Connection, path: pathlib.Path) -> None:
 
 
 def _execute_each(connection: sqlite3.Connection, script: str) -> None:
-    """As executescript, which would commit the open transaction first."""
+    """Like executescript, which would commit the open transaction first."""
     for statement in script.split(";"):
         connection.execute(statement)
 
@@ -84,11 +85,11 @@ def _execute_each(connection: sqlite3.Connection, script: str) -> None:
 
 def begin(connection: sqlite3.Connection) -> commit_plan.StoreHead:
     connection.execute("BEGIN")
-    return head(connection)  # the first read fixes the moment
+    return head(connection)  # the first read fixes the snapshot
 
 
 def end(connection: sqlite3.Connection) -> None:
-    """Whoever was cancelled interrupts the connection, wherever it is: in the end of a read, too."""
+    """A cancelled caller interrupts the connection in any state, also at the end of a read."""
     for _ in range(2):
         if connection.in_transaction:
             with contextlib.suppress(sqlite3.OperationalError):

@@ -69,7 +69,7 @@ def test_the_private_attributes_exist():
     fields = inspect.signature(subscription.Subscription).parameters
     assert {"id", "subject", "queue"} <= set(fields)
     assert {"_io_reader", "_io_writer", "_bare_io_reader", "_bare_io_writer"} <= set(
-        vars(transport.TcpTransport())
+        vars(transport.TcpTransport())  # type: ignore[no-untyped-call]
     )
     source = inspect.getsource(transport.WebSocketTransport)
     assert [name for name in ("_ws", "_client", "_using_tls") if f"self.{name}:" not in source] == []

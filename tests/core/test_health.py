@@ -30,7 +30,7 @@ def test_a_life() -> None:
 
 
 def test_nobody_starts_what_may_be_running() -> None:
-    with pytest.raises(errors.Conflict, match="start cannot happen to what is unknown"):
+    with pytest.raises(errors.Conflict, match="start cannot occur in state unknown"):
         health.advance(health.Health(HealthState.UNKNOWN, "zone silent", 0), HealthEvent.START, "", 1)
 
 

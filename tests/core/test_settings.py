@@ -292,5 +292,5 @@ class Listening(sections.SettingsSection, frozen=True, kw_only=True):
 
 def test_a_list_of_numbers_can_be_set_by_the_environment():
     assert loader.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
-    with pytest.raises(loader.InvalidSettings, match="a list of whole numbers"):
+    with pytest.raises(loader.InvalidSettings, match="a list of integers"):
         loader.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})

@@ -24,17 +24,17 @@ RECEIVES = {"receive replies to it", "receive in its own inbox"}
 EVERYONE = RECEIVES | {
     "send requests that read",
     "reply as itself",
-    "receive what is addressed to it",
+    "receive messages addressed to it",
     "receive announcements",
 }
-SPEAKS = {"send requests that change something", "ask to be admitted as an agent"}
+SPEAKS = {"send requests that change something", "request admission as an agent"}
 TOPICS = {"publish on users' topics", "reply on users' topics", "receive on users' topics"}
 SERVICE = {"create the audit where it is missing"}
 MANAGE = {
     *("renew as a manager", "command agents", "announce for manage", "reply for manage"),
     *("write manage's log and audit", "receive requests to manage", "receive heartbeats sent to it"),
 }
-CONNECTED = {"ask who is connected", "receive connection events"}
+CONNECTED = {"request the list of connections", "receive connection events"}
 #: What each role may beyond `EVERYONE`. Written by hand: the code must agree, and so must the broker.
 MAY: dict[roles.Role, set[str]] = {
     R.AGENT: SPEAKS,
@@ -69,7 +69,7 @@ MAY: dict[roles.Role, set[str]] = {
     R.WEB: SPEAKS
     | SERVICE
     | {"write web's log and audit", "read the audit", "read reports", "consume alerts"}
-    | {"ask who is connected", "receive alerts", "receive the audit"},
+    | {"request the list of connections", "receive alerts", "receive the audit"},
 }
 OPERATOR = (
     SPEAKS
@@ -81,7 +81,7 @@ OPERATOR = (
 ) - {"receive storage requests", "receive key/value changes"}
 MAY[R.OPERATOR] = OPERATOR
 MAY = {role: EVERYONE | allowed for role, allowed in MAY.items()}
-MAY[R.JOINING] = RECEIVES | {"ask to be admitted as an agent"}  # and nothing else
+MAY[R.JOINING] = RECEIVES | {"request admission as an agent"}  # and nothing else
 
 #: Subjects to send to oneself, or to a service, with a reply subject of one's choice.
 OWN = ("_R.me.other.s.1", "muster.manage.from.me.read.get", "muster.manage.from.me.domain.enrol")

@@ -35,7 +35,7 @@ events = log.EventLog("tasks")
 POLICY = backoff.BackoffPolicy(crashes_max=1_000_000, window_s=60.0, pause_s=0.1, pause_s_max=10.0)
 
 _supervisors: weakref.WeakSet[TaskSupervisor] = weakref.WeakSet()
-_failures: Counter[tuple[str, str]] = Counter()
+_failures: Counter[tuple[str, ...]] = Counter()
 
 
 class OnFailure(enum.Enum):
@@ -187,7 +187,7 @@ def problems() -> list[str]:
     return sorted(problem for problem in reports if problem is not None)
 
 
-def failures() -> Counter[tuple[str, str]]:
+def failures() -> Counter[tuple[str, ...]]:
     """Failures since the start of this process, by owner and task; those of closed supervisors too."""
     return _failures.copy()
 

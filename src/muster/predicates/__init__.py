@@ -6,7 +6,8 @@ Text is parsed once into one tree, and the tree has three back ends that always 
             (lexer,                  ├──> vectors   columns (`columns`, `numeric`)
              builder)                └──> sql       text for an engine (`dialects`)
 
-`types` names what values can be, and models; `values` and `like` hold the rules that all share; `check` and
-`explain` tell users what is wrong with a condition, and why it did not hold; `limits` and `cost` bound and
-measure it; `text` writes it back.  The language itself is described in docs/reference/predicates.md.
+`types` defines the types of values, and models; `values` and `like_patterns` have the rules that all back
+ends share; `analysis.type_check` and `analysis.explanation` report mistakes in a condition, and why it was
+not true; `limits` and `analysis.cost` limit and measure it; `syntax.printer` writes it as text. The language
+is described in docs/reference/predicates.md.
 """

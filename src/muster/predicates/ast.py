@@ -11,7 +11,7 @@ three-valued logic, unlike types included:
     x NOT IN (…)            NOT x IN (…)        likewise NOT LIKE, IS NOT NULL, NOT CONTAINS
     alert                   alert = TRUE
 
-``span`` is where a node stands in the text it was parsed from.  It takes no part in equality.
+``span`` is the position of a node in the parsed text. It is not part of equality.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ OPPOSITE: dict[ComparisonOperator, ComparisonOperator] = {
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """Something that can be written: no whole number beyond 64 bits, no infinity, no NaN.
+    """A constant that can be written: no integer beyond 64 bits, no infinity, no NaN.
 
-    ``kind`` takes part in equality because Python thinks that 1, 1.0 and True are equal.
+    ``kind`` is part of equality because in Python 1, 1.0 and True are equal.
     """
 
     value: str | int | float | bool
@@ -83,7 +83,7 @@ class Name:
 
     @property
     def key(self) -> str:
-        """What the attribute is called in a message, a model or a table: ``x`` or ``sender.x``."""
+        """The key of the attribute in a message, a model or a table: ``x`` or ``sender.x``."""
         return f"{self.scope}.{self.name}" if self.scope else self.name
 
 

@@ -1,9 +1,9 @@
-"""LIKE patterns: ``%`` for any run of characters, ``_`` for any one, and no way to make matching slow.
+"""LIKE patterns: ``%`` for any sequence of characters, ``_`` for any one character, in linear time.
 
-A pattern is cut at its ``%`` into *segments*.  The first has to stand at the start of the value, the last at
-its end, and each one between at the leftmost place after the one before it: if there is a match at all,
-then there is one with every segment as far left as it goes, so nothing is ever tried twice.  A regular
-expression says the same with atomic groups.  Time is at most the length of the value times that of the
+A pattern is split at its ``%`` into *segments*. The first must match at the start of the value, the last at
+its end, and each one between at the leftmost position after the previous one: if there is a match at all,
+then there is one with every segment as far left as possible, so there is no backtracking. A regular
+expression does the same with atomic groups. The time is at most the length of the value times that of the
 pattern.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-ANY_ONE: Final = None  # stands in a segment where the pattern has an unescaped _
+ANY_ONE: Final = None  # marks an unescaped _ of the pattern in a segment
 
-_END: Final = "(?!.)"  # with (?s), the very end; $ would let a line feed follow
+_END: Final = "(?!.)"  # with (?s), the very end; $ would also match before a final line feed
 
 Segment = tuple[str | None, ...]  # characters, and ANY_ONE
 
@@ -52,7 +52,7 @@ def shape(pattern: str, escape: str = "") -> PatternShape:
         elif character == "_":
             segments[-1].append(ANY_ONE)
         elif character == "%":
-            # %% says no more than %
+            # %% is the same as %
             if len(segments) == 1 or segments[-1]:
                 segments.append([])
         else:
@@ -80,7 +80,7 @@ def canonical(form: PatternShape) -> tuple[str, str]:
 
 
 def regular_expression(form: PatternShape) -> str:
-    """Anchored; for Python and for Java, each of which takes atomic groups."""
+    """An anchored regular expression for Python and Java, which both support atomic groups."""
     first, *rest = (_expression(segment) for segment in form.segments)
     if not rest:
         return f"(?s)^{first}{_END}"

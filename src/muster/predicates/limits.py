@@ -1,8 +1,8 @@
-"""What an expression may cost, said beforehand.
+"""Limits on the cost of an expression, checked in advance.
 
-Predicates come from outside: every subscriber, receiver and search has one.  A bound on the text bounds the
-work of parsing; a bound on nesting lets every later pass recurse without fear of Python's stack; the bounds
-on LIKE bound matching, whose time is at most the length of the value times the length of the pattern.
+Predicates come from outside: every subscriber, receiver and search has one. A limit on the text limits the
+work of parsing; a limit on nesting makes every later pass safe to recurse; the limits on LIKE limit matching,
+whose time is at most the length of the value times the length of the pattern.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class PredicateLimits:
     clauses: int = 1_000
     depth: int = 50  # of parentheses, and of the tree: NOT, arithmetic and groups each add to it
     pattern_length: int = 256  # of LIKE
-    pattern_wildcards: int = 32  # runs of % in one pattern: engines we hand SQL to may backtrack on each
+    pattern_wildcards: int = 32  # runs of % in one pattern: SQL engines may backtrack on each
 
 
 DEFAULT: Final = PredicateLimits()

@@ -1,10 +1,10 @@
-"""What a value can be: the types of attributes, and the models that name them.
+"""The types of attributes, and the models that name them.
 
-Notification, messaging, management and metadata all describe attributes; they all use these five types, so
-that a predicate means the same thing wherever it is asked.  A value is an ordinary Python one: ``str``,
-``int``, ``float``, ``bool``, a set of ``str``, or None for NULL.  A NaN is a NULL as well.
+Notification, messaging, management and metadata all describe attributes with these five types, so that a
+predicate has the same meaning everywhere. A value is a plain Python value: ``str``, ``int``, ``float``,
+``bool``, a set of ``str``, or None for NULL. A NaN is a NULL as well.
 
-The exact class decides, never ``isinstance``: a ``bool`` is not a number here although Python says it is.
+The exact class decides, never ``isinstance``: a ``bool`` is not a number here, unlike in Python.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def kind_of(value: object) -> ValueKind | None:
 
 @dataclass(frozen=True, slots=True)
 class AttributeType:
-    """``domain`` lists the words that a set may hold; only sets have one."""
+    """``domain`` lists the words that a set may contain; only sets have one."""
 
     kind: ValueKind
     domain: tuple[str, ...] = ()
@@ -66,7 +66,8 @@ class AttributeType:
         return f"set{{{', '.join(self.domain)}}}" if self.kind is ValueKind.SET else self.kind.value
 
     def accepts(self, value: object) -> bool:
-        """Whether an attribute of this type may hold ``value``. NULL always may; an int widens to a float."""
+        """Whether an attribute of this type may have ``value``. NULL is always valid; an int widens to a
+        float."""
         if is_null(value):
             return True
         kind = kind_of(value)

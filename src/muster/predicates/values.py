@@ -1,13 +1,13 @@
 """The rules for single values, in one place: comparison, arithmetic, and exactness of numbers.
 
 * NULL (and NaN) makes a comparison unknown and arithmetic NULL.
-* Values of unlike types compare FALSE whatever the operator, so ``NOT`` of it is TRUE.  Whole and
-  floating-point numbers are alike, and compare exactly, also above 2^53.
-* Strings and booleans know only ``=`` and ``<>``; another comparison of two of them is FALSE, and so is
+* Values of different types compare FALSE with every operator, so ``NOT`` of it is TRUE.  Integers and
+  floating-point numbers are of the same type, and compare exactly, also above 2^53.
+* Strings and booleans support only ``=`` and ``<>``; another comparison of two of them is FALSE, and so is
   any comparison of sets.
-* Whole numbers have 64 bits.  A result beyond them is NULL, not a wrapped number; so is a division by zero of
+* Integers have 64 bits.  A result beyond them is NULL, not a wrapped number; so is a division by zero of
   either kind, a result that is not a number, and arithmetic on anything but numbers.
-* Whole by whole divides to whole, towards zero, as in Java.
+* Integer division truncates towards zero, as in Java.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def arithmetic(sign: ast.ArithmeticOperator, left: object, right: object) -> int
         return None
     try:
         result = _calculate(sign, left, right)
-    except OverflowError:  # a whole number beyond any float, met by a float
+    except OverflowError:  # an integer beyond the range of floats, compared with a float
         return None
     return _representable(result)
 
@@ -97,12 +97,13 @@ def evaluate(expression: ast.Expression, get: Callable[[str], object]) -> object
             )
 
 
-# Engines compare a whole number with a float by rounding the former. The next two replace such a comparison
-# with an exactly equal one between numbers of one kind: (operator, bound), or a bool where it is always so.
+# Engines compare an integer with a float by rounding the former. The next two functions replace such a
+# comparison with an equivalent one between numbers of one kind: (operator, bound), or a bool if it is
+# constant.
 
 
 def integer_bound(sign: ast.ComparisonOperator, bound: float) -> tuple[ast.ComparisonOperator, int] | bool:
-    """``x sign bound`` for whole 64-bit ``x``, with a whole bound."""
+    """``x sign bound`` for a 64-bit integer ``x``, with an integer bound."""
     if bound >= 2.0**63:
         return sign in ("<", "<=", "<>")
     if bound < -(2.0**63):

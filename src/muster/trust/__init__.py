@@ -1,5 +1,5 @@
-"""Who someone is, what they may publish and receive, and who said so.
+"""Identities, their permissions, and the signed documents that prove them.
 
-Identities (nkeys), credentials (JWTs that the broker enforces), certificates, authority grants and their
-revocation.  Knows nothing of connections: it makes and checks documents, others present them.
+Identities (nkeys), credentials (JWTs that the broker enforces), certificates, grants and their revocation. No
+connections: this package creates and checks documents, and other code presents them.
 """

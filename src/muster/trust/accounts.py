@@ -1,4 +1,4 @@
-"""What a domain's account says: the roles' templates, who is revoked, and the connection events it is sent.
+"""The account of a domain: role templates, revocations, and the connection events that it imports.
 
 Pure.  The brokers' own account (``SYS``) exports the events; each domain imports its own and no other's.
 """
@@ -46,7 +46,8 @@ def brokers(
     """The brokers' own account, which stores nothing."""
     return jwt.AccountClaims(
         exports=tuple(
-            # The importer's own key must stand at the star: nobody hears of another account's connections.
+            # The importer's own key must be at the star: no account receives the connection events of
+            # another.
             jwt.AccountExport(
                 name=event, subject=f"$SYS.ACCOUNT.*.{event}", type="stream", account_token_position=3
             )

@@ -5,13 +5,13 @@
     <name>.pem    a process's key, its certificate and what links that to an older authority
 
 Key and certificate share one file, because then one atomic replacement changes both, and a server that
-reloads at any moment reads a pair that fits.
+reloads at any time reads a matching pair.
 
-Rotating the authority needs no moment at which everybody changes at once: the old authority signs the new
-one's key (a *cross certificate*), and every new certificate carries that.  A client that still has only the
-old bundle follows the link; one with the new bundle does not need it.
+Rotating the authority needs no simultaneous change of all processes: the old authority signs the key of the
+new one (a *cross certificate*), and every new certificate contains that. A client that still has only the old
+bundle follows the chain; one with the new bundle does not need it.
 
-What is due is data (`Status`): the deciding functions take the time from the caller.
+Due actions are data (`CertificateStatus`): the deciding functions get the time from the caller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from muster.core.net import tls
 from muster.trust import private_files
 
 DAY_S = 86400.0
-WARNING_DAYS = (1, 7, 30)  # the smallest that is reached is the one that is said
+WARNING_DAYS = (1, 7, 30)  # the smallest reached threshold is reported
 
 # Fresh certificates are valid a little in the past, for machines whose clocks are behind.
 _BACKDATE_S = 300.0
@@ -45,7 +45,8 @@ _BUNDLE = "bundle"
 
 @dataclass(frozen=True, slots=True)
 class CertificateStatus:
-    """How long a certificate still lives. ``warning_days`` is 30, 7, 1 or 0 (expired); None: all is well."""
+    """The remaining lifetime of a certificate. ``warning_days`` is 30, 7, 1 or 0 (expired); None: no
+    warning."""
 
     name: str
     expires_at: float
@@ -56,7 +57,7 @@ class CertificateStatus:
 
 @dataclass(frozen=True, slots=True)
 class CertificatePair:
-    """What TLS needs; ``path`` is certificate file and key file in one."""
+    """The files for TLS; ``path`` has certificate and key in one file."""
 
     path: pathlib.Path
     bundle: pathlib.Path
@@ -82,7 +83,7 @@ def status(
     ends = certificate.not_valid_after_utc.timestamp()
     days_left = (ends - now) / DAY_S
     reached = [days for days in (0, *WARNING_DAYS) if days_left <= days]
-    # One that is not valid yet was made while the clock was ahead.
+    # A certificate that is not valid yet was made while the clock was ahead.
     due = now < begins or now >= begins + (ends - begins) * renew_at
     return CertificateStatus(name, ends, days_left, reached[0] if reached else None, due)
 
@@ -95,7 +96,7 @@ async def keep_current(served: tls.RenewableTls, *, look_s: float = tls.LOOK_S) 
 
 
 class CertificateStore:
-    """A certificate authority in a folder, and what it has signed."""
+    """A certificate authority in a folder, and the certificates that it has signed."""
 
     def __init__(self, folder: pathlib.Path, domain: str, *, clock: Callable[[], float] = time.time) -> None:
         self._folder = folder
@@ -132,7 +133,7 @@ class CertificateStore:
     ) -> bool:
         """Make the certificate if it is missing, due, for other hosts or of an older authority.
 
-        True if the file changed, which is when servers must be told to reload.
+        True if the file changed: servers must reload then.
         """
         path = self.pair(name).path
         names = _names(hosts)
@@ -165,7 +166,7 @@ class CertificateStore:
             if _unexpired([old.certificate], now):
                 links = (_cross(new, old), *_unexpired(old.chain, now))  # back to the oldest that counts
             believed = _unexpired(self._believed(), now)
-            # The bundle first: whoever is signed by the new one must find it believed.
+            # The bundle first: it must contain the new authority before a certificate that it signed is used.
             private_files.replace_file(
                 self.bundle, _pem(new.certificate, *believed), mode=private_files.PUBLIC
             )
@@ -207,7 +208,8 @@ class CertificateStore:
 
 def _authority(domain: str, generation: int, now: float, lifetime_s: float) -> _Signed:
     key = ec.generate_private_key(ec.SECP256R1())
-    # Each generation has a name of its own, so that a verifier never tries one's key on another's signature.
+    # Each generation has its own name, so that a verifier never tries the key of one on a signature of
+    # another.
     name = _name(f"Muster {domain} authority {generation}")
     builder = _authority_builder(name, name, key, now, now + lifetime_s)
     return _Signed(key, builder.sign(key, hashes.SHA256()))
@@ -301,7 +303,7 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass  # not an address, so it must be a name
+        pass  # not an IP address, so it must be a name
     try:
         ascii_name = host.encode("idna").decode()
         if not ascii_name or any(c.isspace() or c in "/@:" for c in ascii_name):
@@ -312,7 +314,7 @@ def _host(host: str) -> x509.GeneralName:
 
 
 def _issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """By its key: authorities made anew may have the name of an older one."""
+    """By its key: a new authority may have the name of an older one."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, exceptions.InvalidSignature):

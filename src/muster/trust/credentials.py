@@ -1,4 +1,4 @@
-"""What a process presents to a broker: its user JWT and the seed that proves it is its own.
+"""The credentials that a process presents to a broker: its user JWT and the seed that proves ownership.
 
 Written in the ``.creds`` format that every NATS client reads.
 """
@@ -26,7 +26,8 @@ class Credentials:
 
     @classmethod
     def parse(cls, text: str) -> Credentials:
-        """Refuses a file whose seed is not that of its JWT: the broker would only say "wrong signature"."""
+        """Rejects a file whose seed does not belong to its JWT: the broker would only report a wrong
+        signature."""
         if len(text) > jwt.SIZE_MAX:
             raise errors.InvalidInput("not a credentials file: it is too long")
         blocks = dict(_BLOCK.findall(text))
@@ -60,15 +61,16 @@ class Credentials:
 
     @property
     def sees_connections(self) -> bool:
-        """Whether it may ask brokers who is connected. A document that names no role of ours may try."""
+        """Whether it may request the connections of the account. A document without a Muster role may try."""
         user = self.claims.nats
         role = roles.role_from_tags(user.tags) if isinstance(user, jwt.UserClaims) else None
         return role is None or roles.sees_connections(role)
 
     def check(self, now: float) -> None:
-        """The reason a broker refuses them, as far as the file itself shows it: a broker never says."""
+        """Why a broker would refuse them, as far as the file itself shows: a broker does not report the
+        reason."""
         jwt.verify(self.user_jwt, issuers=[self.claims.iss], now=now)
 
     def answer(self, nonce: str) -> bytes:
-        """The signature of a broker's challenge, in the form the wire wants."""
+        """The signature of a broker's challenge, in the wire format."""
         return base64.b64encode(nkeys.KeyPair.from_seed(self.seed).sign(nonce.encode()))

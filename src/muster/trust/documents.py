@@ -1,10 +1,10 @@
-"""The signed documents that grants are made of: what they may say, and how they are sealed and opened.
+"""The signed documents of grants: their content, sealing and opening.
 
-Anything sealed here is ``<what>.<base64 of JSON>.<base64 of signature>``.  The signature covers the first two
-with the dot between them, so a mandate can never pass as a grant (the word differs), and no byte can change.
-The serial of a document is the hash of that text.
+A sealed document is ``<what>.<base64 of JSON>.<base64 of signature>``. The signature covers the first two
+with the dot between them, so a mandate can never pass as a grant (the first part differs), and no byte can be
+changed. The serial of a document is the hash of that text.
 
-Every limit stands in the types, and holds for what we sign as well as for what we read.
+All limits are in the types, and apply to signing as well as to reading.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _ATTRIBUTE = r"^_[A-Za-z][A-Za-z0-9_]{0,62}\Z"
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
 Attribute = Annotated[str, msgspec.Meta(pattern=_ATTRIBUTE)]
-Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]  # what every reader of JSON agrees on
+Whole = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]  # the range that all JSON readers support
 Tier = Annotated[int, msgspec.Meta(ge=1, le=TIER_MAX)]
 Second = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Value = bool | Whole | float | Text | Annotated[tuple[Text, ...], msgspec.Meta(min_length=1, max_length=64)]
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Fields stand in the order they are declared in, so that the same words are the same bytes."""
+    """Fields are encoded in the order of their declaration, so that the same content has the same bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantSituation:
-    """Who uses a grant, and where: known from the broker and the receiver, never from the message."""
+    """The user and the place of a grant: known from the broker and the receiver, never from the message."""
 
     holder: str
     domain: str
@@ -52,10 +52,10 @@ class GrantSituation:
 
 
 class GrantScope(_Document, frozen=True, kw_only=True):
-    """Where it holds. An empty field: everywhere.
+    """Where it applies. An empty field: everywhere.
 
-    The first three are paths, and cover what is below them: the domain, the region of the world one acts in,
-    and which of the holder's receivers or resources.  ``audience`` names the receivers it is meant for.
+    The first three are paths, and cover everything below them: the domain, the region, and the receivers or
+    resources of the holder. ``audience`` names the receivers for which it is intended.
     """
 
     domain: Text = ""
@@ -64,7 +64,7 @@ class GrantScope(_Document, frozen=True, kw_only=True):
     audience: Annotated[tuple[Name, ...], msgspec.Meta(max_length=64)] = ()
 
     def within(self, other: GrantScope) -> bool:
-        """Whether it holds nowhere that the other does not."""
+        """Whether the other covers all of it."""
         return (
             _below(self.domain, other.domain)
             and _below(self.region, other.region)
@@ -134,7 +134,7 @@ class RevocationList(_Document, frozen=True, kw_only=True):
 
 
 def is_allowed(rule: Rule, value: Value) -> bool:
-    """Of a set, every member must be allowed."""
+    """For a set, every member must be allowed."""
     if isinstance(value, tuple):
         return all(is_allowed(rule, member) for member in value)
     match rule:
@@ -170,7 +170,7 @@ class RefusalReason(enum.StrEnum):
 
 
 class DocumentRefused(Exception):
-    """Inside this package only: why something is not believed. `grants.verify` makes a `Refusal` of it."""
+    """Internal to this package: why a document is refused. `grants.verify` makes a `GrantRefused` of it."""
 
     def __init__(self, reason: RefusalReason, detail: str) -> None:
         super().__init__(detail)
@@ -227,7 +227,8 @@ def seal(signer: nkeys.KeyPair, document: Mandate | Grant | RevocationList) -> s
     signed = f"{_WORDS[type(document)]}.{base64url.encode(body)}"
     sealed = f"{signed}.{base64url.encode(signer.sign(signed.encode()))}"
     try:
-        open_sealed(sealed, type(document))  # the limits are written once, in the types, and hold for us too
+        # the limits are defined once, in the types, and apply to signing too
+        open_sealed(sealed, type(document))
     except DocumentRefused as no:
         raise errors.InvalidInput(f"this cannot be signed: {no.detail}") from None
     return sealed

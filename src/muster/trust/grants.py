@@ -1,7 +1,8 @@
-"""Grants: restricted attributes, said of an identity by an authority and never by itself.
+"""Grants: restricted attributes that an authority assigns to an identity.
 
-A *grant* says: this holder has these attributes, within this scope, until then; signed.  Whether its signer
-may say so stands in a *mandate*, which another authority has signed, and so on up to the domain's root:
+A *grant* states that a holder has these attributes, within this scope, until a time; it is signed. The right
+of its signer is stated in a *mandate*, which another authority has signed, and so on up to the root of the
+domain:
 
     root ──mandate──> national authority (tier 3) ──mandate──> regional one (tier 2) ──grant──> holder
 
@@ -9,8 +10,8 @@ Each link of the chain narrows.  A mandate's tier is below that of its signer, i
 signer's, and a value counts only if *every* mandate on the way allows it.  So a mandate that promises more
 than its signer had is not a danger: it is refused, or has no effect.
 
-Revocation is a list that each authority keeps of its own documents (the root's counts for everybody's), with
-a number that only grows: an old list cannot replace a newer one.
+Each authority has a list of its revoked documents (the list of the root applies to all documents), with a
+number that only grows: an old list cannot replace a newer one.
 
 Pure: the caller brings the time and the lists.
 """
@@ -32,7 +33,7 @@ _No = documents.DocumentRefused
 
 @dataclass(frozen=True, slots=True)
 class VerifiedGrant:
-    """What may be believed of the holder, in the situation that was asked about."""
+    """The verified attributes of the holder in the given situation."""
 
     holder: str
     attributes: Mapping[str, documents.Value]
@@ -55,7 +56,7 @@ class Revocations:
     lists: Mapping[str, documents.RevocationList] = field(default_factory=dict)
 
     def accept(self, sealed: str, *, known: Collection[str]) -> Revocations:
-        """With this list too; `errors.Refused` if its key is not known, or it is not newer than ours."""
+        """Add this list; `errors.Refused` if its key is unknown, or it is not newer than the present one."""
         try:
             new, _ = documents.open_sealed(sealed, documents.RevocationList)
         except _No as no:
@@ -66,7 +67,7 @@ class Revocations:
         if held == new:
             return self
         if held and new.number <= held.number:
-            raise errors.Refused(f"list {new.number} of revocations came after {held.number}: it is old")
+            raise errors.Refused(f"revocation list {new.number} is older than the present list {held.number}")
         return Revocations({**self.lists, new.issuer: new})
 
     def has(self, serial: str, *issuers: str) -> bool:
@@ -114,7 +115,7 @@ def _follow(
     _valid(grant, serial, f"the grant to {grant.holder}", root, now, revocations, skew_s)
     mandates = _climb(chain[1:], root, now, revocations, skew_s)
     if (mandates[0].subject if mandates else root) != grant.issuer:
-        raise _No(Reason.UNKNOWN_AUTHORITY, f"nothing here says what {grant.issuer} may grant")
+        raise _No(Reason.UNKNOWN_AUTHORITY, f"no mandate states what {grant.issuer} may grant")
     for mandate in mandates:
         if grant.tier > mandate.tier:
             raise _No(
@@ -133,7 +134,7 @@ def _follow(
 def _climb(
     sealed: Sequence[str], root: str, now: float, revocations: Revocations, skew_s: float
 ) -> list[documents.Mandate]:
-    """The mandates, if each is good and each signer stands above: nearest to the holder first."""
+    """The mandates, if each is valid and each signer is above: nearest to the holder first."""
     mandates: list[documents.Mandate] = []
     for text in sealed:
         mandate, serial = documents.open_sealed(text, documents.Mandate)
@@ -174,7 +175,7 @@ def _valid(
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """One who grants: a key, and the mandates that lead from it to the root (none for the root itself)."""
+    """An authority: a key, and the mandates that lead from it to the root (none for the root itself)."""
 
     key: nkeys.KeyPair
     mandates: tuple[str, ...] = ()
@@ -243,7 +244,7 @@ class Authority:
         return documents.open_sealed(self.mandates[position], documents.Mandate)[0]
 
     def _check(self, attempt: Callable[[str], object]) -> None:
-        """Ask as a verifier would: what nobody would believe is not handed out."""
+        """Verify as a receiver would: a document that would be refused is not issued."""
         try:
             attempt(self._mandate(-1).issuer if self.mandates else self.key.public)
         except _No as no:

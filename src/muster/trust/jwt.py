@@ -1,12 +1,11 @@
-"""The three documents a broker believes: operator, account and user (NATS JWT, version 2).
+"""The three documents that a broker verifies: operator, account and user (NATS JWT, version 2).
 
-The operator's key signs accounts, an account's key signs users, and the broker checks the chain without
-asking anybody.  We set the operator to insist on signing keys, so the two root keys can be taken off the
-machine once signing keys are named.
+The operator key signs accounts, an account key signs users, and the broker verifies the chain by itself. The
+operator requires signing keys, so the two root keys can be removed from the machine once signing keys are
+named.
 
-Encoding is deterministic: fields stand in the order declared here, and the serial number (``jti``) is a hash
-of the rest, so the same claims at the same ``issued_at`` are the same text.  No clock in here: the caller
-says what time it is.
+Encoding is deterministic: fields are in the order of their declaration, and the serial number (``jti``) is a
+hash of the rest, so the same claims at the same ``issued_at`` are the same text. The caller passes the time.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ _HEADER = b'{"typ":"JWT","alg":"ed25519-nkey"}'
 
 
 class SubjectPermissions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An empty ``allow`` means everything to the broker, which is why `roles` never leaves one empty."""
+    """An empty ``allow`` permits everything, so `roles` never leaves one empty."""
 
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
 
 
 class UserLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What one user may do. In a user signed by a role's key it is empty: the account holds the template."""
+    """The permissions of a user. They are empty in a user signed by the key of a role: the account has the
+    template."""
 
     pub: SubjectPermissions = SubjectPermissions()
     sub: SubjectPermissions = SubjectPermissions()
@@ -61,7 +61,7 @@ class AccountExport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     name: str
     subject: str
     type: str
-    account_token_position: int = 0  # which token of the subject must be the importer's own key
+    account_token_position: int = 0  # the token of the subject that must be the importer's own key
 
 
 class AccountImport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -116,7 +116,7 @@ class UserClaims(UserLimits, frozen=True, omit_defaults=True, kw_only=True, tag_
 
 
 class JwtClaims(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """Times are whole seconds since the epoch; 0 means none."""
+    """Times are integer seconds since the epoch; 0 means none."""
 
     jti: str = ""
     iat: int = 0
@@ -143,7 +143,7 @@ _header_decoder = msgspec.json.Decoder(_Header)
 
 
 def ends(now: float, lifetime_s: float | None) -> int | None:
-    """When what begins at ``now`` expires; None or 0 seconds mean never."""
+    """The expiry of a document issued at ``now``; None or 0 seconds mean never."""
     if not lifetime_s:
         return None
     if not 0 < lifetime_s < _LIFETIME_S_MAX:
@@ -180,16 +180,16 @@ def issue(
     token = f"{signed}.{base64url.encode(signer.sign(signed.encode()))}"
     if len(token) > SIZE_MAX:
         raise errors.LimitExceeded(
-            f"the document of {name!r} would be {len(token)} characters; brokers take {SIZE_MAX}",
+            f"the document of {name!r} would have {len(token)} characters; brokers accept {SIZE_MAX}",
             hint="credentials that expire leave the list of revocations when they do",
         )
     return token
 
 
 def read(token: str) -> JwtClaims:
-    """What a JWT says, if its signature is that of the issuer it names. Says nothing of trust or time."""
+    """The claims of a JWT, if its signature is that of its stated issuer. It does not check trust or time."""
     if len(token) > SIZE_MAX:
-        raise errors.InvalidInput(f"not a JWT: {len(token)} characters, at most {SIZE_MAX} are read")
+        raise errors.InvalidInput(f"not a JWT: {len(token)} characters, at most {SIZE_MAX} are accepted")
     parts = token.split(".")
     if len(parts) != 3:
         raise errors.InvalidInput("not a JWT: expected three parts with dots between them")
@@ -198,9 +198,9 @@ def read(token: str) -> JwtClaims:
         claims = _claims_decoder.decode(base64url.decode(parts[1]))
         signature = base64url.decode(parts[2])
     except (msgspec.MsgspecError, errors.InvalidInput, UnicodeError, RecursionError) as error:
-        raise errors.InvalidInput(f"not a JWT of ours: {error}") from None
+        raise errors.InvalidInput(f"not a Muster JWT: {error}") from None
     if header != _Header("JWT", "ed25519-nkey"):
-        raise errors.InvalidInput("not a JWT of ours: its algorithm must be ed25519-nkey")
+        raise errors.InvalidInput("not a Muster JWT: its algorithm must be ed25519-nkey")
     if claims.nats.version != 2:
         raise errors.InvalidInput(f"a version {claims.nats.version} JWT: only version 2 is understood")
     signer_kind, subject_kind = _MAY_SIGN[type(claims.nats)]

@@ -15,9 +15,9 @@
     accounts/<domain>/keys/<user key>  the identity that the key was issued to: no other may have it
     accounts/<domain>/passwords/<name>.json
 
-The operator is one for a tree of domains and each domain is an account, so nothing passes between two domains
-unless it is exported and imported.  The account ``SYS`` is the brokers' own: it exports connection events to
-each account, so that a lease can be taken over at once when its holder's connection closes.
+There is one operator for a tree of domains, and each domain is an account, so nothing passes between two
+domains unless it is exported and imported. The account ``SYS`` is that of the brokers: it exports connection
+events to each account, so that a lease can be taken over at once when the connection of its holder closes.
 
 A user's record is its JWT; there is no second list that could disagree with it.
 """
@@ -38,10 +38,10 @@ from muster.trust.permissions import queue_rights, roles
 
 SYSTEM = "SYS"
 
-# With the full resolver a broker keeps what is sent here, and tells the other brokers.
+# With the full resolver a broker stores an account that is sent here, and passes it to the other brokers.
 CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 
-# A broker reads a connection's first line up to 4,096 bytes, and more stands in it than the document.
+# A broker reads at most 4,096 bytes of the first line of a connection, which has more than the document.
 _LINE_MAX = 3600
 
 _RESTORE = "restore it from a backup"
@@ -54,12 +54,12 @@ _QUEUE = "queue:"
 class CredentialRevocation(msgspec.Struct, frozen=True):
     identity: str
     at: int
-    expires_at: int  # 0: never, so the revocation is kept for ever
+    expires_at: int  # 0: never, so the revocation is stored permanently
 
 
 @dataclass(frozen=True, slots=True)
 class CredentialRecord:
-    """What is known of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""
+    """The properties of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""
 
     identity: str
     domain: str
@@ -77,7 +77,7 @@ class CredentialRecord:
 
 @dataclass(frozen=True, slots=True)
 class BrokerTrust:
-    """What a broker's configuration needs: ``operator``, ``system_account``, ``resolver_preload``."""
+    """The trust settings of a broker: ``operator``, ``system_account``, ``resolver_preload``."""
 
     operator_jwt: str
     system_account: str
@@ -98,7 +98,7 @@ class Keyring:
         _domain_name(domain)
         if folder.exists() and any(folder.iterdir()):
             raise errors.AlreadyExists(
-                f"{folder} is there already: creating keys anew would cut off everyone who has credentials",
+                f"{folder} exists already: new keys would invalidate all issued credentials",
                 hint="use the keys that are there, or name another folder",
             )
         with private_files.staged_folder(folder) as draft:
@@ -122,7 +122,7 @@ class Keyring:
         return sorted(name for name in names if name != SYSTEM)
 
     def add_domain(self, domain: str) -> None:
-        """An account for another domain of the tree. Tell brokers with `claims_update`."""
+        """Create an account for another domain of the tree. Publish it to brokers with `claims_update`."""
         _domain_name(domain)
         with private_files.locked(self.folder):
             if domain in self.domains():
@@ -142,13 +142,13 @@ class Keyring:
         )
 
     def key_of_secrets(self, *, domain: str | None = None) -> sealed_box.SealedBoxKey:
-        """Opens the secrets that the domain's store keeps sealed."""
+        """The key that opens the sealed secrets in the store of the domain."""
         self._existing(domain or self.domain)
         with private_files.locked(self.folder):
             return sealed_box.SealedBoxKey.kept_in(self._account(domain or self.domain) / "secrets.key")
 
     def passwords(self, *, domain: str | None = None) -> passwords.PasswordStore:
-        """The verifiers of those who log in with a name and a password."""
+        """The verifiers for logins with a name and a password."""
         domain = domain or self.domain
         self._existing(domain)
         return passwords.PasswordStore(self._account(domain) / "passwords", clock=self._clock)
@@ -169,8 +169,8 @@ class Keyring:
     ) -> str:
         """The user JWT of a new identity (or of one that was revoked or has expired, with a new key).
 
-        ``queue_grants``: its rights on queues; None: its role's, or none at all if ``topics`` are narrowed.
-        With ``public_key`` the key stays where it was made, and no credentials file is kept here.
+        ``queue_grants``: its rights on queues; None: those of its role, or none if ``topics`` are narrowed.
+        With ``public_key`` the private key stays where it was made, and no credentials file is stored here.
         """
         domain = self._place(role, domain)
         self._existing(domain)
@@ -198,11 +198,11 @@ class Keyring:
         """A later expiry and the present permissions for the same key; `errors.Refused` if it was revoked."""
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
-            anew = "revoke it and issue it anew: that makes a new key"
+            anew = "revoke it and issue it again: that creates a new key"
             if record.status == "revoked":
                 raise errors.Refused(f"{identity!r} was revoked", hint=anew)
-            # The record is the newest document. Revocations are kept until it expires, so no older one of the
-            # same key may outlive it or be newer, whatever became of the clock.
+            # The record is the newest document. Revocations are stored until it expires, so no older document
+            # of the same key may outlive it or be newer, even if the clock was changed.
             now = max(self._clock(), record.issued_at)
             expires_at = jwt.ends(now, lifetime_s)
             if expires_at and (not record.expires_at or expires_at < record.expires_at):
@@ -228,7 +228,7 @@ class Keyring:
             )
 
     def revoke(self, identity: str, *, domain: str | None = None) -> CredentialRecord:
-        """Brokers refuse it, and drop its connections, once they are told with `claims_update`."""
+        """Brokers refuse it, and close its connections, once they receive the `claims_update`."""
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
             if record.status == "revoked":
@@ -239,7 +239,8 @@ class Keyring:
                 for key, entry in self._revoked(record.domain).items()
                 if not entry.expires_at or entry.expires_at > now
             }
-            # The broker voids what was issued up to this second; a clock set back must not let it live on.
+            # The broker revokes what was issued up to this second; after the clock was set back it must stay
+            # revoked.
             at = max(now, record.issued_at)
             revoked[record.public_key] = CredentialRevocation(identity, at, record.expires_at or 0)
             private_files.replace_file(
@@ -260,7 +261,7 @@ class Keyring:
             limits = roles.limits(role, identity)
         expired = claims.exp and claims.exp <= self._clock()
         revocation = self._revoked(domain).get(claims.sub)
-        revoked = revocation is not None and claims.iat <= revocation.at  # as brokers decide it
+        revoked = revocation is not None and claims.iat <= revocation.at  # the same decision as in brokers
         status = "revoked" if revoked else "expired" if expired else "valid"
         return CredentialRecord(
             identity=identity,
@@ -294,7 +295,7 @@ class Keyring:
         return self._user(domain or self.domain, subjects.token(identity)).with_suffix(".creds")
 
     def check(self, user_jwt: str) -> jwt.JwtClaims:
-        """What a broker would decide about this document, with the reason that brokers keep to themselves."""
+        """What a broker would decide about this document, with the reason, which brokers do not report."""
         claims = jwt.read(user_jwt)
         if not isinstance(claims.nats, jwt.UserClaims):
             raise errors.Unauthorized(f"{claims.name!r} is not a user's document")
@@ -324,7 +325,7 @@ class Keyring:
         return BrokerTrust(operator_jwt, self._public(SYSTEM), records)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
-        """Subject and payload of the request that tells running brokers of the account as it is now.
+        """Subject and payload of the request that publishes the current account to running brokers.
 
         To be sent with credentials of the role ``system``.
         """
@@ -358,14 +359,15 @@ class Keyring:
         self._refresh(domain)
 
     def _refresh(self, domain: str) -> None:
-        """Write the account's document anew if it would say something else than before."""
+        """Write the document of the account if its content has changed."""
         path = self._account(domain) / "account.jwt"
         before = self._document(domain)[1] if path.exists() else None
         public = before.sub if before else self._key(f"accounts/{domain}/account.seed").public
         account = self._describe(domain, public)
         if before and before.nats == msgspec.structs.replace(account, version=2):
             return
-        # Brokers keep the newer of two documents, and count in seconds: two changes in one must differ.
+        # Brokers use the newer of two documents, and count in seconds: two changes within one second must
+        # differ.
         issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
         signer = self._key("keys/signing.seed")
         private_files.replace_file(
@@ -430,13 +432,13 @@ class Keyring:
             private_files.replace_file(owner, identity.encode())
         elif (other := private_files.read_text(owner, "the owner of a key")) != identity:
             raise errors.Refused(
-                f"{identity!r} needs a key of its own: this one was issued to {other!r}",
+                f"{identity!r} needs its own key: this one was issued to {other!r}",
                 hint="revoking one of the two would revoke both",
             )
         path = self._user(domain, identity)
         private_files.replace_file(
             path, document.encode()
-        )  # first: what is not recorded could not be revoked
+        )  # first: an unrecorded document could not be revoked
         if key:
             text = credentials.Credentials(document, key.seed).render()
             private_files.replace_file(path.with_suffix(".creds"), text.encode())
@@ -476,7 +478,7 @@ class Keyring:
         self._existing(domain)
         path = self._user(domain, identity)
         if not path.exists():
-            raise errors.NotFound(f"nobody called {identity!r} has credentials in {domain!r}")
+            raise errors.NotFound(f"{identity!r} has no credentials in {domain!r}")
         return _read(path, jwt.UserClaims)[1]
 
     def _revoked(self, domain: str) -> dict[str, CredentialRevocation]:
@@ -528,7 +530,7 @@ def _domain_name(domain: str) -> None:
 
 
 def _read(path: pathlib.Path, kind: type) -> tuple[str, jwt.JwtClaims]:
-    """A document of ours from its file, and what it says."""
+    """Read one of the stored documents, with its claims."""
     text = private_files.read_text(path, f"the {kind.__name__.lower()}'s document")
     try:
         claims = jwt.read(text)

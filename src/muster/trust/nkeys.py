@@ -1,4 +1,4 @@
-"""Nkeys: ed25519 keys written so that a person can tell what they are.
+"""Nkeys: ed25519 keys in a text form that shows their kind.
 
 A public key is 56 characters and starts with its kind (``O`` operator, ``A`` account, ``U`` user, ``N``
 server, ``C`` cluster); a seed starts with ``S`` and the kind.  Inside is base32 of a prefix, 32 bytes of key
@@ -116,7 +116,7 @@ def _encode(body: bytes) -> str:
 
 
 def _decode(text: str, prefix_bytes: int, what: str) -> bytes:
-    """Prefix and key. The message never repeats the text: it may be somebody's seed."""
+    """Prefix and key. The error message never contains the text: it may be a seed."""
     size = prefix_bytes + _KEY_BYTES + _CRC_BYTES
     length = (size * 8 + 4) // 5
     if len(text) != length:
@@ -124,10 +124,10 @@ def _decode(text: str, prefix_bytes: int, what: str) -> bytes:
     try:
         raw = base64.b32decode(text + "=" * (-length % 8))
     except (binascii.Error, ValueError):
-        raise errors.InvalidInput(f"not a {what}: only A-Z and 2-7 may stand in it") from None
+        raise errors.InvalidInput(f"not a {what}: only A-Z and 2-7 are allowed") from None
     body, crc = raw[:-_CRC_BYTES], raw[-_CRC_BYTES:]
     if crc != _crc(body) or _encode(body) != text:
-        raise errors.InvalidInput(f"not a {what}: its checksum is wrong; was a character mistyped?")
+        raise errors.InvalidInput(f"not a {what}: wrong checksum; was a character mistyped?")
     return body
 
 

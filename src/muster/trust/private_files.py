@@ -1,4 +1,4 @@
-"""Files that hold secrets: private from their first byte, whole or absent, one writer at a time."""
+"""Files with secrets: private from their first byte, complete or absent, one writer at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PUBLIC = files.PUBLIC
 
 @contextlib.contextmanager
 def map_os_errors(path: pathlib.Path) -> Iterator[None]:
-    """The operating system's errors in our words, with the path."""
+    """Map errors of the operating system to Muster errors, with the path."""
     try:
         yield
     except FileNotFoundError as error:
@@ -28,7 +28,7 @@ def map_os_errors(path: pathlib.Path) -> Iterator[None]:
 
 
 def make_folder(path: pathlib.Path) -> None:
-    """``path``, and what is missing above it, for the owner only."""
+    """Create ``path`` and its missing parents, for the owner only."""
     with map_os_errors(path):
         for folder in (*reversed(path.parents), path):
             if not folder.exists():
@@ -36,7 +36,7 @@ def make_folder(path: pathlib.Path) -> None:
 
 
 def replace_file(path: pathlib.Path, data: bytes, *, mode: int = PRIVATE) -> None:
-    """Replace the file: a reader, or a crash at any moment, finds all of the old or all of the new."""
+    """Replace the file: a reader, or a crash at any time, finds the complete old or new content."""
     make_folder(path.parent)
     with map_os_errors(path):
         files.write(path, data, mode=mode)
@@ -58,7 +58,7 @@ def staged_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def read(path: pathlib.Path, what: str, *, size_max: int = 1 << 20) -> bytes:
-    """The file's bytes; the error says what ``what`` is and that it is missing."""
+    """The bytes of the file; the error names ``what`` and that it is missing."""
     with map_os_errors(path):
         try:
             with path.open("rb") as file:
@@ -83,7 +83,7 @@ def read_text(path: pathlib.Path, what: str) -> str:
 
 @contextlib.contextmanager
 def locked(folder: pathlib.Path) -> Iterator[None]:
-    """One process at a time changes the folder. The lock goes with the process, so none is left behind."""
+    """One process at a time changes the folder. The lock ends with the process."""
     with contextlib.ExitStack() as stack:
         with map_os_errors(folder):
             stack.enter_context(files.locked(folder / "lock"))

@@ -1,8 +1,8 @@
-"""A box that one key opens: what is secret rests and travels in it.
+"""Public-key encryption of secrets, for storage and transport.
 
-Anybody who has the public half can close a box and cannot open it again.  Each is closed with a key of its
-own (X25519 with the receiver's, HKDF-SHA256, ChaCha20-Poly1305), and is about something, which whoever opens
-it has to say: a box that was put in the place of another stays shut.
+The public key seals a box, and only the private key opens it. Each box has its own key (X25519 with that of
+the receiver, HKDF-SHA256, ChaCha20-Poly1305) and a context that must be given to open it: a box that was put
+in the place of another cannot be opened.
 
     version 1 | public half of the box's own key (32 bytes) | sealed text and its tag
 """
@@ -29,7 +29,7 @@ _NONCE = bytes(12)  # a box's key seals once
 
 
 class SealedBoxKey:
-    """Opens what was sealed for it. Its `repr` shows only the public half."""
+    """Opens boxes sealed for it. Its `repr` shows only the public key."""
 
     def __init__(self, private: x25519.X25519PrivateKey) -> None:
         self._private = private
@@ -73,7 +73,7 @@ def seal(public: str, data: bytes, about: str) -> str:
     try:
         shared = own.exchange(x25519.X25519PublicKey.from_public_bytes(receiver))
     except ValueError as error:
-        raise errors.InvalidInput(f"not a key that a box can be sealed for: {error}") from error
+        raise errors.InvalidInput(f"not a public key for a sealed box: {error}") from error
     sealed = _cipher(shared, own_public, receiver).encrypt(_NONCE, data, about.encode())
     return base64.b64encode(_VERSION + own_public + sealed).decode()
 

@@ -1,4 +1,4 @@
-"""What a condition costs to answer, told from its shape: whoever indexes conditions sorts them by this.
+"""The evaluation cost of a condition, estimated from its structure; indexes of conditions sort by it.
 
 A condition is as dear as its dearest clause.
 """
@@ -13,8 +13,8 @@ from muster.predicates.analysis import normal_forms
 
 
 class CostClass(enum.IntEnum):
-    CONSTANT = 0  # TRUE or FALSE: asks about nothing
-    LOOKUP = 1  # one attribute against constants: an index or a dictionary answers it
+    CONSTANT = 0  # TRUE or FALSE: reads no attribute
+    LOOKUP = 1  # one attribute against constants: an index or a dictionary look-up
     PATTERN = 2  # LIKE: once for each distinct value, in time that grows with its length
     COMPUTED = 3  # attributes against each other, or arithmetic: has to be worked out for each row
 
@@ -44,7 +44,7 @@ def class_of(clause: normal_forms.Literal) -> CostClass:
 
 
 def measure(condition: ast.Condition) -> Cost:
-    """Of its normal form, which is what back ends work on."""
+    """The cost of its normal form, which the back ends evaluate."""
     return _measure(normal_forms.negation_normal(condition))
 
 

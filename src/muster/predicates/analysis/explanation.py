@@ -1,7 +1,8 @@
-"""Why a condition held, or did not: which clauses decided, what they found, and where they stand in the text.
+"""Explains why a condition was true or not: the deciding clauses, their values, and their positions in the
+text.
 
-Where the condition is not true, these are the clauses that kept it from being true: every one of an AND that
-is false or unknown, and all of an OR.  Where it is true, they are the ones that made it so.
+If the condition is not true, these are the clauses that prevented it: every clause of an AND that is false or
+unknown, and all clauses of an OR. If it is true, they are the clauses that made it true.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _explain(
         return truth, [ClauseResult(printer.write(condition), condition.span, truth, attributes)]
     parts = [_explain(part, get) for part in condition.operands]
     truths = [truth for truth, _ in parts]
-    decisive = isinstance(condition, ast.Or)  # one part of this truth decides the whole
+    decisive = isinstance(condition, ast.Or)  # one operand with this value decides
     if decisive in truths:
         result: bool | None = decisive
     else:
@@ -64,9 +65,9 @@ def _explain(
 
 
 def near_misses(condition: ast.Condition, attributes: Mapping[str, object]) -> tuple[ClauseResult, ...]:
-    """The fewest clauses that stand between a condition and its truth; none if it is true.
+    """The smallest set of clauses that prevents a condition from being true; empty if it is true.
 
-    Of an OR these are the clauses of the part that lacks least, so they tell what to change.
+    For an OR these are the clauses of the operand with the fewest, so they show what to change.
     """
     return tuple(_nearest(normal_forms.located(condition), attributes.get))
 

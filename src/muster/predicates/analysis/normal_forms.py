@@ -1,15 +1,16 @@
 """Normal forms.
 
-Only TRUE selects: a receiver gets an event, a row is found, if its predicate is true; false and unknown are
-alike.  That makes three-valued logic free.  Push every NOT down to the clauses (De Morgan's laws hold for
-unknown as well) and leave it there: ``Not`` stands only on a clause, as its **polarity**.  Then
+Only TRUE selects: a receiver gets an event, or a row is returned, if its predicate is true; false and unknown
+have the same effect. So three-valued logic has no extra cost. Every NOT is pushed down to the clauses (De
+Morgan's laws hold for unknown as well) and stays there: ``Not`` occurs only on a clause, as its **polarity**.
+Then
 
     true(a AND b) = true(a) and true(b)
     true(a OR b) = true(a) or true(b)
     true(NOT clause) = false(clause)
 
-so a back end carries two-valued truth and knows for each clause when it is true and when it is false.
-The polarity must not be worked into the operator: values of unlike types compare FALSE, so with a number x
+so a back end computes two-valued truth, and for each clause when it is true and when it is false. The
+polarity must not be merged into the operator: values of different types compare FALSE, so with a number x
 ``NOT (x = 'a')`` is true and ``x <> 'a'`` is not.
 """
 
@@ -28,9 +29,9 @@ Literal = ast.Clause | ast.Not  # a clause with its polarity: `Not` here always 
 
 @functools.lru_cache(256)  # few: a hostile condition is large
 def negation_normal(condition: ast.Condition) -> ast.Condition:
-    """NOT on clauses only, nested AND and OR of one kind flattened, constants worked in.
+    """Move NOT to the clauses, flatten nested AND and OR, and fold constants.
 
-    Clauses are brought into one form: attribute on the left of its constant, LIKE without wildcards as ``=``.
+    Clauses get one form: attribute on the left of its constant, LIKE without wildcards as ``=``.
     """
     return _push(condition, negate=False)
 
@@ -106,7 +107,7 @@ def _plain(clause: ast.Comparison | ast.In | ast.Like | ast.IsNull | ast.Contain
 
 
 def canonical(condition: ast.Condition) -> ast.Condition:
-    """One tree for all conditions that differ only in order, repetition, nesting and place of NOT.
+    """One tree for all conditions that differ only in order, repetition, nesting and position of NOT.
 
     It is its own key for hash-consing: equal policies of a million receivers become one.
     """
@@ -136,7 +137,7 @@ def disjunctive_normal(condition: ast.Condition, *, cap: int = 64) -> tuple[tupl
     tree = canonical(condition)
     if (count := _conjunctions(tree)) > cap:
         raise errors.LimitExceeded(
-            f"as an OR of ANDs the expression has {count:,} parts, and at most {cap:,} are allowed",
+            f"as an OR of ANDs the expression has {count:,} terms, and at most {cap:,} are allowed",
             hint="fewer ORs inside ANDs; IN ('a', 'b') counts once",
         )
     distinct: dict[frozenset[Literal], tuple[Literal, ...]] = {}

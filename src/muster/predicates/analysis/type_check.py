@@ -1,7 +1,7 @@
 """Is a condition about this model?  Names that it does not have, and comparisons that can only be false.
 
-The language forgives both: a missing attribute is NULL, unlike types compare FALSE.  Whoever writes a
-policy wants to hear of them, because they are almost always mistakes.
+The language accepts both: a missing attribute is NULL, different types compare FALSE. They are reported to
+the author of a policy, because they are almost always mistakes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def check(condition: ast.Condition, model: types.Model) -> tuple[TypeProblem, ..
 
 
 def require(condition: ast.Condition, model: types.Model, text: str) -> None:
-    """`errors.ParseError` at the first problem; ``text`` is what the condition was parsed from."""
+    """`errors.ParseError` at the first problem; ``text`` is the parsed text."""
     for problem in check(condition, model):
         raise errors.ParseError(problem.message, text=text, position=problem.span[0], hint=problem.hint)
 
 
 def closest_name(word: str, choices: Iterable[str]) -> str | None:
-    """A hint, where something is spelt much like it."""
+    """A suggestion, if a choice has a similar spelling."""
     matches = difflib.get_close_matches(word, choices, 1)
     return f"did you mean {matches[0]}?" if matches else None
 

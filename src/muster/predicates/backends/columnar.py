@@ -1,8 +1,8 @@
-"""Whole columns at a time: a condition over a table, answered as a mask of the rows where it is true.
+"""Evaluates a condition over the columns of a table: the result is a mask of the rows where it is true.
 
-As only TRUE selects (see `normal`), most clauses are a single comparison of a column with a constant: a NULL
-is not equal to any code, and a NaN not above or below any bound.  What is asked of strings (``=``, IN, LIKE)
-is asked once for each word of the dictionary, not for each row.
+Since only TRUE selects (see `normal_forms`), most clauses are a single comparison of a column with a
+constant: a NULL is not equal to any code, and a NaN not above or below any bound. Tests of strings (``=``,
+IN, LIKE) are made once for each word of the dictionary, not for each row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _COMPARE: Final[dict[ast.ComparisonOperator, Callable[[Any, Any], Any]]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
-# Up to so many words, comparing the codes with each is faster than looking every row up in a table.
+# Up to this number of words, comparing the codes with each is faster than a table look-up for each row.
 _FEW_WORDS: Final = 6
 
-# Where a mask may be a bool, that holds for every row; an array is always a new one, and may be reused.
+# A mask that is a bool applies to every row; an array is always a new one, and may be reused.
 Answer = Mask | bool
 
 # A value is a column, or a plain one that holds for every row; None is NULL.
@@ -111,7 +111,7 @@ def _has_bit(column: Column, word: str, *, when: bool) -> Answer:
 
 
 def _has_code(column: Column, codes: list[int], *, when: bool) -> Answer:
-    """Where the string is one of these words (``when``), or is another one."""
+    """The rows whose string is one of these words (``when``), or is another one."""
     if len(codes) > _FEW_WORDS:
         chosen = np.full(len(column.words) + 1, not when)
         chosen[codes] = when

@@ -1,8 +1,8 @@
-"""Tables in memory: what the vector back end reads.
+"""Tables in memory, for the columnar back end.
 
-A column keeps its NULLs where they cost least.  Strings are codes into a dictionary, 0 for NULL; booleans are
-0 for NULL, 1 for false, 2 for true; sets are bits, the lowest one saying that there is a set at all; floats
-have NaN.  Only whole numbers need a mask beside them.
+A column represents NULL in the cheapest way. Strings are codes into a dictionary, 0 for NULL; booleans are 0
+for NULL, 1 for false, 2 for true; sets are bits, of which the lowest shows that there is a set; floats have
+NaN. Only integers need a separate mask.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SET_PRESENT: Final = 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Column:
-    """``words``: of strings, the dictionary, where word i has the code i + 1; of sets, the domain, where
-    word i is bit i + 1.  ``null``: of whole numbers, where they are NULL; None if nowhere."""
+    """``words``: for strings, the dictionary, where word i has the code i + 1; for sets, the domain, where
+    word i is bit i + 1. ``null``: for integers, the rows with NULL; None if there are none."""
 
     kind: ValueKind
     values: Array
@@ -45,7 +45,7 @@ class Column:
 
     @classmethod
     def of(cls, declared: types.AttributeType, cells: Iterable[object]) -> Column:
-        """From plain values. `errors.InvalidInput` if one does not fit the type."""
+        """Create a column from plain values. `errors.InvalidInput` if one does not fit the type."""
         listed: list[Any] = [None if types.is_null(cell) else cell for cell in cells]
         for cell in listed:
             if not declared.accepts(cell):
@@ -66,7 +66,7 @@ class Column:
                 return cls(ValueKind.FLOAT, np.array(listed, np.float64))
             case ValueKind.SET:
                 if len(declared.domain) > 63:
-                    raise errors.LimitExceeded("a set in a column has a domain of at most 63 words")
+                    raise errors.LimitExceeded("a set in a column can have at most 63 words")
                 bit = {word: 2 << place for place, word in enumerate(declared.domain)}
                 sets = [
                     0 if cell is None else SET_PRESENT + sum(bit[word] for word in cell) for cell in listed
@@ -75,7 +75,7 @@ class Column:
                 return cls(ValueKind.SET, np.array(sets, width), declared.domain)
 
     def present(self) -> Mask | bool:
-        """Where it is not NULL; True if everywhere."""
+        """The rows that are not NULL; True if all."""
         match self.kind:
             case ValueKind.INT:
                 return True if self.null is None else ~self.null
@@ -97,7 +97,7 @@ class Table:
 
     @classmethod
     def of(cls, model: types.Model, records: Iterable[Mapping[str, object]]) -> Table:
-        """From messages, with a column for each attribute of the model."""
+        """Create a table from messages, with a column for each attribute of the model."""
         listed = list(records)
         columns = {
             key: Column.of(declared, [record.get(key) for record in listed])

@@ -1,8 +1,8 @@
-"""How SQL engines differ, as far as predicates notice: one row of a small table for each.
+"""The differences of SQL engines that matter for predicates: one row of a small table for each.
 
-A template's fields are filled with SQL: ``{x}`` is an operand, ``{a}`` and ``{b}`` are two.  The templates
-for whole numbers give NULL where the result passes 64 bits or the divisor is 0; left to themselves, engines
-raise an error there, or wrap, or turn to floating point.
+The fields of a template are filled with SQL: ``{x}`` is an operand, ``{a}`` and ``{b}`` are two. The
+templates for integers yield NULL where the result exceeds 64 bits or the divisor is 0; by default, engines
+raise an error there, or wrap, or use floating point.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SqlDialect:
         [str, like_patterns.PatternShape], str
     ]  # the SQL of a column, a pattern that has wildcards
     not_a_number: str | None  # None: the engine stores NaN as NULL
-    compares_exactly: bool = False  # whole numbers with floating-point ones
+    compares_exactly: bool = False  # integers with floating-point numbers
 
     def identifier(self, name: str) -> str:
         if "\0" in name:
@@ -44,8 +44,8 @@ def _doubled(word: str) -> str:
 
 
 def _spark_string(word: str) -> str:
-    # Settings of Spark change what a backslash and a doubled quote mean in a literal, and ${…} is replaced
-    # even there: what has any of them is given as bytes, which read the same under all settings.
+    # Settings of Spark change the meaning of a backslash and a doubled quote in a literal, and ${…} is
+    # replaced even there: a word with any of them is written as bytes, which are the same under all settings.
     if word.isascii() and word.isprintable() and not set("'\\$") & set(word):
         return f"'{word}'"
     return f"CAST(X'{word.encode().hex()}' AS STRING)"
@@ -90,8 +90,8 @@ def _like(string: Callable[[str], str]) -> Callable[[str, like_patterns.PatternS
     return matches
 
 
-# SQLite's GLOB stops at NUL, and takes U+FFFE and U+FFFF for U+FFFD.  For the comparison they become
-# characters beyond Unicode, which no value holds.
+# SQLite's GLOB stops at NUL, and treats U+FFFE and U+FFFF like U+FFFD. For the comparison they become
+# characters beyond Unicode, which no value contains.
 _STAND_INS: Final = {
     "\0": b"\xf7\xbf\xbf\xbf",
     "\ufffe": b"\xf7\xbf\xbf\xbe",
@@ -115,7 +115,7 @@ def _glob(column: str, form: like_patterns.PatternShape) -> str:
 
 
 def _without_nul(column: str) -> str:
-    """Its value with a stand-in for each NUL. (`replace` takes a NUL for an empty text.)"""
+    """Its value with a substitute for each NUL. (`replace` treats a NUL like an empty text.)"""
     nul = _sqlite_text(_STAND_INS["\0"])
     cut = (
         f"WITH RECURSIVE cut(done, rest) AS (SELECT '', CAST({column} AS BLOB) UNION ALL"

@@ -1,4 +1,4 @@
-"""Numbers in columns, by the rules of `values`: exact comparison, and arithmetic that knows its limits."""
+"""Numbers in columns, by the rules of `values`: exact comparison, and arithmetic with range checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from muster.predicates.backends.columns import Array, Mask
 
 
 def compare_exactly(sign: ast.ComparisonOperator, integer: Array, real: Array) -> Mask:
-    """Without rounding the whole numbers to floats, as plain comparison would. NaN is never true."""
+    """Compare without rounding the integers to floats, as plain comparison would. NaN is never true."""
     above, below = real >= 2.0**63, real < -(2.0**63)
     inside = ~(above | below | np.isnan(real))
     bounded = np.where(inside, real, 0.0)

@@ -1,13 +1,13 @@
-"""One message at a time: a condition becomes a Python function.
+"""Evaluates one message at a time: a condition becomes a Python function.
 
-The function is generated source, compiled once.  It takes one argument, ``get``: a function from an
-attribute's key to its value or None, such as ``message.get`` of a dict, and answers True exactly where the
-condition is true.  Nothing of the text reaches the source but through ``ascii()``, so no name and no string
+The function is generated source, compiled once. It has one argument, ``get``: a function from the key of an
+attribute to its value or None, such as ``message.get`` of a dict, and returns True exactly if the condition
+is true. Text of the condition is inserted into the source only through ``ascii()``, so no name and no string
 can inject code.
 
-Where a clause compares an attribute with a constant, the generated test is the shortest that keeps
-to the rules of `values`: a value of the right class is never NULL, NaN is neither below nor above
-anything, and only 0 and 1 can be mistaken for a bool.
+Where a clause compares an attribute with a constant, the generated test is the shortest one that follows the
+rules of `values`: a value of the right class is never NULL, NaN is neither below nor above anything, and only
+0 and 1 can be confused with a bool.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PYTHON: Final = {"=": "==", "<>": "!=", "<": "<", "<=": "<=", ">": ">", ">=": "
 
 
 def compile(condition: ast.Condition) -> Matches:
-    """Worth keeping: making it takes some hundred times as long as calling it."""
+    """Reuse the result: compiling takes some hundred times as long as calling it."""
     writer = _Writer()
     body = writer.condition(normal_forms.negation_normal(condition))
     scope: dict[str, Any] = writer.environment

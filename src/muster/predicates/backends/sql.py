@@ -1,11 +1,11 @@
 """SQL text: the condition as something to put after WHERE.
 
 The text is true for exactly the rows where the condition is; for others it is false or NULL, which WHERE
-treats alike.  Types come from a model, so unlike types are resolved here and no engine's own ideas of
-conversion take part.  An attribute that the model does not have is NULL.
+treats alike. Types come from a model, so type differences are resolved here, without the conversions of an
+engine. An attribute that the model does not have is NULL.
 
-What the engine must hold: whole numbers of at most 64 bits, strings as text, sets as arrays of strings.
-Spark may run it with ANSI mode on or off.
+Required column types: integers of at most 64 bits, strings as text, sets as arrays of strings. Spark may run
+it with ANSI mode on or off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from muster.predicates.analysis import normal_forms
 from muster.predicates.backends import dialects
 from muster.predicates.types import ValueKind
 
-LENGTH_MAX: Final = 1_000_000  # characters: dividing by quotients of quotients says each divisor twice
+LENGTH_MAX: Final = 1_000_000  # characters: a quotient of quotients contains each divisor twice
 
 _REAL_SIGNS: Final = {
     "+": "({a} + {b})",
@@ -40,7 +40,8 @@ def write(
 ) -> str:
     """``column`` gives the SQL of an attribute by its key; without it, columns are called as the keys are.
 
-    The text is complete: run it without parameters, so that the driver looks for no ``%`` or ``?`` in it.
+    The text is complete: run it without parameters, so that the driver does not interpret ``%`` or ``?`` in
+    it.
     """
     return _Writer(model, dialect, column or dialect.identifier).condition(
         normal_forms.negation_normal(condition)
@@ -168,7 +169,7 @@ class _Writer:
         return f"{self._number_or_null(left)} {sign} {self._number_or_null(right)}"
 
     def _compare_exactly(self, sign: ast.ComparisonOperator, integer: str, real: str) -> str:
-        """Engines would round the whole number to floating point first."""
+        """Engines would round the integer to floating point first."""
         above, below = self._real(2.0**63), self._real(-(2.0**63))
         floor = f"CAST(floor({real}) AS {self._dialect.integer_type})"
         ceiling = f"CAST(ceil({real}) AS {self._dialect.integer_type})"

@@ -1,9 +1,9 @@
 """Text into tokens, each with its place.
 
-Names follow Java's rule for identifiers (letters, digits, ``_``, ``$`` and their relatives in all scripts)
-and are case-sensitive; the reserved words are not.  Numbers follow Java's literals, because the JMS
-specification says so: ``0x1F``, ``017`` (octal), ``5L``, ``7.``, ``.5``, ``7E3``, ``2d``, and ``1.5f``, which
-is rounded to 32 bits.
+Names follow Java's rule for identifiers (letters, digits, ``_``, ``$`` and the equivalents in all scripts)
+and are case-sensitive; reserved words are not. Numbers follow Java's literals, as the JMS specification
+requires: ``0x1F``, ``017`` (octal), ``5L``, ``7.``, ``.5``, ``7E3``, ``2d``, and ``1.5f``, which is rounded
+to 32 bits.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _HINTS: Final = {
     "!": "write NOT, or <> for unequal",
     "'": "close the string with another '; write '' for a ' inside it",
     '"': 'close the string with another "; write "" for a " inside it',
-    "‘": "strings stand in straight quotes: 'text'",
-    "’": "strings stand in straight quotes: 'text'",
-    "“": "strings stand in straight quotes: 'text'",
-    "”": "strings stand in straight quotes: 'text'",
+    "‘": "strings have straight quotes: 'text'",
+    "’": "strings have straight quotes: 'text'",
+    "“": "strings have straight quotes: 'text'",
+    "”": "strings have straight quotes: 'text'",
     "[": "group with parentheses",
     "]": "group with parentheses",
     ";": "an expression is a single condition without an end mark",
-    "%": "there is no remainder; % is a wildcard inside LIKE's string",
+    "%": "there is no remainder operator; % is a wildcard inside the string of LIKE",
 }
 
 
 class Token(NamedTuple):
-    """``kind`` is word, reserved, number, string, symbol or end; ``value`` is what it stands for."""
+    """``kind`` is word, reserved, number, string, symbol or end; ``value`` is the value of the token."""
 
     kind: str
     value: str | int | float
@@ -117,7 +117,7 @@ def _string(text: str, raw: str, start: int, *, strict: bool) -> str:
             "double quotes are not part of strict selectors",
             text=text,
             position=start,
-            hint="strings stand in single quotes: 'text'",
+            hint="strings have single quotes: 'text'",
         )
     return raw[1:-1].replace(quote * 2, quote)
 
@@ -129,7 +129,7 @@ def _symbol(text: str, raw: str, start: int, *, strict: bool) -> str:
             f"{raw!r} is not part of strict selectors",
             text=text,
             position=start,
-            hint=f"write {plain}" if plain else "names are single words without scopes there",
+            hint=f"write {plain}" if plain else "in selectors names are single words without scopes",
         )
     return _SYNONYMS.get(raw, raw)
 
@@ -151,7 +151,7 @@ def _exact(text: str, raw: str, start: int) -> int:
         number = int(digits, 8)
     else:
         number = int(digits)
-    # 2^63 itself is let through: the parser accepts it only under a minus.
+    # 2^63 itself is accepted here: the parser accepts it only after a minus.
     if number > types.INT_MAX + 1:
         raise _too_large(text, start)
     return number
@@ -177,7 +177,7 @@ def _approximate(text: str, raw: str, start: int) -> float:
 
 def _too_large(text: str, start: int) -> errors.ParseError:
     return errors.ParseError(
-        "whole numbers reach from -9223372036854775808 to 9223372036854775807",
+        "integers range from -9223372036854775808 to 9223372036854775807",
         text=text,
         position=start,
         hint="write a larger one with a decimal point, as an approximate number",
@@ -191,7 +191,7 @@ def too_large(text: str, token: Token) -> errors.ParseError:
 def _check_name(text: str, raw: str, start: int) -> None:
     for offset, character in enumerate(raw):
         if character.isascii():
-            continue  # the pattern has seen to those
+            continue  # the pattern excludes those
         if unicodedata.category(character) not in (_PART if offset else _START):
             raise _unexpected(text, start + offset)
 

@@ -1,10 +1,10 @@
 """The stacks of the parser: operands become larger operands as operators are applied to them.
 
-Whether something is a value or a condition shows only when an operator is applied: a parenthesis may hold
-either, and a bare name may be either.  So operands are nodes of both sorts, and `Builder.condition`
-and `Builder.value` ask for the one that is due.
+Whether an operand is a value or a condition is known only when an operator is applied: a parenthesis or a
+bare name may be either. So operands are nodes of both kinds, and `OperandStack.condition` and
+`OperandStack.value` require the one that is expected.
 
-Limits are kept here as well, where nodes come into being.
+Limits are checked here as well, where nodes are created.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final, NamedTuple, NoReturn, cast
 from muster.core import errors
 from muster.predicates import ast, limits
 
-OR, AND, NOT, COMPARISON, SUM, PRODUCT, SIGN = range(1, 8)  # how tightly they bind
+OR, AND, NOT, COMPARISON, SUM, PRODUCT, SIGN = range(1, 8)  # precedence
 COMPARISONS: Final = frozenset(ast.OPPOSITE)
 CLOSING: Final = {"(": ")", "{": "}"}
 
 
 class StackOperand(NamedTuple):
     node: ast.Node
-    start: int  # of the text it came from, its parentheses included
+    start: int  # of the parsed text, with its parentheses
     end: int
     height: int
 
@@ -30,7 +30,7 @@ class StackOperator(NamedTuple):
     symbol: str
     precedence: int  # 0: an opened group
     start: int
-    scope: str = ""  # of an opened group: the scope to return to
+    scope: str = ""  # for an opened group: the scope to return to
     named: bool = False  # it is a group such as sender: ( … )
 
 
@@ -75,7 +75,7 @@ class OperandStack:
         inside = self.operands.pop()
         node = inside.node
         if group.symbol == "{" or group.named:
-            node = self.condition(inside)  # these hold whole conditions, never parts of a value
+            node = self.condition(inside)  # their operands are conditions, never parts of a value
         self.scope = group.scope
         self._open -= 1
         self.operands.append(StackOperand(node, group.start, end, inside.height))

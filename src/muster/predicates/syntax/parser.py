@@ -1,8 +1,8 @@
 """Text into the tree.
 
-An operator-precedence parser with its own stacks: nothing recurses, so no text can reach the limit of
-Python's.  It alternates between two questions, "an operand?" and "an operator?", and every error says which
-of the two it was asking and what would have answered it.
+An operator-precedence parser with its own stacks: it does not recurse, so no text can reach Python's
+recursion limit. It alternates between two states, "operand expected" and "operator expected", and every error
+names the state and the valid tokens.
 
 *Strict* is the grammar of JMS message selectors and nothing else.  *Extended*, the default, adds
 
@@ -16,8 +16,8 @@ of the two it was asking and what would have answered it.
 
 and reserves no further word: an attribute may be called ``contains`` or ``sender``.
 
-Bare names are those of the subject: the message, the event, the receiver.  Where the subject has a scope of
-its own, ``home`` names it, and then ``event.x`` and ``x`` are one name.
+Bare names are those of the subject: the message, the event, the receiver. If the subject has its own scope,
+``home`` names it, and then ``event.x`` and ``x`` are the same name.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def parse(
     scopes: Iterable[str] = SCOPES,
     bounds: limits.PredicateLimits = limits.DEFAULT,
 ) -> ast.Condition:
-    """The condition that ``text`` says; `errors.ParseError` or `errors.LimitExceeded` if it says none.
+    """Parse ``text``; `errors.ParseError` or `errors.LimitExceeded` if it is not a valid condition.
 
     A blank strict selector is TRUE: to JMS, it is no selector at all.
     """
@@ -123,7 +123,7 @@ class _Parser(operand_stack.OperandStack):
     # An operand?
 
     def _operand(self) -> bool:
-        """Take one token where an operand is due; whether that completed one."""
+        """Process one token where an operand is expected; True if it completed one."""
         token = self._take()
         match token.kind, token.value:
             case "number", value:
@@ -137,9 +137,9 @@ class _Parser(operand_stack.OperandStack):
             case "reserved", "NOT":
                 if self.operators and self.operators[-1].precedence >= operand_stack.COMPARISON:
                     self.fail(
-                        "NOT turns a condition round, and a value is due here",
+                        "NOT negates a condition, but a value is expected here",
                         token.start,
-                        "put NOT in front of the whole comparison",
+                        "put NOT in front of the complete comparison",
                     )
                 self.operators.append(operand_stack.StackOperator("NOT", operand_stack.NOT, token.start))
                 return False
@@ -182,7 +182,7 @@ class _Parser(operand_stack.OperandStack):
             opening = self._take()
             if opening.value not in operand_stack.CLOSING or opening.kind != "symbol":
                 self.fail(
-                    f"a group is due after '{word}:', not {self._shown(opening)}",
+                    f"a group is expected after '{word}:', not {self._shown(opening)}",
                     opening.start if opening.kind != "end" else colon.start,
                     f"write {word}: ( … )",
                 )
@@ -191,13 +191,15 @@ class _Parser(operand_stack.OperandStack):
         if self._is("symbol", "."):
             dot, name = self._take(), self._take()
             if name.kind not in ("word", "reserved") or token.end != dot.start or dot.end != name.start:
-                self.fail(f"an attribute's name is due right after '{word}.'", dot.end, f"write {word}.name")
+                self.fail(
+                    f"an attribute name is expected directly after '{word}.'", dot.end, f"write {word}.name"
+                )
             self._check_scope(word, token)
             self._push_name(self.text[name.start : name.end], word, (token.start, name.end))
             return True
         if self.strict and word.startswith("JMS") and word not in _HEADERS and word[3:4] not in ("X", "_"):
             self.fail(
-                f"{word[:40]} cannot be used in a selector",
+                f"{word[:40]} is not allowed in a selector",
                 token.start,
                 f"the header fields are {', '.join(sorted(_HEADERS))}; other names may not begin with JMS",
             )
@@ -219,7 +221,7 @@ class _Parser(operand_stack.OperandStack):
     # An operator?
 
     def _operator(self) -> bool:
-        """Take one operator, or close one group; whether an operand is due next."""
+        """Process one operator, or close one group; True if an operand is expected next."""
         token = self._tokens[self._next]
         if token.kind == "end":
             return False
@@ -263,7 +265,7 @@ class _Parser(operand_stack.OperandStack):
             self.fail("comparisons do not chain", token.start, "join two comparisons with AND")
 
     def _predicate(self, token: lexer.Token) -> bool:
-        """BETWEEN, IN, LIKE, IS NULL, CONTAINS; each with NOT inside where English has it."""
+        """BETWEEN, IN, LIKE, IS NULL, CONTAINS; each with NOT inside as in English."""
         negated = token.kind == "reserved" and token.value == "NOT"
         if negated:
             token = self._take()
@@ -272,7 +274,7 @@ class _Parser(operand_stack.OperandStack):
             word = "CONTAINS"
         if word not in ("BETWEEN", "IN", "LIKE", "CONTAINS") and (negated or word != "IS"):
             self.fail(
-                "after NOT, BETWEEN, IN, LIKE or CONTAINS is due here"
+                "BETWEEN, IN, LIKE or CONTAINS is expected after NOT"
                 if negated
                 else f"an operator is due here, not {self._shown(token)}",
                 token.start,
@@ -289,7 +291,7 @@ class _Parser(operand_stack.OperandStack):
         left = self.operands.pop()
         name = left.node
         if not isinstance(name, ast.Name):
-            self.fail(f"{word} asks about an attribute: a name has to stand before it", left.start)
+            self.fail(f"{word} applies to an attribute: a name is expected before it", left.start)
         clause: ast.Clause
         if word == "IS":
             negated = self._is("reserved", "NOT")
@@ -297,7 +299,7 @@ class _Parser(operand_stack.OperandStack):
             null = self._take()
             if null.kind != "reserved" or null.value != "NULL":
                 self.fail(
-                    f"IS asks only about NULL, not {self._shown(null)}",
+                    f"IS is followed by NULL or NOT NULL, not {self._shown(null)}",
                     null.start,
                     "write IS NULL, IS NOT NULL, or =",
                 )
@@ -342,7 +344,7 @@ class _Parser(operand_stack.OperandStack):
             character = self._expect_string("ESCAPE")
             escape, end = cast(str, character.value), character.end
             if len(escape) != 1:
-                self.fail("ESCAPE takes a single character", character.start, "write ESCAPE '!'")
+                self.fail("ESCAPE requires a single character", character.start, "write ESCAPE '!'")
         if len(pattern) > self.bounds.pattern_length:
             raise errors.LimitExceeded(
                 f"the pattern at character {string.start} has {len(pattern):,} characters, "
@@ -351,7 +353,7 @@ class _Parser(operand_stack.OperandStack):
         try:
             runs = len(like_patterns.shape(pattern, escape).segments) - 1
         except ValueError as error:
-            self.fail(str(error), string.end - 2, "double the escape character to mean itself")
+            self.fail(str(error), string.end - 2, "double the escape character to match it literally")
         if runs > self.bounds.pattern_wildcards:
             raise errors.LimitExceeded(
                 f"the pattern at character {string.start} has {runs} runs of %, "

@@ -1,7 +1,7 @@
 """The tree back into text: ``parse(write(x)) == x`` for every tree.
 
-The text is canonical: one way to write each tree, words in capitals, single spaces, no needless parentheses.
-What needs no extension to be said is written without any, so strict selectors stay strict.
+The text is canonical: one notation for each tree, words in capitals, single spaces, no redundant parentheses.
+Extensions are used only where they are needed, so strict selectors stay strict.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The log of password checks: one file, through which the processes of a domain share one throttle.
 
 Each process appends the attempts that it checked, and before each check reads what has been appended since,
-by itself or by another.  So a client has one budget over web, SOAP and all AMQP gateways that share the
-domain's folder, and a restart does not reset it.
+by itself or by another process. So a client has one budget over web, SOAP and all AMQP gateways that share
+the domain's folder, and a restart does not reset it.
 
-The first line of the file names its generation.  A file that has grown too long is replaced by one with only
-the attempts that still count, of a new generation, and readers begin anew.
+The first line of the file names its generation. A file that is too long is replaced by one of a new
+generation with only the attempts that still count, and readers start again.
 
-What happens at the same moment in two processes is not seen by the other: each may check one more password of
-an address than the budget has.  Where the file cannot be used, the process counts by itself.
+Simultaneous attempts in two processes are not visible to each other: each may check one more password of an
+address than the budget has. If the file cannot be used, each process counts by itself.
 
 Blocking: call it in a thread.
 """
@@ -40,7 +40,8 @@ class AttemptLog:
         self._offset = 0
 
     def read(self) -> tuple[bool, list[throttle.LoginAttempt]]:
-        """What was appended since the last call; True: this is all that there is, and replaces what was."""
+        """The attempts appended since the last call; True: this is the complete content, and replaces the
+        previous one."""
         with self._reading:
             try:
                 with self._path.open("rb") as file:
@@ -58,7 +59,7 @@ class AttemptLog:
         return begins, _attempts(complete)
 
     def append(self, attempt: throttle.LoginAttempt, counts_from_s: float, known_from_s: float) -> None:
-        """Attempts before these times, wrong and right ones, need not be kept."""
+        """Remove attempts before these times, for wrong and right passwords."""
         private_files.make_folder(self._path.parent)
         with private_files.locked(self._path.parent):
             if not self._path.exists() or self._path.stat().st_size > BYTES_MAX:

@@ -4,10 +4,10 @@ Checking a password costs 0.1 s of a core and 64 MiB on purpose (`muster.trust.l
 correct one is remembered, as a keyed hash in memory, and stays correct for as long as its verifier is
 unchanged: a password that is changed, removed or expires ends at once.
 
-Before any password is looked at, the throttle is asked (`muster.trust.login.throttle`), which all processes
-of the domain share (`muster.trust.login.attempt_log`).  Few passwords are checked at the same time, and those
-of one address one after the other: a client with many pending logins delays its own and not those of other
-addresses, and none of them is looked at before the failures of those ahead of it are counted.
+Before a password is checked, the throttle decides (`muster.trust.login.throttle`), which all processes of the
+domain share (`muster.trust.login.attempt_log`). Few passwords are checked concurrently, and those of one
+address one after the other: a client with many pending logins delays its own and not those of other
+addresses, and none of them is checked before the failures of earlier ones are counted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class PasswordChecker:
         return (await self.verified(name, password, address)).login
 
     async def verified(self, name: str, password: str, address: str) -> passwords.PasswordRecord:
-        """As `check`; the whole record against which the password was checked."""
+        """Like `check`; returns the record against which the password was checked."""
         await self._ask_throttle(name, address)
         digest = hashlib.blake2b(password.encode(errors="replace"), key=self._key).digest()
         remembered = self._right.get(name)
@@ -86,7 +86,7 @@ class PasswordChecker:
     def _finished(self, key: tuple[str, bytes, str], task: asyncio.Task[passwords.PasswordRecord]) -> None:
         del self._running[key]
         if not task.cancelled():
-            task.exception()  # whether or not a caller still waits for it
+            task.exception()  # even if no caller waits for it any more
 
     async def _check(self, name: str, password: str, address: str, digest: bytes) -> passwords.PasswordRecord:
         try:
@@ -181,7 +181,7 @@ class PasswordChecker:
     # SCRAM.
 
     async def scram(self, name: str, mechanism: str, address: str) -> passwords.ScramVerifier:
-        """The verifier of which a SCRAM server states salt and iterations; `prove` then has the answer.
+        """The verifier with the salt and iterations of a SCRAM server; `prove` then gets the reply.
 
         An account that does not exist, has expired or has no such verifier gets one that no proof fits.
         """
@@ -211,9 +211,9 @@ class PasswordChecker:
         return proved
 
     async def stands(self, login: passwords.PasswordLogin) -> bool:
-        """Whether the password and the role with which ``login`` was let in are still the account's.
+        """Whether the password and the role of ``login`` are still those of the account.
 
-        `errors.Refused` where the file cannot be read now, for want of descriptors for example.
+        `errors.Refused` if the file cannot be read now, for example for lack of file descriptors.
         """
         try:
             record = await asyncio.to_thread(self._known.get, login.name)

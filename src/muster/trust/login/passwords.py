@@ -1,15 +1,16 @@
-"""Passwords, for doors whose clients know nothing else: SASL, MQTT bridges, the web.
+"""Passwords, for interfaces whose clients support nothing else: SASL, MQTT bridges, the web.
 
-A password is a credential of its own: a name, a role, and *verifiers*, from which it cannot be read back.
-Two kinds are kept, because two kinds of door ask:
+A password is a separate credential: a name, a role, and *verifiers*, from which the password cannot be
+computed. Two kinds are stored, for two kinds of interfaces:
 
-- scrypt, for doors to which the password itself is sent (web, SASL PLAIN): memory-hard, so that trying many
-  is dear;
-- SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), for doors where the client proves that it knows it
-  without sending it.  Cheaper to guess than scrypt for a thief of the file, so they are made only on request.
+- scrypt, for interfaces that receive the password itself (web, SASL PLAIN): memory-hard, so that guessing
+  is expensive;
+- SCRAM-SHA-256 and SCRAM-SHA-512 (RFC 5802, 7677), for interfaces where the client proves that it has the
+  password without sending it.  For a thief of the file they are cheaper to guess than scrypt, so they are
+  made only on request.
 
-Checking costs some 0.1 s of a core, on purpose: call it in a thread.  An unknown name costs the same as a
-wrong password, so the time tells nobody which names exist.
+A check takes some 0.1 s of a core, on purpose: call it in a thread. An unknown name takes the same time as a
+wrong password, so the time does not reveal which names exist.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ScryptVerifier(msgspec.Struct, frozen=True):
 
 
 class ScramVerifier(msgspec.Struct, frozen=True):
-    """What a SCRAM server keeps: it can check a proof, and prove that it could, without the password."""
+    """The data of a SCRAM server: it can check a proof, and prove that it could, without the password."""
 
     mechanism: str
     salt: bytes
@@ -66,7 +67,7 @@ class PasswordRecord(msgspec.Struct, frozen=True, kw_only=True):
     role: roles.Role
     created_at: int
     expires_at: int = 0  # 0: never
-    administers: bool = False  # an operator who also says who may log in
+    administers: bool = False  # an operator who also manages logins
     scrypt: ScryptVerifier
     scram: tuple[ScramVerifier, ...] = ()
 
@@ -130,7 +131,7 @@ def scram(password: bytes, mechanism: str, salt: bytes, *, iterations: int | Non
 
 
 def check_scram_proof(verifier: ScramVerifier, auth_message: bytes, proof: bytes) -> bytes:
-    """The server's own signature, if ``proof`` shows that the client knows the password.
+    """The signature of the server, if ``proof`` shows that the client has the password.
 
     ``auth_message`` is what RFC 5802 section 3 calls so: the exchange until then, joined by commas.
     """
@@ -166,7 +167,7 @@ class PasswordStore:
         mechanisms: tuple[str, ...] = (),
         administers: bool = False,
     ) -> None:
-        """Make or replace; ``mechanisms`` names the SCRAM verifiers to keep as well."""
+        """Create or replace it; ``mechanisms`` names the additional SCRAM verifiers."""
         if not LENGTH_MIN <= len(password) <= LENGTH_MAX:
             raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
         prepared = prepare(password)
@@ -200,15 +201,15 @@ class PasswordStore:
         return record
 
     def check(self, name: str, password: str) -> PasswordLogin:
-        """As `verify`, with what the account may do as the result."""
+        """Like `verify`, with the permissions of the account as the result."""
         return self.verify(name, password).login
 
     def scram(self, name: str, mechanism: str) -> ScramVerifier:
         """The account's verifier, or one that no proof fits.
 
-        The challenge states salt and iterations before the client has proved anything.  So an account that
-        does not exist, has expired or has no such verifier is answered with a salt as well: always the same
-        for the same name, or asking twice would tell.
+        The challenge has the salt and iterations before the client has proved anything. So a salt is sent
+        also for an account that does not exist, has expired or has no such verifier: always the same for the
+        same name, otherwise a second request would reveal it.
         """
         try:
             record = self.get(name)
@@ -228,7 +229,7 @@ class PasswordStore:
         return ScramVerifier(mechanism, salt, _ITERATIONS[mechanism], stored, stored)
 
     def _decoy_key(self) -> bytes:
-        """Kept with the verifiers, so that all processes of the domain give the same salts."""
+        """Stored with the verifiers, so that all processes of the domain return the same salts."""
         path = self._folder / "decoy.key"
         if not path.exists():
             private_files.make_folder(self._folder)
@@ -240,7 +241,7 @@ class PasswordStore:
     def get(self, name: str) -> PasswordRecord:
         path = self._path(name)
         if not path.exists():
-            raise errors.NotFound(f"nobody called {name!r} has a password")
+            raise errors.NotFound(f"{name!r} has no password")
         try:
             return msgspec.json.decode(
                 private_files.read(path, f"the password of {name!r}"), type=PasswordRecord
@@ -260,9 +261,9 @@ class PasswordStore:
 
 
 def _scrypt(password: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
-    memory = 256 * r * (1 << log_n)  # twice what it needs, which OpenSSL wants to be told
+    memory = 256 * r * (1 << log_n)  # twice the required memory, which OpenSSL must be told
     return hashlib.scrypt(password, salt=salt, n=1 << log_n, r=r, p=p, maxmem=memory, dklen=32)
 
 
-# Nobody's verifier: a digest that no password has, checked at the same cost as a real one.
+# A verifier without an account: a digest that no password has, checked at the same cost as a real one.
 _NOBODY = ScryptVerifier(bytes(_SALT_BYTES), _SCRYPT_LOG_N, _SCRYPT_R, _SCRYPT_P, bytes(32))

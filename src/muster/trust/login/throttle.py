@@ -1,7 +1,7 @@
 """The throttle of password checks: how many wrong passwords are tolerated, by account and by address.
 
-Every server that checks passwords (web, REST, SOAP, AMQP) asks one of these before it looks at a password.
-Failures are counted in three budgets, and each failure is forgotten after a while:
+Every server that checks passwords (web, REST, SOAP, AMQP) consults it before a check. Failures are counted in
+three budgets, and each failure expires after some time:
 
 - one account from one address: small, so that guessing is slow;
 - one address, whatever accounts it tries: larger, since an address may be shared;
@@ -11,9 +11,9 @@ Failures are counted in three budgets, and each failure is forgotten after a whi
 A client that logged in to an account from an address earlier is subject to the first budget only.  So neither
 a client that attacks from many addresses nor one behind the same proxy locks it out.
 
-Refused attempts are not counted and the password is not looked at: the right one is refused as well.  All
-tables are bounded; the entries that were used longest ago are dropped first.
-`muster.trust.login.attempt_log` shares what is counted among the processes of a domain.
+Refused attempts are not counted and the password is not checked: the right one is refused as well. All tables
+are bounded; the least recently used entries are dropped first. `muster.trust.login.attempt_log` shares the
+counts among the processes of a domain.
 
 Pure: the clock is injected.
 """
@@ -30,7 +30,7 @@ from muster.core import errors, leaky_buckets
 from muster.core.net import hosts
 
 KNOWN_MAX = 10_000
-KNOWN_S = 30 * 86_400.0  # how long an account and address that logged in are remembered
+KNOWN_S = 30 * 86_400.0  # how long an account and address that logged in are stored
 KNOWN_AGAIN_S = 86_400.0  # after which a login of theirs is noted again
 ACCOUNT_LENGTH_MAX = 200
 
@@ -61,7 +61,7 @@ class LoginBudgets:
 
 
 class LoginThrottled(errors.Overloaded):
-    """Too many wrong passwords; ``retry_after_s`` says when the next one is looked at."""
+    """Too many wrong passwords; ``retry_after_s`` is the time until the next check."""
 
 
 class LoginThrottle:
@@ -84,7 +84,7 @@ class LoginThrottle:
             self.count(attempt)
 
     def check(self, account: str, address: str) -> None:
-        """`Throttled` if no password for ``account`` is looked at now when it comes from ``address``."""
+        """`Throttled` if no password for ``account`` from ``address`` is checked now."""
         pair, now_s = _pair(account, address), self._clock()
         wait_s = self._pairs.wait_s(pair, now_s)
         if not wait_s and now_s - self._known.get(pair, -KNOWN_S) >= KNOWN_S:

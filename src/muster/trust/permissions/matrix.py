@@ -1,8 +1,8 @@
-"""The permission matrix: what an identity of each role may do on the bus, and the page that shows it.
+"""The permission matrix: what an identity of each role may do on the bus, and its reference page.
 
-`ATTEMPTS` lists one attempt for each class of subjects and verb, made by the identity ``me``.  What is
-allowed follows from `roles.limits`; `tests/trust/test_permission_matrix.py` has the expected answers written
-by hand, and makes every attempt at a real broker.  Pure.
+`ATTEMPTS` lists one attempt for each class of subjects and operation, made by the identity ``me``. The result
+follows from `roles.limits`; `tests/trust/test_permission_matrix.py` has the expected results written by hand,
+and makes every attempt at a real broker. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PermissionAttempt(NamedTuple):
 
 
 ATTEMPTS = (
-    PermissionAttempt("ask to be admitted as an agent", "muster.manage.from.me.domain.enrol"),
+    PermissionAttempt("request admission as an agent", "muster.manage.from.me.domain.enrol"),
     PermissionAttempt("send requests that change something", "muster.manage.from.me.request.apply"),
     PermissionAttempt("send requests that read", "muster.manage.from.me.read.get"),
     PermissionAttempt("send under another identity", "muster.manage.from.other.request.apply"),
@@ -48,7 +48,7 @@ ATTEMPTS = (
     PermissionAttempt("publish to its own inbox", "_INBOX.me.1"),
     PermissionAttempt("publish to another's inbox", "_INBOX.other.1"),
     PermissionAttempt("list streams", "$JS.API.STREAM.NAMES"),
-    PermissionAttempt("create a stream of its own", "$JS.API.STREAM.CREATE.mine"),
+    PermissionAttempt("create its own stream", "$JS.API.STREAM.CREATE.mine"),
     PermissionAttempt("create the audit where it is missing", "$JS.API.STREAM.CREATE.decisions"),
     PermissionAttempt("change the audit's limits", "$JS.API.STREAM.UPDATE.decisions"),
     PermissionAttempt("read the audit", "$JS.API.STREAM.MSG.GET.decisions"),
@@ -64,12 +64,12 @@ ATTEMPTS = (
     PermissionAttempt("write notify's leases", "$KV.leases.notify.x"),
     PermissionAttempt("write notify's bucket", "$KV.notify.x"),
     PermissionAttempt("write monitor's bucket", "$KV.monitor.x"),
-    PermissionAttempt("ask who is connected", "$SYS.REQ.ACCOUNT.PING.CONNZ"),
+    PermissionAttempt("request the list of connections", "$SYS.REQ.ACCOUNT.PING.CONNZ"),
     PermissionAttempt("ask brokers", "$SYS.REQ.SERVER.PING"),
     PermissionAttempt("change accounts", "$SYS.REQ.CLAIMS.UPDATE"),
-    PermissionAttempt("receive what is addressed to it", "muster.manage.to.me.>", True),
-    PermissionAttempt("receive what is addressed to another", "muster.manage.to.other.>", True),
-    PermissionAttempt("receive what is addressed to anyone", "muster.*.to.*.>", True),
+    PermissionAttempt("receive messages addressed to it", "muster.manage.to.me.>", True),
+    PermissionAttempt("receive messages addressed to another", "muster.manage.to.other.>", True),
+    PermissionAttempt("receive messages addressed to any identity", "muster.*.to.*.>", True),
     PermissionAttempt("receive announcements", "muster.*.all.>", True),
     PermissionAttempt("receive connection events", "muster.bus.all.connections.>", True),
     PermissionAttempt("receive requests to manage", "muster.manage.from.*.request.*", True),
@@ -92,14 +92,14 @@ ATTEMPTS = (
 
 
 class Way(NamedTuple):
-    """An indirect way: what the broker does for a client, and what that gives it."""
+    """An indirect way: an action of the broker for a client, and its effect."""
 
     name: str
     result: str
-    test: str  # in tests/trust/test_indirect_ways.py, or beside the matrix
+    test: str  # in tests/trust/test_indirect_ways.py, or next to the matrix
 
 
-_REFUSED = "refused: no role below service level may ask JetStream for anything"
+_REFUSED = "refused: no role below service level may send requests to JetStream"
 _NO_DEPUTY = "test_a_role_below_service_level_has_no_deputy"
 _IGNORED = "test_a_service_takes_nothing_that_jetstream_sends_for_a_request"
 
@@ -126,7 +126,7 @@ INDIRECT = (
     ),
     Way(
         "`Nats-Expected-…` and `Nats-Rollup` headers",
-        "keep out the sender's own message; nothing stored is deleted",
+        "suppress the sender's own message; nothing stored is deleted",
         "test_headers_of_a_user_change_nothing_in_a_stream_but_its_own_message",
     ),
     Way(
@@ -160,7 +160,7 @@ def clients() -> list[roles.Role]:
 
 
 def is_allowed(role: roles.Role, attempt: PermissionAttempt) -> bool:
-    """As the broker decides: an allowed pattern covers all of it, and no denied one covers it whole."""
+    """Decide like the broker: an allowed pattern covers all of it, and no denied one covers all of it."""
     limits = roles.limits(role, ME)
     rules = limits.sub if attempt.receives else limits.pub
     return any(_covers(pattern, attempt.subject) for pattern in rules.allow) and not any(
@@ -169,7 +169,7 @@ def is_allowed(role: roles.Role, attempt: PermissionAttempt) -> bool:
 
 
 def _covers(pattern: str, subject: str) -> bool:
-    """Whether every subject of ``subject``, which may have wildcards, is one of ``pattern``."""
+    """Whether ``pattern`` matches every subject of ``subject``, which may have wildcards."""
     mine, tokens = pattern.split("."), subject.split(".")
     for place, token in enumerate(mine):
         if token == ">":

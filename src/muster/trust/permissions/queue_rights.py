@@ -1,17 +1,17 @@
-"""Rights on queues: who may send to, receive from, browse and administer which.
+"""Rights on queues: send, receive, browse and administer.
 
-A grant is a pattern of queue names and the rights on them, written ``orders:send,receive``.  In a pattern
-``*`` stands for any text.  An identity has the grants in its credentials, or its role's (`of_role`).
+A grant is a pattern of queue names and the rights on them, written ``orders:send,receive``. In a pattern
+``*`` matches any text. An identity has the grants in its credentials, or those of its role (`of_role`).
 
     send      put messages in
     receive   take messages out, and acknowledge them
     browse    look at messages and leave them there
     admin     purge the queue, and move its messages elsewhere (which also needs ``send`` there)
 
-The name of a temporary queue is known only to those whom its owner told it: whoever has a right on any queue
-may send there, its own connection receives, and its owner browses.
+Only identities that received the name of a temporary queue from its owner know it: every identity with a
+right on any queue may send there, its own connection receives, and its owner browses.
 
-Pure.  The dispatcher enforces it, for AMQP clients as well, since each acts under its own identity.
+Pure. The dispatcher enforces it, for AMQP clients as well, since each uses its own identity.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ _OF_ROLES: dict[roles.Role, Grants] = {
 
 
 def of_role(role: roles.Role, *, narrowed: bool = False) -> Grants:
-    """What a role has without grants of its own. ``narrowed``: its topics are limited, and so it has none."""
+    """The grants of a role. ``narrowed``: its topics are limited, and so it has none."""
     return () if narrowed else _OF_ROLES.get(role, ())
 
 
 def allows(grants: Iterable[QueueGrant], queue: str, right: str) -> bool:
-    """``*`` alone reaches neither the dead letters nor temporary queues, which are for those who are told
-    their names: patterns for these begin as they do."""
+    """``*`` alone matches neither the dead letters nor temporary queues: patterns for these must begin with
+    their prefix."""
     temporary = queue.startswith(names.TEMPORARY)
     if temporary and right == QueueRight.SEND:
         return any(grant.rights for grant in grants)

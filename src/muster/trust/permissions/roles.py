@@ -1,28 +1,28 @@
-"""What each role may publish and receive: a table, and the subjects that follow from it.
+"""The subjects that each role may publish and receive: a table, and the permissions that follow from it.
 
-Everyone speaks only as itself, hears what is addressed to it or said to all, replies only as itself and
-receives only the replies to its own requests (`muster.core.subjects`).  Nobody may publish to an inbox, not
-even to its own: only the broker sends there.  The names of a process's receivers or resources are further
-tokens after its identity, so the same rule covers them.  A role adds to that:
+Every identity publishes only under its own name, receives messages addressed to it or to all, replies only as
+itself and receives only the replies to its own requests (`muster.core.subjects`). No identity may publish to
+an inbox, not even to its own: only the broker sends there. The names of a process's receivers or resources
+are further tokens after its identity, so the same rule covers them. A role adds to that:
 
-- ``serves`` a part: it hears everyone's requests to that part and replies to them, may address anyone in it,
-  announces for it, writes its log and the audit;
-- ``streams`` and ``buckets``: it creates, fills, reads and prunes these, and no others;
+- ``serves`` a part: it receives all requests to that part and replies to them, may address any identity in
+  it, publishes to all for it, writes its log and the audit log;
+- ``streams`` and ``buckets``: it creates, writes, reads and prunes these, and no others;
 - ``reads``: it reads these streams;
-- ``leases``: it holds leases of these parts, and so hears who is connected;
-- ``hears`` a part: it listens to what is said to it;
-- ``topics``: it publishes and receives users' own messages, and replies to requests on topics.
+- ``leases``: it holds leases of these parts, and so receives connection events;
+- ``hears`` a part: it receives the messages to that part;
+- ``topics``: it publishes and receives messages of users, and replies to requests on topics.
 
-What a part's processes say to each other (`OWN_WORDS`) nobody else may say, under no name.
+Messages between the processes of a part (`OWN_WORDS`) may not be sent by any other identity, under no name.
 
-Why nobody but a service touches JetStream's interface: the broker sends the answer to whatever reply subject
-the asker names, without checking that the asker may publish there.  Whoever can store a message and then
-fetch it "to" somebody else's subject has forged a sender.  For the same reason a service replies only in the
-requester's own reply space (`muster.core.subjects.may_reply`), and no role has the broker's
-``allow_responses``: it permits a publication to any reply subject that a message names, whoever chose it.
+Why only services may use the JetStream interface: the broker sends the reply to any reply subject that the
+requester names, without checking that the requester may publish there. A client that can store a message and
+then fetch it "to" a subject of another identity has forged a sender. For the same reason a service replies
+only in the reply space of the requester (`muster.core.subjects.may_reply`), and no role has the broker's
+``allow_responses``: it permits a publication to any reply subject that a message names.
 
-Pure.  The identity is a word put into the subjects; for an account's role templates it is the broker's own
-placeholder, so that a change of this table reaches every credential by one update of the account.
+Pure. The identity is a token in the subjects; in the role templates of an account it is the placeholder of
+the broker, so that a change of this table reaches every credential by one update of the account.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEASES = "leases"  # bucket; a lease's key starts with the part it belongs to
 
 AUDIT = "decisions"  # the stream of the audit: every service adds to it, only an operator can remove from it
 
-# The streams of a part, for those who look for them.
+# The streams of a part, for code that searches for them.
 STREAMS = {
     "manage": (AUDIT,),
     "monitor": ("reports", "summaries"),
@@ -53,18 +53,18 @@ STREAMS = {
     "audit": (AUDIT,),
 }
 
-# Said to a part by its own processes alone: whoever else could say them would be taken for one of those.
-# As short as can be: they stand in every document that has permissions of its own.
+# Sent to a part only by its own processes: another sender would be taken for one of them. As short as
+# possible: they are in every document with its own permissions.
 OWN_WORDS = {
     "manage": ("renew", "checkpoint", "vouch.>"),
     "monitor": ("batch.>", "summary.>"),
     "pipeline": ("alert.>", "report.>", "progress"),
 }
 
-# Who is connected to the domain's account, from where, and what they subscribe to.
+# The connections of the domain's account: who, from where, and their subscriptions.
 _CONNECTED = "$SYS.REQ.ACCOUNT.PING.CONNZ"
 
-# The events name addresses and carry the document of the connection: only for those who hold leases.
+# The events contain addresses and the document of the connection: only for lease holders.
 _CONNECTIONS = (f"{subjects.CONNECTIONS}.>",)
 
 _CLIENT = ("STANDARD", "WEBSOCKET")
@@ -102,7 +102,8 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RolePermissions:
-    """What a role adds to what everyone may. ``<identity>`` in a subject stands for the role's holder."""
+    """The permissions of a role in addition to those of all. ``<identity>`` in a subject is the holder of the
+    role."""
 
     why: str
     serves: tuple[str, ...] = ()
@@ -112,23 +113,24 @@ class RolePermissions:
     leases: tuple[str, ...] = ()
     hears: tuple[str, ...] = ()
     topics: bool = False
-    speaks: str = ""  # the first token of all it says, where it may not say everything
-    asks_only: tuple[str, ...] = ()  # a part and one request to it: all that it may do is to ask for that
-    speaks_as: tuple[str, ...] = ()  # parts whose own words it may say besides those it serves
+    speaks: str = ""  # the first token of everything it publishes, if that is restricted
+    asks_only: tuple[str, ...] = ()  # a part and one request to it, which is its only permission
+    # parts whose internal messages it may send in addition to those it serves
+    speaks_as: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     connections: tuple[str, ...] = _CLIENT
 
     @property
     def is_service(self) -> bool:
-        """Whether it touches JetStream at all: no other role does, but the operator."""
+        """Whether it uses JetStream: no other role does, except for the operator."""
         return bool(self.serves or self.streams or self.reads or self.buckets or self.leases)
 
 
 DUTIES = {
     Role.AGENT: RolePermissions("hosts adapters and the sensor of one machine"),
     Role.JOINING: RolePermissions(
-        "the holder of an enrolment token: asks to be admitted", asks_only=("manage", "domain", "enrol")
+        "the holder of an enrolment token: requests admission", asks_only=("manage", "domain", "enrol")
     ),
     Role.MANAGER: RolePermissions(
         "manages resources through their adapters",
@@ -143,12 +145,12 @@ DUTIES = {
         ),
     ),
     Role.REGISTRY: RolePermissions(
-        "keeps the system state",
+        "stores the system state",
         serves=("manage",),
         leases=("manage",),
     ),
     Role.BOOTSTRAP: RolePermissions(
-        "starts the domain and its brokers, watches budgets, and keeps the audit",
+        "starts the domain and its brokers, monitors budgets, and stores the audit log",
         serves=("manage", "bus", "audit"),
         publish=(
             "$JS.API.STREAM.LIST",
@@ -198,9 +200,9 @@ DUTIES = {
         publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", _CONNECTED),
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
-    Role.VIEWER: RolePermissions("a person who looks and changes nothing", speaks="read"),
+    Role.VIEWER: RolePermissions("a person with read-only access", speaks="read"),
     Role.WEB: RolePermissions(
-        "shows the domain to people, and keeps the audit of what they do there",
+        "shows the domain to people, and stores the audit log of their actions there",
         serves=("web",),
         reads=(*STREAMS["monitor"], "alerts", "system", AUDIT, "KV_monitor"),
         publish=("$JS.API.STREAM.CREATE.KV_monitor", "$JS.API.STREAM.UPDATE.KV_monitor", _CONNECTED),
@@ -214,7 +216,7 @@ DUTIES = {
         "a leaf link between two brokers", publish=(">",), subscribe=(">",), connections=("LEAFNODE",)
     ),
     Role.SYSTEM: RolePermissions(
-        "tells brokers of changed accounts, and which of them store",
+        "publishes changed accounts to brokers, and changes which of them store",
         publish=("$SYS.REQ.>", "$JS.API.SERVER.>"),
         subscribe=("$SYS.>",),
     ),
@@ -257,7 +259,8 @@ def limits(
         publish = [subjects.from_identity(part, identity, *request)]
         subscribe = [_replies("*", identity), f"{subjects.inbox(identity)}.>"]
     if bearer:
-        subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]  # where the broker puts what it kept for it
+        # where the broker delivers the messages that it stored for it
+        subscribe += ["$MQTT.sub.>", "$MQTT.deliver.pubrel.>"]
     return jwt.UserLimits(
         pub=jwt.SubjectPermissions(allow=tuple(publish), deny=_not_its_words(role)),
         sub=jwt.SubjectPermissions(
@@ -335,7 +338,7 @@ def _owning(stream: str) -> list[str]:
 
 def _not_its_words(role: Role) -> tuple[str, ...]:
     duty = DUTIES[role]
-    if role in (Role.LINK, Role.SYSTEM):  # carries everything; says nothing of ours
+    if role in (Role.LINK, Role.SYSTEM):  # forwards everything; publishes no Muster messages
         return ()
     return tuple(
         subjects.from_identity(part, "*", word)
@@ -346,16 +349,16 @@ def _not_its_words(role: Role) -> tuple[str, ...]:
 
 
 def sees_connections(role: Role) -> bool:
-    """Whether it hears of the account's connections, and may ask for them."""
+    """Whether it receives connection events of the account, and may request its connections."""
     return bool(DUTIES[role].leases) or role in (Role.OPERATOR, Role.LINK)
 
 
 def tag(role: Role) -> str:
-    """What a user's document says of its role, whose permissions are in the account."""
+    """The tag of a role in a user's document; its permissions are in the account."""
     return f"{_TAG}{role}"
 
 
 def role_from_tags(tags: Sequence[str]) -> Role | None:
-    """The role that a document names; None where it is not of our making."""
+    """The role that a document names; None if it is not a Muster document."""
     name = next((text.removeprefix(_TAG) for text in tags if text.startswith(_TAG)), "")
     return Role(name) if name in set(Role) else None

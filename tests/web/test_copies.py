@@ -53,7 +53,7 @@ async def test_copies_are_seen_to_follow_those_who_read(tmp_path, browser):
             page = await browser.new_page(viewport={"width": 1280, "height": 850})
             here = conftest.Visit(running, page)
             await here.login("vera")
-            await here.open("/context?key=printers%2F3")
+            await here.open("/contexts/details?key=printers%2F3")
             await here.live()
             for node in NODES[2:]:
                 async with reading(client.InformClient(bus, node=node), "printers/3"):

@@ -24,7 +24,7 @@ PAGES = {
     "/managers": "Managers",
     "/playground?address=load+%3E+0.5&type=alert&content=level%3D4&policy=alert": "Notification",
     "/contexts": "Contexts",
-    "/context?key=kept%2Fone": "Context kept/one",
+    "/contexts/details?key=kept%2Fone": "Context kept/one",
     "/queues": "Queues",
     "/queue?name=kept": "Queue kept",
     "/brokers": "Brokers",
@@ -185,7 +185,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
     here = await visit("olga")
     for path in (
         "/contexts",
-        "/context?key=kept%2Fone",
+        "/contexts/details?key=kept%2Fone",
         "/queue?name=kept",
         "/resource?name=kept",
         "/queues",

@@ -366,9 +366,9 @@ def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
     }
     versions = [olga.put("/contexts/kept-anew", json=body).json()["version"] for _ in range(30)]
     with browsing(lab, "olga") as browser:
-        form = form_of(browser, "/context?key=kept-anew", "put-context")
+        form = form_of(browser, "/contexts/details?key=kept-anew", "put-context")
         assert form["value"] == "\nfirst line"
-        page = browser.get("/context?key=kept-anew").text
+        page = browser.get("/contexts/details?key=kept-anew").text
         newest = re.search(r'id="past".*?<tbody>.*?<td[^>]*>(\d+)<', page, re.DOTALL)
         assert newest is not None
         assert newest[1] == str(versions[-1])

@@ -132,9 +132,12 @@ def page(
 
 
 def _parent(path: str) -> str:
-    return {"/group": "/tree", "/node": "/tree", "/resource": "/resources", "/context": "/contexts"}.get(
-        path, {"/queue": "/queues", "/logins": "/logins"}.get(path, "")
-    )
+    return {
+        "/group": "/tree",
+        "/node": "/tree",
+        "/resource": "/resources",
+        "/contexts/details": "/contexts",
+    }.get(path, {"/queue": "/queues", "/logins": "/logins"}.get(path, ""))
 
 
 def _nested(request: components_page.PageRequest) -> dict[str, str]:

@@ -47,7 +47,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
         result = await source.contexts(request.person, where, limit=SHOWN, after=request.parameter("after"))
         made: list[list[Child]] = [
             [
-                widgets.link(item["key"], "/context", key=item["key"]),
+                widgets.link(item["key"], "/contexts/details", key=item["key"]),
                 tag("code", _short(item)),
                 _attributes(item["attributes"]),
                 f"{item['version']:,}",

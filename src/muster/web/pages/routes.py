@@ -52,7 +52,7 @@ PAGES: dict[str, page.Build] = {
     "/managers": resources.managers,
     "/playground": playground.playground,
     "/contexts": contexts.contexts,
-    "/context": contexts.context,
+    "/contexts/details": contexts.context,
     "/queues": queues.queues,
     "/queue": queues.queue,
     "/brokers": brokers.brokers,

@@ -55,7 +55,7 @@ _RULES = (
     _Rule(
         re.compile(_BIND + "address already in use"),
         BrokerFault.PORT_TAKEN,
-        f"{0} is in use by another program",
+        "{0} is in use by another program",
         "stop that program, or configure another port (0: a free one)",
     ),
     _Rule(
@@ -95,7 +95,7 @@ _RULES = (
     _Rule(
         re.compile(r"(panic: .+|fatal error: .+)"),
         BrokerFault.CRASHED,
-        f"the server crashed: {0}",
+        "the server crashed: {0}",
         "the broker's log has more",
     ),
 )

@@ -46,7 +46,7 @@ def test_the_monitor_is_on_loopback_wherever_the_broker_listens():
         ({"host": "0.0.0.0"}, "without TLS"),
         ({"host": "192.0.2.1"}, "without TLS"),
         ({"port": 70_000}, "70000 is not a port"),
-        ({"monitor_port": 4222}, "port 4222 is given to port and monitor_port"),
+        ({"monitor_port": 4222}, "port 4222 is used by port and monitor_port"),
         ({"storage": None, "mqtt": config.BrokerListener(port=1883)}, "MQTT needs durable storage"),
         ({"gateway": config.ClusterGateway(name="east", port=7222)}, "a gateway joins clusters"),
         (

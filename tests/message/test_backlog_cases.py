@@ -417,6 +417,18 @@ def test_only_what_is_in_nobodys_hands_is_withdrawn():
     assert waiting(one) == [2]
 
 
+def test_a_message_that_is_being_purged_is_delivered_to_no_consumer_when_it_is_loaded():
+    """A purge or a move takes messages that are not in memory; consumers load them before it is stored."""
+    one = backlog.Backlog("q")
+    one.attach(backlog.BacklogConsumer(A, 5))
+    assert one.withdraw(1)
+    for sequence in (1, 2):
+        one.arrive(sequence, meta(), "", b"")
+    assert pump(one) == [("a", 2)]
+    one.cancel_finish([1])
+    assert pump(one) == [("a", 1)]
+
+
 def test_what_the_other_side_still_holds_after_its_consumer_left_can_be_given_back_no_more():
     one = delivered(1)
     one.detach(A, seen=[])

@@ -22,7 +22,9 @@ from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import admin as dispatcher_admin
 from muster.message.dispatcher import backlog, delivery, dispatcher, leadership, state
+from muster.message.dispatcher.log import journal
 from muster.testing import virtual_clock
+from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
 
@@ -37,12 +39,14 @@ class Disk:
         self.ready = asyncio.Event()
         self.ready.set()
         self.full = False
+        self.refusals = 0  # of the next batches, for want of room
         plain = streams.SimulatedStream.publish_batch
 
         async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
             if stream.name == protocol.STREAM:
                 await self.ready.wait()
-                if self.full:
+                if self.full or self.refusals:
+                    self.refusals = max(0, self.refusals - 1)
                     raise errors.LimitExceeded("insufficient storage")
             return await plain(stream, *args, **more)
 
@@ -290,6 +294,123 @@ async def test_a_cancelled_commit_is_done_or_gives_its_messages_back(
         await asyncio.sleep(0.1)
         disk.full = False
         assert await received(consumer) == (["job"] if refused else [])
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["after", "during"])
+async def test_a_refused_commit_takes_nothing_from_the_next_transaction(
+    simulated_network: network.SimulatedNetwork, disk: Disk, waits: bool
+):
+    """The caller gives up on a commit, receives more and commits again; then the first commit is refused."""
+    net = simulated_network
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        for text in ("first", "second"):
+            await connection.session().producer(JOBS).send(text)
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+        consumer = await session.consumer(JOBS)
+        assert await consumer.receive(2) is not None
+        disk.ready.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await session.commit()
+        second = await consumer.receive(2)
+        assert second is not None
+        assert second.body() == "second"
+        committing = asyncio.create_task(session.commit()) if waits else None
+        await asyncio.sleep(0.1)
+        disk.refusals = 1
+        disk.ready.set()
+        await asyncio.sleep(0.1)
+        await (committing or session.commit())
+        assert await received(consumer) == ["first"]
+
+
+async def test_what_a_commit_in_doubt_acknowledged_is_in_no_later_commit(
+    simulated_network: network.SimulatedNetwork, wall_clock: None
+):
+    """Otherwise its messages would be done, and what it sent would not be."""
+    net = simulated_network
+    async with client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+        async with serving(net):
+            for text in ("first", "second"):
+                await connection.session().producer(JOBS).send(text)
+            consumer = await session.consumer(JOBS, prefetch=1)
+            assert await consumer.receive(2) is not None
+            await session.producer(OTHER).send("of the first")
+        connection.in_doubt_s = 1.0
+        with pytest.raises(errors.TimedOut):
+            await session.commit()
+        connection.in_doubt_s = 60.0
+        async with serving(net):
+            second = await consumer.receive(10)
+            assert second is not None
+            assert second.body() == "second"
+            await session.commit()
+            assert await received(consumer) == ["first"]
+            assert [each async for each in session.browse(OTHER)] == []
+
+
+async def test_a_new_dispatcher_marks_what_a_lost_consumer_had_received(
+    simulated_network: network.SimulatedNetwork, wall_clock: None
+):
+    net = simulated_network
+    async with serving(net):
+        first = client_api.Connection(await net.connect("a"))
+        session = first.session(client_api.AcknowledgeMode.CLIENT)
+        await session.producer(JOBS).send("job")
+        assert await (await session.consumer(JOBS)).receive(2) is not None
+        await first.close(lost=True)
+    async with serving(net), client_api.Connection(await net.connect("b")) as second:
+        again = await (await second.session().consumer(JOBS)).receive(10)
+        assert again is not None
+        assert again.redelivered
+
+
+async def test_a_connection_that_was_refused_is_served_when_there_is_room(
+    simulated_network: network.SimulatedNetwork, wall_clock: None
+):
+    net = simulated_network
+    async with (
+        serving(net, connections_per_identity=1),
+        client_api.Connection(await net.connect("w")) as writer,
+        client_api.Connection(await net.connect("a")) as first,
+    ):
+        consumer = await first.session().consumer(JOBS)
+        await first._request_once(protocol.Disconnect(first.name, lost=True))
+        async with client_api.Connection(await net.connect("a")) as second:
+            await second.session().consumer(OTHER)
+            refused: list[errors.MusterError] = []
+            first.on_error = refused.append
+            await eventually(lambda: len(refused) > 1)
+            assert all(isinstance(error, errors.LimitExceeded) for error in refused)
+        await writer.session().producer(JOBS).send("job")
+        assert await consumer.receive(30) is not None
+
+
+async def test_an_identity_stages_at_most_half_of_what_may_wait(
+    simulated_network: network.SimulatedNetwork, wall_clock: None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(journal, "QUEUED_BYTES_MAX", 4_000)
+    net = simulated_network
+
+    async def stage(connection: client_api.Connection) -> None:
+        send = protocol.SendMessage(str(JOBS), "{}", b"x" * 1_500)
+        await connection._request_once(protocol.StageMessages(connection.name, 1, 0, [send]))
+
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(serving(net))
+        first, second, other = [
+            await stack.enter_async_context(client_api.Connection(await net.connect(name)))
+            for name in ("a", "a", "b")
+        ]
+        for connection in (first, second, other):
+            await connection.request(protocol.Ping(connection.name))
+        await stage(first)
+        with pytest.raises(errors.Overloaded):
+            await stage(second)
+        await stage(other)
+        await first.close()
+        await stage(second)
 
 
 async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_there_is(

@@ -18,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
-from collections.abc import AsyncIterator, Coroutine, Iterable
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, Self
 
 from muster import connection as muster_connection
@@ -98,11 +99,13 @@ class Session:
         self.consumers: list[consumers.Consumer] = []
         self.closing: list[consumers.DispatchedConsumer] = []  # closed, but with unacknowledged messages
         self.unacknowledged: list[consumers.ReceivedDelivery] = []
+        #: Deliveries whose acknowledgement or return is in progress, or whose return failed.
+        self._ending: list[consumers.ReceivedDelivery] = []
         self.sends: list[protocol.SendMessage] = []
         self._lazy: dict[str, list[int]] = {}
         self._lazy_count = 0
-        self._idle = asyncio.Event()  # no acknowledgement, commit or rollback is in progress
-        self._idle.set()
+        self._ended = asyncio.Event()  # the last acknowledgement, commit or rollback has ended
+        self._ended.set()
         connection.on_close(self.close)
         connection.add_unacknowledged(self._held)
 
@@ -120,11 +123,13 @@ class Session:
         self.flush_lazy()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(connection_.CLOSE_S):
-                await self._wait_idle()
+                await self._ended.wait()
         await self.connection.outbox.wait_idle(connection_.CLOSE_S)
         for consumer in list(self.consumers):
             await consumer.close()
-        await self._detach_closing()
+        closing, self.closing = self.closing, []
+        for dispatched in closing:
+            await dispatched.detach()
         self.connection.forget_session(self.close, self._held)
 
     def check_open(self) -> None:
@@ -303,8 +308,21 @@ class Session:
             self.unacknowledged.remove(received)
         return there
 
+    def held_by(self, consumer: consumers.Consumer) -> list[consumers.ReceivedDelivery]:
+        """What the application received from this consumer and has not acknowledged."""
+        return [
+            delivery for delivery in (*self._ending, *self.unacknowledged) if delivery.consumer is consumer
+        ]
+
+    def has(self, key: str, sequence: int) -> bool:
+        """Whether the application received this message and has not acknowledged it."""
+        return any(
+            delivery.sequence == sequence and delivery.key == key
+            for delivery in (*self._ending, *self.unacknowledged)
+        )
+
     def _held(self) -> dict[str, list[int]]:
-        held = consumers.by_key(self.unacknowledged)
+        held = consumers.by_key((*self._ending, *self.unacknowledged))
         for key, sequences in self._lazy.items():
             held.setdefault(key, []).extend(sequences)
         return held
@@ -316,21 +334,17 @@ class Session:
 
     async def _acknowledge(self) -> None:
         self.check_open()
-        await self._wait_idle()
-        received, self.unacknowledged = self.unacknowledged, []
-        if acks := consumers.by_key(received):
-            await self._end(self._acknowledge_all(acks, received))
-        else:
-            await self._detach_closing()
+        await self._end(self._acknowledge_all)
 
-    async def _acknowledge_all(
-        self, acks: dict[str, list[int]], received: list[consumers.ReceivedDelivery]
-    ) -> None:
-        try:
-            await self.connection.submit([], acks)
-        except errors.MusterError:
-            self.unacknowledged[:0] = received  # so that it can be retried or redelivered
-            raise
+    async def _acknowledge_all(self, received: list[consumers.ReceivedDelivery]) -> None:
+        if acks := consumers.by_key(received):
+            try:
+                await self.connection.submit([], acks)
+            except errors.MusterError:
+                self._remove_ending(received)
+                self.unacknowledged[:0] = received  # so that it can be retried or redelivered
+                raise
+        self._remove_ending(received)
         await self._detach_closing()
 
     async def commit(self) -> None:
@@ -341,74 +355,84 @@ class Session:
         a caller that is cancelled while it waits.
         """
         self._check_transacted()
-        await self._wait_idle()
         sends, self.sends = self.sends, []
-        received, self.unacknowledged = self.unacknowledged, []
-        acks = consumers.by_key(received)
-        if sends or acks:
-            await self._end(self._commit(sends, acks, received))
+        await self._end(functools.partial(self._commit, sends))
 
     async def _commit(
-        self,
-        sends: list[protocol.SendMessage],
-        acks: dict[str, list[int]],
-        received: list[consumers.ReceivedDelivery],
+        self, sends: list[protocol.SendMessage], received: list[consumers.ReceivedDelivery]
     ) -> None:
+        acks = consumers.by_key(received)
         try:
-            await self.connection.submit(sends, acks, atomic=True)
+            if sends or acks:
+                await self.connection.submit(sends, acks, atomic=True)
         except errors.MusterError as error:
-            self.unacknowledged[:0] = received
             with contextlib.suppress(errors.Unavailable):  # they can be rolled back later
-                await self._return_unacknowledged()
+                await self._return_ending()
             if isinstance(error, message_errors.TransactionRolledBack | errors.Unavailable):
                 raise
             raise message_errors.TransactionRolledBack(f"the commit failed: {error.message}") from error
+        self._remove_ending(received)
+        if self._ending:  # of an earlier commit that failed, while no dispatcher answered
+            with contextlib.suppress(errors.Unavailable):
+                await self._return_ending()
         await self._detach_closing()
 
     async def rollback(self) -> None:
         self._check_transacted()
-        await self._wait_idle()
         self.sends.clear()
-        await self._end(self._return_unacknowledged())
+        await self._end(self._return_ending)
 
     async def recover(self) -> None:
         """Deliver all unacknowledged messages again, in order and marked as redelivered."""
         self.check_open()
         if self.mode is AcknowledgeMode.TRANSACTED:
             raise message_errors.IllegalState("a transacted session must use rollback")
-        await self._wait_idle()
-        await self._end(self._return_unacknowledged())
+        await self._end(self._return_ending)
 
-    async def _wait_idle(self) -> None:
-        """Wait for a commit, rollback or acknowledgement whose caller was cancelled."""
-        while not self._idle.is_set():
-            await self._idle.wait()
+    async def _end(
+        self, work: Callable[[list[consumers.ReceivedDelivery]], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Run ``work`` with what the application has received until now, after earlier works have ended.
 
-    async def _end(self, work: Coroutine[Any, Any, None]) -> None:
-        self._idle.clear()
-        await self.connection.run_shielded(work, self._idle.set)
+        A caller can stop waiting for a commit, receive more and commit again: what it received after a commit
+        began is not part of it, whatever becomes of that commit.
+        """
+        covered = set(self.unacknowledged)
+        former, self._ended = self._ended, asyncio.Event()
+
+        async def run() -> None:
+            await former.wait()
+            received = [delivery for delivery in self.unacknowledged if delivery in covered]
+            self.unacknowledged = [delivery for delivery in self.unacknowledged if delivery not in covered]
+            self._ending += received
+            await work(received)
+
+        await self.connection.run_shielded(run(), self._ended.set)
 
     def _check_transacted(self) -> None:
         self.check_open()
         if self.mode is not AcknowledgeMode.TRANSACTED:
             raise message_errors.IllegalState("only a transacted session can commit or roll back")
 
-    async def _detach_closing(self) -> None:
-        """Detach consumers that were closed earlier."""
-        closing, self.closing = self.closing, []
-        for consumer in closing:
-            await consumer.detach()
+    def _remove_ending(self, received: Iterable[consumers.ReceivedDelivery]) -> None:
+        ended = set(received)
+        self._ending = [delivery for delivery in self._ending if delivery not in ended]
 
-    async def _return_unacknowledged(self) -> None:
+    async def _detach_closing(self) -> None:
+        """Detach closed consumers of which the application holds nothing any more."""
+        for consumer in list(self.closing):
+            if not self.held_by(consumer):
+                self.closing.remove(consumer)
+                await consumer.detach()
+
+    async def _return_ending(self, _: object = None) -> None:
+        """Return what is in `_ending`. What cannot be returned stays there, and is tried again later."""
+        for consumer in (*self.consumers, *self.closing):
+            received = [delivery for delivery in self._ending if delivery.consumer is consumer]
+            await consumer.redeliver(received)
+            self._remove_ending(received)
+        self._ending.clear()  # of closed consumers of topics: there is nothing to return
         await self._detach_closing()
-        received, self.unacknowledged = self.unacknowledged, []
-        try:
-            for consumer in list(self.consumers):
-                await consumer.redeliver([delivery for delivery in received if delivery.consumer is consumer])
-                received = [delivery for delivery in received if delivery.consumer is not consumer]
-        except BaseException:
-            self.unacknowledged[:0] = received  # not known to be released: the caller can retry
-            raise
 
 
 class JmsContext:

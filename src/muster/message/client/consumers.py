@@ -387,9 +387,7 @@ class DispatchedConsumer(Consumer):
 
     def _has(self, key: str, sequence: int) -> bool:
         session = self.session
-        return session.connection.outbox.is_acknowledging(key, sequence) or any(
-            delivery.sequence == sequence and delivery.key == key for delivery in session.unacknowledged
-        )
+        return session.connection.outbox.is_acknowledging(key, sequence) or session.has(key, sequence)
 
     async def _reject(self, delivery: protocol.MessageDelivery, reason: str) -> None:
         connection = self.session.connection
@@ -430,7 +428,8 @@ class DispatchedConsumer(Consumer):
         await self._stop()
         if seen := by_key(received):
             await connection.request(protocol.ReleaseMessages(connection.name, seen, counted=True))
-        await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
+        if not self.closed:
+            await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
 
     async def _stop(self, timeout_s: float | None = None) -> None:
         """Stop deliveries, and release prefetched messages to other consumers."""
@@ -451,9 +450,7 @@ class DispatchedConsumer(Consumer):
         session.flush_lazy()
         await session.connection.outbox.wait_idle(connection_.CLOSE_S)
         await super().close()
-        if session.closed or not (
-            session.holds_received and any(delivery.consumer is self for delivery in session.unacknowledged)
-        ):
+        if session.closed or not (session.holds_received and session.held_by(self)):
             await self.detach()
             return
         session.closing.append(self)
@@ -461,7 +458,7 @@ class DispatchedConsumer(Consumer):
             await self._stop(connection_.CLOSE_S)
 
     async def detach(self) -> None:
-        held = [delivery for delivery in self.session.unacknowledged if delivery.consumer is self]
+        held = self.session.held_by(self)
         self.session.unacknowledged = [
             delivery for delivery in self.session.unacknowledged if delivery.consumer is not self
         ]

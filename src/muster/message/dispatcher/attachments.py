@@ -238,6 +238,8 @@ class Attachments:
             source.settle(self._ledger.end)
             self._delivery.set_live(source, live=False)
             source.unload()
+            if source.counts:
+                return  # a successor must mark what was delivered before as redelivered
             # Now: a consumer that attaches meanwhile is recorded again
             self._ledger.consumed.discard(key)
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))

@@ -323,9 +323,30 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
         await served.deciding._deliver_here(event, address)
         assert served.counts["delivered"] == 0
         net.heal()
+        # An event that is sent while no notifier serves a shard is not kept for the receivers there.
         await eventually(lambda: served.common.deciding().all(), timeout_s=30)
         await mine.sender("s").send("alert", {"threat_level": 2})
         assert (await web.next(timeout_s=30))["threat_level"] == 2
+
+
+async def test_events_that_receivers_may_miss_are_counted(notifier, receivers):
+    served = await notifier()
+    mine = await receivers("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert")
+    await mine.sender("s").send("alert", {"threat_level": 1})
+    assert (await web.next(timeout_s=30))["threat_level"] == 1
+    assert (served.counts["unserved"], served.counts["in-doubt"]) == (0, 0)
+    send = protocol.SendEvent(id="1", sender="s", type="alert", content={"threat_level": 1})
+    event, address = served.deciding.admit("farm", send)
+    shard = protocol.shard_of("farm/web")
+    held = served.common.held.pop(shard)
+    deciding = asyncio.ensure_future(served.deciding._decide(event, address))
+    await asyncio.sleep(0)
+    served.common.held[shard] = held
+    await deciding
+    assert served.counts["delivered"] == 1
+    assert served.counts["unserved"] == 1
 
 
 # -- what is kept

@@ -142,6 +142,7 @@ class EventRouter:
         others = self._members.to_be_told(attributes, address)
         bus = self._common.bus
         if others is None:
+            self._common.count("unserved")  # receivers in a shard that no notifier holds miss the event
             everybody = subjects.log_subject(PART, "match", EVERYBODY)
             await bus.publish(everybody, messages.encode(event), headers={BY: self._common.name})
             return
@@ -156,8 +157,10 @@ class EventRouter:
 
     async def _deliver_here(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
         self._beliefs.expire()
-        engine = self._common.engine
-        results = engine.of_shards(grant_scopes.find(engine, event, address), self._common.deciding())
+        engine, deciding = self._common.engine, self._common.deciding()
+        if deciding.sum() < len(self._common.held):
+            self._common.count("in-doubt")  # receivers in a shard whose lease is in doubt get nothing from us
+        results = engine.of_shards(grant_scopes.find(engine, event, address), deciding)
         receivers = engine.names(results)
         self._history.decided(event, 0, receivers)
         await self.deliver(event, receivers)

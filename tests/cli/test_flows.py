@@ -162,7 +162,7 @@ def test_killed_and_started_again_with_its_data(fresh):
     pid = answer.json()["pid"]
     assert driver.quick("creds", "issue", "alice", home=fresh).code == 0
     keep = ("pub", "log/a", "kept", "--stream", "log", "-o", "json")
-    assert "hint: --make-stream makes it" in driver.quick(*keep[:-2], home=fresh).err
+    assert "hint: create it with --make-stream" in driver.quick(*keep[:-2], home=fresh).err
     stored = driver.quick(*keep, "--make-stream", home=fresh)
     assert stored.json()["sequences"] == [1], stored.err
     started_by_it = offspring(pid)

@@ -119,7 +119,7 @@ class Messages:
         )
         for reply in replies:
             await asker.publish("shout", b"hey", reply=reply)
-            with pytest.raises(errors.InvalidInput, match=r"did not ask|not below '_R\.app\.'"):
+            with pytest.raises(errors.InvalidInput, match=r"has no reply subject|not below '_R\.app\.'"):
                 await (await questions.next(timeout_s=30)).respond(b"x")
         await server.flush()
         assert elsewhere.statistics().delivered == 0

@@ -306,7 +306,7 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
             await single.publish("single", b"%d" % number)
             await triple.publish("triple", b"%d" % number)
         (holder,) = await holders(mesh, "single")
-        with pytest.raises(errors.Refused, match="some stream has 3 replicas, and 2 other brokers"):
+        with pytest.raises(errors.Refused, match="a stream has 3 replicas, and 2 other brokers"):
             await mesh.remove_storage(holder)
         await mesh.add_storage("broker-4", config.BrokerStorage())
         await mesh.remove_storage(holder)

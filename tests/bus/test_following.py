@@ -120,7 +120,7 @@ async def test_what_retention_takes_from_under_a_follower_is_told(
         await stream.publish("log.a", b"")
         await stream.publish("log.a", b"")
         await stream.purge(before=7)
-        with pytest.raises(errors.NotFound, match="does not hold 6 to 6"):
+        with pytest.raises(errors.NotFound, match="does not retain 6 to 6"):
             await contract.take(messages, 1)
 
 

@@ -4,7 +4,7 @@ from muster.core import errors
 
 
 def test_a_profile_is_made_listed_used_shown_and_removed(muster, tmp_path):
-    assert muster("profile", "list").err.startswith("no profiles yet")
+    assert muster("profile", "list").err.startswith("there are no profiles")
     made = muster(
         "profile", "add", "prod", "--server", "tls://a:1", "--server", "tls://b:2", "--creds", "x.creds"
     )
@@ -31,7 +31,7 @@ def test_an_unknown_profile_is_refused_with_those_there_are(muster):
     muster("profile", "add", "lab", "--server", "nats://x:1")
     answer = muster("profile", "use", "prod")
     assert answer.code == errors.NotFound.exit_code
-    assert "there are: lab" in answer.err
+    assert "existing profiles: lab" in answer.err
 
 
 def test_a_name_cannot_leave_the_folder(muster):

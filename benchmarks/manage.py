@@ -358,7 +358,7 @@ async def _command(place: pathlib.Path, count: int) -> list[harness.Row]:
         with measure.Worker(WORKER, "answering", one.url, str(count)) as crowd:
             await asyncio.to_thread(crowd.hear, timeout_s=120)
             sender = manager.Manager(bus)
-            sender.renewal.held_until = asyncio.get_running_loop().time() + 3600
+            sender.renewal.valid_until = asyncio.get_running_loop().time() + 3600
             ours, raw = [], []
             for _ in range(3):
                 began = time.perf_counter()
@@ -387,7 +387,7 @@ async def _operate(sender: manager.Manager, number: int) -> protocol.OperationRe
     operation = protocol.Operation(
         id=sender._next_id(), verb=protocol.Verb.GET, resource="r", epoch=1, manager="m"
     )
-    return await sender._operator.operate(f"a{number}", operation)
+    return await sender._agents.call(f"a{number}", operation)
 
 
 # Topologies
@@ -454,7 +454,7 @@ async def _table_1(operator: agent_calls.AgentCaller, rounds: int) -> list[harne
             **more,
         )
         began = time.perf_counter()
-        answer = await operator.operate("host-a", operation)
+        answer = await operator.call("host-a", operation)
         took_ms = (time.perf_counter() - began) * 1000
         assert answer.outcome is messages.DecisionOutcome.DONE, answer
         if what is not None:

@@ -104,7 +104,7 @@ def _owners(hosts: list[agent.Agent]) -> dict[str, int]:
     found: dict[str, int] = {}
     for host in hosts:
         for one in host.hosted.values():
-            if one.seen.exists and one.seen.state.value == "up":
+            if one.observed.exists and one.observed.state.value == "up":
                 found[one.record.manager] = found.get(one.record.manager, 0) + 1
     return found
 
@@ -133,7 +133,7 @@ async def _reassigned(hosts: list[agent.Agent], former: str) -> list[float]:
 async def _ask(host: agent.Agent, name: str) -> float:
     one = host.hosted[name]
     said = protocol.ResourceEvent(
-        resource=name, what=protocol.CHANGED, observed=one.seen, epoch=one.record.epoch
+        resource=name, what=protocol.CHANGED, observed=one.observed, epoch=one.record.epoch
     )
     began = time.perf_counter()
     subject = protocol.event(host.name, one.record.manager)
@@ -163,7 +163,7 @@ async def answering(url: str, count: str) -> None:
     async with await connect(url, identity="crowd") as bus:
         for number in range(int(count)):
             host = agent.Agent(bus, name=f"a{number}", types=("memory",))
-            await bus.subscribe(protocol.operations_of(host.name), handler=host._asked)
+            await bus.subscribe(protocol.operations_of(host.name), handler=host._on_operation)
             await bus.subscribe(f"echo.{number}", handler=_echo)
         await bus.flush()
         say("ready")

@@ -64,17 +64,17 @@ async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_
         )
         async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
             await stream.publish_batch([api.OutgoingMessage("topic.s", bytes(100_000)) for _ in range(9)])
-            await watch.look()
+            await watch.check()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity, alert.state.value) == ("budget:small", WARNING, "firing")
             assert "small" in watch.health().reason
             await stream.publish("topic.s", bytes(140_000))
-            await watch.look()
+            await watch.check()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert alert.severity is CRITICAL
             assert running.metrics.value("muster_budget_full_total", budget="small") == 1
             await stream.purge()
-            await watch.look()
+            await watch.check()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert alert.state is messages.AlertState.RESOLVED
 
@@ -93,7 +93,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
     async with domain.Domain(made(store__max_bytes=1 << 20)) as running:
         watch = running.part(retention.RetentionMonitor)
         await running.store.put("big", "one", bytes(1_040_000))
-        await watch.look()  # announced, and nothing listens yet
+        await watch.check()  # announced, and nothing listens yet
         source = source_.ReadModel(Reach(running), history=tmp_path, domain="local")
         reading = asyncio.create_task(source.run())
 
@@ -112,7 +112,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
             await eventually(shown)
             source._lost()  # what is announced while the dashboard is away, it does not hear
             await running.store.delete("big", "one")
-            await watch.look()
+            await watch.check()
             await eventually(gone)
         finally:
             reading.cancel()
@@ -128,7 +128,7 @@ async def test_a_full_store_is_an_alert_too(made):
     ):
         watch = running.part(retention.RetentionMonitor)
         await running.store.put("big", "one", bytes(1_040_000))
-        await watch.look()
+        await watch.check()
         alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
         assert (alert.about, alert.severity) == ("budget:store", CRITICAL)
         with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
@@ -164,7 +164,7 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
         )
         stream = await bus.stream(others_idea)
         watch = running.part(retention.RetentionMonitor)
-        await watch.look()
+        await watch.check()
         await bus.stream(others_idea)  # who opens it again changes nothing
         (found,) = [one for one in await watch._context.bus.budgets() if one.stream == "reports"]
         assert (found.limit_bytes, found.max_age_s, found.on_full) == (8 << 20, 3600.0, api.FullPolicy.REFUSE)
@@ -178,7 +178,7 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
             await stream.publish_batch([api.OutgoingMessage(subject, bytes(500_000)) for _ in range(16)])
             with pytest.raises(errors.LimitExceeded):
                 await stream.publish(subject, bytes(500_000))
-            await watch.look()
+            await watch.check()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity) == (
                 "budget:reports",
@@ -202,7 +202,7 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
         (folder / "deep").mkdir()
         (folder / "deep" / "file").write_bytes(bytes(4_000_000))
         async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
-            await watch.look()
+            await watch.check()
             alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity) == ("budget:history", WARNING)
         assert running.metrics.value("muster_budget_full_total", budget="history") == 1

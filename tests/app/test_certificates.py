@@ -40,7 +40,7 @@ async def test_a_certificate_that_is_due_is_renewed_and_served_without_a_restart
         before = await asyncio.to_thread(served, port, bundle)
         certificates_file = certificates.broker_tls(settings).cert_file
         await asyncio.to_thread(certificates_file.unlink)  # as if it were due
-        await keeper.look()
+        await keeper.check()
         assert await asyncio.to_thread(served, port, bundle) != before
         (now,) = (await running.status())["brokers"]
         assert now["pid"] == described["pid"]
@@ -66,6 +66,6 @@ async def test_a_renewal_is_read_by_the_brokers_in_the_end(made, monkeypatch):
 
         monkeypatch.setattr(keeper, "_reload", fails_once)
         with pytest.raises(errors.NotConnected):
-            await keeper.look()
-        await keeper.look()
+            await keeper.check()
+        await keeper.check()
         assert await asyncio.to_thread(served, port, bundle) != before

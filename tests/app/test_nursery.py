@@ -1,4 +1,4 @@
-"""The nursery: one process for each request that was waited for, and none besides."""
+"""The fork server: one process for each request that was waited for, and none besides."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from muster.app.supervisor import fork_server, worker
 from muster.core import errors
 from muster.testing.eventually import eventually
 
-# A child of the nursery that waits for its leash: it needs no domain.
+# A child of the fork server that waits for its lifeline: it needs no domain.
 IDLE = """
 import asyncio, os, sys
 from muster.app.supervisor import fork_server, worker
 
-async def live(task, leash, ready):
+async def idle(task, lifeline, ready):
     ready()
-    await asyncio.to_thread(os.read, leash, 1)
+    await asyncio.to_thread(os.read, lifeline, 1)
 
-worker.run_worker = live
+worker.run_worker = idle
 sys.argv[0] = "fork_server"
 fork_server.main()
 """
@@ -46,8 +46,8 @@ async def made(monkeypatch, tmp_path):
     create = asyncio.create_subprocess_exec
 
     async def idle(*words: Any, **options: Any) -> Any:
-        program, _, _, leash = words
-        return await create(program, "-c", IDLE, leash, **options)
+        program, _, _, lifeline = words
+        return await create(program, "-c", IDLE, lifeline, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", idle)
     ready: list[str] = []
@@ -58,17 +58,17 @@ async def made(monkeypatch, tmp_path):
 
 
 @pytest.mark.may_block(reason="the test looks at processes")
-async def test_a_process_that_is_born_too_late_is_ended(made, monkeypatch, tmp_path):
-    first = await made.bear("a", task(tmp_path, "a-1"))
+async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_path):
+    first = await made.spawn("a", task(tmp_path, "a-1"))
     await eventually(lambda: made.ready == ["a"])
     os.kill(first, signal.SIGKILL)
     nest = psutil.Process(made.pid)
     nest.suspend()
     monkeypatch.setattr(fork_server, "START_S", 0.05)
     with pytest.raises(errors.TimedOut):
-        await made.bear("a", task(tmp_path, "a-2"))
+        await made.spawn("a", task(tmp_path, "a-2"))
     monkeypatch.setattr(fork_server, "START_S", 20.0)
-    again = asyncio.create_task(made.bear("a", task(tmp_path, "a-3")))
+    again = asyncio.create_task(made.spawn("a", task(tmp_path, "a-3")))
     await asyncio.sleep(0)
     nest.resume()
     pid = await again

@@ -222,7 +222,7 @@ def enveloped(body: str, headers: str = "", version: envelope.SoapVersion = V12)
 def resource(name: str, desired: str = "up") -> str:
     return (
         f"<p:Resource><p:Name>{name}</p:Name><p:Type>memory</p:Type><p:Agent>local</p:Agent>"
-        f"<p:Wanted>{desired}</p:Wanted></p:Resource>"
+        f"<p:Desired>{desired}</p:Desired></p:Resource>"
     )
 
 

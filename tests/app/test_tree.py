@@ -66,13 +66,13 @@ async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
     passive._context = types.SimpleNamespace(spawn=watching.append)  # type: ignore[assignment]
     await passive._find_running()
     now = asyncio.get_running_loop().time()
-    silent = passive._care.silent(now + 3600)
+    silent = passive._restarts.silent(now + 3600)
     assert bool(silent) is not by_hand
     await passive.stop()
     if by_hand:
         os.kill(child.pid, 0)  # it runs
-        passive._care.heard(str(tmp_path), now)
-        assert passive._care.silent(now + 3600), "one that beats is expected to go on beating"
+        passive._restarts.record_heartbeat(str(tmp_path), now)
+        assert passive._restarts.silent(now + 3600), "one that beats is expected to go on beating"
     else:
         await eventually(lambda: child.exit_code is not None)
     watching[0].close()

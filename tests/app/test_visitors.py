@@ -29,17 +29,17 @@ async def test_visits_share_a_connection_which_ends_after_a_while(connect, monke
         return bus
 
     here = caller_connections.CallerConnections(as_)
-    async with here.visit("ann", "user") as first, here.visit("ann", "user") as second:
+    async with here.connect("ann", "user") as first, here.connect("ann", "user") as second:
         assert first is second
-        async with here.visit("bob", "viewer") as other:
+        async with here.connect("bob", "viewer") as other:
             assert other is not first
         await eventually(lambda: is_closed(other))
         assert is_open(first)  # as long as it is held
     await eventually(lambda: is_closed(first) and len(here) == 0)
-    async with here.visit("ann", "user") as third:
+    async with here.connect("ann", "user") as third:
         assert is_open(third)
-        await third.close()  # by the broker, say: the next visit opens another
-        async with here.visit("ann", "user") as fourth:
+        await third.close()  # by the broker, say: the next use opens another
+        async with here.connect("ann", "user") as fourth:
             assert is_open(fourth)
     assert opened == [("ann", roles.Role.USER), ("bob", roles.Role.VIEWER)] + [("ann", roles.Role.USER)] * 2
     await here.close()
@@ -47,14 +47,14 @@ async def test_visits_share_a_connection_which_ends_after_a_while(connect, monke
 
 
 async def test_bounded_and_failures_are_not_kept(connect, monkeypatch):
-    monkeypatch.setattr(caller_connections, "ALL_MAX", 1)
+    monkeypatch.setattr(caller_connections, "CONNECTIONS_MAX", 1)
 
     async def refused(name: str, role: roles.Role) -> api.Bus:
         raise errors.Unauthorized(f"{name} was revoked")
 
     here = caller_connections.CallerConnections(refused)
     with pytest.raises(errors.Unauthorized):
-        async with here.visit("eve", "user"):
+        async with here.connect("eve", "user"):
             pass
     await eventually(lambda: len(here) == 0)
 
@@ -63,8 +63,8 @@ async def test_bounded_and_failures_are_not_kept(connect, monkeypatch):
         return bus
 
     here = caller_connections.CallerConnections(as_)
-    async with here.visit("ann", "user"):
+    async with here.connect("ann", "user"):
         with pytest.raises(errors.Overloaded):
-            async with here.visit("bob", "user"):
+            async with here.connect("bob", "user"):
                 pass
     await here.close()

@@ -33,11 +33,11 @@ def test_every_protocol_is_on_it():
 
 
 def test_what_a_viewer_and_an_agent_may_say_follows_from_the_roles():
-    assert wire.publishers("muster.manage.from.<user>.read.<verb>") == "everyone, as itself"
-    assert wire.publishers("muster.manage.from.<user>.request.<verb>") == "everyone but a viewer, as itself"
+    assert wire.publishers("muster.manage.from.<user>.read.<verb>") == "all, as themselves"
+    assert wire.publishers("muster.manage.from.<user>.request.<verb>") == "all except viewers, as themselves"
     assert wire.publishers("muster.notify.to.<process>.event") == "notifier"
     assert wire.subscribers("muster.monitor.from.<sensor>.report.<channel>") == "channel, pipeline"
-    assert wire.subscribers("muster.manage.all.state.<resource>") == "everyone"
+    assert wire.subscribers("muster.manage.all.state.<resource>") == "all"
 
 
 def built(module: ModuleType) -> Iterator[tuple[str, str]]:

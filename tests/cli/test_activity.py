@@ -181,7 +181,7 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
 
 
 async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_records(tmp_path, monkeypatch):
-    monkeypatch.setattr(audit, "SAID", leaky_buckets.BucketBudget(3, 3600.0))
+    monkeypatch.setattr(audit, "ENTRY_BUDGET", leaky_buckets.BucketBudget(3, 3600.0))
     net = network.SimulatedNetwork(seed=1)
     async with await net.connect("domain") as own, await net.connect("chatty") as bus:
         tasks: list[asyncio.Task[None]] = []

@@ -58,13 +58,13 @@ def test_what_the_doctor_recommends_for_credentials_that_end_works(muster, home,
     assert muster("creds", "issue", "ann", "--lifetime", "1d", "--to", to, "--home", home).code == 0
     before = to.read_text()
     ending = {one["check"]: one for one in muster("doctor", "-o", "json", "--home", home).json()}["keys"]
-    assert "ann" in ending["found"]
+    assert "ann" in ending["finding"]
     assert "muster creds renew NAME" in ending["advice"]
     assert muster("creds", "renew", "ann", "--lifetime", "90d", "--to", to, "--home", home).code == 0
     renewed = to.read_text()
     assert renewed != before
     assert renewed[renewed.index("SEED") :] == before[before.index("SEED") :]  # the same key
     after = {one["check"]: one for one in muster("doctor", "-o", "json", "--home", home).json()}["keys"]
-    assert "ann" not in after["found"]
+    assert "ann" not in after["finding"]
     assert muster("creds", "revoke", "ann", "--home", home).code == 0
     assert muster("creds", "renew", "ann", "--home", home).code == 3

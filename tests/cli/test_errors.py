@@ -31,7 +31,7 @@ def test_an_unknown_option_names_the_page_that_helps(muster):
 def test_no_home_says_how_to_make_one(muster, tmp_path):
     answer = muster("config", "print", "--home", tmp_path / "none")
     assert answer.code == errors.NotFound.exit_code
-    assert f"hint: make one with `muster init --home {tmp_path / 'none'}`" in answer.err
+    assert f"hint: create one with `muster init --home {tmp_path / 'none'}`" in answer.err
 
 
 def test_with_json_output_the_error_is_json_too(muster, tmp_path):

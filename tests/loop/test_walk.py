@@ -118,7 +118,7 @@ async def test_once_around_the_loop(tmp_path: Path):
         await fleet.apply(MANIFEST)
         for resource in ("web", "db"):
             await fleet.wait(resource, "up")
-        pids = {name: host.hosted[name].seen.properties["pid"] for name in ("web", "db")}
+        pids = {name: host.hosted[name].observed.properties["pid"] for name in ("web", "db")}
 
         # Notification: both resources are receivers that accept commands from the trusted only.
         receivers = await stack.enter_async_context(notify.NotifyClient(host_bus))
@@ -160,13 +160,13 @@ async def test_once_around_the_loop(tmp_path: Path):
 
         # And the managed action follows: web was restarted, db was not meant.
         def restarted() -> int | None:
-            pid = host.hosted["web"].seen.properties.get("pid")
+            pid = host.hosted["web"].observed.properties.get("pid")
             return pid if pid != pids["web"] else None
 
         now = await eventually(restarted, timeout_s=60)
         assert now is not None
         await fleet.wait("web", "up")
-        assert host.hosted["db"].seen.properties["pid"] == pids["db"]
+        assert host.hosted["db"].observed.properties["pid"] == pids["db"]
         await contexts.put("servers/web", b"host-1", attributes={"pid": now}, expected_version=placed.version)
         (found,) = (await contexts.find(f"pid = {now}")).contexts
         assert found.key == "servers/web"

@@ -52,10 +52,10 @@ class Contract:
         Contract.number += 1
         given = {"id": f"op-{Contract.number}", "type": self.type_name, **more}
         operation = protocol.Operation(verb=protocol.Verb(verb), resource="thing", epoch=epoch, **given)
-        return await host.obey(operation)
+        return await host.execute(operation)
 
     def seen(self, host: agent.Agent) -> protocol.ObservedState:
-        return host.hosted["thing"].seen
+        return host.hosted["thing"].observed
 
     async def test_it_is_made_seen_and_removed(self, host, config):
         assert not (await self.do(host, "get")).observed.exists

@@ -34,7 +34,7 @@ def assign(core: assignments.AssignmentProcessor) -> dict[str, str]:
     """All owners, as far as there are managers."""
     while changes := core.assign():
         core.accept(changes)
-    core.invariants()
+    core.check_invariants()
     return {name: owner.manager for name, owner in core.owners.items()}
 
 
@@ -51,7 +51,7 @@ def report(
 ) -> set[str]:
     """A checkpoint of its owner. Returns the managers that have to hear of it."""
     owner, status = core.owners[name], protocol.ResourceStatus(state=state, **{"generation": 1, **fields})
-    changes, refused = core.checkpointed(owner.manager, {name: (owner.epoch, status)})
+    changes, refused = core.apply_checkpoints(owner.manager, {name: (owner.epoch, status)})
     assert not refused
     return core.accept(changes)
 
@@ -62,7 +62,7 @@ def pages(
     """All that there is for a manager, and what it says then."""
     found: list[protocol.RenewResult] = []
     while not found or found[-1].more:
-        granted = core.granted(name, said)
+        granted = core.renewal_page(name, said)
         found.append(granted)
         said = protocol.RenewRequest(
             boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision

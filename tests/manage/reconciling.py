@@ -35,7 +35,7 @@ def hear(assignment: Any, runtime: Any, seen: protocol.ObservedState, now: float
 
 def act(assignment: Any, runtime: Any, now: float = 1.0) -> Any:
     step = reconciler.decide(assignment, runtime, now)
-    return step and step.act
+    return step and step.action
 
 
 def state_of(runtime: reconciler.ResourceRuntime) -> Any:
@@ -47,7 +47,9 @@ def running(assignment: protocol.Assignment) -> Any:
     runtime = begin(assignment)
     hear(assignment, runtime, protocol.ObservedState(False))
     reconciler.apply_health_event(runtime, health.HealthEvent.START, "", 0)
-    reconciler.done(runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0)
+    reconciler.step_done(
+        runtime, Act.CREATE, generation=assignment.generation, started=True, there=True, now=0.0
+    )
     hear(assignment, runtime, observed())
     assert state_of(runtime) is State.UP
     return runtime

@@ -99,7 +99,7 @@ class TestProcess(contract.Contract):
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         flag.unlink()
         await eventually(lambda: self.seen(host).state is health.HealthState.DOWN)
-        assert "exits with 1" in self.seen(host).reason
+        assert "exited with 1" in self.seen(host).reason
 
     async def test_limits_hold(self, host):
         limits = {"open_files": 17, "memory_bytes": 1 << 30, "cpu_s": 1}
@@ -198,7 +198,7 @@ class TestMemory(contract.Contract):
             found = await observe(adapter)
             if reports:
                 reports.clear()
-                adapter.place.changed(before)  # what a watch saw before the stop, and reports only now
+                adapter.context.report_state(before)  # what a watch saw before the stop, and reports only now
             return found
 
         monkeypatch.setattr(memory.MemoryAdapter, "observe", interrupted)
@@ -314,10 +314,10 @@ class TestHttp(contract.Contract):
         monkeypatch.setattr(http_service, "_problem", slow)
         await asked.wait()
         self.state["up"] = False
-        await adapter._look()
+        await adapter._check_now()
         assert self.seen(host).state is health.HealthState.DOWN
         shown: list[health.HealthState] = []
-        monkeypatch.setattr(adapter.place, "changed", lambda observed: shown.append(observed.state))
+        monkeypatch.setattr(adapter.context, "report_state", lambda observed: shown.append(observed.state))
         answered.set()
         await eventually(lambda: len(shown) >= 1)
         assert shown[0] is health.HealthState.DOWN
@@ -373,7 +373,7 @@ class TestSystemd(contract.Contract):
     async def test_the_next_look_corrects_a_late_observation(self, host, config):
         await self.do(host, "create", config=config)
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
-        host.hosted["thing"].see(
+        host.hosted["thing"].record_observation(
             protocol.ObservedState(True, health.HealthState.DOWN, "began before the unit was started")
         )
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
@@ -426,7 +426,7 @@ class TestSparkQuery(contract.Contract):
 
 
 def test_the_catalogue_has_each_and_checks_configurations():
-    assert set(plugins.OWN) <= set(plugins.names())
-    for name in plugins.OWN:
+    assert set(plugins.BUILT_IN) <= set(plugins.names())
+    for name in plugins.BUILT_IN:
         assert issubclass(plugins.load_adapter(name), base.Adapter)
         assert plugins.load_adapter(name).type_name == name

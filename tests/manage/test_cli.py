@@ -180,7 +180,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
 
     # A resource whose desired state is down is waited for until it is.
     idle = tmp_path / "idle.yaml"
-    one = '{name: idle, type: process, agent: local, wanted: down, config: {command: [sleep, "1"]}}'
+    one = '{name: idle, type: process, agent: local, desired: down, config: {command: [sleep, "1"]}}'
     idle.write_text(f"resources: [{one}]")
     shell("apply", "-f", idle, "--wait", "60s")
     assert [row["state"] for row in rows(shell("get", "idle"))] == ["down"]

@@ -43,7 +43,7 @@ async def lines(fleet, tmp_path):
             bus, worker.DirectLinkAuthenticator(tmp_path / "keys"), tls=fleet.server_tls
         )
         await fleet.stack.enter_async_context(door)
-        boss = manager.Manager(door.road, name=name, tick_s=0.05)
+        boss = manager.Manager(door.transport, name=name, tick_s=0.05)
         await fleet.stack.enter_async_context(boss)
         fleet.doors[name], fleet.managers[name] = door, boss
     return fleet
@@ -94,7 +94,7 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
         link = lines.doors[victim].links["host-b"]
         answer = await link.request(protocol.operation("host-b", "r1"), messages.encode(late), 5)
         assert b"stale-epoch" in answer.data
-        assert host.hosted["r1"].seen.exists
+        assert host.hosted["r1"].observed.exists
 
 
 async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_done_twice(lines, tmp_path):

@@ -110,10 +110,10 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         impatient = client.ManageClient(fleet.client._bus, timeout_s=3.0)
         with pytest.raises(errors.MusterError):
             await impatient.create(entry("b"))
-        held = man.renewal.held_until
+        held = man.renewal.valid_until
         host.hosted["a"].adapter.die("oops")
         await eventually(lambda: host.hosted["a"].adapter.state is health.HealthState.UP)
-        await eventually(lambda: man.renewal.held_until > held + 2)
+        await eventually(lambda: man.renewal.valid_until > held + 2)
         assert (await fleet.client.get("a"))[0]["epoch"] == epoch, "reads go on, and nothing was reassigned"
 
         await relay.mend()
@@ -237,7 +237,7 @@ class Slow(memory.MemoryAdapter):
     let_go: ClassVar[asyncio.Event]
 
     async def do_work(self) -> str:
-        Slow.begun.append(self.place.name)
+        Slow.begun.append(self.context.name)
         await Slow.let_go.wait()
         return "worked"
 
@@ -362,7 +362,7 @@ class Liar(base.Adapter):
     says: Any = protocol.ObservedState(True, health.HealthState.UP)
 
     async def create(self, config: Any, *, start: bool) -> None:
-        self.place.changed(await self.observe())
+        self.context.report_state(await self.observe())
 
     async def put(self, config: Any) -> None:
         pass
@@ -411,9 +411,9 @@ async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
         adapter.says = lie
         await small.client.exec("look", "bad")
         if isinstance(lie, protocol.ObservedState):
-            adapter.place.changed(lie)
+            adapter.context.report_state(lie)
         assert await small.client.execute("good", "echo", {"text": "still here"}) == "still here"
-    assert len(host.hosted["bad"].seen.reason) <= 1_000
+    assert len(host.hosted["bad"].observed.reason) <= 1_000
     assert (await small.client.get("good"))[0]["state"] == "up"
 
 
@@ -450,4 +450,4 @@ def test_a_flapping_one_is_tried_less_and_less_often_and_says_so():
     assert delays == sorted(delays)
     assert delays[0] < 0.5
     assert delays[-1] >= 15
-    assert "flapping: fell 8 times" in runtime.health.reason
+    assert "flapping: failed 8 times" in runtime.health.reason

@@ -81,7 +81,7 @@ async def test_drift_is_seen_and_put_right(small):
     one = small.host.hosted["a"]
     put = one.adapter.done.count("put")
     one.record.digest = "tampered"
-    one.seen = protocol.ObservedState(True, health.HealthState.UP, digest="tampered")
+    one.observed = protocol.ObservedState(True, health.HealthState.UP, digest="tampered")
     await eventually(lambda: one.adapter.done.count("put") > put)
     await eventually(lambda: one.record.digest != "tampered")
 
@@ -251,10 +251,10 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     with pytest.raises(errors.Unavailable):
         await small.client.apply(manifest(memory("b")))
     adapter = small.host.hosted["a"].adapter
-    before = small.man.renewal.held_until
+    before = small.man.renewal.valid_until
     adapter.die("oops")
     await eventually(lambda: adapter.state is health.HealthState.UP)
-    await eventually(lambda: small.man.renewal.held_until > before)
+    await eventually(lambda: small.man.renewal.valid_until > before)
     small.reg._records._store = kept
     await small.client.apply(manifest(memory("b")))
     await small.client.wait("b", "up")

@@ -38,8 +38,8 @@ def test_a_good_one():
         ('command: [sleep, "1"]', "comand: [x]", 7, "resources[0].config.comand", "unknown field"),
         ('command: [sleep, "1"]', "command: 7", 7, "resources[0].config.command", "Expected `array`"),
         ("where: zone = 'east'", "where: zone = ", 10, "resources[1].where", ""),
-        ("depends_on: [db]", "depends_on: [web]", 11, "resources[1].depends_on", "circle"),
-        ("name: web", "name: db", 8, "resources[1].name", "twice"),
+        ("depends_on: [db]", "depends_on: [web]", 11, "resources[1].depends_on", "cycle"),
+        ("name: web", "name: db", 8, "resources[1].name", "duplicate name"),
         ("name: web", "name: a b", 8, "resources[1].name", "Expected"),
         (
             "depends_on: [db]",
@@ -48,8 +48,8 @@ def test_a_good_one():
             "resources[1].restart.attempts",
             "Expected `int`",
         ),
-        ("agent: host-a", "agent: host-a\n    agent: host-b", 6, "resources[0]", "twice"),
-        ("agent: host-a", "group: g", 3, "resources[0].agent", "say where"),
+        ("agent: host-a", "agent: host-a\n    agent: host-b", 6, "resources[0]", "duplicate field"),
+        ("agent: host-a", "group: g", 3, "resources[0].agent", "exactly one of"),
     ],
 )
 def test_a_fault_is_named_by_line_and_field(old, new, line, field, says):
@@ -65,7 +65,7 @@ def test_a_circle_over_several_is_named():
         f"  - {{name: {name}, type: memory, agent: a, depends_on: [{other}]}}\n"
         for name, other in (("a", "b"), ("b", "c"), ("c", "a"))
     )
-    with pytest.raises(manifest.ManifestError, match=r"circle: . -> . -> . -> ."):
+    with pytest.raises(manifest.ManifestError, match=r"cycle: . -> . -> . -> ."):
         read(text)
 
 

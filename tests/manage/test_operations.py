@@ -48,8 +48,8 @@ async def test_create_get_put_delete(small):
     with pytest.raises(errors.Conflict, match="meanwhile"):
         await small.client.put("a", config={"value": 3}, generation=1)
     with pytest.raises(errors.NotFound):
-        await small.client.put("nobody", wanted="down")
-    await small.client.put("a", wanted="down")
+        await small.client.put("nobody", desired="down")
+    await small.client.put("a", desired="down")
     await eventually(lambda: small.host.hosted["a"].adapter.state is health.HealthState.DOWN)
 
     await small.client.delete("a")
@@ -65,7 +65,7 @@ async def test_execute_gives_the_result_or_says_what_went_wrong(small):
     assert "echo" in await small.client.operations("a")
     with pytest.raises(errors.NotFound, match="dance"):
         await small.client.execute("a", "dance")
-    with pytest.raises(errors.Refused, match="as it was told to"):
+    with pytest.raises(errors.Refused, match="as configured"):
         await small.client.execute("a", "stop")
     with pytest.raises(errors.InvalidInput):
         await small.client.execute("a", "echo", {"no_such_argument": 1})
@@ -99,7 +99,7 @@ async def test_rename_leaves_the_process_running(small, process_manifest):
     await small.client.create(memory("web", depends_on=["old"]))
     await small.client.wait("old", "up")
     await small.client.wait("web", "up")
-    pid = small.host.hosted["old"].seen.properties["pid"]
+    pid = small.host.hosted["old"].observed.properties["pid"]
     epoch = (await small.client.describe("old"))["epoch"]
 
     renamed = await small.client.rename("old", "new")
@@ -114,13 +114,13 @@ async def test_rename_leaves_the_process_running(small, process_manifest):
     late = protocol.Operation(
         id="late", verb=protocol.Verb.CREATE, resource="old", epoch=epoch, type="memory", config={}
     )
-    assert (await small.host.obey(late)).code == errors.StaleEpoch.code
-    assert not small.host.hosted["old"].seen.exists
+    assert (await small.host.execute(late)).code == errors.StaleEpoch.code
+    assert not small.host.hosted["old"].observed.exists
 
     # It is watched under its new name, and lives on through a restart of its agent.
     await small.host.stop()
     small.host = await small.agent()
-    await eventually(lambda: small.host.hosted["new"].seen.properties.get("pid") == pid)
+    await eventually(lambda: small.host.hosted["new"].observed.properties.get("pid") == pid)
     os.kill(pid, signal.SIGKILL)
 
     async def started_anew():
@@ -130,7 +130,7 @@ async def test_rename_leaves_the_process_running(small, process_manifest):
     # The former name is free again.
     await small.client.create(memory("old"))
     await small.client.wait("old", "up")
-    assert small.host.hosted["new"].seen.exists
+    assert small.host.hosted["new"].observed.exists
 
 
 async def test_a_kill_by_exec_is_one_failure_and_never_shown_up_while_dead(small, process_manifest):
@@ -187,8 +187,8 @@ async def test_subscribe_hears_changes_and_the_resources_own_events(small):
         adapter = small.host.hosted["a"].adapter
 
         async def happens():
-            adapter.place.happened("disk-full", path="/data")
-            small.host.hosted["b"].adapter.place.happened("disk-full")
+            adapter.context.report_event("disk-full", path="/data")
+            small.host.hosted["b"].adapter.context.report_event("disk-full")
             return begun.is_set()
 
         await eventually(happens)
@@ -208,7 +208,7 @@ async def test_subscribe_hears_changes_and_the_resources_own_events(small):
 async def test_a_manager_without_a_renewal_sends_nothing(connect):
     lone = manager.Manager(await connect("lone"))
     operation = protocol.Operation(id="1", verb=protocol.Verb.GET, resource="a", epoch=1)
-    answer = await lone._operator.operate("host-a", operation)
+    answer = await lone._agents.call("host-a", operation)
     assert answer.code == "unavailable"
     assert answer.outcome.value == "failed"
 
@@ -217,7 +217,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
     """Of the agent to the manager, of the manager to the registry, of the registry to the user."""
     await small.client.create(memory("a"))
     await small.client.wait("a", "up")
-    for module, name in ((agent_calls, "AGAIN_S"), (operations, "AGAIN_S"), (client, "EXEC_TRY_S")):
+    for module, name in ((agent_calls, "RESEND_S"), (operations, "RESEND_S"), (client, "EXEC_TRY_S")):
         monkeypatch.setattr(module, name, 0.3)
     lost, respond = [], received.ReceivedMessage.respond
 

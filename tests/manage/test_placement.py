@@ -27,7 +27,7 @@ def having(*entries: dict[str, Any]) -> assignments.AssignmentProcessor:
 
 def test_a_circle_is_found_through_what_is_there_already():
     state = having(entry("c"), entry("b", depends_on=["c"]), entry("a", depends_on=["b"]))
-    with pytest.raises(errors.InvalidInput, match=r"circle: . -> . -> . -> ."):
+    with pytest.raises(errors.InvalidInput, match=r"cycle: . -> . -> . -> ."):
         agent_selection.place_entries(state, [entry("c", depends_on=["a"])])
     assert agent_selection.place_entries(state, [entry("d", depends_on=["a"])])[0].depends_on == ("a",)
 
@@ -36,12 +36,12 @@ def test_what_a_dependency_needs_may_have_been_forgotten_with_its_agent():
     state = having(entry("gone"), entry("b", depends_on=["gone"]))
     state.accept(assignments.RegistryChanges(resources={"gone": None}))
     assert agent_selection.place_entries(state, [entry("new", depends_on=["b"])])
-    with pytest.raises(errors.InvalidInput, match="'gone', which is not there"):
+    with pytest.raises(errors.InvalidInput, match="'gone', which does not exist"):
         agent_selection.place_entries(state, [entry("b", depends_on=["gone"])])
 
 
 def test_a_circle_is_found_within_what_is_new():
-    with pytest.raises(errors.InvalidInput, match="circle"):
+    with pytest.raises(errors.InvalidInput, match="cycle"):
         agent_selection.place_entries(having(), [entry("a", depends_on=["b"]), entry("b", depends_on=["a"])])
 
 
@@ -114,9 +114,11 @@ def test_the_largest_configuration_and_specification_are_accepted_and_a_byte_mor
 
 
 def test_the_value_of_a_secret_is_refused_with_its_place():
-    with pytest.raises(errors.InvalidInput, match=r"config\.db\.password holds a secret") as caught:
+    with pytest.raises(
+        errors.InvalidInput, match=r"config\.db\.password contains the value of a secret"
+    ) as caught:
         agent_selection.place_entries(having(), [entry("web", config={"db": {"password": "pw"}})])
-    assert caught.value.hint == manifest.REFER
+    assert caught.value.hint == manifest.REFERENCE_HINT
     reference = {"db": {"password": {"secret": "env:PW"}}}
     assert agent_selection.place_entries(having(), [entry("web", config=reference)])[0].config == reference
 
@@ -154,7 +156,7 @@ def test_a_named_agent_is_refused_only_if_it_is_known_to_lack_the_adapter(agent,
 
 
 def test_an_entry_says_where_it_runs():
-    with pytest.raises(errors.InvalidInput, match="'web': say where it runs"):
+    with pytest.raises(errors.InvalidInput, match="'web': `agent` or `where` is required"):
         agent_selection.place_entries(having(), [{"name": "web", "type": "memory"}])
 
 
@@ -208,7 +210,7 @@ def test_expressions_that_select_the_same_agents_share_their_counts():
     ],
 )
 def test_where_nothing_fits_the_first_unknown_attribute_is_named(where, hint):
-    with pytest.raises(errors.Unavailable, match="'n1': no agent that is there fits") as caught:
+    with pytest.raises(errors.Unavailable, match="'n1': no known agent matches") as caught:
         place(fleet(a=assignments.AgentRecord(types=("memory",))), "n1", where=where)
     assert caught.value.hint == hint
 

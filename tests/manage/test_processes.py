@@ -48,7 +48,7 @@ class House:
     async def do(self, verb: str, name: str = "thing", **more: Any) -> protocol.OperationResult:
         self.number += 1
         given = {"id": f"op-{id(self)}-{self.number}", "type": "process", "epoch": 1, **more}
-        return await self.agent.obey(protocol.Operation(verb=protocol.Verb(verb), resource=name, **given))
+        return await self.agent.execute(protocol.Operation(verb=protocol.Verb(verb), resource=name, **given))
 
     @property
     def one(self) -> resource_host.HostedResource:
@@ -56,7 +56,7 @@ class House:
 
     @property
     def seen(self) -> protocol.ObservedState:
-        return self.one.seen
+        return self.one.observed
 
     @property
     def adapter(self) -> Any:
@@ -93,7 +93,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_down(one: resource_host.HostedResource) -> bool:
-    return one.seen.state is DOWN
+    return one.observed.state is DOWN
 
 
 def mark() -> str:
@@ -138,13 +138,13 @@ async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkey
     await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
     await eventually(lambda: "ready" in house.adapter._output_path().read_text())
     states: list[health.HealthState] = []
-    see = house.one.see
+    see = house.one.record_observation
 
     def spy(observed: protocol.ObservedState) -> None:
         states.append(observed.state)
         see(observed)
 
-    monkeypatch.setattr(house.one, "see", spy)
+    monkeypatch.setattr(house.one, "record_observation", spy)
     answer = await house.do("execute", operation="restart", timeout_s=0.05)
     assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
     await eventually(lambda: UP in states)
@@ -245,11 +245,11 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path):
             await os_process.wait_for_exit(leader)
         await house.start()
         if when == "with":
-            assert house.agent.hosted[name].seen.state is UP
+            assert house.agent.hosted[name].observed.state is UP
             await asyncio.to_thread(gate.write_text, "go\n")
         one = house.agent.hosted[name]
         await eventually(functools.partial(is_down, one))
-        seen = one.seen
+        seen = one.observed
         assert seen.properties["exit_code"] == 7
         assert seen.ran == 5
         assert "exit code 7" in seen.reason
@@ -287,7 +287,7 @@ async def test_what_cannot_be_executed_is_refused(house, tmp_path):
     ):
         answer = await house.do("create", config=config)
         assert answer.outcome is messages.DecisionOutcome.FAILED, config
-        assert "cannot be started" in answer.reason
+        assert "cannot start" in answer.reason
         await house.do("delete")
     (tmp_path / "tool").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "tool").chmod(0o755)
@@ -452,13 +452,13 @@ async def test_an_adapter_that_cannot_resume_costs_its_own_resource_only(broken,
     house = House(tmp_path / "hosted")
     await house.start(adapters=find, types=("broken", "memory"))
     bad, good = house.agent.hosted["bad"], house.agent.hosted["good"]
-    assert good.seen.state is UP
-    assert (bad.seen.exists, bad.seen.state) == (True, health.HealthState.UNKNOWN)
-    assert "its own fault" in bad.seen.reason
+    assert good.observed.state is UP
+    assert (bad.observed.exists, bad.observed.state) == (True, health.HealthState.UNKNOWN)
+    assert "its own fault" in bad.observed.reason
     answer = await house.do("execute", "bad", operation="echo")
     assert answer.outcome is messages.DecisionOutcome.FAILED
     broken.faults.clear()
-    await eventually(lambda: bad.seen.state is UP)  # with a later heartbeat
+    await eventually(lambda: bad.observed.state is UP)  # with a later heartbeat
     assert (await house.do("execute", "bad", operation="echo")).outcome is messages.DecisionOutcome.DONE
     await house.agent.stop()
 
@@ -486,19 +486,19 @@ async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
     )
     heard: list[Any] = []
     manager = await net.connect("m1")
-    await manager.subscribe(protocol.beats_to("m1"), handler=heard.append)
+    await manager.subscribe(protocol.heartbeats_to("m1"), handler=heard.append)
     async with other:
         for name in ("a", "b"):
             operation = protocol.Operation(
                 id=name, verb=protocol.Verb.CREATE, resource=name, epoch=1, manager="m1", type="memory"
             )
-            await other.obey(operation)
+            await other.execute(operation)
         adapter: Any = other.hosted["a"].adapter
         adapter.die("file \udcff is missing")  # as os.fsdecode makes of a name
         await eventually(lambda: len(heard) > 3)
-        other.hosted["a"].seen = msgspec.structs.replace(other.hosted["a"].seen, reason="\udcff")
+        other.hosted["a"].observed = msgspec.structs.replace(other.hosted["a"].observed, reason="\udcff")
         await throughout(lambda: True, for_s=0.05)
-        other.hosted["a"].seen = msgspec.structs.replace(other.hosted["a"].seen, reason="")
+        other.hosted["a"].observed = msgspec.structs.replace(other.hosted["a"].observed, reason="")
         before = len(heard)
         await eventually(lambda: len(heard) > before + 3)
 
@@ -521,6 +521,6 @@ async def test_a_look_that_a_change_overtook_is_not_taken(house):
     adapter.observe = observe
     await house.do("get", "m")
     assert look.is_set()
-    assert (one.seen.state, one.seen.reason) == (DOWN, "meanwhile")
-    assert one.seen.sequence == one.sequence
-    assert one.seen.boot
+    assert (one.observed.state, one.observed.reason) == (DOWN, "meanwhile")
+    assert one.observed.sequence == one.sequence
+    assert one.observed.boot

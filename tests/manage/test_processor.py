@@ -64,7 +64,7 @@ def test_managers_hear_of_a_change_of_a_resource_of_what_it_needs_and_of_what_ne
     assert core.accept(core.apply([spec("alone", agent="c", group="g")], "ann")) == set(), "it has no owner"
     removed = assignments.RegistryChanges(resources={"web": None}, owners={"web": None})
     assert core.accept(removed) == {"n"}
-    core.invariants()
+    core.check_invariants()
 
 
 def test_managers_hear_of_a_new_owner():
@@ -95,14 +95,14 @@ def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
 
 def test_the_names_are_in_order_whatever_comes_and_goes():
     core = having(spec("b"), spec("c"))
-    assert core.ordered == ["b", "c"]
+    assert core.sorted_names == ["b", "c"]
     core.accept(core.apply([spec("a")], "ann"))
-    assert core.ordered == ["a", "b", "c"]
+    assert core.sorted_names == ["a", "b", "c"]
     core.accept(assignments.RegistryChanges(resources={"b": None}))
-    assert core.ordered == ["a", "c"]
+    assert core.sorted_names == ["a", "c"]
     core.accept(core.apply([spec("a", group="g")], "ann"))
-    assert core.ordered == ["a", "c"]
-    assert core.ordered is core.ordered, "it is kept"
+    assert core.sorted_names == ["a", "c"]
+    assert core.sorted_names is core.sorted_names, "it is kept"
 
 
 def test_with_a_resource_its_status_goes():
@@ -110,7 +110,7 @@ def test_with_a_resource_its_status_goes():
     report(core, "db")
     core.accept(assignments.RegistryChanges(resources={"db": None}, owners={"db": None}))
     assert core.statuses == {}
-    core.invariants()
+    core.check_invariants()
 
 
 # Managers
@@ -127,7 +127,7 @@ def test_what_a_manager_says_may_change_assignments():
         (2, False, True),
     ):
         assert core.renew("m", protocol.RenewRequest(boot=boot, leaving=leaving), 0.0) is matters
-    assert core.seen == {"m"}
+    assert core.renewed == {"m"}
 
 
 def test_a_manager_expires_when_its_time_is_over_and_not_before():
@@ -138,7 +138,7 @@ def test_a_manager_expires_when_its_time_is_over_and_not_before():
     assert core.next_expiry() == 25.0
     assert core.expire(24.9) == []
     assert core.expire(25.0) == ["late"]
-    assert (list(core.managers), core.seen, core.next_expiry()) == (["later"], {"late", "later"}, 26.0)
+    assert (list(core.managers), core.renewed, core.next_expiry()) == (["later"], {"late", "later"}, 26.0)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_a_manager_whose_connection_closed_has_a_short_time_left(connection, gra
     core = having()
     renew(core, "other", broker="b", connection=9)
     renew(core, "m", broker="b", connection=7)
-    assert core.closed("b", connection, 3.0, grace_s) == name
-    assert core.closed("c", 7, 3.0, grace_s) is None, "another broker's"
+    assert core.connection_closed("b", connection, 3.0, grace_s) == name
+    assert core.connection_closed("c", 7, 3.0, grace_s) is None, "another broker's"
     assert (core.managers["m"].expires_at, core.managers["other"].expires_at) == (expires_at, 15.0)
 
 
@@ -179,7 +179,7 @@ def test_a_manager_is_sent_what_it_does_not_know_yet():
 def test_what_another_registry_said_is_void(field: str):
     core = two()
     _, said = pages(core, "m", protocol.RenewRequest(boot=1))
-    granted = core.granted("m", msgspec.structs.replace(said, **{field: getattr(said, field) + 1}))
+    granted = core.renewal_page("m", msgspec.structs.replace(said, **{field: getattr(said, field) + 1}))
     assert granted.anew
     assert [one.spec.name for one in granted.assigned] == ["web"]
 
@@ -192,12 +192,14 @@ def test_a_manager_that_expired_is_told_everything_anew_each_time():
         assert core.expire(0.0) == ["m"]
         own(core, {"alone": "n"})
         renew(core, "m")
-        granted = core.granted("m", said)
+        granted = core.renewal_page("m", said)
         assert (granted.anew, granted.session) == (True, 100 + number)
         assert [one.spec.name for one in granted.assigned] == ["web"]
         _, said = pages(core, "m", said)
-        core.invariants()
-    assert not core.granted("n", pages(core, "n", protocol.RenewRequest(boot=1))[1]).anew, "the others go on"
+        core.check_invariants()
+    assert not core.renewal_page("n", pages(core, "n", protocol.RenewRequest(boot=1))[1]).anew, (
+        "the others go on"
+    )
 
 
 def test_what_an_expired_manager_loses_is_not_kept_for_it():
@@ -205,12 +207,12 @@ def test_what_an_expired_manager_loses_is_not_kept_for_it():
     core.managers["m"].expires_at = 0.0
     core.expire(0.0)
     own(core, {"web": "n"})
-    core.invariants()
+    core.check_invariants()
     core = two()
     own(core, {"web": "n"})
     core.managers["m"].expires_at = 0.0
     core.expire(0.0)
-    core.invariants()
+    core.check_invariants()
 
 
 @pytest.mark.parametrize(
@@ -253,7 +255,7 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("cordoned", "wanted", "in_force"),
+    ("cordoned", "desired", "in_force"),
     [
         (None, UP, UP),
         (False, UP, UP),
@@ -263,11 +265,11 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
         (False, DOWN, DOWN),
     ],
 )
-def test_on_a_drained_machine_nothing_runs(cordoned, wanted, in_force):
-    core = having(spec("web", wanted=wanted))
+def test_on_a_drained_machine_nothing_runs(cordoned, desired, in_force):
+    core = having(spec("web", desired=desired))
     if cordoned is not None:
         core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord(cordoned=cordoned)}))
-    assert core.wanted("web") is in_force
+    assert core.desired_state("web") is in_force
 
 
 def test_it_waits_until_what_it_needs_is_up_or_not_wanted_up():
@@ -280,7 +282,7 @@ def test_it_waits_until_what_it_needs_is_up_or_not_wanted_up():
     assert core.waits_for("web") == ()
     report(core, "db", State.DOWN)
     assert core.waits_for("web") == ("db",)
-    core.accept(core.apply([spec("db", agent="b", wanted=DOWN)], "ann"))
+    core.accept(core.apply([spec("db", agent="b", desired=DOWN)], "ann"))
     assert core.waits_for("web") == ()
 
 
@@ -324,7 +326,7 @@ def test_an_assignment_says_all_that_a_manager_needs():
     core.accept(assignments.RegistryChanges(agents={"b": assignments.AgentRecord(cordoned=True)}))
     core.accept(core.rename("db", "store", "bob"))
     renamed = core.assignment("store")
-    assert (renamed.spec.name, renamed.spec.wanted, renamed.generation) == ("store", DRAINED, 2)
+    assert (renamed.spec.name, renamed.spec.desired, renamed.generation) == ("store", DRAINED, 2)
     assert (renamed.formerly, renamed.deleting, renamed.waits_for) == ("db", False, ())
     assert renamed.epoch == core.owners["store"].epoch == 3
     assert renamed.status is not None
@@ -372,7 +374,7 @@ def test_resources_are_moved_only_where_managers_differ_much(before: list[int], 
     assert counts(core) == after
     assert len(changes.owners) == sum(max(0, had - has) for had, has in zip(before, after, strict=True))
     assert not core.assign(), "once is enough"
-    core.invariants()
+    core.check_invariants()
 
 
 def test_what_has_no_owner_goes_to_those_that_have_least():

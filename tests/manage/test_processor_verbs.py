@@ -46,7 +46,7 @@ def test_what_cannot_be_applied(applied: protocol.ResourceSpec, match: str):
 
 
 @pytest.mark.parametrize(
-    ("is_wanted", "asked", "then"),
+    ("before", "desired", "then"),
     [
         (UP, DRAINED, DRAINED),
         (UP, UP, None),
@@ -56,35 +56,35 @@ def test_what_cannot_be_applied(applied: protocol.ResourceSpec, match: str):
         (DRAINED, DRAINED, None),
     ],
 )
-def test_draining_and_its_end(is_wanted, asked, then):
-    core = having(spec("x", wanted=is_wanted))
-    changes = core.want("x", asked, "bob")
+def test_draining_and_its_end(before, desired, then):
+    core = having(spec("x", desired=before))
+    changes = core.set_desired("x", desired, "bob")
     if then is None:
         assert not changes
     else:
         assert changes.resources == {
-            "x": assignments.ResourceRecord(spec=spec("x", wanted=then), generation=2, by="bob")
+            "x": assignments.ResourceRecord(spec=spec("x", desired=then), generation=2, by="bob")
         }
     core.accept(core.delete(["x"], "ann"))
-    assert not core.want("x", asked, "bob"), "it is being deleted"
+    assert not core.set_desired("x", desired, "bob"), "it is being deleted"
 
 
 def test_a_machine_is_drained_and_what_is_on_it_cannot_be_undrained():
-    core = having(spec("x"), spec("down", wanted=DOWN))
+    core = having(spec("x"), spec("down", desired=DOWN))
     core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord(zone="north")}))
-    assert not core.want("a", UP, "ann")
-    changes = core.want("a", DRAINED, "ann")
+    assert not core.set_desired("a", UP, "ann")
+    changes = core.set_desired("a", DRAINED, "ann")
     assert changes.agents == {"a": assignments.AgentRecord(zone="north", cordoned=True)}
     core.accept(changes)
-    assert not core.want("a", DRAINED, "ann")
+    assert not core.set_desired("a", DRAINED, "ann")
     with pytest.raises(errors.Conflict, match="'x' is on 'a', which is drained"):
-        core.want("x", UP, "ann")
-    assert core.want("x", DRAINED, "ann"), "also when the machine works again"
-    assert not core.want("down", UP, "ann")
-    core.accept(core.want("a", UP, "ann"))
+        core.set_desired("x", UP, "ann")
+    assert core.set_desired("x", DRAINED, "ann"), "also when the machine works again"
+    assert not core.set_desired("down", UP, "ann")
+    core.accept(core.set_desired("a", UP, "ann"))
     assert not core.agents["a"].cordoned
-    with pytest.raises(errors.NotFound, match="no resource and no agent 'b'"):
-        core.want("b", DRAINED, "ann")
+    with pytest.raises(errors.NotFound, match="no resource or agent 'b'"):
+        core.set_desired("b", DRAINED, "ann")
 
 
 # Renaming
@@ -104,7 +104,7 @@ def test_a_renamed_resource_keeps_its_owner_and_status_under_a_higher_epoch():
     assert core.statuses["store"].state is State.UP
     assert core.resources["web"].spec.depends_on == ("store",)
     assert core.resources["web"].generation == 1, "nothing else of it changed"
-    core.invariants()
+    core.check_invariants()
 
 
 def test_what_depends_on_several_follows_the_one_that_is_renamed():
@@ -118,7 +118,7 @@ def test_what_depends_on_several_follows_the_one_that_is_renamed():
     ("name", "to", "error", "match"),
     [
         ("none", "new", errors.NotFound, "no resource 'none'"),
-        ("x", "other", errors.AlreadyExists, "there is a resource 'other' already"),
+        ("x", "other", errors.AlreadyExists, "the resource 'other' already exists"),
         ("x", "old", errors.Conflict, "'old' is being renamed"),
         ("moved", "third", errors.Conflict, "'moved' is being renamed"),
         ("leaving", "new", errors.Conflict, "'leaving' is being deleted"),
@@ -174,7 +174,7 @@ def test_by_force_it_is_removed_at_once():
     nothing = {"web": None}
     assert (changes.resources, changes.owners, changes.statuses) == (nothing, nothing, nothing)
     assert core.accept(changes) == {"n"}
-    core.invariants()
+    core.check_invariants()
 
 
 def test_with_a_machine_that_is_forgotten_its_resources_go():
@@ -184,7 +184,7 @@ def test_with_a_machine_that_is_forgotten_its_resources_go():
         core.forget("b")
     core.accept(core.forget("a"))
     assert (set(core.resources), set(core.owners), core.agents) == ({"db", "alone"}, {"db"}, {})
-    core.invariants()
+    core.check_invariants()
 
 
 # Checkpoints
@@ -193,7 +193,7 @@ def test_with_a_machine_that_is_forgotten_its_resources_go():
 def checkpoint(
     core: assignments.AssignmentProcessor, name: str, epoch: int, **fields: Any
 ) -> tuple[Any, dict[str, int]]:
-    return core.checkpointed("m", {name: (epoch, protocol.ResourceStatus(**fields))})
+    return core.apply_checkpoints("m", {name: (epoch, protocol.ResourceStatus(**fields))})
 
 
 def test_only_the_owner_under_its_epoch_is_believed():

@@ -76,10 +76,10 @@ def test_a_new_wish_runs_it_once_more(policy):
     hear(first, runtime, observed(State.DOWN, exit_code=0, ran=1))
     assert act(first, runtime, 10.0) is None
     second = msgspec.structs.replace(first, generation=2)
-    reconciler.changed(first, second, runtime)
-    assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "a new wish")
+    reconciler.assignment_changed(first, second, runtime)
+    assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "the desired state changed")
     assert act(second, runtime, 10.0) is Act.START
-    reconciler.done(runtime, Act.START, generation=2, started=True, there=True, now=0.0)
+    reconciler.step_done(runtime, Act.START, generation=2, started=True, there=True, now=0.0)
     hear(second, runtime, observed(State.DOWN, exit_code=0, ran=2), 11.0)
     assert act(second, runtime, 20.0) is None
 
@@ -89,7 +89,7 @@ def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
     first = assign(restart={"policy": "never"})
     runtime = running(first)
     second = msgspec.structs.replace(first, generation=2)
-    reconciler.changed(first, second, runtime)
+    reconciler.assignment_changed(first, second, runtime)
     assert act(second, runtime) is None
     assert reconciler.mark_converged(second, runtime)
     hear(second, runtime, observed(State.DOWN, exit_code=0))
@@ -98,7 +98,7 @@ def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
     runtime = running(first)
     hear(first, runtime, observed(ran=1))
     assert act(first, runtime) is None
-    reconciler.changed(first, second, runtime)
+    reconciler.assignment_changed(first, second, runtime)
     assert act(second, runtime) is Act.PUT
     ended = observed(State.DOWN, exit_code=0, ran=1)
     hear(second, runtime, ended)
@@ -136,7 +136,7 @@ def test_given_up_means_given_up():
             if (step := act(assignment, runtime, now)) is not None:
                 assert step is what
                 tried += 1
-                reconciler.failed(assignment, runtime, step, refusal(), now, int(now * 1000))
+                reconciler.step_failed(assignment, runtime, step, refusal(), now, int(now * 1000))
         assert tried == 4, what
         assert runtime.given_up
         status = runtime.status(assignment, now, int(now * 1000))
@@ -147,13 +147,13 @@ def test_given_up_means_given_up():
         other = begin(wished, now)
         hear(wished, other, seen, now)
         assert act(wished, other, now) is what, "a new wish that no manager was there to hear"
-        reconciler.changed(assignment, wished, runtime)
+        reconciler.assignment_changed(assignment, wished, runtime)
         assert act(wished, runtime, now) is what
 
 
 def test_a_failed_checkpoint_is_of_its_own_wish():
     failed = protocol.ResourceStatus(
-        state=State.FAILED, reason="given up", generation=1, wish=1, failures_ms=(1, 2)
+        state=State.FAILED, reason="given up", generation=1, desired_generation=1, failures_ms=(1, 2)
     )
     same, other = begin(assign(status=failed)), begin(assign(status=failed, generation=2))
     assert (same.health.state, same.given_up) == (State.FAILED, True)
@@ -170,7 +170,7 @@ def test_attempts_are_put_off_twice_as_long_each_time():
     for number in range(1100):
         now = 100.0 + number
         runtime.given_up = False
-        reconciler.failed(assignment, runtime, Act.CREATE, refusal(), now, int(now * 1000))
+        reconciler.step_failed(assignment, runtime, Act.CREATE, refusal(), now, int(now * 1000))
         waits.append(runtime.retry_at - now)
         assert act(assignment, runtime, runtime.retry_at - 0.01) is None
     assert waits[:8] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
@@ -181,7 +181,7 @@ def test_attempts_are_put_off_twice_as_long_each_time():
 def test_without_a_delay_there_is_a_short_one_after_a_refusal():
     assignment = assign(restart={"delay_s": 0.0})
     runtime = begin(assignment)
-    reconciler.failed(assignment, runtime, Act.CREATE, refusal(), 5.0, 5000)
+    reconciler.step_failed(assignment, runtime, Act.CREATE, refusal(), 5.0, 5000)
     assert runtime.retry_at == pytest.approx(5.1)
 
 
@@ -192,7 +192,7 @@ def test_falls_out_of_the_window_are_forgotten():
         hear(assignment, runtime, observed(), now)
         hear(assignment, runtime, observed(State.DOWN), now)
         assert act(assignment, runtime, now + 1) is Act.START
-        reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
+        reconciler.step_done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
     assert runtime.failures == [215.0], "exactly at its edge one is out"
     for now in (216.0, 217.0):
         hear(assignment, runtime, observed(), now)
@@ -243,7 +243,7 @@ def test_one_that_dies_as_soon_as_it_is_started_is_counted():
     for now in (10.0, 20.0):
         assert act(assignment, runtime, now) is Act.START
         reconciler.apply_health_event(runtime, health.HealthEvent.START, "", 0)
-        reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
+        reconciler.step_done(runtime, Act.START, generation=1, started=True, there=True, now=0.0)
         hear(assignment, runtime, observed(State.DOWN), now)  # the answer says so already
     assert act(assignment, runtime, 1000.0) is None
     assert runtime.given_up
@@ -253,7 +253,7 @@ def test_a_change_that_fails_and_ends_it_is_one_failure():
     assignment = assign()
     runtime = running(assignment)
     changed = msgspec.structs.replace(assignment, spec=msgspec.structs.replace(assignment.spec, digest="e"))
-    reconciler.failed(changed, runtime, Act.PUT, refusal(), 5.0, 5000)
+    reconciler.step_failed(changed, runtime, Act.PUT, refusal(), 5.0, 5000)
     hear(changed, runtime, observed(State.DOWN, digest="", reason="cannot be started"), 5.0)
     assert runtime.failures == [5.0]
 
@@ -287,18 +287,18 @@ def test_a_step_in_doubt_is_looked_at_before_anything_else():
     ):
         assignment = assign()
         runtime = running(assignment)
-        assert not reconciler.failed(assignment, runtime, Act.PUT, answer, 5.0, 5000)
+        assert not reconciler.step_failed(assignment, runtime, Act.PUT, answer, 5.0, 5000)
         assert runtime.failures == []
         assert act(assignment, runtime, 5.5) is None
         assert act(assignment, runtime, 6.0) is Act.CLAIM
 
 
 def test_a_stop_that_failed_is_tried_again_and_nothing_is_counted():
-    assignment = assign(wanted=protocol.DesiredState.DOWN)
+    assignment = assign(desired=protocol.DesiredState.DOWN)
     runtime = begin(assignment)
     hear(assignment, runtime, observed())
     assert act(assignment, runtime) is Act.STOP
-    reconciler.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
+    reconciler.step_failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
     assert act(assignment, runtime, 5.9) is None
     assert act(assignment, runtime, 6.0) is Act.STOP
     assert runtime.failures == []
@@ -320,7 +320,7 @@ def test_an_older_observation_says_nothing():
     assert state_of(runtime) is State.DOWN
     hear(assignment, runtime, observed(State.DOWN, boot=7, sequence=7), 2.2)
     assert runtime.failures == [2.0]
-    assert runtime.heard_at == 2.2
+    assert runtime.last_seen_at == 2.2
 
 
 def test_a_restarted_agent_counts_from_the_beginning():
@@ -337,11 +337,13 @@ def test_a_restarted_agent_counts_from_the_beginning():
     lost = observed(State.DOWN, boot=2, sequence=1)
     hear(assignment, runtime, lost, 5.0)
     assert state_of(runtime) is State.UP
-    reconciler.observe(assignment, runtime, lost, 6.0, 6000, asked=True)
+    reconciler.observe(assignment, runtime, lost, 6.0, 6000, requested=True)
     assert state_of(runtime) is State.DOWN
-    reconciler.observe(assignment, runtime, observed(boot=2, sequence=0), 7.0, 7000, asked=True)
-    reconciler.observe(assignment, runtime, observed(boot=2, sequence=2), 8.0, 8000, asked=True)
-    assert not reconciler.observe(assignment, runtime, lost, 9.0, 9000, asked=True), "an answer that was late"
+    reconciler.observe(assignment, runtime, observed(boot=2, sequence=0), 7.0, 7000, requested=True)
+    reconciler.observe(assignment, runtime, observed(boot=2, sequence=2), 8.0, 8000, requested=True)
+    assert not reconciler.observe(assignment, runtime, lost, 9.0, 9000, requested=True), (
+        "an answer that was late"
+    )
 
 
 def test_what_is_heard_during_an_operation_counts_afterwards():
@@ -362,7 +364,7 @@ def test_a_heartbeat_that_differs_has_the_agent_asked():
     assignment = assign()
     runtime = running(assignment)
     assert act(assignment, runtime) is None
-    runtime.look = True
+    runtime.recheck = True
     assert act(assignment, runtime) is Act.CLAIM
 
 
@@ -387,11 +389,11 @@ def test_a_heartbeat_that_differs_has_the_agent_asked():
 )
 def test_what_silence_means(state, silence_s, zone_silent, after):
     runtime: Any = reconciler.ResourceRuntime(
-        health.Health(state, "before", 0), observed(), heard_at=100.0, zone="north"
+        health.Health(state, "before", 0), observed(), last_seen_at=100.0, zone="north"
     )
     now = 100.0 + silence_s
     changed = reconciler.check_silence(
-        runtime, now, 1, zone_silent=zone_silent, heard_since=0.0, zone_heard_at=now
+        runtime, now, 1, zone_silent=zone_silent, connected_since=0.0, zone_last_seen_at=now
     )
     assert state_of(runtime) is after
     assert changed is (after is not state)
@@ -402,17 +404,17 @@ def test_what_silence_means(state, silence_s, zone_silent, after):
 
 
 def test_who_was_deaf_has_not_heard_silence():
-    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), heard_at=0.0)
-    assert not reconciler.check_silence(runtime, 110.0, 1, zone_silent=False, heard_since=100.0)
-    assert reconciler.check_silence(runtime, 113.0, 1, zone_silent=False, heard_since=100.0)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), last_seen_at=0.0)
+    assert not reconciler.check_silence(runtime, 110.0, 1, zone_silent=False, connected_since=100.0)
+    assert reconciler.check_silence(runtime, 113.0, 1, zone_silent=False, connected_since=100.0)
 
 
 def test_the_state_of_a_checkpoint_is_unknown_when_its_agent_does_not_answer():
-    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), None, heard_at=0.0)
-    assert reconciler.check_silence(runtime, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), None, last_seen_at=0.0)
+    assert reconciler.check_silence(runtime, 1000.0, 1, zone_silent=False, connected_since=0.0)
     assert state_of(runtime) is State.UNKNOWN
-    starting = reconciler.ResourceRuntime(health.Health(State.STARTING, "", 0), None, heard_at=0.0)
-    assert not reconciler.check_silence(starting, 1000.0, 1, zone_silent=False, heard_since=0.0)
+    starting = reconciler.ResourceRuntime(health.Health(State.STARTING, "", 0), None, last_seen_at=0.0)
+    assert not reconciler.check_silence(starting, 1000.0, 1, zone_silent=False, connected_since=0.0)
 
 
 def test_nothing_is_done_where_nothing_is_known():
@@ -437,12 +439,12 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
     hear(up, runtime, protocol.ObservedState(False))
     assert act(up, runtime) is Act.CREATE
     assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.RENAME
-    reconciler.done(runtime, Act.RENAME, generation=1, started=True, there=False, now=0.0)
+    reconciler.step_done(runtime, Act.RENAME, generation=1, started=True, there=False, now=0.0)
     assert act(msgspec.structs.replace(up, formerly="old"), runtime) is Act.CREATE
     assert act(msgspec.structs.replace(up, waits_for=("db",)), runtime) is None
     assert act(msgspec.structs.replace(up, deleting=True), runtime) is Act.DELETE
     assert act(msgspec.structs.replace(up, deleting=True, formerly="old"), runtime) is Act.DELETE
-    runtime.moved = False
+    runtime.rename_sent = False
     assert act(msgspec.structs.replace(up, deleting=True, formerly="old"), runtime) is Act.DELETE_FORMER
     runtime.busy = True
     assert act(up, runtime) is None
@@ -452,7 +454,7 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
     hear(up, runtime, observed())
     assert act(up, runtime) is None
     assert act(msgspec.structs.replace(up, deleting=True), runtime) is Act.DELETE
-    for wanted, state, step in (
+    for desired, state, step in (
         (protocol.DesiredState.DOWN, State.UP, Act.STOP),
         (protocol.DesiredState.DOWN, State.DRAINING, Act.STOP),
         (protocol.DesiredState.DOWN, State.DOWN, None),
@@ -462,10 +464,10 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
         (protocol.DesiredState.UP, State.LATE, None),
         (protocol.DesiredState.UP, State.STARTING, None),
     ):
-        assignment = assign(wanted=wanted)
+        assignment = assign(desired=desired)
         runtime = begin(assignment)
         hear(assignment, runtime, observed(state))
-        assert act(assignment, runtime) is step, (wanted, state)
+        assert act(assignment, runtime) is step, (desired, state)
     runtime.gone = True
     runtime.observed = protocol.ObservedState(False)
     assert act(up, runtime) is None
@@ -479,12 +481,12 @@ def test_drift_is_told_once_the_wish_was_brought_there():
     assert reconciler.decide(assignment, runtime, 1.0) == reconciler.ReconcileStep(
         Act.PUT, "a new configuration"
     )
-    reconciler.done(runtime, Act.PUT, generation=1, started=True, there=True, now=0.0)
+    reconciler.step_done(runtime, Act.PUT, generation=1, started=True, there=True, now=0.0)
     hear(assignment, runtime, observed())
     assert (runtime.drift, runtime.generation) == ("", 1)
     runtime.dirty = False
     hear(assignment, runtime, observed(digest="other"))
-    assert "other, not d" in runtime.drift
+    assert "other instead of d" in runtime.drift
     assert runtime.dirty
     assert reconciler.decide(assignment, runtime, 1.0) == reconciler.ReconcileStep(Act.PUT, "drift")
     hear(assignment, runtime, observed())
@@ -506,7 +508,7 @@ def test_what_is_found_done_is_settled():
     assert reconciler.mark_converged(assignment, runtime)
     assert (runtime.generation, runtime.ran, runtime.dirty) == (3, 3, True)
     assert not reconciler.mark_converged(assignment, runtime), "once"
-    down = assign(generation=3, wanted=protocol.DesiredState.DOWN)
+    down = assign(generation=3, desired=protocol.DesiredState.DOWN)
     runtime = begin(down)
     hear(down, runtime, observed(State.DOWN))
     assert reconciler.mark_converged(down, runtime)
@@ -517,7 +519,7 @@ def test_what_vanishes_is_down_and_what_was_deleted_is_not():
     assignment = assign()
     runtime = running(assignment)
     assert hear(assignment, runtime, protocol.ObservedState(False), 5.0)
-    assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "it is not there any more")
+    assert (runtime.health.state, runtime.health.reason) == (State.DOWN, "the resource no longer exists")
     assert runtime.failures == []
     deleting = msgspec.structs.replace(assignment, deleting=True)
     runtime = running(assignment)
@@ -558,10 +560,10 @@ def test_a_checkpoint_carries_all_that_the_next_manager_needs():
     runtime = running(assignment)
     runtime.restarts, runtime.drift = 3, "drift"
     status = runtime.status(assignment, 1.0, 1000)
-    assert (status.generation, status.wish, status.ran, status.given_up) == (4, 4, 4, False)
+    assert (status.generation, status.desired_generation, status.ran, status.given_up) == (4, 4, 4, False)
     other = begin(msgspec.structs.replace(assignment, status=status), 50.0)
     assert (other.generation, other.ran, other.restarts, other.drift) == (4, 4, 3, "drift")
-    assert (other.health, other.heard_at, other.dirty) == (runtime.health, 50.0, False)
+    assert (other.health, other.last_seen_at, other.dirty) == (runtime.health, 50.0, False)
     assert (other.retry_at, other.failures, other.observed) == (0.0, [], None)
     # Even without ``ran``: what was seen to run has run for the wish that it had.
     bare = msgspec.structs.replace(status, ran=0)
@@ -590,20 +592,20 @@ def test_a_renaming_that_found_it_has_brought_the_wish_there():
     runtime: Any = reconciler.ResourceRuntime(
         health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False
     )
-    reconciler.done(runtime, Act.RENAME, generation=2, started=True, there=True, now=0.0)
-    assert (runtime.generation, runtime.moved, runtime.fault, runtime.retry_at) == (2, True, "", 0.0)
+    reconciler.step_done(runtime, Act.RENAME, generation=2, started=True, there=True, now=0.0)
+    assert (runtime.generation, runtime.rename_sent, runtime.fault, runtime.retry_at) == (2, True, "", 0.0)
     assert (runtime.ran, runtime.dirty) == (0, True)
     stopped = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed())
-    reconciler.done(stopped, Act.STOP, generation=2, started=True, there=True, now=0.0)
+    reconciler.step_done(stopped, Act.STOP, generation=2, started=True, there=True, now=0.0)
     assert (stopped.generation, stopped.ran, stopped.observed) == (0, 0, observed())
     former = reconciler.ResourceRuntime(health.Health(State.UP, "", 0))
-    reconciler.done(former, Act.DELETE_FORMER, generation=2, started=True, there=False, now=0.0)
-    assert (former.moved, former.generation) == (True, 0)
+    reconciler.step_done(former, Act.DELETE_FORMER, generation=2, started=True, there=False, now=0.0)
+    assert (former.rename_sent, former.generation) == (True, 0)
     deleted = reconciler.ResourceRuntime(health.Health(State.UP, "", 0))
-    reconciler.done(deleted, Act.DELETE, generation=2, started=True, there=True, now=7.0)
+    reconciler.step_done(deleted, Act.DELETE, generation=2, started=True, there=True, now=7.0)
     assert (deleted.gone, deleted.retry_at) == (False, 7.0 + reconciler.RETRY_S)
-    reconciler.done(deleted, Act.DELETE, generation=2, started=True, there=False, now=8.0)
+    reconciler.step_done(deleted, Act.DELETE, generation=2, started=True, there=False, now=8.0)
     assert (deleted.gone, deleted.retry_at) == (True, 0.0)
     unstarted = reconciler.ResourceRuntime(health.Health(State.UP, "", 0))
-    reconciler.done(unstarted, Act.CREATE, generation=2, started=False, there=True, now=0.0)
+    reconciler.step_done(unstarted, Act.CREATE, generation=2, started=False, there=True, now=0.0)
     assert (unstarted.generation, unstarted.ran, unstarted.observed) == (2, 0, None)

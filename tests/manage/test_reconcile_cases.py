@@ -40,7 +40,7 @@ def test_without_a_checkpoint_nothing_has_happened_yet():
     assignment = assign(generation=3)
     runtime = begin(assignment, 2.0)
     assert runtime.status(assignment, 2.0, 2000) == protocol.ResourceStatus(
-        state=State.STARTING, reason="assigned", since_ms=2000, wish=3
+        state=State.STARTING, reason="assigned", since_ms=2000, desired_generation=3
     )
     assert runtime.dirty, "the registry does not know this manager's view yet"
     assert reconciler.decide(assignment, runtime, 2.0) == reconciler.ReconcileStep(Act.CLAIM, "assigned")
@@ -57,7 +57,7 @@ def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is
     assignment = assign(restart={"delay_s": 8.0})
     for given_up, step in ((True, Act.CLAIM), (False, None)):
         last = protocol.ResourceStatus(
-            state=State.DOWN, generation=1, wish=1, failures_ms=(900,), given_up=given_up
+            state=State.DOWN, generation=1, desired_generation=1, failures_ms=(900,), given_up=given_up
         )
         runtime = begin(msgspec.structs.replace(assignment, status=last), 1.0)
         assert runtime.given_up is given_up
@@ -84,9 +84,9 @@ def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is
         (State.FAILED, State.UP, State.UP),
     ],
 )
-@pytest.mark.parametrize("wanted", list(protocol.DesiredState))
-def test_observe_returns_whether_the_state_changed(before, heard, after, wanted):
-    assignment = assign(wanted=wanted)
+@pytest.mark.parametrize("desired", list(protocol.DesiredState))
+def test_observe_returns_whether_the_state_changed(before, heard, after, desired):
+    assignment = assign(desired=desired)
     runtime = begin(assignment)
     runtime.health = health.Health(before, "before", 0)
     assert hear(assignment, runtime, observed(heard)) is (after is not before)
@@ -96,7 +96,7 @@ def test_observe_returns_whether_the_state_changed(before, heard, after, wanted)
 @pytest.mark.parametrize(
     ("restart", "falls", "reason"),
     [
-        ({"policy": "never"}, 1, "crash; its policy is not to restart it"),
+        ({"policy": "never"}, 1, "crash; the restart policy does not allow a restart"),
         ({"attempts": 1, "window_s": 60.0}, 2, "crash; given up after 1 restarts in 60 s"),
     ],
 )
@@ -127,18 +127,18 @@ def test_failed_returns_whether_the_state_changed():
     assignment = assign(restart={"attempts": 2})
     runtime = running(assignment)
     results = [
-        reconciler.failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
+        reconciler.step_failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
         for now in (10, 11, 12)
     ]
     assert results == [True, False, True], "down; still down; failed"
     assert runtime.health.reason == "start: boom; given up after 2 attempts"
     for step in (Act.STOP, Act.DRAIN, Act.DELETE, Act.RENAME, Act.CLAIM):
-        assert reconciler.failed(assignment, clean(assignment), step, refusal(), 1.0, 1000) is False
+        assert reconciler.step_failed(assignment, clean(assignment), step, refusal(), 1.0, 1000) is False
 
 
 def test_a_failure_changes_the_state_also_where_giving_up_is_not_due():
     assignment = assign()
-    assert reconciler.failed(assignment, running(assignment), Act.PUT, refusal(), 1.0, 1000)
+    assert reconciler.step_failed(assignment, running(assignment), Act.PUT, refusal(), 1.0, 1000)
 
 
 # What is checkpointed
@@ -174,7 +174,7 @@ def test_each_fall_is_checkpointed_although_state_and_reason_stay():
     assignment = assign()
     runtime = running(assignment)
     hear(assignment, runtime, observed(State.DOWN, reason="crash"), 10.0)
-    reconciler.done(runtime, Act.START, generation=1, started=True, there=True, now=10.0)
+    reconciler.step_done(runtime, Act.START, generation=1, started=True, there=True, now=10.0)
     runtime.dirty = False
     hear(assignment, runtime, observed(State.DOWN, reason="crash"), 11.0)
     assert (runtime.failures, runtime.dirty) == ([10.0, 11.0], True)
@@ -183,7 +183,7 @@ def test_each_fall_is_checkpointed_although_state_and_reason_stay():
 def test_the_fault_of_a_step_that_is_not_counted_is_checkpointed():
     assignment = assign()
     runtime = clean(assignment)
-    reconciler.failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
+    reconciler.step_failed(assignment, runtime, Act.STOP, refusal(), 5.0, 5000)
     assert runtime.status(assignment, 5.0, 5000).fault == "stop: boom"
     assert (runtime.dirty, runtime.retry_at) == (True, 5.0 + reconciler.RETRY_S)
 
@@ -193,7 +193,7 @@ def test_a_new_wish_forgets_failures_and_faults_and_an_equal_one_does_not():
     for generation, forgets in ((1, False), (2, True)):
         runtime = clean(first)
         runtime.fault, runtime.failures, runtime.retry_at, runtime.given_up = "x", [1.0], 9.0, True
-        reconciler.changed(first, msgspec.structs.replace(first, generation=generation), runtime)
+        reconciler.assignment_changed(first, msgspec.structs.replace(first, generation=generation), runtime)
         kept = (runtime.fault, runtime.failures, runtime.retry_at, runtime.given_up)
         assert kept == (("", [], 0.0, False) if forgets else ("x", [1.0], 9.0, True))
         assert runtime.dirty is forgets
@@ -221,7 +221,7 @@ def test_a_change_of_state_forgets_the_last_fault():
     ],
 )
 def test_what_the_last_manager_saw_running_has_fallen_when_the_next_finds_it_down(checkpoint, counted):
-    last = protocol.ResourceStatus(state=checkpoint, generation=1, wish=1)
+    last = protocol.ResourceStatus(state=checkpoint, generation=1, desired_generation=1)
     assignment = assign(status=last)
     runtime = begin(assignment, 10.0)
     hear(assignment, runtime, observed(State.DOWN), 11.0)
@@ -263,21 +263,21 @@ def test_the_delay_doubles_at_most_32_times():
     runtime = running(assignment)
     for now in range(1, 50):
         hear(assignment, runtime, observed(), float(now))
-        reconciler.failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
+        reconciler.step_failed(assignment, runtime, Act.START, refusal(), float(now), now * 1000)
     assert runtime.retry_at - 49.0 == pytest.approx(1e-9 * 2**32)
 
 
 def test_the_short_delay_after_a_refusal_is_within_the_longest_delay():
     assignment = assign(restart={"delay_s": 0.0, "delay_s_max": 0.05})
     runtime = running(assignment)
-    reconciler.failed(assignment, runtime, Act.START, refusal(), 5.0, 5000)
+    reconciler.step_failed(assignment, runtime, Act.START, refusal(), 5.0, 5000)
     assert runtime.retry_at == pytest.approx(5.05)
 
 
 @pytest.mark.parametrize(("ran", "generation", "after"), [(0, 2, 2), (2, 2, 2), (3, 2, 3)])
 def test_a_start_counts_as_a_run_for_the_latest_wish(ran, generation, after):
     runtime: Any = reconciler.ResourceRuntime(health.Health(State.DOWN, "", 0), ran=ran)
-    reconciler.done(runtime, Act.START, generation=generation, started=True, there=True, now=0.0)
+    reconciler.step_done(runtime, Act.START, generation=generation, started=True, there=True, now=0.0)
     assert runtime.ran == after
 
 
@@ -311,7 +311,7 @@ def test_a_repeated_observation_ends_silence():
     runtime = running(assignment)
     seen = observed(boot=7, sequence=5)
     hear(assignment, runtime, seen, 1.0)
-    reconciler.check_silence(runtime, 20.0, 20_000, zone_silent=False, heard_since=0.0)
+    reconciler.check_silence(runtime, 20.0, 20_000, zone_silent=False, connected_since=0.0)
     assert state_of(runtime) is State.LATE
     assert hear(assignment, runtime, seen, 21.0)
     assert state_of(runtime) is State.UP
@@ -331,9 +331,9 @@ def test_a_repeated_observation_ends_silence():
     ],
 )
 def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone_heard_s, after):
-    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), heard_at=100.0)
+    runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), last_seen_at=100.0)
     reconciler.check_silence(
-        runtime, 140.0, 1, zone_silent=False, heard_since=0.0, zone_heard_at=100.0 + zone_heard_s
+        runtime, 140.0, 1, zone_silent=False, connected_since=0.0, zone_last_seen_at=100.0 + zone_heard_s
     )
     assert state_of(runtime) is after
 
@@ -344,16 +344,16 @@ def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone
 @pytest.mark.parametrize(
     ("fields", "seen", "step"),
     [
-        ({}, protocol.ObservedState(False), reconciler.ReconcileStep(Act.CREATE, "it is not there")),
-        ({}, observed(State.DOWN), reconciler.ReconcileStep(Act.START, "it does not run")),
+        ({}, protocol.ObservedState(False), reconciler.ReconcileStep(Act.CREATE, "it does not exist")),
+        ({}, observed(State.DOWN), reconciler.ReconcileStep(Act.START, "not running")),
         ({}, observed(State.DOWN, reason="exit code 1"), reconciler.ReconcileStep(Act.START, "exit code 1")),
-        ({"wanted": DOWN}, observed(), reconciler.ReconcileStep(Act.STOP, "wanted down")),
-        ({"wanted": DRAINED}, observed(), reconciler.ReconcileStep(Act.DRAIN, "drained by a user")),
+        ({"desired": DOWN}, observed(), reconciler.ReconcileStep(Act.STOP, "desired state is down")),
+        ({"desired": DRAINED}, observed(), reconciler.ReconcileStep(Act.DRAIN, "drained by a user")),
         ({}, observed(digest=""), reconciler.ReconcileStep(Act.PUT, "a new configuration")),
         (
             {"restart": {"policy": "never"}, "generation": 2},
             observed(ran=1),
-            reconciler.ReconcileStep(Act.PUT, "it runs on for a new wish"),
+            reconciler.ReconcileStep(Act.PUT, "record the new generation of a running resource"),
         ),
         ({"restart": {"policy": "never"}, "generation": 2}, observed(ran=2), None),
         ({"restart": {"policy": "always"}, "generation": 2}, observed(ran=1), None),
@@ -369,15 +369,15 @@ def test_each_step_says_why(fields, seen, step):
 def test_a_heartbeat_that_differs_is_the_reason_to_ask():
     assignment = assign()
     runtime = running(assignment)
-    runtime.look = True
+    runtime.recheck = True
     step = reconciler.decide(assignment, runtime, 1.0)
-    assert step == reconciler.ReconcileStep(Act.CLAIM, "a heartbeat says otherwise")
+    assert step == reconciler.ReconcileStep(Act.CLAIM, "a heartbeat differs")
 
 
 def test_an_answer_in_doubt_is_checkpointed_and_changes_no_state():
     assignment = assign()
     runtime = clean(assignment)
     doubt = refusal(outcome=messages.DecisionOutcome.IN_DOUBT)
-    assert reconciler.failed(assignment, runtime, Act.START, doubt, 5.0, 5000) is False
+    assert reconciler.step_failed(assignment, runtime, Act.START, doubt, 5.0, 5000) is False
     assert (runtime.observed, runtime.retry_at) == (None, 5.0 + reconciler.RETRY_S)
     assert (runtime.dirty, state_of(runtime)) == (True, State.UP)

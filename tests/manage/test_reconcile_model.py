@@ -130,21 +130,21 @@ class World(stateful.RuleBasedStateMachine):
             reconciler.mark_converged(assignment, runtime)
             return None
         self.obeys = self.epoch
-        if step.act is reconciler.ReconcileAction.CLAIM:
+        if step.action is reconciler.ReconcileAction.CLAIM:
             if not lose_answer:
-                runtime.look = False
-                self._hear(self._observed(), asked=True)
-            return step.act
-        if step.act in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
-            reconciler.apply_health_event(runtime, health.HealthEvent.START, step.why, self.wall_ms)
+                runtime.recheck = False
+                self._hear(self._observed(), requested=True)
+            return step.action
+        if step.action in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
+            reconciler.apply_health_event(runtime, health.HealthEvent.START, step.reason, self.wall_ms)
         runtime.busy = True
         refused = self.refusals > 0
         if refused:
             self.refusals -= 1
             self.falls += 1
         else:
-            self._carry_out(step.act, assignment)
-            if die_at_once is not None and self.running and step.act is not reconciler.ReconcileAction.PUT:
+            self._carry_out(step.action, assignment)
+            if die_at_once is not None and self.running and step.action is not reconciler.ReconcileAction.PUT:
                 self._end(die_at_once)
         answered = self._observed()
         for epoch, event in self.wires[-2:]:
@@ -157,28 +157,28 @@ class World(stateful.RuleBasedStateMachine):
         else:
             answer = _answer(messages.DecisionOutcome.FAILED, "adapter-failed") if refused else None
         if answer is None:
-            start = assignment.spec.wanted is protocol.DesiredState.UP
-            reconciler.done(
+            start = assignment.spec.desired is protocol.DesiredState.UP
+            reconciler.step_done(
                 runtime,
-                step.act,
+                step.action,
                 generation=assignment.generation,
                 started=start,
                 there=answered.exists,
                 now=self.now,
             )
         else:
-            self._tell(reconciler.failed, assignment, runtime, step.act, answer)
+            self._tell(reconciler.step_failed, assignment, runtime, step.action, answer)
         if not lose_answer:
             self._hear(answered)
         self._tell(reconciler.release, assignment, runtime)
-        return step.act
+        return step.action
 
     def _carry_out(self, act: reconciler.ReconcileAction, assignment: protocol.Assignment) -> None:
         spec, generation = assignment.spec, assignment.generation
         match act:
             case reconciler.ReconcileAction.CREATE if not self.exists:
                 self.exists, self.digest = True, spec.digest
-                if spec.wanted is protocol.DesiredState.UP:
+                if spec.desired is protocol.DesiredState.UP:
                     self._start(generation)
                 else:
                     self._changed()
@@ -231,7 +231,7 @@ class World(stateful.RuleBasedStateMachine):
         if seen is not None and (seen.state, seen.digest) == (told.state, told.digest):
             self._hear(seen)
         else:
-            self.runtime.look = True
+            self.runtime.recheck = True
 
     @stateful.rule(seconds=st.sampled_from([0.1, 1.0, 10.0, 150.0]))
     def wait(self, seconds: float) -> None:
@@ -267,21 +267,26 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.rule(
         digest=st.sampled_from(["d1", "d2"]),
-        wanted=st.sampled_from([protocol.DesiredState.UP, protocol.DesiredState.DOWN]),
+        desired=st.sampled_from([protocol.DesiredState.UP, protocol.DesiredState.DOWN]),
     )
-    def wish(self, digest: str, wanted: protocol.DesiredState) -> None:
-        self.spec = msgspec.structs.replace(self.spec, digest=digest, wanted=wanted)
+    def wish(self, digest: str, desired: protocol.DesiredState) -> None:
+        self.spec = msgspec.structs.replace(self.spec, digest=digest, desired=desired)
         self.generation += 1
         before = self.assignment
         self.assignment = msgspec.structs.replace(before, spec=self.spec, generation=self.generation)
-        reconciler.changed(before, self.assignment, self.runtime)
+        reconciler.assignment_changed(before, self.assignment, self.runtime)
 
     @stateful.rule()
     def silence(self) -> None:
         self.now += 40.0
         self.wall_ms += 40_000
         reconciler.check_silence(
-            self.runtime, self.now, self.wall_ms, zone_silent=False, heard_since=0.0, zone_heard_at=self.now
+            self.runtime,
+            self.now,
+            self.wall_ms,
+            zone_silent=False,
+            connected_since=0.0,
+            zone_last_seen_at=self.now,
         )
 
     # What holds
@@ -293,9 +298,9 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.invariant()
     def given_up_is_final(self) -> None:
-        if self.runtime.given_up and not self.runtime.look and self.runtime.observed is not None:
+        if self.runtime.given_up and not self.runtime.recheck and self.runtime.observed is not None:
             step = reconciler.decide(self.assignment, self.runtime, self.now)
-            assert step is None or step.act is reconciler.ReconcileAction.STOP
+            assert step is None or step.action is reconciler.ReconcileAction.STOP
 
     def teardown(self) -> None:
         """Calm: all that is said arrives, and nothing more fails. Then all is as it was wished."""
@@ -308,7 +313,7 @@ class World(stateful.RuleBasedStateMachine):
         if self.exists and not self.runtime.given_up:
             assert self.digest == self.spec.digest
         last, policy = self.last, self.spec.restart.policy
-        if self.spec.wanted is protocol.DesiredState.DOWN:
+        if self.spec.desired is protocol.DesiredState.DOWN:
             assert not self.running
         elif self.running:
             assert self.runtime.health.state is health.HealthState.UP

@@ -91,7 +91,7 @@ def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
         obeyed = operation_log.OperationRecord(
             name="web", type="memory", config={}, epoch=900, manager="manager-1"
         )
-        host._host("web", obeyed)
+        host._get_or_create("web", obeyed)
         await world.start(host)
         await world.apply("web", "new")
         owners = world.registry.processor.owners
@@ -113,11 +113,13 @@ def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
     core.accept(core.assign())
     epoch = core.owners["web"].epoch
     lie = protocol.ResourceStatus(superseded_by=(1 << 63) - 1)
-    changes, refused = core.checkpointed("m", {"web": (epoch, lie)})
+    changes, refused = core.apply_checkpoints("m", {"web": (epoch, lie)})
     assert (bool(changes), refused) == (False, {"web": epoch})
     # Only the present owner's report counts.
     for name, of in (("other", epoch), ("m", epoch - 1)):
-        changes, refused = core.checkpointed(name, {"web": (of, protocol.ResourceStatus(superseded_by=900))})
+        changes, refused = core.apply_checkpoints(
+            name, {"web": (of, protocol.ResourceStatus(superseded_by=900))}
+        )
         assert (bool(changes), refused) == (False, {"web": epoch})
 
 
@@ -160,7 +162,7 @@ def test_a_manager_accepts_a_registry_that_counts_its_terms_anew():
         renewal = world.manager.renewal
         renewal._term += 1_000  # as of a registry before the restore
         await asyncio.sleep(60)
-        assert renewal.holds
+        assert renewal.is_valid
         await world.apply("another")
 
     play(scenario)
@@ -181,7 +183,7 @@ def test_what_a_manager_loses_is_sent_in_pages():
         said, names = known.setdefault(name, (protocol.RenewRequest(boot=hash(name) & 0xFFFF), set()))
         core.renew(name, said, 0.0)
         for number in range(1, 1_000):
-            granted = core.granted(name, said)
+            granted = core.renewal_page(name, said)
             messages.encode(granted, "msgpack")
             if granted.anew:
                 names.clear()
@@ -210,14 +212,14 @@ def test_what_a_manager_loses_is_sent_in_pages():
     assert {name: len(names) for name, (_, names) in known.items()} == {"m1": 10_000, "m2": 10_000}
     assert known["m1"][1] == {name for name, owner in core.owners.items() if owner.manager == "m1"}
     assert renew("m1") == 1
-    assert not core._news.released["m1"], "what is known to be known is dropped"
+    assert not core._changes.released["m1"], "what is known to be known is dropped"
     # One that expired is told everything anew, even if it never noticed.
     core.managers["m2"].expires_at = -1.0
     core.expire(0.0)
     assign()
     renew("m2")
     assert not known["m2"][1]
-    core.invariants()
+    core.check_invariants()
 
 
 def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
@@ -386,8 +388,8 @@ def test_deleting_while_it_is_renamed_leaves_nothing():
         await asyncio.sleep(5)
         world.net.heal()
         await world.client.wait_gone("new", timeout_s=300)
-        assert not world.host.hosted["old"].seen.exists
-        assert not world.host.hosted["new"].seen.exists
+        assert not world.host.hosted["old"].observed.exists
+        assert not world.host.hosted["new"].observed.exists
 
     play(scenario)
 
@@ -404,7 +406,7 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
         await world.client.rename("other", "another")
         await asyncio.sleep(20)
         shown = await world.client.describe("new")
-        assert "a memory cannot be renamed" in shown["reason"]
+        assert "a resource of type memory cannot be renamed" in shown["reason"]
         assert shown["status"]["fault"] == shown["reason"]
         with pytest.raises(errors.Conflict):
             await world.client.rename("new", "third")
@@ -413,7 +415,7 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
         await world.client.delete("another")
         await world.client.wait_gone("another", timeout_s=60)
         assert world.hosted("old") is health.HealthState.UP
-        assert not world.host.hosted["other"].seen.exists
+        assert not world.host.hosted["other"].observed.exists
 
     play(scenario)
 
@@ -455,7 +457,7 @@ def test_deleting_while_its_creation_is_in_doubt_leaves_nothing(monkeypatch):
         await world.client.delete("web")
         await world.client.wait_gone("web", timeout_s=120)
         await asyncio.sleep(60)
-        assert not world.host.hosted["web"].seen.exists
+        assert not world.host.hosted["web"].observed.exists
 
     play(scenario)
 
@@ -481,12 +483,12 @@ def test_what_is_on_a_lost_machine_is_deleted_by_force():
 def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
     async def scenario(world: World) -> None:
         await world.apply("on", "off", "resting")
-        await world.client.put("off", wanted="down")
+        await world.client.put("off", desired="down")
         await world.client.drain("resting")
         await until(lambda: world.hosted("off") is world.hosted("resting") is health.HealthState.DOWN)
         assert (await world.client.drain("host-a"))["changed"] == ["on"]
         await until(lambda: world.hosted("on") is health.HealthState.DOWN)
-        assert {row["wanted"] for row in await world.client.get()} == {"down", "drained"}
+        assert {row["desired"] for row in await world.client.get()} == {"down", "drained"}
         with pytest.raises(errors.Conflict, match="drained"):
             await world.client.undrain("on")
         await world.client.undrain("host-a")
@@ -509,22 +511,22 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
 def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_heard, state):
     heard = zones.ZoneReachability(0.0)
     for period_s in (5.0, 60.0):
-        heard.hear("z", period_s, 100.0)
+        heard.record("z", period_s, 100.0)
     up = health.Health(health.HealthState.UP, "", 0)
     runtime = reconciler.ResourceRuntime(
-        up, protocol.ObservedState(True, health.HealthState.UP), heard_at=100.0, zone="z"
+        up, protocol.ObservedState(True, health.HealthState.UP), last_seen_at=100.0, zone="z"
     )
     if slow_is_heard:
-        heard.hear("z", 60.0, 160.0)
+        heard.record("z", 60.0, 160.0)
     for now in range(101, 170):
-        heard.look(float(now))
+        heard.update(float(now))
         reconciler.check_silence(
             runtime,
             float(now),
             0,
             zone_silent="z" in heard.silent,
-            heard_since=0.0,
-            zone_heard_at=heard.heard_at("z") if now >= 160 or not slow_is_heard else 100.0,
+            connected_since=0.0,
+            zone_last_seen_at=heard.last_seen_at("z") if now >= 160 or not slow_is_heard else 100.0,
         )
     assert runtime.health.state.value == state
 
@@ -584,7 +586,7 @@ async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
         store.transaction = begin  # type: ignore[method-assign]
         loaded = assignments.AssignmentProcessor(term=2, ttl_s=15)
         await kept.load(loaded)
-        loaded.invariants()
+        loaded.check_invariants()
         assert (len(loaded.resources), len(loaded.owners)) in ((1_200, 1_200), (0, 0))
 
 

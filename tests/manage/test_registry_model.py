@@ -83,7 +83,7 @@ def seen(core: assignments.AssignmentProcessor) -> tuple[dict[str, bool], dict[s
         {
             name: {
                 "agent": resource.spec.agent,
-                "wanted": resource.spec.wanted,
+                "desired": resource.spec.desired,
                 "generation": resource.generation,
                 "deleting": resource.deleting,
                 "formerly": resource.formerly,
@@ -149,7 +149,7 @@ class Registries(stateful.RuleBasedStateMachine):
             term=self.term, ttl_s=TTL_S, session=self.term * 1_000_000
         )
         self.run(self.records.load(self.core))
-        self.core.invariants()
+        self.core.check_invariants()
 
     def commit(
         self, changes: assignments.RegistryChanges, after: Model, fate: str = "stored", turn: int = 1
@@ -192,7 +192,7 @@ class Registries(stateful.RuleBasedStateMachine):
     def _accepted(self, after: Model) -> None:
         self.model = after
         assert seen(self.core) == after.seen()
-        self.core.invariants()
+        self.core.check_invariants()
         for name, owner in self.core.owners.items():
             assert owner.epoch >= self.epochs.get(name, 0), f"the epoch of {name} fell"
         self.epochs = {name: owner.epoch for name, owner in self.core.owners.items()}
@@ -213,13 +213,15 @@ class Registries(stateful.RuleBasedStateMachine):
             self.commit(assignments.RegistryChanges(agents={agent: assignments.AgentRecord()}), after, fate)
 
     @stateful.rule(
-        some=some_names, agent=agents, wanted=st.sampled_from(["up", "down"]), fate=fates, turn=turns
+        some=some_names, agent=agents, desired=st.sampled_from(["up", "down"]), fate=fates, turn=turns
     )
-    def apply(self, some: list[str], agent: str, wanted: str, fate: str, turn: int) -> None:
+    def apply(self, some: list[str], agent: str, desired: str, fate: str, turn: int) -> None:
         after = self.next_model()
         formerly = {one["formerly"] for one in self.model.resources.values()}
         specs = [
-            protocol.ResourceSpec(name=name, type="memory", agent=agent, wanted=protocol.DesiredState(wanted))
+            protocol.ResourceSpec(
+                name=name, type="memory", agent=agent, desired=protocol.DesiredState(desired)
+            )
             for name in some
         ]
         there = [self.model.resources[name] for name in some if name in self.model.resources]
@@ -232,10 +234,10 @@ class Registries(stateful.RuleBasedStateMachine):
         assert not refused
         for spec in specs:
             before = after.resources.get(spec.name)
-            if before is None or before["wanted"] is not spec.wanted:
+            if before is None or before["desired"] is not spec.desired:
                 after.resources[spec.name] = {
                     "agent": agent,
-                    "wanted": spec.wanted,
+                    "desired": spec.desired,
                     "generation": before["generation"] + 1 if before else 1,
                     "deleting": False,
                     "formerly": before["formerly"] if before else "",
@@ -282,7 +284,7 @@ class Registries(stateful.RuleBasedStateMachine):
         after = self.next_model()
         up, drained = protocol.DesiredState.UP, protocol.DesiredState.DRAINED
         try:
-            changes = self.core.want(name, drained if drain else up, "ann")
+            changes = self.core.set_desired(name, drained if drain else up, "ann")
         except errors.NotFound:
             assert name not in self.model.resources
             assert name not in self.model.agents
@@ -293,8 +295,8 @@ class Registries(stateful.RuleBasedStateMachine):
             return
         if name in after.resources:
             one = after.resources[name]
-            if not one["deleting"] and one["wanted"] is (up if drain else drained):
-                one["wanted"], one["generation"] = drained if drain else up, one["generation"] + 1
+            if not one["deleting"] and one["desired"] is (up if drain else drained):
+                one["desired"], one["generation"] = drained if drain else up, one["generation"] + 1
         else:
             after.agents[name] = drain
         self.commit(changes, after, fate)
@@ -328,7 +330,7 @@ class Registries(stateful.RuleBasedStateMachine):
             return
         self.core.renew(name, manager.asked, self.now)
         for page in range(pages):
-            granted = self.core.granted(name, manager.asked)
+            granted = self.core.renewal_page(name, manager.asked)
             if not (lost and page == pages - 1):
                 manager.take(granted)
             if not granted.more:
@@ -365,7 +367,7 @@ class Registries(stateful.RuleBasedStateMachine):
                 )
             items[one] = (known.epoch, status)
         for _ in range(2 if again else 1):
-            changes, refused = self.core.checkpointed(name, items)
+            changes, refused = self.core.apply_checkpoints(name, items)
             after = self.next_model()
             for one, resource in changes.resources.items():
                 assert one not in refused
@@ -436,7 +438,7 @@ class Registries(stateful.RuleBasedStateMachine):
             self.commit(self.core.assign(), self.next_model())
             for name, manager in self.managers.items():
                 while True:
-                    granted = self.core.granted(name, manager.asked)
+                    granted = self.core.renewal_page(name, manager.asked)
                     manager.take(granted)
                     if not granted.more:
                         break
@@ -446,7 +448,7 @@ class Registries(stateful.RuleBasedStateMachine):
                 for one, known in manager.known.items():
                     if (higher := self.claim(one, known.epoch)) is not None:
                         items[one] = (known.epoch, protocol.ResourceStatus(superseded_by=higher))
-                changes, refused = self.core.checkpointed(name, items)
+                changes, refused = self.core.apply_checkpoints(name, items)
                 assert not refused
                 self.commit(changes, self.next_model())
         for name in self.core.resources:

@@ -62,7 +62,7 @@ class Simulated(base.Adapter):
     config_type = Config
 
     async def _act(self, what: str) -> None:
-        name, world = self.place.name, WORLD
+        name, world = self.context.name, WORLD
         if name in world.acting:
             world.violations.append(f"two act on {name} at once")
         world.acting[name] = 1
@@ -75,21 +75,21 @@ class Simulated(base.Adapter):
 
     async def create(self, config: Config, *, start: bool) -> None:
         await self._act("create")
-        WORLD.values[self.place.name] = config.value
+        WORLD.values[self.context.name] = config.value
         if start:
             await self.do_start()
 
     async def put(self, config: Config) -> None:
         await self._act("put")
-        WORLD.values[self.place.name] = config.value
+        WORLD.values[self.context.name] = config.value
 
     async def delete(self) -> None:
         await self._act("delete")
-        WORLD.values.pop(self.place.name, None)
-        WORLD.running.pop(self.place.name, None)
+        WORLD.values.pop(self.context.name, None)
+        WORLD.running.pop(self.context.name, None)
 
     async def observe(self) -> protocol.ObservedState:
-        name = self.place.name
+        name = self.context.name
         state = health.HealthState.UP if WORLD.running.get(name) else health.HealthState.DOWN
         return protocol.ObservedState(name in WORLD.values, state)
 
@@ -98,26 +98,26 @@ class Simulated(base.Adapter):
 
     async def do_start(self) -> None:
         await self._act("start")
-        WORLD.running[self.place.name] = True
-        self.place.changed(await self.observe())
+        WORLD.running[self.context.name] = True
+        self.context.report_state(await self.observe())
 
     async def do_stop(self) -> None:
         await self._act("stop")
-        WORLD.running[self.place.name] = False
-        self.place.changed(await self.observe())
+        WORLD.running[self.context.name] = False
+        self.context.report_state(await self.observe())
 
     def die(self) -> None:
-        WORLD.running[self.place.name] = False
-        self.place.changed(protocol.ObservedState(True, health.HealthState.DOWN, "killed"))
+        WORLD.running[self.context.name] = False
+        self.context.report_state(protocol.ObservedState(True, health.HealthState.DOWN, "killed"))
 
 
 class Checked(agent.Agent):
-    async def _try(self, one: Any, operation: protocol.Operation) -> protocol.OperationResult:
+    async def _run_operation(self, one: Any, operation: protocol.Operation) -> protocol.OperationResult:
         highest = WORLD.epochs.get(operation.resource, 0)
         if operation.epoch < highest:
             WORLD.violations.append(f"{operation} after epoch {highest}")
         WORLD.epochs[operation.resource] = operation.epoch
-        return await super()._try(one, operation)
+        return await super()._run_operation(one, operation)
 
 
 class Stubborn(manager.Manager):
@@ -127,8 +127,8 @@ class Stubborn(manager.Manager):
     def acts(self) -> bool:
         return True
 
-    def _take(self, granted: protocol.RenewResult) -> None:
-        super()._take(msgspec.structs.replace(granted, released=()))
+    def _apply_renewal(self, granted: protocol.RenewResult) -> None:
+        super()._apply_renewal(msgspec.structs.replace(granted, released=()))
 
 
 def wall() -> float:
@@ -200,11 +200,11 @@ async def simulate(seed: int) -> World:
         made = Checked(bus, adapters=lambda _: Simulated, types=("simulated",), beat_s=2.0, clock=wall)
         # What a real one reads from its disk.
         for name, one in kept.get(bus.identity, {}).items():
-            made._host(name, one.record)
-            made.hosted[name].adapter = Simulated(made.hosted[name].place)
+            made._get_or_create(name, one.record)
+            made.hosted[name].adapter = Simulated(made.hosted[name].context)
             if one.record.config is not None:
                 state = health.HealthState.UP if WORLD.running.get(name) else health.HealthState.DOWN
-                made.hosted[name].seen = protocol.ObservedState(
+                made.hosted[name].observed = protocol.ObservedState(
                     name in WORLD.values, state, "", one.record.digest
                 )
         kept[bus.identity] = made.hosted

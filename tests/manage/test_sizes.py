@@ -147,7 +147,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
                 for i in range(many)
             ]
 
-        await world.client._ask("apply", entries=entries(3))
+        await world.client._request("apply", entries=entries(3))
         commit, commits = world.registry.commit, []
 
         async def counted(changes: assignments.RegistryChanges) -> None:
@@ -155,7 +155,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
             await commit(changes)
 
         world.registry.commit = counted
-        done = await world.client._ask("apply", entries=entries(2))
+        done = await world.client._request("apply", entries=entries(2))
         assert done["deleting"] == ["r2"]
         assert [one for one in commits if one] == [{"r0", "r1", "r2"}]
 
@@ -166,7 +166,7 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
     key = sealed_box.SealedBoxKey.create()
 
     async def scenario(world: World) -> None:
-        world.registry._verbs._keeper._open_key = lambda: key
+        world.registry._handlers._secret_store._open_key = lambda: key
         kept = secrets.SealedSecret(box="", by="ann", at_ms=1)
         names = [f"{LONG}{i:05}" for i in range(2_500)]
 
@@ -239,7 +239,7 @@ def test_long_results_of_an_exec_are_complete_or_marked():
             if operation != "talk":
                 return await execute(self, operation, arguments)
             executed += 1
-            return "\n" * arguments["many"] + f"end of {self.place.name}"
+            return "\n" * arguments["many"] + f"end of {self.context.name}"
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory.MemoryAdapter, "execute", talkative)
@@ -256,7 +256,7 @@ def test_long_results_of_an_exec_are_complete_or_marked():
             assert len(row["result"]) > 200_000
 
         with pytest.raises(errors.LimitExceeded, match="at most 500"):
-            await world.client._ask("exec", operation="talk", names=["r00"] * 501)
+            await world.client._request("exec", operation="talk", names=["r00"] * 501)
 
     play(scenario)
 
@@ -271,22 +271,22 @@ def test_answers_of_one_message_fit_into_it_whatever_they_are():
         )
         for i in range(operations.ORDERS_MAX)
     ]
-    fitting = operation_results.fitting(answers)
+    fitting = operation_results.fit_message(answers)
     for codec in ("json", "msgpack"):
         messages.encode(protocol.OrderResults(results=tuple(fitting)), codec)
     assert all(one.truncated and one.reason for one in fitting)
-    assert operation_results.fitting(answers[:2]) == answers[:2]
+    assert operation_results.fit_message(answers[:2]) == answers[:2]
 
 
 def test_a_result_that_cannot_be_sent_is_left_out():
     answer = protocol.OperationResult(
         id="a", outcome=messages.DecisionOutcome.DONE, reason="\udc80", result=object()
     )
-    found = operation_results.bounded(answer)
+    found = operation_results.truncate_result(answer)
     assert (found.outcome, found.code, found.result) == (messages.DecisionOutcome.DONE, "bad-result", None)
     messages.encode(found)
     plain = msgspec.structs.replace(answer, result={"a": 1})
-    assert operation_results.bounded(plain) == msgspec.structs.replace(plain, reason="?")
+    assert operation_results.truncate_result(plain) == msgspec.structs.replace(plain, reason="?")
 
 
 def test_facts_of_an_agent_that_are_too_long_are_refused():

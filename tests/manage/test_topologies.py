@@ -68,7 +68,7 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet, trust, broker_acce
     creds = {name: trust.credentials(name) for name in ("a", "b")}
 
     def url(number: int) -> Any:
-        return host.hosted[f"t-{number}"].seen.properties.get("url", "nats://127.0.0.1:1")
+        return host.hosted[f"t-{number}"].observed.properties.get("url", "nats://127.0.0.1:1")
 
     async def passes(one: int, other: int) -> bool:
         """Whether a message goes from one broker to the other."""
@@ -88,13 +88,13 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet, trust, broker_acce
         await bus_client.connect([url(1)], identity="a", audit_s=0)
     first = host.hosted["t-1"].adapter
     assert not first._observed().properties["reserve_closed"]
-    await eventually(lambda: first.place.runtime.get("armed"))  # it has seen the ring whole
+    await eventually(lambda: first.context.runtime.get("armed"))  # it has seen the ring whole
 
     await host.hosted["t-3"].adapter.do_unlink("t-2")  # the chain is broken in the middle
     await eventually(lambda: first._observed().properties["reserve_closed"])
     await eventually(lambda: passes(1, 3))  # the other way round
 
-    os.kill(host.hosted["t-2"].seen.properties["pid"], signal.SIGKILL)
+    os.kill(host.hosted["t-2"].observed.properties["pid"], signal.SIGKILL)
     await eventually(lambda: passes(2, 4), timeout_s=30)
 
     await fleet.client.delete(*(f"t-{number}" for number in range(1, 5)))
@@ -123,12 +123,14 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
     await fleet.client.apply(text("chain", 4))
     await eventually(settled, timeout_s=30)
     await eventually(lambda: links() == {"t-1": set(), "t-2": {"t-1"}, "t-3": {"t-2"}, "t-4": {"t-3"}})
-    pids = {name: one.seen.properties["pid"] for name, one in host.hosted.items()}
+    pids = {name: one.observed.properties["pid"] for name, one in host.hosted.items()}
 
     await fleet.client.apply(text("star", 4))
     await eventually(settled, timeout_s=30)
     await eventually(lambda: links() == {"t-1": set(), "t-2": {"t-1"}, "t-3": {"t-1"}, "t-4": {"t-1"}})
-    assert pids == {name: one.seen.properties["pid"] for name, one in host.hosted.items()}, "none restarted"
+    assert pids == {name: one.observed.properties["pid"] for name, one in host.hosted.items()}, (
+        "none restarted"
+    )
 
     planned = await fleet.client.plan(text("star", 2))
     assert {line["name"] for line in planned if line["act"] == "delete"} == {"t-3", "t-4"}
@@ -143,7 +145,7 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
 
 async def test_an_agent_without_the_domain_s_documents_makes_no_broker(fleet):
     host = await fleet.agent()
-    made = await host.obey(
+    made = await host.execute(
         protocol.Operation(id="1", verb=protocol.Verb.CREATE, resource="t", epoch=1, type="broker", config={})
     )
     assert made.outcome is not messages.DecisionOutcome.DONE
@@ -152,7 +154,7 @@ async def test_an_agent_without_the_domain_s_documents_makes_no_broker(fleet):
 
 async def test_a_revocation_reaches_the_brokers_of_a_network(fleet, trust, broker_access):
     host = await fleet.agent(broker_access=broker_access)
-    await host.obey(
+    await host.execute(
         protocol.Operation(id="1", verb=protocol.Verb.CREATE, resource="t", epoch=1, type="broker", config={})
     )
     trust.issue("a", roles.Role.USER)

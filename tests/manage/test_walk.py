@@ -12,7 +12,7 @@ from muster.testing.eventually import eventually
 
 
 def pid_of(host: Any) -> Any:
-    return host.hosted["sleeper"].seen.properties.get("pid")
+    return host.hosted["sleeper"].observed.properties.get("pid")
 
 
 def is_alive(pid: int | None) -> bool:
@@ -58,7 +58,7 @@ async def test_a_process_comes_up_is_put_back_and_survives_its_manager(fleet, pr
     late = protocol.Operation(
         id="late", verb=protocol.Verb.EXECUTE, resource="sleeper", epoch=row["epoch"], operation="stop"
     )
-    answer = await host.obey(late)
+    answer = await host.execute(late)
     assert answer.code == errors.StaleEpoch.code
     assert answer.epoch == now["epoch"]
     assert is_alive(pid)

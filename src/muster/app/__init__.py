@@ -1,4 +1,4 @@
-"""Wiring and life cycle: builds a domain from settings, starts its parts, drains and stops them.
+"""Builds a domain from settings: starts, drains and stops its components.
 
-Embeddable: several domains can live in one process.
+Several domains can run in one process.
 """

@@ -1,6 +1,6 @@
-"""Connections to the bus as whoever came in at a door: one for each, kept while it is used and a bit longer.
+"""Bus connections for the callers of a gateway: one for each caller, closed some time after the last use.
 
-So a door gives nobody more than the broker gives them, and what they do stands in the audit under their name.
+A gateway therefore grants no caller more than the broker does, and the audit records the caller's name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from muster.core import errors
 from muster.trust.permissions import roles
 
 IDLE_S = 60.0
-ALL_MAX = 256
+CONNECTIONS_MAX = 256
 
 Connect = Callable[[str, roles.Role], Awaitable[api.Bus]]
 
@@ -25,53 +25,56 @@ class _CallerConnection:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     bus: api.Bus | None = None
     users: int = 0
-    leaving: asyncio.TimerHandle | None = None
+    idle_timer: asyncio.TimerHandle | None = None
 
 
 class CallerConnections:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        self._here: dict[tuple[str, str], _CallerConnection] = {}
+        self._connections: dict[tuple[str, str], _CallerConnection] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._here)
+        return len(self._connections)
 
     @contextlib.asynccontextmanager
-    async def visit(self, name: str, role: str) -> AsyncIterator[api.Bus]:
+    async def connect(self, name: str, role: str) -> AsyncIterator[api.Bus]:
+        """The connection of a caller; it stays open while it is used, and for `IDLE_S` after that."""
         key = (name, role)
-        one = self._here.get(key)
-        if one is None:
-            if len(self._here) >= ALL_MAX:
+        connection = self._connections.get(key)
+        if connection is None:
+            if len(self._connections) >= CONNECTIONS_MAX:
                 raise errors.Overloaded(
-                    f"{ALL_MAX} users are connected through this door", retry_after_s=IDLE_S
+                    f"{CONNECTIONS_MAX} users are connected through this gateway", retry_after_s=IDLE_S
                 )
-            one = self._here[key] = _CallerConnection()
-        one.users += 1
-        if one.leaving is not None:
-            one.leaving.cancel()
-            one.leaving = None
+            connection = self._connections[key] = _CallerConnection()
+        connection.users += 1
+        if connection.idle_timer is not None:
+            connection.idle_timer.cancel()
+            connection.idle_timer = None
         try:
-            async with one.lock:
-                if one.bus is None or one.bus.state is api.ConnectionState.CLOSED:
-                    one.bus = await self._connect(name, roles.Role.named(role))
-            yield one.bus
+            async with connection.lock:
+                if connection.bus is None or connection.bus.state is api.ConnectionState.CLOSED:
+                    connection.bus = await self._connect(name, roles.Role.named(role))
+            yield connection.bus
         finally:
-            one.users -= 1
-            if one.users == 0:
+            connection.users -= 1
+            if connection.users == 0:
                 loop = asyncio.get_running_loop()
-                one.leaving = loop.call_later(IDLE_S if one.bus is not None else 0.0, self._leave, key)
+                connection.idle_timer = loop.call_later(
+                    IDLE_S if connection.bus is not None else 0.0, self._close_idle, key
+                )
 
-    def _leave(self, key: tuple[str, str]) -> None:
-        one = self._here.pop(key, None)
-        if one is not None and one.bus is not None:
-            task = asyncio.get_running_loop().create_task(one.bus.close())
+    def _close_idle(self, key: tuple[str, str]) -> None:
+        connection = self._connections.pop(key, None)
+        if connection is not None and connection.bus is not None:
+            task = asyncio.get_running_loop().create_task(connection.bus.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        for key, one in list(self._here.items()):
-            if one.leaving is not None:
-                one.leaving.cancel()
-            self._leave(key)
+        for key, connection in list(self._connections.items()):
+            if connection.idle_timer is not None:
+                connection.idle_timer.cancel()
+            self._close_idle(key)
         await asyncio.gather(*self._closing, return_exceptions=True)

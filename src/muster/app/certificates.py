@@ -1,4 +1,6 @@
-"""The certificates of a domain's brokers: made before the first start, renewed in time, without a restart."""
+"""The certificates of a domain's brokers: created before the first start, renewed in time without a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from muster.core.settings import domain
 from muster.trust import certificates
 
 PERIOD_S = 3600.0
-NAME = "brokers"  # one certificate serves all brokers of this machine
+NAME = "brokers"  # one certificate for all brokers of this machine
 
 
 def folder(settings: domain.BaseSettings) -> Path:
@@ -26,7 +28,7 @@ def folder(settings: domain.BaseSettings) -> Path:
 
 
 def ensure_authority(settings: domain.BaseSettings) -> None:
-    """Make the domain's certificate authority if it has none. Blocks."""
+    """Create the domain's certificate authority if it does not exist. Blocks."""
     if not (folder(settings) / "ca.pem").exists():
         certificates.CertificateStore.create(
             folder(settings), settings.domain.name, lifetime_s=settings.trust.ca_lifetime_s
@@ -34,7 +36,7 @@ def ensure_authority(settings: domain.BaseSettings) -> None:
 
 
 def ensure(settings: domain.BaseSettings) -> bool:
-    """Make or renew the authority and the brokers' certificate; whether that changed. Blocks."""
+    """Create or renew the authority and the brokers' certificate; returns whether they changed. Blocks."""
     ensure_authority(settings)
     held = _open(settings)
     if held.authority_status(renew_at=settings.trust.renew_at).due:
@@ -48,7 +50,7 @@ def ensure(settings: domain.BaseSettings) -> bool:
 
 
 def hosts(listening_on: str) -> list[str]:
-    """The names and addresses under which brokers that listen there may be reached."""
+    """The names and addresses of brokers that listen on this address."""
     named = [listening_on]
     if listening_on in server.EVERYWHERE:
         named = [socket.gethostname(), *_addresses(socket.gethostname())]
@@ -56,13 +58,15 @@ def hosts(listening_on: str) -> list[str]:
 
 
 def _addresses(name: str) -> list[str]:
-    """Those that other machines may use."""
+    """Addresses that other machines may use."""
     try:
-        found = {str(one[4][0]) for one in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:
         return []
-    parsed = sorted(map(ipaddress.ip_address, (one for one in found if "%" not in one)), key=str)
-    return [str(one) for one in parsed if not one.is_loopback]
+    parsed = sorted(
+        map(ipaddress.ip_address, (address for address in addresses if "%" not in address)), key=str
+    )
+    return [str(address) for address in parsed if not address.is_loopback]
 
 
 def broker_tls(settings: domain.BaseSettings) -> config.BrokerTls:
@@ -71,7 +75,7 @@ def broker_tls(settings: domain.BaseSettings) -> config.BrokerTls:
 
 
 def bundle(settings: domain.BaseSettings) -> Path:
-    """What clients verify brokers against."""
+    """The certificates with which clients verify brokers."""
     return _open(settings).bundle
 
 
@@ -80,7 +84,7 @@ def client_tls(settings: domain.BaseSettings) -> ssl.SSLContext:
 
 
 def report(settings: domain.BaseSettings) -> list[certificates.CertificateStatus]:
-    """How long each still lives. Blocks."""
+    """The remaining lifetime of each certificate. Blocks."""
     return _open(settings).report(renew_at=settings.trust.renew_at)
 
 
@@ -89,7 +93,7 @@ def _open(settings: domain.BaseSettings) -> certificates.CertificateStore:
 
 
 class CertificateRenewer:
-    """The part that renews them, has the brokers read them again, and warns in time."""
+    """The component that renews certificates, reloads the brokers, and warns before the expiry."""
 
     name = "certificates"
     depends_on: Sequence[str] = ()
@@ -99,27 +103,31 @@ class CertificateRenewer:
         self._reload = reload
         self._period_s = period_s
         self._context: context_.ComponentContext
-        self._unread = False  # whether some broker may not have read the present certificate
+        self._unread = False  # whether a broker may still use the previous certificate
         self._report: list[certificates.CertificateStatus] = []
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
-        await self.look()
-        context.spawn(self._look_always())
+        await self.check()
+        context.spawn(self._check_forever())
 
     async def stop(self) -> None:
-        """Nothing to end but the task, which the domain ends."""
+        """The domain ends the task."""
 
     def health(self) -> component.ComponentHealth:
         rows = [
-            {"name": one.name, "days_left": round(one.days_left, 1), "due": one.due} for one in self._report
+            {"name": certificate.name, "days_left": round(certificate.days_left, 1), "due": certificate.due}
+            for certificate in self._report
         ]
-        warned = [one for one in self._report if one.warning_days is not None]
-        reason = ", ".join(f"{one.name} ends in {max(0.0, one.days_left):.1f} days" for one in warned)
+        warned = [certificate for certificate in self._report if certificate.warning_days is not None]
+        reason = ", ".join(
+            f"{certificate.name} expires in {max(0.0, certificate.days_left):.1f} days"
+            for certificate in warned
+        )
         return component.ComponentHealth(reason=reason, facts={"certificates": rows})
 
-    async def look(self) -> None:
-        """Once, now."""
+    async def check(self) -> None:
+        """Check and renew once."""
         context = self._context
         self._unread |= await asyncio.to_thread(ensure, context.settings)
         if self._unread:
@@ -128,17 +136,19 @@ class CertificateRenewer:
             context.log.info("certificate-renewed")
         self._report = await asyncio.to_thread(report, context.settings)
         gauge = context.metrics.gauge(
-            "certificate_remaining_seconds", "How long each certificate still lives.", ("name",)
+            "certificate_remaining_seconds", "Remaining lifetime of each certificate.", ("name",)
         )
-        for one in self._report:
-            gauge.set(one.days_left * certificates.DAY_S, name=one.name)
-            if one.warning_days is not None:
-                context.log.warning("certificate-ends-soon", name=one.name, days_left=one.days_left)
+        for certificate in self._report:
+            gauge.set(certificate.days_left * certificates.DAY_S, name=certificate.name)
+            if certificate.warning_days is not None:
+                context.log.warning(
+                    "certificate-expires-soon", name=certificate.name, days_left=certificate.days_left
+                )
 
-    async def _look_always(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
             try:
-                await self.look()
+                await self.check()
             except errors.MusterError as error:
                 self._context.log.error("certificates-not-renewed", error=error)

@@ -1,11 +1,11 @@
-"""A domain, built from settings: its brokers, its store, its identities, and the parts that run on them.
+"""A domain built from settings: its brokers, store, identities and components.
 
     async with domain.Domain(settings) as running:
         bus = await running.connect("alice", roles.Role.USER)
 
-What stands before any part starts, and ends after the last one has stopped: the lock on the folder, the
-health pages, the keys, the brokers (ours, unless the settings name somebody else's), the store, and the
-domain's own connection.  Several domains can live in one process; each has a folder of its own.
+Before any component starts, and until the last one has stopped, the following exist: the lock on the folder,
+the health pages, the keys, the brokers (own ones, unless the settings name others), the store, and the
+domain's own connection. Several domains can run in one process; each has its own folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from muster.trust.permissions import roles
 
 P = TypeVar("P")
 
-PROCESS = "domain"  # as which it tells where its pages are
+PROCESS = "domain"  # the process name of its health pages
 
 
 class DomainState(enum.Enum):
@@ -61,7 +61,7 @@ class Domain:
         self._log = log.EventLog("app", domain=settings.domain.name)
         self._budgets = retention.RetentionMonitor()
         self._parts = (*self._own_parts(), *parts)
-        self._team: component.ComponentGroup
+        self._components: component.ComponentGroup
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
         self._pages: server.HttpServer | None = None
@@ -79,16 +79,16 @@ class Domain:
         own.append(control.ControlServer({**verbs, "alerts": self._budgets.open_alerts}))
         return own
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
-        """When this returns, the domain serves. If it cannot, it is as if it had never begun."""
+        """Start the domain; it serves when this returns. A failed start is undone."""
         if self.state is not DomainState.STOPPED:
-            raise errors.Conflict(f"the domain {self.settings.domain.name} is {self.state.value} already")
+            raise errors.Conflict(f"the domain {self.settings.domain.name} is already {self.state.value}")
         self.state = DomainState.STARTING
         self._started_at_s = time.time()
         self._failure = asyncio.get_running_loop().create_future()
-        self._team = component.ComponentGroup(
+        self._components = component.ComponentGroup(
             self._parts, context_for=self._context, on_failure=self._part_failed
         )
         try:
@@ -102,8 +102,8 @@ class Domain:
             await self._open_store()
             self.bus = await self.connect(identities.SELF, identities.OWN[identities.SELF])
             self._stack.push_async_callback(self.bus.close)
-            self._stack.push_async_callback(self._team.stop)
-            await self._team.start()
+            self._stack.push_async_callback(self._components.stop)
+            await self._components.start()
             self.state = DomainState.RUNNING
             await asyncio.to_thread(self.folder.announce, self.running)
         except BaseException:
@@ -113,7 +113,7 @@ class Domain:
         self._log.info("domain-started", servers=", ".join(self.servers), took_s=round(took_s, 3))
 
     async def stop(self) -> None:
-        """Drain and stop, last started first."""
+        """Drain and stop, in reverse order of the start."""
         if self.state is DomainState.STOPPED:
             return
         was_running = self.state is DomainState.RUNNING
@@ -125,7 +125,7 @@ class Domain:
             self._log.info("domain-stopped")
 
     async def guard(self, work: Awaitable[None]) -> None:
-        """Await ``work``, unless something fails meanwhile that the domain cannot be without: raises that."""
+        """Await ``work``; raises the error of a vital component that fails meanwhile."""
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait((task, self._failure), return_when=asyncio.FIRST_COMPLETED)
@@ -135,7 +135,7 @@ class Domain:
             await asyncio.gather(task, return_exceptions=True)
 
     async def wait(self) -> None:
-        """Until something fails that the domain cannot be without; raises what it was."""
+        """Wait until a vital component fails; raises its error."""
         await self.guard(asyncio.get_running_loop().create_future())
 
     async def __aenter__(self) -> Self:
@@ -145,7 +145,7 @@ class Domain:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    # What it is and how it fares
+    # Status
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -153,11 +153,11 @@ class Domain:
 
     @property
     def ready(self) -> bool:
-        """Whether it can do its work: up, connected, and no vital part missing."""
+        """Whether it is running and connected, and all vital components work."""
         if self.state is not DomainState.RUNNING or self.bus.state is not api.ConnectionState.CONNECTED:
             return False
-        found = self._team.health()
-        return all(found[part.name].is_working for part in self._parts if part.vital)
+        health_by_name = self._components.health()
+        return all(health_by_name[part.name].is_working for part in self._parts if part.vital)
 
     @property
     def running(self) -> home.RunningDomain:
@@ -175,30 +175,31 @@ class Domain:
         )
 
     async def status(self) -> dict[str, Any]:
-        """All there is to tell, as plain values."""
-        found = self._team.health()
+        """The complete status as plain values."""
+        health_by_name = self._components.health()
         status: dict[str, Any] = {
             "state": self.state.value,
             "ready": self.ready,
             "brokers": [] if self.brokers is None else await self.brokers.describe(),
             "parts": [
-                {"name": name, "state": one.state.value, "reason": one.reason} for name, one in found.items()
+                {"name": name, "state": component_health.state.value, "reason": component_health.reason}
+                for name, component_health in health_by_name.items()
             ],
-            "pages": await asyncio.to_thread(self._told),
+            "pages": await asyncio.to_thread(self._health_endpoints),
         }
-        for one in found.values():
-            status |= one.facts
+        for component_health in health_by_name.values():
+            status |= component_health.facts
         return status
 
     def part(self, kind: type[P]) -> P:
-        """The part of this kind, for whoever embeds the domain."""
-        found = next((part for part in self._parts if isinstance(part, kind)), None)
-        if found is None:
+        """The component of this type, for programs that embed the domain."""
+        match = next((part for part in self._parts if isinstance(part, kind)), None)
+        if match is None:
             raise errors.NotFound(f"this domain has no {kind.__name__}")
-        return found
+        return match
 
     async def connect(self, identity: str, role: roles.Role) -> api.Bus:
-        """A connection under ``identity``, whose credentials are issued if it has none."""
+        """A connection as ``identity``; credentials are issued if it has none."""
         return await client.connect(
             self.servers,
             creds=await asyncio.to_thread(identities.credentials, self.trust, identity, role),
@@ -207,11 +208,11 @@ class Domain:
             measure=self.metrics,
         )
 
-    async def tell_brokers(self) -> None:
-        """Have the running brokers take note of the account as it is now: who was revoked."""
+    async def publish_accounts(self) -> None:
+        """Send the current account, with its revocations, to the running brokers."""
         await identities.publish_accounts(self.trust, self.servers, tls=await self._tls())
 
-    # Inside
+    # Internals
 
     async def _tls(self) -> ssl.SSLContext | None:
         if self.brokers is None or not self.settings.bus.uses_tls:
@@ -242,7 +243,7 @@ class Domain:
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
-            self._failure.exception()  # taken note of here, should nobody wait
+            self._failure.exception()  # mark it as retrieved, in case no task awaits it
 
     async def _hold_folder(self) -> None:
         lock = self.folder.hold()
@@ -256,22 +257,22 @@ class Domain:
         self._pages = await health.serve(
             self.settings.health,
             ready=lambda: self.ready,
-            conditions=self._team.health,
+            conditions=self._components.health,
             metrics=self.metrics,
             more_routes={"/status": self._status_page},
         )
         if self._pages is not None:
             self._stack.push_async_callback(self._pages.close)
-            told = await asyncio.to_thread(health.advertise, self.folder.pages, PROCESS, self._pages)
-            self._stack.push_async_callback(asyncio.to_thread, told.unlink, missing_ok=True)
+            page_file = await asyncio.to_thread(health.advertise, self.folder.pages, PROCESS, self._pages)
+            self._stack.push_async_callback(asyncio.to_thread, page_file.unlink, missing_ok=True)
 
     async def _status_page(self, _: server.HttpRequest) -> server.HttpResponse:
         return server.json_response(await self.status())
 
-    def _told(self) -> list[dict[str, Any]]:
+    def _health_endpoints(self) -> list[dict[str, Any]]:
         return [
-            {"process": one.process, "pid": one.pid, "url": one.url}
-            for one in health.advertised(self.folder.pages)
+            {"process": endpoint.process, "pid": endpoint.pid, "url": endpoint.url}
+            for endpoint in health.advertised(self.folder.pages)
         ]
 
     async def _open_store(self) -> None:
@@ -279,23 +280,23 @@ class Domain:
         self._stack.push_async_callback(self.store.close)
 
 
-async def open_store(of: domain.BaseSettings) -> database.Store:
-    """The store that these settings name; several processes may have it open."""
-    wanted = of.store
-    kind, _, path = wanted.url.partition(":")
+async def open_store(settings: domain.BaseSettings) -> database.Store:
+    """The store that these settings name; several processes may open it."""
+    store_settings = settings.store
+    kind, _, path = store_settings.url.partition(":")
     in_folder = kind == "sqlite" and path != ":memory:"
     password = None
-    if wanted.password:
-        password = await asyncio.to_thread(loader.read_secret, wanted.password, os.environ)
+    if store_settings.password:
+        password = await asyncio.to_thread(loader.read_secret, store_settings.password, os.environ)
     return await database.open(
-        f"sqlite:{of.domain.folder.absolute() / path}" if in_folder else wanted.url,
+        f"sqlite:{settings.domain.folder.absolute() / path}" if in_folder else store_settings.url,
         settings=store_api.StoreOptions(
-            sync=wanted.sync,
-            pool=wanted.pool,
-            busy_timeout_s=wanted.busy_timeout_s,
-            bytes_max=wanted.max_bytes,
-            history_changes_max=wanted.history_max_changes,
-            history_bytes_max=wanted.history_max_bytes,
+            sync=store_settings.sync,
+            pool=store_settings.pool,
+            busy_timeout_s=store_settings.busy_timeout_s,
+            bytes_max=store_settings.max_bytes,
+            history_changes_max=store_settings.history_max_changes,
+            history_bytes_max=store_settings.history_max_bytes,
         ),
         password=password,
     )

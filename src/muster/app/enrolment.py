@@ -1,13 +1,13 @@
-"""How a machine comes into a domain: a one-time token for credentials whose key never leaves the machine.
+"""Enrolment: a one-time token for credentials whose private key never leaves the machine.
 
-A token holds where the brokers are, which certificates to trust, and the credentials of an identity that may
-do nothing but ask to be admitted (the role ``joining``).  The machine makes a key, asks with its public half,
-and gets a document for the name that the token was made for; the token is spent.  From the first request on,
-the token belongs to that key: a request that is repeated, because its answer was lost, gets the same answer,
-and what an operator approves is the machine that asked.
+A token contains the addresses of the brokers, the certificates to trust, and the credentials of an identity
+that may only request admission (the role ``joining``). The machine creates a key, sends its public half, and
+receives a signed document for the name of the token; the token is then spent. From the first request on, the
+token is bound to that key: a repeated request gets the same reply, and an operator approves exactly the
+machine that sent the request.
 
-A machine that was set up anew asks under its old name: the old key is revoked, so no process can act for it
-any more, and its resources are created anew.
+A reinstalled machine enrols under its old name: the old key is revoked, so no process can use it any more,
+and its resources are created again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from muster.trust.permissions import roles
 
 TOKENS = "manage.tokens"
 _KEY = "joining.seed"
-ANOTHER = "ask for another: `muster agent token NAME`"
+NEW_TOKEN_HINT = "create another one: `muster agent token NAME`"
 PREFIX = "join-"
 LIFETIME_S = 3600.0
-ANSWERED_S = 7 * 86400.0  # for so long after its end a token is told why it is not accepted
+REPLY_S = 7 * 86400.0  # how long an expired token still gets an error with the reason
 
 
 class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text of a token holds. A secret, until it is spent."""
+    """The content of a token. It is a secret until it is spent."""
 
     servers: tuple[str, ...]
     creds: str
@@ -57,7 +57,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(base64.urlsafe_b64decode(text.strip() + "=="), type=cls)
         except (ValueError, msgspec.MsgspecError) as error:
             raise errors.InvalidInput(
-                "this is not a token", hint="`muster agent token NAME` makes one"
+                "this is not a token", hint="`muster agent token NAME` creates one"
             ) from error
 
 
@@ -67,13 +67,13 @@ class EnrolmentRecord(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_s: float
     approved: bool
     spent: bool = False
-    admitted: bool = False  # what it was spent for was done
-    asked_by_machine: str = ""
-    public_key: str = ""  # of the machine that asked first
+    admitted: bool = False  # the admission was completed
+    machine: str = ""
+    public_key: str = ""  # of the machine that sent the first request
 
 
 class Admission(msgspec.Struct, frozen=True):
-    """``replaced``: a former key of the same name was revoked, which brokers have to be told."""
+    """``replaced``: a previous key of the same name was revoked, which the brokers must learn."""
 
     name: str
     jwt: str
@@ -81,7 +81,7 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 class EnrolmentService:
-    """Where tokens are made and spent; it runs where the keys are."""
+    """Creates and redeems tokens; runs where the keys are."""
 
     def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class EnrolmentService:
         expires_at_s = time.time() + lifetime_s
 
         def issue() -> str:
-            self._trust.issue(identity, roles.Role.JOINING, lifetime_s=lifetime_s + ANSWERED_S)
+            self._trust.issue(identity, roles.Role.JOINING, lifetime_s=lifetime_s + REPLY_S)
             return self._trust.credentials(identity).render()
 
         creds = await asyncio.to_thread(issue)
@@ -115,57 +115,64 @@ class EnrolmentService:
         ).render()
 
     async def waiting(self) -> list[dict[str, str]]:
-        """Machines that have asked and wait for approval."""
+        """Machines that requested admission and wait for approval."""
         return [
-            {"token": identity, "name": one.name, "machine": one.asked_by_machine}
-            for identity, one in await self._all()
-            if not one.approved and not one.spent and one.asked_by_machine
+            {"token": identity, "name": enrolment.name, "machine": enrolment.machine}
+            for identity, enrolment in await self._all()
+            if not enrolment.approved and not enrolment.spent and enrolment.machine
         ]
 
     async def approve(self, name: str) -> dict[str, str]:
-        """The machine that asked as ``name``; several that did are told apart by their tokens' identities."""
+        """Approve the machine that requested ``name``; several are distinguished by their tokens'
+        identities.
+        """
         unapproved = [
-            (identity, one)
-            for identity, one in await self._all()
-            if name in (identity, one.name) and not one.approved and not one.spent
+            (identity, enrolment)
+            for identity, enrolment in await self._all()
+            if name in (identity, enrolment.name) and not enrolment.approved and not enrolment.spent
         ]
-        asked = [identity for identity, one in unapproved if one.asked_by_machine]
-        if len(asked) > 1:
+        requested = [identity for identity, enrolment in unapproved if enrolment.machine]
+        if len(requested) > 1:
             raise errors.Conflict(
-                f"{len(asked)} machines ask to be {name!r}", hint=f"approve one of {', '.join(asked)}"
+                f"{len(requested)} machines requested the name {name!r}",
+                hint=f"approve one of {', '.join(requested)}",
             )
-        for identity, one in unapproved:
-            if not asked or identity in asked:
-                await self._put(identity, msgspec.structs.replace(one, approved=True))
-                return {"approved": one.name}
-        raise errors.NotFound(f"no machine waits to be approved as {name!r}")
+        for identity, enrolment in unapproved:
+            if not requested or identity in requested:
+                await self._put(identity, msgspec.structs.replace(enrolment, approved=True))
+                return {"approved": enrolment.name}
+        raise errors.NotFound(f"no machine waits for approval as {name!r}")
 
     async def enrol(self, identity: str, public_key: str, machine: str) -> Admission:
-        """The document for a machine's own key; `errors.Unavailable` while it waits for approval."""
+        """The document for a machine's key; `errors.Unavailable` while it waits for approval."""
         record = await self._store.get(TOKENS, identity)
         if record is None:
-            raise errors.Forbidden("this token is not known", hint=ANOTHER)
-        one = msgspec.json.decode(record.value, type=EnrolmentRecord)
-        if one.public_key not in ("", public_key):
-            used = "is spent" if one.spent else "was used by another machine, which waits for approval"
-            raise errors.Forbidden(f"this token {used}", hint=ANOTHER)
-        if one.admitted:
-            return await asyncio.to_thread(self._admitted, one.name, public_key)
-        if one.expires_at_s < time.time():
-            raise errors.Forbidden("this token has expired", hint=ANOTHER)
-        nkeys.require_kind(public_key, nkeys.KeyKind.USER)
-        one = msgspec.structs.replace(one, public_key=public_key)
-        if not one.approved:
-            one = msgspec.structs.replace(one, asked_by_machine=machine[:64] or "?")
-            await self._put(identity, one, expected=record.version)
-            raise errors.Unavailable(
-                f"{one.name} waits for approval", hint=f"`muster agent approve {one.name}`"
+            raise errors.Forbidden("unknown token", hint=NEW_TOKEN_HINT)
+        enrolment = msgspec.json.decode(record.value, type=EnrolmentRecord)
+        if enrolment.public_key not in ("", public_key):
+            used = (
+                "is spent"
+                if enrolment.spent
+                else "was used by another machine, which is waiting for approval"
             )
-        # Stored first: from here on the token is good for this key only, however often it asks.
-        one = msgspec.structs.replace(one, spent=True)
-        await self._put(identity, one, expected=record.version)
-        admitted = await asyncio.to_thread(self._admit, one.name, public_key)
-        await self._put(identity, msgspec.structs.replace(one, admitted=True))
+            raise errors.Forbidden(f"this token {used}", hint=NEW_TOKEN_HINT)
+        if enrolment.admitted:
+            return await asyncio.to_thread(self._admitted, enrolment.name, public_key)
+        if enrolment.expires_at_s < time.time():
+            raise errors.Forbidden("this token has expired", hint=NEW_TOKEN_HINT)
+        nkeys.require_kind(public_key, nkeys.KeyKind.USER)
+        enrolment = msgspec.structs.replace(enrolment, public_key=public_key)
+        if not enrolment.approved:
+            enrolment = msgspec.structs.replace(enrolment, machine=machine[:64] or "?")
+            await self._put(identity, enrolment, expected=record.version)
+            raise errors.Unavailable(
+                f"{enrolment.name} is waiting for approval", hint=f"`muster agent approve {enrolment.name}`"
+            )
+        # Stored first: from now on the token is valid for this key only.
+        enrolment = msgspec.structs.replace(enrolment, spent=True)
+        await self._put(identity, enrolment, expected=record.version)
+        admitted = await asyncio.to_thread(self._admit, enrolment.name, public_key)
+        await self._put(identity, msgspec.structs.replace(enrolment, admitted=True))
         return admitted
 
     def _admit(self, name: str, public_key: str) -> Admission:
@@ -177,38 +184,40 @@ class EnrolmentService:
         else:
             if known.role != roles.Role.AGENT:
                 raise errors.Conflict(f"{name!r} has the role {known.role}, not agent")
-            if known.public_key == public_key:  # the domain ended before it was recorded
+            if known.public_key == public_key:  # the domain ended before the admission was recorded
                 return self._admitted(name, public_key)
             self._trust.revoke(name)
             replaced = True
         return Admission(name, self._trust.issue(name, roles.Role.AGENT, public_key=public_key), replaced)
 
     def _admitted(self, name: str, public_key: str) -> Admission:
-        """The same answer again, unless the machine was shut out or replaced since."""
+        """The same reply again, unless the machine was revoked or replaced since."""
         known = self._trust.show(name)
         if known.public_key != public_key or known.status != "valid":
-            raise errors.Forbidden("this token is spent", hint=ANOTHER)
+            raise errors.Forbidden("this token is spent", hint=NEW_TOKEN_HINT)
         return Admission(name, self._trust.document(name))
 
     async def _forget_old(self) -> None:
-        """Tokens whose identities have expired: brokers refuse them, so they cannot ask any more."""
-        for identity, one in await self._all():
-            if one.expires_at_s + ANSWERED_S < time.time():
+        """Delete tokens whose identities have expired: brokers refuse them."""
+        for identity, enrolment in await self._all():
+            if enrolment.expires_at_s + REPLY_S < time.time():
                 await self._store.delete(TOKENS, identity)
 
     async def _all(self) -> list[tuple[str, EnrolmentRecord]]:
         records = await self._store.scan(TOKENS)
         return [(record.key, msgspec.json.decode(record.value, type=EnrolmentRecord)) for record in records]
 
-    async def _put(self, identity: str, one: EnrolmentRecord, expected: int | None = None) -> None:
+    async def _put(self, identity: str, enrolment: EnrolmentRecord, expected: int | None = None) -> None:
         try:
-            await self._store.put(TOKENS, identity, msgspec.json.encode(one), expected_version=expected)
+            await self._store.put(TOKENS, identity, msgspec.json.encode(enrolment), expected_version=expected)
         except store_api.TransactionConflict as error:
-            raise errors.Conflict("this token is being used at the same time") from error
+            raise errors.Conflict("this token is being used concurrently") from error
 
 
 def machine_key(folder: pathlib.Path) -> nkeys.KeyPair:
-    """The key to enrol with, stored before it is used: a machine that crashes asks again with the same."""
+    """The key for the enrolment, stored before its use: after a crash, the machine retries with the
+    same key.
+    """
     path = folder / _KEY
     try:
         return nkeys.KeyPair.from_seed(path.read_text().strip())

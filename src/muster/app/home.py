@@ -1,17 +1,17 @@
-"""A home: a folder with the settings of one domain, and below it all that the domain keeps on this machine.
+"""A home: a folder with the settings of a domain and its data on this machine.
 
     muster.toml      settings
-    NAME/            the domain's folder (`domain.data_dir` may put it elsewhere)
-      keys/          seeds and credentials (nobody else may read them; `trust.keys_dir` may put it elsewhere)
-      certs/         the domain's certificate authority and what it issued
-      brokers/       what the brokers keep
+    NAME/            the domain's folder (`domain.data_dir` may move it)
+      keys/          seeds and credentials, readable by their owner only (`trust.keys_dir` may move it)
+      certs/         the domain's certificate authority and the certificates it issued
+      brokers/       data of the brokers
       store.db       system state
-      logs/          what processes say when they run detached
-      run/           what is true only while the domain runs: the lock, where its doors are, and in pages/
-                     where each of its processes says how it is
+      logs/          output of detached processes
+      run/           exists only while the domain runs: the lock, its addresses, and in pages/ the address of
+                     each process's health pages
 
-The lock in ``run/`` is held by the kernel for the process that runs the domain, so it cannot go stale: after
-``kill -9`` it is free.  The pid written into it is only for telling people.
+The kernel holds the lock in ``run/`` for the process that runs the domain, so it cannot become stale: after
+``kill -9`` it is free.  The pid in it is only informational.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ SETTINGS_NAME = "muster.toml"
 
 
 class RunningDomain(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running domain says about itself in ``run/domain.json``."""
+    """The description of a running domain in ``run/domain.json``."""
 
     domain: str
     pid: int
     started_at_s: float
     version: str
     servers: tuple[str, ...]
-    ca: str | None = None  # what to verify the brokers against, where they use TLS
+    ca: str | None = None  # certificates to verify the brokers with, if they use TLS
     locator_url: str | None = None
     health_url: str | None = None
     web_url: str | None = None
@@ -53,7 +53,9 @@ class Home:
 
     @classmethod
     def find(cls, chosen: Path | None = None) -> Home:
-        """The one chosen; else ``.muster`` here if it is a home; else ``.muster`` in the user's folder."""
+        """The chosen folder, or ``.muster`` in the current folder if it is a home, or ``.muster`` in the
+        user's folder.
+        """
         if chosen is not None:
             return cls(chosen.expanduser().absolute())
         here = cls(Path.cwd() / FOLDER_NAME)
@@ -64,18 +66,18 @@ class Home:
         return self.root / SETTINGS_NAME
 
     def expect(self) -> Home:
-        """Itself, if `muster init` has been here."""
+        """This home, if `muster init` has created it."""
         if not self.settings_file.is_file():
             raise errors.NotFound(
-                f"{self.root} is not a home: it has no {self.settings_file.name}",
-                hint=f"make one with `muster init --home {self.root}`, or name another with --home",
+                f"{self.root} is not a home: there is no {self.settings_file.name}",
+                hint=f"create one with `muster init --home {self.root}`, or choose another with --home",
             )
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class DomainFolder:
-    """The domain's folder: what lies where, and who runs it."""
+    """The paths in a domain's folder, and the process that runs the domain."""
 
     root: Path
 
@@ -93,7 +95,7 @@ class DomainFolder:
 
     @property
     def pages(self) -> Path:
-        """Where each process tells at which address it says how it is (`muster.bus.http.health`)."""
+        """Where each process publishes the address of its health pages (`muster.bus.http.health`)."""
         return self.run / "pages"
 
     @property
@@ -105,24 +107,24 @@ class DomainFolder:
         return self.run / "domain.json"
 
     def create(self) -> None:
-        """Make the folders, readable by their owner only; those that are there stay as they are."""
+        """Create the folders, readable by their owner only; existing ones are unchanged."""
         for folder in (self.root, self.brokers, self.logs, self.run):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Be the one process that runs this domain; refused while another does."""
+        """Lock the folder for this process; `errors.AlreadyExists` while another process runs the domain."""
         self.run.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if not _lock(descriptor, fcntl.LOCK_EX):
                 raise errors.AlreadyExists(
-                    f"the domain in {self.root} is running already (pid {self._written_pid()})",
+                    f"the domain in {self.root} is already running (pid {self._written_pid()})",
                     hint="`muster status` shows it, `muster down` stops it",
                 )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            self.running_file.unlink(missing_ok=True)  # of one that was killed
+            self.running_file.unlink(missing_ok=True)  # left by a killed process
             try:
                 yield
             finally:
@@ -142,11 +144,11 @@ class DomainFolder:
             os.close(descriptor)
 
     def announce(self, running: RunningDomain) -> None:
-        """Write where the doors are, all at once or not at all."""
+        """Write the description of the running domain atomically."""
         files.write(self.running_file, msgspec.json.format(msgspec.json.encode(running)))
 
     def running(self) -> RunningDomain | None:
-        """What the running domain says of itself; None when none runs or it is not up yet."""
+        """The description of the running domain; None if it does not run or is not up yet."""
         if self.holder() is None:
             return None
         try:
@@ -162,7 +164,7 @@ class DomainFolder:
 
 
 def _lock(descriptor: int, kind: int, *, tries: int = 5) -> bool:
-    """Whether it could be had. Somebody who only looks holds it for microseconds, hence the tries."""
+    """Whether the lock was acquired. Readers hold it for microseconds, hence the retries."""
     for attempt in range(tries):
         if attempt:
             time.sleep(0.01)

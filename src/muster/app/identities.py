@@ -1,7 +1,7 @@
-"""The identities a domain itself needs, and where their credentials are.
+"""The identities of the domain itself and their credentials.
 
-`muster init` makes them; a domain that is started without it (embedded in a program) makes them at its first
-start.  What is not async touches files and blocks: call it in a thread.
+`muster init` creates them; an embedded domain creates them at its first start. Functions that are not async
+access files and block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from muster.trust import keyring
 from muster.trust.permissions import roles
 
 SELF = "bootstrap"  # the domain's own process
-LINK = "link"  # the identity under which our brokers hang on others
-SYSTEM = "system"  # tells brokers of changed accounts
-ADMINISTRATOR = "admin"  # whoever has the home
+LINK = "link"  # the identity of the domain's brokers at other brokers
+SYSTEM = "system"  # sends changed accounts to brokers
+ADMINISTRATOR = "admin"  # the owner of the home
 
 OWN = {
     SELF: roles.Role.BOOTSTRAP,
@@ -37,20 +37,20 @@ def open_keyring(settings: settings_domain.BaseSettings) -> keyring.Keyring:
 
 
 def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
-    """The domain's keys, made if there are none, with the domain's own identities among them."""
+    """The domain's keyring, created if it does not exist, with the domain's own identities."""
     if settings.keys_folder.exists():
         trust = open_keyring(settings)
     else:
         trust = keyring.Keyring.create(settings.keys_folder, settings.domain.name)
-    for identity, role in OWN.items():  # also those that an interrupted `muster init` left out
+    for identity, role in OWN.items():  # including those that an interrupted `muster init` left out
         credentials_file(trust, identity, role)
     return trust
 
 
 def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) -> Path:
-    """The file with the credentials of ``identity``, which are issued if it has none that are valid.
+    """The credentials file of ``identity``; credentials are issued if there are no valid ones.
 
-    A revoked identity stays out: only `muster creds issue` brings it back.
+    A revoked identity stays revoked: only `muster creds issue` readmits it.
     """
     domain = keyring.SYSTEM if role is roles.Role.SYSTEM else None
     try:
@@ -60,7 +60,7 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
     else:
         if record.status == "revoked":
             raise errors.Unauthorized(
-                f"{identity!r} was revoked", hint=f"`muster creds issue {identity}` gives it a new key"
+                f"{identity!r} was revoked", hint=f"`muster creds issue {identity}` issues a new key"
             )
         if record.role != role.value:
             raise errors.Conflict(f"{identity!r} has the role {record.role}, not {role.value}")
@@ -70,7 +70,7 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
 
 
 def credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> credentials_.Credentials:
-    """What `credentials_file` holds."""
+    """The credentials in `credentials_file`."""
     return credentials_.Credentials.parse(credentials_file(trust, identity, role).read_text())
 
 
@@ -81,10 +81,10 @@ def system_credentials(trust: keyring.Keyring) -> credentials_.Credentials:
 async def publish_accounts(
     trust: keyring.Keyring, servers: Iterable[str], *, tls: ssl.SSLContext | None = None
 ) -> None:
-    """Have running brokers take note of the account as it is now: they refuse, and cut off, the revoked."""
+    """Send the current account to running brokers: they disconnect and refuse revoked identities."""
     subject, claims = await asyncio.to_thread(trust.claims_update)
     creds = await asyncio.to_thread(system_credentials, trust)
     async with await client.connect(servers, creds=creds, tls=tls) as system:
         answer = msgspec.json.decode((await system.request(subject, claims)).data)
     if "error" in answer:
-        raise errors.Refused(f"the brokers did not take the account's new state: {answer['error']}")
+        raise errors.Refused(f"the brokers rejected the new account: {answer['error']}")

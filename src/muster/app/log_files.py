@@ -1,9 +1,9 @@
-"""Where a process's events go: to stderr in front, to a file with a budget when detached.
+"""Log output of processes: to stderr in the foreground, to a file with a size limit when detached.
 
-The file is kept in a few pieces: the current one and older ones with a number.  Together they never exceed
-their share of ``retention.logs``, and older pieces go when they are past its age.  Brokers write their own
-files; `broker_file_bytes` is their share of the same budget.  What other processes of the domain say,
-whatever it is, goes through a pipe to the domain's process, which keeps it in such a file for each (`keep`).
+A log is stored in several pieces: the current one and numbered older ones. Together they never exceed their
+share of ``retention.logs``, and older pieces are deleted at the maximum age. Brokers write their own files;
+`broker_file_bytes` is their share of the same budget. The output of other processes goes through a pipe to
+the domain's process, which writes a file for each (`capture_output`).
 """
 
 from __future__ import annotations
@@ -21,30 +21,31 @@ from typing import TextIO, cast
 from muster.core.settings import domain
 from muster.core.telemetry import log
 
-PIECES = 4  # of one log: the current and three older ones
+PIECES = 4  # per log: the current and three older ones
 CHUNK_BYTES = 64 << 10
 LINGER_S = 2.0
-_BROKER_PIECES = 4  # as many as the engine is told to keep, and the current one
+_BROKER_PIECES = 4  # the number that a broker keeps, and the current one
 
 
 def file_bytes(settings: domain.BaseSettings, processes: int = 1) -> int:
-    """The size at which a log turns to a new piece: a quarter of the budget is the domain's own process's,
-    and a quarter that of the ``processes`` it started."""
+    """The size at which a log starts a new piece: a quarter of the budget for the domain's process, and a
+    quarter for the ``processes`` it started.
+    """
     return settings.retention.logs.max_bytes // 4 // PIECES // processes
 
 
 def broker_file_bytes(settings: domain.BaseSettings, brokers: int) -> int:
-    """The same for each broker: the other half is theirs."""
+    """The same for each broker, from the other half of the budget."""
     return settings.retention.logs.max_bytes // 2 // (brokers * _BROKER_PIECES)
 
 
 def configure(settings: domain.BaseSettings, file: Path | None = None) -> Callable[[], None]:
-    """Send events to ``file``, or to stderr; the returned function ends that."""
+    """Send events to ``file``, or to stderr; the returned function undoes it."""
     stream: TextIO = sys.stderr
     if file is not None:
         stream = cast(TextIO, RotatingFile(file, file_bytes(settings), settings.retention.logs.max_age_s))
     undo = log.configure(stream, level=settings.log.level, form=settings.log.format)
-    # What libraries complain of goes the same way: nothing else bounds it.
+    # Log output of libraries goes the same way, because nothing else limits it.
     handler = logging.getLogger(log.ROOT).handlers[-1]
     logging.getLogger().addHandler(handler)
 
@@ -58,30 +59,32 @@ def configure(settings: domain.BaseSettings, file: Path | None = None) -> Callab
 
 
 async def capture_output(
-    said: asyncio.StreamReader, file: Path, settings: domain.BaseSettings, *, processes: int
+    output: asyncio.StreamReader, file: Path, settings: domain.BaseSettings, *, processes: int
 ) -> None:
-    """Write what a process says into ``file``, until it says no more."""
-    kept = await asyncio.to_thread(
+    """Write the output of a process into ``file`` until it ends."""
+    log_file = await asyncio.to_thread(
         RotatingFile, file, file_bytes(settings, processes), settings.retention.logs.max_age_s
     )
     try:
-        while data := await said.read(CHUNK_BYTES):
-            await asyncio.to_thread(kept.write, data.decode(errors="replace"))
+        while data := await output.read(CHUNK_BYTES):
+            await asyncio.to_thread(log_file.write, data.decode(errors="replace"))
     finally:
-        kept.close()
+        log_file.close()
 
 
-async def end_captures(*keeping: asyncio.Task[None]) -> None:
-    """End tasks of `keep` whose processes have ended. What those started may still hold the pipe."""
-    if keeping:
-        await asyncio.wait(keeping, timeout=LINGER_S)
-    for task in keeping:
+async def end_captures(*captures: asyncio.Task[None]) -> None:
+    """End `capture_output` tasks whose processes have ended. Their children may still hold the pipe."""
+    if captures:
+        await asyncio.wait(captures, timeout=LINGER_S)
+    for task in captures:
         task.cancel()
-    await asyncio.gather(*keeping, return_exceptions=True)
+    await asyncio.gather(*captures, return_exceptions=True)
 
 
 class RotatingFile(io.TextIOBase):
-    """A text stream into a file that starts anew when full. A full disk costs lines, never the process."""
+    """A text stream into a file that rotates when full. A full disk loses lines, but never fails the
+    process.
+    """
 
     def __init__(self, path: Path, max_bytes: int, max_age_s: float) -> None:
         self._path = path
@@ -89,14 +92,14 @@ class RotatingFile(io.TextIOBase):
         self._max_age_s = max_age_s
         self._file = path.open("ab", buffering=0)
         self._size = path.stat().st_size
-        self._forget()
+        self._remove_old()
         self.lost = 0  # lines that could not be written
 
     def write(self, text: str) -> int:
         data = text.encode(errors="replace")
         try:
             if self._size and self._size + len(data) > self._max_bytes:
-                self._turn()
+                self._rotate()
             self._size += self._file.write(data)
         except OSError:
             self.lost += 1
@@ -112,24 +115,24 @@ class RotatingFile(io.TextIOBase):
     def _piece(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
 
-    def _turn(self) -> None:
-        """The new piece is opened first: where that fails, the older ones stay, and only lines are lost."""
-        beside = self._path.with_name(f".{self._path.name}.new")
-        fresh = beside.open("wb", buffering=0)
+    def _rotate(self) -> None:
+        """Open the new piece first: if that fails, the older ones stay, and only lines are lost."""
+        draft = self._path.with_name(f".{self._path.name}.new")
+        fresh = draft.open("wb", buffering=0)
         try:
             for number in range(PIECES - 1, 0, -1):
                 older = self._piece(number - 1) if number > 1 else self._path
                 with contextlib.suppress(FileNotFoundError):
                     older.replace(self._piece(number))
-            beside.replace(self._path)
+            draft.replace(self._path)
         except OSError:
             fresh.close()
             raise
         self._file.close()
         self._file, self._size = fresh, 0
-        self._forget()
+        self._remove_old()
 
-    def _forget(self) -> None:
+    def _remove_old(self) -> None:
         """Remove older pieces past their age."""
         if not self._max_age_s:
             return

@@ -1,9 +1,9 @@
-"""What a domain can run: the table in which each service has its line.
+"""The settings of a domain and the components that they enable.
 
-A service comes to a domain as a `muster.app.components.component.Component`: it names itself, what it depends
-on and whether the domain can do without it, and is handed a `muster.app.components.context.ComponentContext`
-when it starts. Its section of the settings is a field of `Settings`; ``[section] enabled = …`` decides
-whether it runs here.
+A service is part of a domain as a `muster.app.components.component.Component`: it declares its name, its
+dependencies and whether it is vital, and receives a `muster.app.components.context.ComponentContext` at its
+start. Its section of the settings is a field of `Settings`; ``[section] enabled = …`` decides whether it runs
+here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from muster.web import settings as web_settings
 
 
 class Settings(domain.BaseSettings, frozen=True, kw_only=True):
-    """The whole of a domain's settings: the ground every process shares, and a section for each service."""
+    """All settings of a domain: the base settings of every process, and a section for each service."""
 
     manage: manage_settings.ManageSettings = manage_settings.ManageSettings()
     channel: monitor_settings.ChannelSettings = monitor_settings.ChannelSettings()
@@ -49,27 +49,27 @@ class Settings(domain.BaseSettings, frozen=True, kw_only=True):
     web: web_settings.WebSettings = web_settings.WebSettings()
 
 
-#: From the settings to a part, or None where the settings do not want it on this machine.
+#: From the settings to a component, or None if the settings do not enable it on this machine.
 Factory = Callable[[Settings], component.Component | None]
 
 FACTORIES: Sequence[Factory] = (
-    lambda wanted: (
-        information_nodes.InformationNodesComponent(wanted.inform) if wanted.inform.enabled else None
+    lambda settings: (
+        information_nodes.InformationNodesComponent(settings.inform) if settings.inform.enabled else None
     ),
-    lambda wanted: management.ManagementComponent(wanted.manage) if wanted.manage.enabled else None,
-    lambda wanted: domain_tree.ParentNode(wanted.manage) if wanted.manage.children else None,
-    lambda wanted: domain_tree.ChildNode(wanted.manage) if wanted.manage.parent else None,
-    lambda wanted: dispatcher.DispatcherComponent(wanted.message) if wanted.message.enabled else None,
-    lambda wanted: monitor.ChannelComponent(wanted.channel) if wanted.channel.enabled else None,
-    lambda wanted: monitor.SensorComponent(wanted.sensor) if wanted.sensor.enabled else None,
-    lambda wanted: notifier.NotifierComponent(wanted.notify) if wanted.notify.enabled else None,
-    lambda wanted: pipeline.PipelineComponent(wanted.pipeline) if wanted.pipeline.enabled else None,
-    lambda wanted: responder.ResponderComponent(wanted.responder) if wanted.responder.rules else None,
-    lambda wanted: soap_gateways.SoapComponent(wanted) if wanted.soap.enabled else None,
-    lambda wanted: web.WebComponent(wanted) if wanted.web.enabled else None,
+    lambda settings: management.ManagementComponent(settings.manage) if settings.manage.enabled else None,
+    lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
+    lambda settings: domain_tree.ChildNode(settings.manage) if settings.manage.parent else None,
+    lambda settings: dispatcher.DispatcherComponent(settings.message) if settings.message.enabled else None,
+    lambda settings: monitor.ChannelComponent(settings.channel) if settings.channel.enabled else None,
+    lambda settings: monitor.SensorComponent(settings.sensor) if settings.sensor.enabled else None,
+    lambda settings: notifier.NotifierComponent(settings.notify) if settings.notify.enabled else None,
+    lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
+    lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
+    lambda settings: soap_gateways.SoapComponent(settings) if settings.soap.enabled else None,
+    lambda settings: web.WebComponent(settings) if settings.web.enabled else None,
 )
 
 
 def components(settings: Settings) -> list[component.Component]:
-    """Every part that these settings want."""
-    return [part for factory in FACTORIES if (part := factory(settings)) is not None]
+    """All components that these settings enable."""
+    return [made for factory in FACTORIES if (made := factory(settings)) is not None]

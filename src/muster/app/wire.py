@@ -1,6 +1,6 @@
-"""The reference page of subjects and messages, made from the protocols' own words and the table of roles.
+"""The reference page of subjects and messages, generated from the protocol docstrings and the roles.
 
-A test compares it with docs/reference/wire.md; ``REWRITE=1 pytest tests/app/test_wire.py`` writes it anew.
+A test compares it with docs/reference/wire.md; ``REWRITE=1 pytest tests/app/test_wire.py`` regenerates it.
 """
 
 from __future__ import annotations
@@ -40,33 +40,32 @@ SHARED = (messages, columns)
 _HEAD = """\
 # Subjects and messages
 
-<!-- Made from the code: REWRITE=1 pytest tests/app/test_wire.py -->
+<!-- Generated from the code: REWRITE=1 pytest tests/app/test_wire.py -->
 
-What travels between Muster's processes, and who may say and hear it. A user's topic `a/b` is the broker's
-subject `topic.a.b` (over MQTT: `topic/a/b`); everything else begins with `muster.`, and a name's position
-says whose it is:
+The messages between Muster's processes, and the roles that may publish and receive them. A user's topic `a/b`
+is the broker's subject `topic.a.b` (over MQTT: `topic/a/b`); all other subjects begin with `muster.`, and the
+position of a name shows its owner:
 
-| subject | is |
+| subject | meaning |
 |---|---|
-| `muster.<part>.from.<identity>.…` | said by that identity and nobody else: the broker sees to it |
-| `muster.<part>.to.<identity>.…` | heard by that identity, and said by the part's own processes |
-| `muster.<part>.all.…` | said by the part's own processes to everyone in the domain |
-| `muster.<part>.log.…` | kept by the part's own processes in its streams |
-| `_R.@<part>.<identity>.…` | replies of the part's own processes to that identity's requests to the part |
+| `muster.<part>.from.<identity>.…` | published only by that identity; the broker enforces it |
+| `muster.<part>.to.<identity>.…` | received by that identity, published by the service's own processes |
+| `muster.<part>.all.…` | published by the service's own processes to all identities of the domain |
+| `muster.<part>.log.…` | stored by the service's own processes in its streams |
+| `_R.@<part>.<identity>.…` | replies of the service's own processes to that identity's requests |
 | `_R.<process>.<identity>.…` | replies of one process to that identity's requests to it (`to` subjects) |
-| `_R.app.<identity>.…` | of any role with topics: replies on users' topics, messages of temporary topics |
-| `_INBOX.<identity>.…` | what the broker itself sends to that identity: published by no identity |
+| `_R.app.<identity>.…` | for any role with topics: replies on users' topics, messages of temporary topics |
+| `_INBOX.<identity>.…` | messages of the broker itself to that identity; no identity may publish here |
 
-In the tables, *hears* leaves out the addressee of a `to` subject, who always hears it, operators, who may
-listen to everything, and links between brokers, which carry everything. Messages are JSON objects whose
-`kind` carries a version, or the same in MessagePack, unless a line says that they are arrays: then fields
-stand in this order. Within a version fields are only ever added, with a default; readers ignore those they do
-not know.
+In the tables, *subscribers* omits the addressee of a `to` subject, who always receives it, operators, who may
+subscribe to everything, and links between brokers, which carry everything. Messages are JSON objects whose
+`kind` contains a version, or the same in MessagePack, unless they are marked as arrays: then the fields are
+in this order. Within a version, fields are only added, with a default; readers ignore unknown fields.
 """
 
 _LINE = re.compile(r"^ {4}.*?(muster\.(?:<[^>]*>|\{[^}]*\}|\[[^\]]*\]|[^\s<>{}\[\]])+)\s*(.*)$")
-_OTHER = "somebody-else"
-_APART = (roles.Role.LINK, roles.Role.SYSTEM, roles.Role.JOINING)
+_OTHER = "other-identity"
+_EXCLUDED = (roles.Role.LINK, roles.Role.SYSTEM, roles.Role.JOINING)
 
 
 class Subject(NamedTuple):
@@ -75,43 +74,44 @@ class Subject(NamedTuple):
 
 
 def subjects_of(module: ModuleType) -> list[Subject]:
-    """Those that its docstring lists."""
-    found: list[Subject] = []
+    """The subjects that a docstring lists."""
+    listed: list[Subject] = []
     for line in inspect.cleandoc(module.__doc__ or "").splitlines():
         match = _LINE.match(line)
         if match:
-            found.append(Subject(match[1], " ".join(match[2].split())))
-        elif found and line.startswith(" " * 8) and line.strip():
-            found[-1] = Subject(found[-1].pattern, f"{found[-1].meaning} {line.strip()}")
-    return found
+            listed.append(Subject(match[1], " ".join(match[2].split())))
+        elif listed and line.startswith(" " * 8) and line.strip():
+            listed[-1] = Subject(listed[-1].pattern, f"{listed[-1].meaning} {line.strip()}")
+    return listed
 
 
 def publishers(pattern: str) -> str:
-    """Who may say it, from the permissions that credentials carry."""
-    said, sample = ".from." in pattern, _sample(pattern)
+    """The roles that may publish it, from the permissions in their credentials."""
+    is_own, sample = ".from." in pattern, _sample(pattern)
     able = set()
     for role in _roles():
-        limits = roles.limits(role, "x" if said else _OTHER).pub
-        allowed = any(subjects.matches(one, sample) for one in limits.allow)
-        if allowed and not any(subjects.matches(one, sample) for one in limits.deny):
+        limits = roles.limits(role, "x" if is_own else _OTHER).pub
+        allowed = any(subjects.matches(allowed_pattern, sample) for allowed_pattern in limits.allow)
+        if allowed and not any(subjects.matches(denied, sample) for denied in limits.deny):
             able.add(role)
-    everyone = set(_roles())
-    if able == everyone:
-        return "everyone, as itself"
-    if able == everyone - {roles.Role.VIEWER}:
-        return "everyone but a viewer, as itself"
+    all_roles = set(_roles())
+    if able == all_roles:
+        return "all, as themselves"
+    if able == all_roles - {roles.Role.VIEWER}:
+        return "all except viewers, as themselves"
     return _listed(able)
 
 
 def subscribers(pattern: str) -> str:
-    said, sample = ".from." in pattern, _sample(pattern)
+    """The roles that may subscribe to it."""
+    is_own, sample = ".from." in pattern, _sample(pattern)
     able = set()
     for role in _roles():
-        limits = roles.limits(role, "x" if said else _OTHER).sub
-        heard = any(subjects.matches(one, sample) for one in limits.allow)
-        if heard and not any(subjects.matches(one, sample) for one in limits.deny):
+        limits = roles.limits(role, "x" if is_own else _OTHER).sub
+        allowed = any(subjects.matches(allowed_pattern, sample) for allowed_pattern in limits.allow)
+        if allowed and not any(subjects.matches(denied, sample) for denied in limits.deny):
             able.add(role)
-    return "everyone" if able == set(_roles()) else _listed(able - {roles.Role.OPERATOR})
+    return "all" if able == set(_roles()) else _listed(able - {roles.Role.OPERATOR})
 
 
 def structs_of(module: ModuleType) -> Iterator[type[msgspec.Struct]]:
@@ -124,25 +124,29 @@ def structs_of(module: ModuleType) -> Iterator[type[msgspec.Struct]]:
 
 
 def page() -> str:
-    parts = [_HEAD]
+    sections = [_HEAD]
     for title, modules in PARTS.items():
-        parts.append(f"\n## {title}\n\n| subject | what | says | hears |\n|---|---|---|---|\n")
+        sections.append(
+            f"\n## {title}\n\n| subject | meaning | publishers | subscribers |\n|---|---|---|---|\n"
+        )
         for module in modules:
-            for one in subjects_of(module):
+            for subject in subjects_of(module):
                 row = (
-                    f"`{one.pattern}`",
-                    _plain(one.meaning),
-                    publishers(one.pattern),
-                    subscribers(one.pattern),
+                    f"`{subject.pattern}`",
+                    _plain(subject.meaning),
+                    publishers(subject.pattern),
+                    subscribers(subject.pattern),
                 )
-                parts.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
-        kept = [stream for module in modules for stream in roles.STREAMS.get(getattr(module, "PART", ""), ())]
-        if kept:
-            parts.append(f"\nStreams: {', '.join(f'`{stream}`' for stream in dict.fromkeys(kept))}.\n")
-        parts += [_struct(kind) for module in modules for kind in structs_of(module)]
-    parts.append("\n## Messages that several parts read\n")
-    parts += [_struct(kind) for module in SHARED for kind in structs_of(module)]
-    return "".join(parts)
+                sections.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |\n")
+        streams = [
+            stream for module in modules for stream in roles.STREAMS.get(getattr(module, "PART", ""), ())
+        ]
+        if streams:
+            sections.append(f"\nStreams: {', '.join(f'`{stream}`' for stream in dict.fromkeys(streams))}.\n")
+        sections += [_struct(kind) for module in modules for kind in structs_of(module)]
+    sections.append("\n## Messages of several services\n")
+    sections += [_struct(kind) for module in SHARED for kind in structs_of(module)]
+    return "".join(sections)
 
 
 def _struct(kind: type[msgspec.Struct]) -> str:
@@ -150,10 +154,10 @@ def _struct(kind: type[msgspec.Struct]) -> str:
     named = [f"kind `{config.tag}`"] if config.tag and config.tag_field == "kind" else []
     named += [f"`{config.tag_field}`: `{config.tag}`"] if config.tag and config.tag_field != "kind" else []
     named += ["an array"] if config.array_like else []
-    told = f" ({', '.join(named)})" if named else ""
+    details = f" ({', '.join(named)})" if named else ""
     own = kind.__doc__ if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(") else ""
     meaning = _plain(" ".join(inspect.cleandoc(own or "").split("\n\n")[0].split()))
-    lines = [f"\n**{kind.__name__}**{told}{': ' + meaning if meaning else ''}\n\n"]
+    lines = [f"\n**{kind.__name__}**{details}{': ' + meaning if meaning else ''}\n\n"]
     for field in msgspec.structs.fields(kind):
         default = "" if field.required else f" = {_default(field)}"
         lines.append(f"- `{field.encode_name}: {_annotation(kind, field.name)}{default}`\n")
@@ -181,11 +185,11 @@ def _sample(pattern: str) -> str:
 
 
 def _roles() -> list[roles.Role]:
-    return [role for role in roles.Role if role not in _APART]
+    return [role for role in roles.Role if role not in _EXCLUDED]
 
 
-def _listed(found: set[roles.Role]) -> str:
-    return ", ".join(role.value for role in roles.Role if role in found) or "nobody else"
+def _listed(able: set[roles.Role]) -> str:
+    return ", ".join(role.value for role in roles.Role if role in able) or "none"
 
 
 def _plain(text: str) -> str:

@@ -104,7 +104,7 @@ class WebServer(memory.MemoryAdapter):
 
     @property
     def _place(self) -> int:
-        return self.farm.plan.number(self.place.name) - self.farm.first
+        return self.farm.plan.number(self.context.name) - self.farm.first
 
 
 @dataclass

@@ -1,15 +1,15 @@
-"""What others call: users, web, wsman, cli, simulate.
+"""The client of management, for users, web, wsman, cli and simulate.
 
-    fleet = client.Client(bus)
+    fleet = client.ManageClient(bus)
     await fleet.apply(open("fleet.yaml").read())
     await fleet.wait("web-1", "up")
 
-The operations on one resource are `describe` (its whole representation; `observe` has its adapter look
-first), `create`, `put`, `delete`, `rename`, `enumerate` (page by page), `subscribe` and `execute`.  Each has
-the registry see to it, so that what should be and what is do not part; errors are those of `core.errors`.
+The operations on one resource are `describe` (its complete representation; `observe` queries the adapter
+first), `create`, `put`, `delete`, `rename`, `enumerate` (in pages), `subscribe` and `execute`.  All of them
+go through the registry, so that desired and actual state do not diverge; errors are those of `core.errors`.
 
-A door that acts for people it has authenticated itself names them: ``Client(bus, on_behalf_of="alice")``
-stands in the audit so.  Who may do what goes by the door's own identity.
+A gateway that acts for users it has authenticated names them: ``ManageClient(bus, on_behalf_of="alice")`` is
+recorded in the audit.  Authorization uses the gateway's own identity.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from muster.trust import sealed_box
 
 TIMEOUT_S = 30.0
 READ_TRY_S = 2.0
-EXEC_TRY_S = 3.0  # the same id is carried out once: what a broker lost on its way is asked again
-LOOK_S = 2.0  # a state may have been missed: look again
-NAMES_MAX = 500  # in one question: answers must fit into a message
-EXEC_FEWER = (20, 1)  # asked for together again, where results are long
+EXEC_TRY_S = 3.0  # the same id is executed once: a request lost by a broker is repeated
+LOOK_S = 2.0  # poll interval, in case a state change was missed
+NAMES_MAX = 500  # in one request: replies must fit into a message
+EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
 
 _STATE = protocol.STATES.removesuffix("*")
 
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ResourcePage:
-    """Some of a list; the rest is behind ``next``, None at the end."""
+    """A page of a list; ``next`` is the key of the next page, None at the end."""
 
     items: list[Row]
     next: str | None
@@ -61,7 +61,7 @@ class ManageClient:
         self._bus = bus
         self._timeout_s = timeout_s
         self._on_behalf_of = on_behalf_of
-        self.dropped = 0  # changes and events that came faster than a subscriber took them
+        self.dropped = 0  # changes and events that a slow subscriber did not receive
 
     # Manifests
 
@@ -72,19 +72,19 @@ class ManageClient:
         wait_s: float | None = None,
         progress: Callable[[str, float], None] = lambda name, part: None,
     ) -> dict[str, Any]:
-        """The text of a manifest; `manifest.Fault` has line and field.
+        """Apply the text of a manifest; `manifest.ManifestError` has line and field.
 
-        Returns ``counts`` of what was to be done, ``changed_count``, and the first of the names: ``changed``,
-        ``deleting``.  With ``wait_s``, waits until all of it is in its desired state.
+        Returns ``counts`` of the actions, ``changed_count``, and the first names in ``changed`` and
+        ``deleting``. With ``wait_s``, waits until all resources are in their desired state.
         """
         entries = _entries(text)
-        found: dict[str, Any] = await self._ask("apply", entries=entries)
+        result: dict[str, Any] = await self._request("apply", entries=entries)
         if wait_s is not None:
             deadline = time.monotonic() + wait_s
             await self._wait_all([entry["name"] for entry in entries], wait_s, progress)
             left_s = max(0.1, deadline - time.monotonic())
-            await self.wait_gone(*found["deleting"], timeout_s=left_s)
-        return found
+            await self.wait_gone(*result["deleting"], timeout_s=left_s)
+        return result
 
     async def plan(self, text: str) -> list[Row]:
         return [line async for line in self._pages("plan", entries=_entries(text))]
@@ -95,55 +95,55 @@ class ManageClient:
     # One resource
 
     async def create(self, entry: Mapping[str, Any]) -> Row:
-        """``entry`` as in a manifest: name, type, agent or where, config, … `errors.AlreadyExists`.
+        """Create a resource from an ``entry`` as in a manifest: name, type, agent or where, config, …
 
-        Returns its description at once; `wait` waits until it is up.
+        Raises `errors.AlreadyExists`. Returns its description at once; `wait` waits until it is up.
         """
         _check(entry)
-        found: Row = await self._ask("create", entry=dict(entry))
-        return found
+        row: Row = await self._request("create", entry=dict(entry))
+        return row
 
     async def put(self, name: str, *, generation: int | None = None, **changes: Any) -> Row:
-        """Change fields of its entry: ``put("web-1", config={…}, wanted="down")``.
+        """Change fields of its entry: ``put("web-1", config={…}, desired="down")``.
 
-        ``generation``, where given, is the one that was read: `errors.Conflict` if it is another by now.
+        ``generation`` is the one that was read before: `errors.Conflict` if it has changed since.
         """
         if "config" in changes:
             known = await self.describe(name)
             _check({"name": name, "type": known["type"], "agent": "any", "config": changes["config"]})
-        found: Row = await self._ask("put", name=name, changes=changes, generation=generation)
-        return found
+        row: Row = await self._request("put", name=name, changes=changes, generation=generation)
+        return row
 
     async def rename(self, name: str, to: str) -> Row:
-        """The same resource, undisturbed, under another name; those who depend on it follow."""
-        found: Row = await self._ask("rename", name=name, to=to)
-        return found
+        """Rename a resource without interrupting it; its dependants refer to the new name."""
+        row: Row = await self._request("rename", name=name, to=to)
+        return row
 
     async def delete(self, *names: str, generation: int | None = None, force: bool = False) -> dict[str, Any]:
-        """Returns when it is recorded; `wait_gone` waits for it. ``generation``: as in `put`.
+        """Returns when the deletion is recorded; `wait_gone` waits for it. ``generation``: as in `put`.
 
-        ``force`` removes them from the registry at once, without their agents: for machines that are lost.
-        What still runs there goes on, unmanaged.
+        ``force`` removes the resources from the registry at once, without their agents: for machines that are
+        lost. What still runs there continues, unmanaged.
         """
-        found: dict[str, Any] = await self._ask(
+        result: dict[str, Any] = await self._request(
             "delete", names=list(names), generation=generation, force=force
         )
-        return found
+        return result
 
     async def describe(self, name: str) -> Row:
-        """All there is to tell of one: its row, ``spec``, ``status``, who applied it, what it waits for."""
-        found: Row = await self._read("describe", name=name)
-        return found
+        """All details of a resource: its row, ``spec``, ``status``, who applied it, what it waits for."""
+        row: Row = await self._read("describe", name=name)
+        return row
 
     async def observe(self, name: str) -> Row:
-        """How its adapter sees it now, having just looked."""
-        found: Row = await self.execute(name, protocol.Verb.GET.value)
-        return found
+        """The current observation of its adapter."""
+        row: Row = await self.execute(name, protocol.Verb.GET.value)
+        return row
 
     async def operations(self, name: str) -> list[str]:
-        """What `execute` can be asked of it."""
-        found: list[str] = (await self.execute(name, protocol.Verb.ENUMERATE.value))["operations"]
-        return found
+        """The operations that `execute` accepts for this resource."""
+        operations: list[str] = (await self.execute(name, protocol.Verb.ENUMERATE.value))["operations"]
+        return operations
 
     async def execute(
         self,
@@ -154,7 +154,9 @@ class ManageClient:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> Any:
-        """The operation's result; raises where it was refused, failed, or is in doubt (`errors.TimedOut`)."""
+        """The result of the operation; raises if it was refused, failed, or is in doubt
+        (`errors.TimedOut`).
+        """
         (answer,) = await self.exec(operation, name, arguments=arguments, timeout_s=timeout_s, id=id)
         match messages.DecisionOutcome(answer["outcome"]):
             case messages.DecisionOutcome.DONE:
@@ -172,14 +174,14 @@ class ManageClient:
     async def logs(self, name: str) -> str:
         return str(await self.execute(name, "logs"))
 
-    # Many
+    # Many resources
 
     async def get(self, *names: str, where: str = "") -> list[Row]:
-        """Rows of those named, or of those of which ``where`` is true, or of all."""
+        """Rows of the named resources, of those that match ``where``, or of all."""
         if not names:
             return [row async for row in self._rows(where)]
-        found = await asyncio.gather(*map(self._get, _parts(names, NAMES_MAX)))
-        return [row for page in found for row in page]
+        pages = await asyncio.gather(*map(self._get, _parts(names, NAMES_MAX)))
+        return [row for page in pages for row in page]
 
     async def _get(self, names: Sequence[str]) -> list[Row]:
         rows: list[Row] = []
@@ -188,9 +190,9 @@ class ManageClient:
         return rows
 
     async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> ResourcePage:
-        """Rows in the order of their names, those behind ``after``; at most ``limit``, and as many as fit."""
-        found = await self._read("enumerate", where=where, after=after, limit=limit)
-        return ResourcePage(found["items"], found["next"])
+        """Rows in the order of their names, after ``after``; at most ``limit``, and as many as fit."""
+        page = await self._read("enumerate", where=where, after=after, limit=limit)
+        return ResourcePage(page["items"], page["next"])
 
     async def _rows(self, where: str) -> AsyncIterator[Row]:
         async for row in self._pages("enumerate", where=where):
@@ -209,57 +211,57 @@ class ManageClient:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[Row]:
-        """On all of them at once: what became of each. The same ``id`` again does nothing again.
+        """Execute an operation on all of them concurrently; a row with the outcome of each.
 
-        Rows of which ``truncated`` is true have the part of a result that an agent sends.
+        A repeated ``id`` is not executed again. In rows with ``truncated``, the result is incomplete.
         """
         if not names and not where:
-            raise errors.InvalidInput("say which resources: names, or an expression")
+            raise errors.InvalidInput("names or an expression is required")
         chosen = list(names) or await self.names(where=where)
         id = id or secrets.token_hex(8)
 
-        async def ask(some: list[str]) -> list[Row]:
-            found: list[Row] = await self._ask(
+        async def ask(part: list[str]) -> list[Row]:
+            results: list[Row] = await self._request(
                 "exec",
                 extra_s=timeout_s,
                 try_s=EXEC_TRY_S,
                 operation=operation,
-                names=some,
+                names=part,
                 arguments=dict(arguments or {}),
                 timeout_s=timeout_s,
                 id=id,
             )
-            return found
+            return results
 
-        found = await asyncio.gather(*map(ask, _parts(chosen, NAMES_MAX)))
-        rows = [row for page in found for row in page]
-        # Results that had no room beside the others: for fewer at a time there is more.
+        pages = await asyncio.gather(*map(ask, _parts(chosen, NAMES_MAX)))
+        rows = [row for page in pages for row in page]
+        # Repeat truncated results in smaller batches, which leave more room for each.
         for many in EXEC_FEWER:
             cut = [number for number, row in enumerate(rows) if row["truncated"]]
-            for some in _parts(cut, many) if len(rows) > many else ():
-                again = await ask([rows[number]["resource"] for number in some])
-                for number, row in zip(some, again, strict=True):
-                    if row["result"] is not None:  # its agent may have forgotten it meanwhile
+            for numbers in _parts(cut, many) if len(rows) > many else ():
+                again = await ask([rows[number]["resource"] for number in numbers])
+                for number, row in zip(numbers, again, strict=True):
+                    if row["result"] is not None:  # the agent may have dropped it meanwhile
                         rows[number] = row
         return rows
 
     async def drain(self, name: str) -> dict[str, Any]:
-        """A resource, or all of an agent's, which then takes no more."""
-        found: dict[str, Any] = await self._ask("drain", name=name)
-        return found
+        """Drain a resource or all resources of an agent, which then accepts no more."""
+        result: dict[str, Any] = await self._request("drain", name=name)
+        return result
 
     async def undrain(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._ask("undrain", name=name)
-        return found
+        result: dict[str, Any] = await self._request("undrain", name=name)
+        return result
 
     async def forget(self, agent: str) -> dict[str, Any]:
-        found: dict[str, Any] = await self._ask("forget", agent=agent)
-        return found
+        result: dict[str, Any] = await self._request("forget", agent=agent)
+        return result
 
     async def summary(self) -> dict[str, Any]:
-        """How many resources there are in each state, and of each group, type and manager."""
-        found: dict[str, Any] = await self._read("summary")
-        return found
+        """Number of resources in each state, group, type and manager."""
+        counts: dict[str, Any] = await self._read("summary")
+        return counts
 
     async def agents(self) -> list[Row]:
         return [row async for row in self._pages("agents")]
@@ -267,66 +269,66 @@ class ManageClient:
     async def managers(self) -> list[Row]:
         return [row async for row in self._pages("managers")]
 
-    # What happens
+    # Changes and events
 
     async def subscribe(
         self, *names: str, where: str = ""
     ) -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
-        """Changes of health as managers say them, and events of the resources' own, as they come.
+        """Changes of health, as managers publish them, and events of the resources.
 
-        Of those named, or all; and of these, those of which ``where`` is true: a predicate on the fields
-        ``resource``, ``state``, ``was``, ``reason``, ``manager`` of a change, and ``resource``, ``what`` and
-        the details of an event.
+        Only of the named resources, if any are given, and only those that match ``where``: a predicate on the
+        fields ``resource``, ``state``, ``was``, ``reason``, ``manager`` of a change, and ``resource``,
+        ``what`` and the details of an event.
         """
-        async with self.listening(*names, where=where) as heard:
-            async for one in heard:
-                yield one
+        async with self.listening(*names, where=where) as events:
+            async for event in events:
+                yield event
 
     @contextlib.asynccontextmanager
     async def listening(
         self, *names: str, where: str = ""
     ) -> AsyncIterator[AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]]:
-        """As `subscribe`; nothing is missed that happens once it is entered."""
+        """As `subscribe`; nothing that happens after entering is missed."""
         matches = python.compile(parser.parse(where)) if where else None
-        wanted = set(names)
+        selected = set(names)
         queue: asyncio.Queue[api.Message] = asyncio.Queue(maxsize=65_536)
 
-        def heard(message: api.Message) -> None:
-            if not wanted or message.subject.rpartition(".")[2] in wanted:
+        def enqueue(message: api.Message) -> None:
+            if not selected or message.subject.rpartition(".")[2] in selected:
                 if queue.full():
                     self.dropped += 1
-                    queue.get_nowait()  # the newest matter most
+                    queue.get_nowait()  # keep the newest
                 queue.put_nowait(message)
 
-        async def told() -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
+        async def received() -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
             while True:
                 message = await queue.get()
                 try:
-                    one: protocol.ResourceStateChange | protocol.ResourceEvent = (
+                    event: protocol.ResourceStateChange | protocol.ResourceEvent = (
                         messages.decode(message.data, protocol.ResourceStateChange)
                         if message.subject.startswith(_STATE)
                         else messages.decode(message.data, protocol.ResourceEvent)
                     )
                 except errors.InvalidInput:
-                    continue  # of a version that this does not know
-                if matches is None or matches(_fields(one).get):
-                    yield one
+                    continue  # an unknown version
+                if matches is None or matches(_fields(event).get):
+                    yield event
 
         async with (
-            await self._bus.subscribe(protocol.STATES, handler=heard),
-            await self._bus.subscribe(protocol.EVENTS, handler=heard),
+            await self._bus.subscribe(protocol.STATES, handler=enqueue),
+            await self._bus.subscribe(protocol.EVENTS, handler=enqueue),
         ):
             await self._bus.flush()
-            yield told()
+            yield received()
 
     async def watch(self) -> AsyncIterator[protocol.ResourceStateChange]:
-        """Changes of health alone."""
-        async for one in self.subscribe():
-            if isinstance(one, protocol.ResourceStateChange):
-                yield one
+        """Changes of health only."""
+        async for event in self.subscribe():
+            if isinstance(event, protocol.ResourceStateChange):
+                yield event
 
     async def wait(self, name: str, state: str | None = None, *, timeout_s: float = 30.0) -> Row:
-        """Until the registry reports it in this state, or, without one, in its desired state."""
+        """Wait until the registry reports this state, or without one the desired state."""
         row: Row = {}
 
         async def look() -> bool:
@@ -334,28 +336,28 @@ class ManageClient:
             row = (await self.get(name))[0]
             return _is_in(row, state)
 
-        await self._until(look, timeout_s, lambda: f"{name} is {row.get('state')}: {row.get('reason')}")
+        await self._poll(look, timeout_s, lambda: f"{name} is {row.get('state')}: {row.get('reason')}")
         return row
 
     async def _wait_all(
         self, names: list[str], timeout_s: float, progress: Callable[[str, float], None]
     ) -> None:
-        """Until each has been in its desired state, some of them at a time."""
+        """Wait until each has reached its desired state, in batches."""
         left, row = names, Row()
 
         async def look() -> bool:
             nonlocal left, row
             while left:
                 rows = await self.get(*left[:NAMES_MAX])
-                waiting = [one for one in rows if not _is_in(one, None)]
-                left = [one["name"] for one in waiting] + left[NAMES_MAX:]
+                waiting = [item for item in rows if not _is_in(item, None)]
+                left = [item["name"] for item in waiting] + left[NAMES_MAX:]
                 if waiting:
                     row = waiting[0]
                     progress(row["name"], 1 - len(left) / len(names))
                     return False
             return True
 
-        await self._until(look, timeout_s, lambda: f"{row.get('name')} is {row['state']}: {row['reason']}")
+        await self._poll(look, timeout_s, lambda: f"{row.get('name')} is {row['state']}: {row['reason']}")
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
         left: list[str] = []
@@ -372,17 +374,17 @@ class ManageClient:
         def problem() -> str:
             return (
                 f"{len(left)} not gone yet: {', '.join(left[:5])}; {row.get('name')} on {row.get('agent')} "
-                f"is {row.get('state')} ({row.get('reason')}). Where a machine is lost, delete with force"
+                f"is {row.get('state')} ({row.get('reason')}). If its machine is lost, delete with force"
             )
 
-        await self._until(look, timeout_s, problem)
+        await self._poll(look, timeout_s, problem)
 
-    async def _until(self, look: Any, timeout_s: float, problem: Any) -> None:
-        """Look, and again at each change of any state."""
+    async def _poll(self, reached: Any, timeout_s: float, problem: Any) -> None:
+        """Call ``reached`` at each change of any state, and periodically, until it returns true."""
         try:
             async with asyncio.timeout(timeout_s), await self._bus.subscribe(protocol.STATES) as changes:
                 wait_s = 0.05
-                while not await look():
+                while not await reached():
                     try:
                         await changes.next(timeout_s=wait_s)
                     except errors.TimedOut:
@@ -393,60 +395,60 @@ class ManageClient:
     # Rollouts
 
     async def rollout(self, plan: dict[str, Any], *names: str, where: str = "") -> Row:
-        """Begin one: ``plan`` has operation, arguments, batch, pause_s, errors_max, timeout_s."""
-        found: Row = await self._ask("rollout", plan=plan, names=list(names), where=where)
-        return found
+        """Start a rollout: ``plan`` has operation, arguments, batch, pause_s, errors_max, timeout_s."""
+        row: Row = await self._request("rollout", plan=plan, names=list(names), where=where)
+        return row
 
     async def rollouts(self, id: str | None = None) -> list[Row]:
-        """The oldest first; or only the one with this id."""
+        """Oldest first, or only the one with this id."""
         return [row async for row in self._pages("rollouts", id=id)]
 
     async def rollout_steps(self, id: str) -> list[Row]:
-        """Of each of its resources: state, reason and result."""
+        """State, reason and result of each of its resources."""
         return [row async for row in self._pages("rollout-steps", id=id)]
 
     async def pause(self, id: str) -> Row:
-        found: Row = await self._ask("pause", id=id)
-        return found
+        row: Row = await self._request("pause", id=id)
+        return row
 
     async def resume(self, id: str) -> Row:
-        found: Row = await self._ask("resume", id=id)
-        return found
+        row: Row = await self._request("resume", id=id)
+        return row
 
     # Secrets
 
     async def set_secret(self, name: str, value: str) -> Row:
-        """Keep it in the domain's store; it leaves this process sealed. Tells which resources use it."""
+        """Store a secret; it leaves this process sealed. Returns the resources that use it."""
         if not value or len(value.encode()) > loader.MAX_SECRET_BYTES:
             raise errors.InvalidInput(f"a secret has 1 to {loader.MAX_SECRET_BYTES} bytes")
         public: str = await self._read("secret-key")
         box = sealed_box.seal(public, value.encode(), manage_secrets.storage_context(subjects.token(name)))
-        found: Row = await self._ask("secret-set", name=name, box=box)
-        return found
+        row: Row = await self._request("secret-set", name=name, box=box)
+        return row
 
     async def secrets(self) -> list[Row]:
-        """Names, who set them and when, and what uses them; values are told to nobody."""
+        """Names, who set them and when, and which resources use them; never values."""
         return [row async for row in self._pages("secrets")]
 
     async def delete_secret(self, name: str) -> Row:
-        found: Row = await self._ask("secret-delete", name=name)
-        return found
+        row: Row = await self._request("secret-delete", name=name)
+        return row
 
     # The audit
 
     async def decisions(self, *, last: int = 100) -> list[messages.Decision]:
-        """The audit's end; for operators, who may read streams."""
+        """The last entries of the audit; for operators, who may read streams."""
         stream = await self._bus.open_stream(messages.DECISIONS_STREAM)
         state = await stream.state()
         first = max(state.first_sequence, state.last_sequence - last + 1)
         if not state.messages:
             return []
         return [
-            messages.decode(one.data, messages.Decision)
-            async for one in stream.read(first, state.last_sequence, gaps=True)
+            messages.decode(message.data, messages.Decision)
+            async for message in stream.read(first, state.last_sequence, gaps=True)
         ]
 
-    async def _ask(
+    async def _request(
         self, verb: str, *, extra_s: float = 0.0, try_s: float | None = None, **arguments: Any
     ) -> Any:
         subject = protocol.request(self._bus.identity, verb)
@@ -460,7 +462,7 @@ class ManageClient:
                 on_behalf_of=self._on_behalf_of,
             )
         except errors.LimitExceeded as error:
-            error.hint = error.hint or "ask for fewer resources at a time; each request is stored whole"
+            error.hint = error.hint or "use fewer resources at a time; each request is stored as one unit"
             raise
 
     async def _read(self, verb: str, **arguments: Any) -> Any:
@@ -475,13 +477,13 @@ class ManageClient:
 
 
 async def call(bus: api.Bus, subject: str, arguments: Mapping[str, Any], **options: Any) -> Any:
-    """A request to the acting registry; while none acts (a take-over) it waits. See `rpc.client.call`."""
+    """A request to the active registry; waits while none is active (a take-over). See `rpc.client.call`."""
     return await client.call(bus, subject, arguments, absent=_absent(), **options)
 
 
 def _absent() -> errors.Unavailable:
     return errors.Unavailable(
-        "no registry acts on this bus", hint="is management enabled in the domain's settings?"
+        "no registry is active on this bus", hint="is management enabled in the domain's settings?"
     )
 
 
@@ -490,27 +492,27 @@ def _parts(items: Sequence[T], many: int) -> list[list[T]]:
 
 
 def _is_in(row: Row, state: str | None) -> bool:
-    """Whether it is in this state, or, without one, in its desired state."""
-    return bool(row["state"] == (state or row["wanted"]) and row["applied"])
+    """Whether it is in this state, or without one in its desired state."""
+    return bool(row["state"] == (state or row["desired"]) and row["applied"])
 
 
 def _entries(text: str) -> list[Any]:
-    found: list[Any] = msgspec.to_builtins(manifest.read(text, plugins.config_validators()))
-    return found
+    entries: list[Any] = msgspec.to_builtins(manifest.read(text, plugins.config_validators()))
+    return entries
 
 
 def _check(entry: Mapping[str, Any]) -> None:
-    """As a manifest's entries are: fields, type, configuration, open secrets."""
+    """Check an entry as a manifest does: fields, type, configuration, plain text secrets."""
     manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), plugins.config_validators())
 
 
-def _fields(one: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:
-    if isinstance(one, protocol.ResourceEvent):
-        return {**one.details, "resource": one.resource, "what": one.what}
+def _fields(event: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:
+    if isinstance(event, protocol.ResourceEvent):
+        return {**event.details, "resource": event.resource, "what": event.what}
     return {
-        "resource": one.resource,
-        "state": one.state.value,
-        "was": one.was.value if one.was else None,
-        "reason": one.reason,
-        "manager": one.manager,
+        "resource": event.resource,
+        "state": event.state.value,
+        "was": event.was.value if event.was else None,
+        "reason": event.reason,
+        "manager": event.manager,
     }

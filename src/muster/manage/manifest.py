@@ -1,4 +1,4 @@
-"""Manifests: YAML in, checked specifications out, every fault named by line and field.
+"""Manifests: reads YAML into checked specifications and reports errors by line and field.
 
     resources:
       - name: web-1
@@ -12,10 +12,11 @@
     topologies:
       - {name: mesh, shape: ring, size: 8, agent: host-a}
 
-Pure, and careful with what strangers wrote: size, depth and the number of nodes (which aliases multiply) are
-bounded.  A secret is a reference, ``{secret: "file:/run/keys/db"}`` or ``{secret: "env:DB_PASSWORD"}`` of the
-agent's machine, or ``{secret: "store:db-password"}`` (`secrecy`), resolved by the agent; its value never
-stands in a manifest.
+Pure.  Input is untrusted: size, depth and the number of nodes (which aliases multiply) are bounded.
+
+A secret is a reference, ``{secret: "file:/run/keys/db"}`` or ``{secret: "env:DB_PASSWORD"}`` of the agent's
+machine, or ``{secret: "store:db-password"}`` (`secrets`).  The agent resolves it; a manifest never contains
+its value.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ BYTES_MAX = 4 << 20
 NODES_MAX = 200_000
 DEPTH_MAX = 40
 GROUP = "group:"
-REFER = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {secret: "store:NAME"}'
+REFERENCE_HINT = 'refer to it: {secret: "file:PATH"}, {secret: "env:NAME"} or {secret: "store:NAME"}'
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 Check = Callable[[Mapping[str, Any]], None]
@@ -47,7 +48,7 @@ _SECRET = re.compile(r"(?i)(password|passwd|secret|token|api_?key|private_?key)$
 
 
 class ManifestError(errors.InvalidInput):
-    """``line`` and ``field`` of the manifest say where."""
+    """``line`` and ``field`` are the position in the manifest."""
 
     code = "bad-manifest"
 
@@ -66,7 +67,7 @@ class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     group: Name = "default"
     labels: dict[Name, str] = {}
     depends_on: tuple[str, ...] = ()
-    wanted: protocol.DesiredState = protocol.DesiredState.UP
+    desired: protocol.DesiredState = protocol.DesiredState.UP
     restart: protocol.RestartPolicy = msgspec.field(default_factory=protocol.RestartPolicy)
 
 
@@ -79,18 +80,19 @@ Lines = dict[tuple[str | int, ...], int]
 
 
 def read(text: str, checks: Mapping[str, Check]) -> list[ManifestEntry]:
-    """The entries of a manifest, topologies unfolded, dependencies checked. Raises `Fault`.
+    """The entries of a manifest, with expanded topologies and checked dependencies. Raises `ManifestError`.
 
-    ``checks`` has, for each known type, what refuses a wrong configuration with an error that names a path.
+    ``checks`` contains a function for each known type that rejects an invalid configuration with an error
+    that names a path.
     """
     if len(text.encode()) > BYTES_MAX:
-        raise errors.LimitExceeded(f"a manifest of more than {BYTES_MAX} bytes: split it")
+        raise errors.LimitExceeded(f"the manifest exceeds {BYTES_MAX} bytes: split it")
     lines: Lines = {}
-    plain = _plain(_compose(text), lines)
+    plain = _to_plain(_compose(text), lines)
     try:
         document = msgspec.convert(plain, ManifestDocument)
     except msgspec.ValidationError as error:
-        raise _fault(str(error), lines) from error
+        raise _manifest_error(str(error), lines) from error
     entries = [_checked(entry, number, checks, lines) for number, entry in enumerate(document.resources)]
     places: dict[str, tuple[str | int, ...]] = {
         entry.name: ("resources", number) for number, entry in enumerate(entries)
@@ -98,27 +100,29 @@ def read(text: str, checks: Mapping[str, Check]) -> list[ManifestEntry]:
     for number, topology in enumerate(document.topologies):
         path = ("topologies", number)
         try:
-            unfolded = [msgspec.convert(one, ManifestEntry) for one in topologies.expand(topology)]
+            expanded = [msgspec.convert(entry, ManifestEntry) for entry in topologies.expand(topology)]
         except errors.InvalidInput as error:
             raise ManifestError(error.message, line=_line(lines, path), field=_dotted(path)) from error
-        for one in unfolded:
-            places.setdefault(one.name, path)
-        entries += unfolded
-    _distinct(entries, places, lines)
-    _ordered(entries, places, lines)
+        for entry in expanded:
+            places.setdefault(entry.name, path)
+        entries += expanded
+    _require_distinct(entries, places, lines)
+    _require_acyclic(entries, places, lines)
     return entries
 
 
 def specification(
     entry: ManifestEntry, agent: str, names_of: Callable[[str], Iterable[str]]
 ) -> protocol.ResourceSpec:
-    """``names_of`` a group: its members, for dependencies upon all of it."""
+    """``names_of`` returns the members of a group, for dependencies on the complete group."""
     needed: dict[str, None] = {}
-    for one in entry.depends_on:
-        names = sorted(names_of(one.removeprefix(GROUP))) if one.startswith(GROUP) else [one]
+    for dependency in entry.depends_on:
+        names = (
+            sorted(names_of(dependency.removeprefix(GROUP))) if dependency.startswith(GROUP) else [dependency]
+        )
         needed |= dict.fromkeys(names)
         if len(needed.keys() - {entry.name}) > protocol.DEPENDENCIES_MAX:
-            raise too_many(entry.name)
+            raise too_many_dependencies(entry.name)
     return protocol.ResourceSpec(
         name=entry.name,
         type=entry.type,
@@ -126,14 +130,14 @@ def specification(
         config=entry.config,
         group=entry.group,
         labels=entry.labels,
-        depends_on=tuple(dict.fromkeys(one for one in needed if one != entry.name)),
-        wanted=entry.wanted,
+        depends_on=tuple(dict.fromkeys(name for name in needed if name != entry.name)),
+        desired=entry.desired,
         restart=entry.restart,
         digest=digest(entry.config),
     )
 
 
-def too_many(name: str) -> errors.LimitExceeded:
+def too_many_dependencies(name: str) -> errors.LimitExceeded:
     return errors.LimitExceeded(
         f"{name!r} depends on more than {protocol.DEPENDENCIES_MAX} resources",
         hint="depend on a smaller group, or on one resource that depends on the others",
@@ -141,7 +145,7 @@ def too_many(name: str) -> errors.LimitExceeded:
 
 
 def digest(config: Mapping[str, Any]) -> str:
-    """The same for the same configuration, however it was written."""
+    """The same for equal configurations, however they were written."""
     return hashlib.sha256(msgspec.json.encode(dict(config), order="deterministic")).hexdigest()[:16]
 
 
@@ -150,8 +154,8 @@ def digest(config: Mapping[str, Any]) -> str:
 
 def _compose(text: str) -> yaml.Node | None:
     try:
-        found: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
-        return found
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        return node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise ManifestError(
@@ -161,7 +165,7 @@ def _compose(text: str) -> yaml.Node | None:
         raise ManifestError(f"not YAML: {error}", line=1, field="") from error
 
 
-def _plain(root: yaml.Node | None, lines: Lines) -> Any:
+def _to_plain(root: yaml.Node | None, lines: Lines) -> Any:
     constructor = yaml.SafeLoader("")
     left = NODES_MAX
 
@@ -171,28 +175,32 @@ def _plain(root: yaml.Node | None, lines: Lines) -> Any:
         line = node.start_mark.line + 1
         if left < 0 or len(path) > DEPTH_MAX:
             raise ManifestError(
-                "the manifest is too large once its aliases are followed", line=line, field=""
+                "the manifest is too large after its aliases are expanded", line=line, field=""
             )
         lines.setdefault(path, line)
         if isinstance(node, yaml.MappingNode):
-            found: dict[str, Any] = {}
+            mapping: dict[str, Any] = {}
             for key_node, value_node in node.value:
                 key = key_node.value
-                if not isinstance(key, str) or key in found:
-                    problem = f"the field {key!r} stands twice" if isinstance(key, str) else "no plain name"
+                if not isinstance(key, str) or key in mapping:
+                    problem = (
+                        f"duplicate field {key!r}"
+                        if isinstance(key, str)
+                        else "the field name is not a string"
+                    )
                     raise ManifestError(problem, line=key_node.start_mark.line + 1, field=_dotted(path))
                 lines[(*path, key)] = key_node.start_mark.line + 1
-                found[key] = walk(value_node, (*path, key))
-            return found
+                mapping[key] = walk(value_node, (*path, key))
+            return mapping
         if isinstance(node, yaml.SequenceNode):
-            return [walk(one, (*path, number)) for number, one in enumerate(node.value)]
+            return [walk(child, (*path, number)) for number, child in enumerate(node.value)]
         try:
             value = constructor.construct_object(node)
         except (yaml.YAMLError, ValueError, AttributeError) as error:
             raise ManifestError(f"cannot be read: {error}", line=line, field=_dotted(path)) from error
         if not isinstance(value, str | int | float | bool | None):
             raise ManifestError(
-                "dates and binaries are not used here: quote it", line=line, field=_dotted(path)
+                "dates and binary values are not supported: quote it", line=line, field=_dotted(path)
             )
         return value
 
@@ -209,38 +217,38 @@ def _checked(entry: ManifestEntry, number: int, checks: Mapping[str, Check], lin
 
     if entry.type not in checks:
         near = difflib.get_close_matches(entry.type, checks, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(sorted(checks))}"
+        hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(checks))}"
         raise refuse("type", f"no type {entry.type!r}", hint)
     if (entry.agent is None) == (entry.where is None):
-        raise refuse("agent", "say where it runs: agent: NAME or where: EXPRESSION, one of them")
+        raise refuse("agent", "exactly one of `agent: NAME` and `where: EXPRESSION` is required")
     if entry.where is not None:
         try:
             parser.parse(entry.where)
         except errors.MusterError as error:
             raise refuse("where", error.message, error.hint) from error
-    for one in entry.depends_on:
+    for dependency in entry.depends_on:
         try:
-            subjects.token(one.removeprefix(GROUP))
+            subjects.token(dependency.removeprefix(GROUP))
         except errors.InvalidInput as error:
             raise refuse("depends_on", error.message) from error
-    found = find_plaintext_secret(entry.config)
-    if found is not None:
-        where = ("config", *found)
+    secret_path = find_plaintext_secret(entry.config)
+    if secret_path is not None:
+        where = ("config", *secret_path)
         raise ManifestError(
-            "a secret's value must not stand in a manifest",
+            "a manifest must not contain the value of a secret",
             line=_line(lines, (*path, *where)),
             field=_dotted((*path, *where)),
-            hint=REFER,
+            hint=REFERENCE_HINT,
         )
     try:
         checks[entry.type](entry.config)
     except (errors.InvalidInput, msgspec.ValidationError) as error:
-        raise _fault(str(error), lines, (*path, "config")) from error
+        raise _manifest_error(str(error), lines, (*path, "config")) from error
     return entry
 
 
 def find_plaintext_secret(config: Any, path: tuple[str | int, ...] = ()) -> tuple[str | int, ...] | None:
-    """Where something that is called like a secret holds plain text."""
+    """The path of a plain text value whose name indicates a secret."""
     inside: Iterable[tuple[str | int, Any]] = ()
     if isinstance(config, dict):
         inside = config.items()
@@ -250,13 +258,13 @@ def find_plaintext_secret(config: Any, path: tuple[str | int, ...] = ()) -> tupl
         referred = key == "secret" and isinstance(value, str) and value.startswith(REFERENCES)
         if isinstance(key, str) and isinstance(value, str) and _SECRET.search(key) and not referred:
             return (*path, key)
-        found = find_plaintext_secret(value, (*path, key))
-        if found is not None:
-            return found
+        inner_path = find_plaintext_secret(value, (*path, key))
+        if inner_path is not None:
+            return inner_path
     return None
 
 
-def _distinct(
+def _require_distinct(
     entries: list[ManifestEntry], places: Mapping[str, tuple[str | int, ...]], lines: Lines
 ) -> None:
     seen: set[str] = set()
@@ -264,44 +272,52 @@ def _distinct(
         if entry.name in seen:
             path = (*places[entry.name], "name")
             raise ManifestError(
-                f"{entry.name!r} is there twice", line=_line(lines, path), field=_dotted(path)
+                f"duplicate name {entry.name!r}", line=_line(lines, path), field=_dotted(path)
             )
         seen.add(entry.name)
 
 
-def _ordered(entries: list[ManifestEntry], places: Mapping[str, tuple[str | int, ...]], lines: Lines) -> None:
+def _require_acyclic(
+    entries: list[ManifestEntry], places: Mapping[str, tuple[str | int, ...]], lines: Lines
+) -> None:
     groups: dict[str, list[str]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry.name)
     needs: dict[str, list[str]] = {}
     for entry in entries:
-        named = [groups.get(one.removeprefix(GROUP), []) for one in entry.depends_on if one.startswith(GROUP)]
+        named = [
+            groups.get(name.removeprefix(GROUP), []) for name in entry.depends_on if name.startswith(GROUP)
+        ]
         itself = f"{GROUP}{entry.group}" in entry.depends_on
         if sum(map(len, named)) - itself > protocol.DEPENDENCIES_MAX:
             path = (*places[entry.name], "depends_on")
-            error = too_many(entry.name)
+            error = too_many_dependencies(entry.name)
             raise ManifestError(error.message, line=_line(lines, path), field=_dotted(path), hint=error.hint)
         needs[entry.name] = [name for names in named for name in names if name != entry.name]
-        needs[entry.name] += [one for one in entry.depends_on if not one.startswith(GROUP)]
-    circle = dependencies.find_cycle(needs)
-    if circle is not None:
-        path = (*places[circle[0]], "depends_on")
-        raise ManifestError(f"a circle: {' -> '.join(circle)}", line=_line(lines, path), field=_dotted(path))
+        needs[entry.name] += [name for name in entry.depends_on if not name.startswith(GROUP)]
+    cycle = dependencies.find_cycle(needs)
+    if cycle is not None:
+        path = (*places[cycle[0]], "depends_on")
+        raise ManifestError(
+            f"the dependencies form a cycle: {' -> '.join(cycle)}",
+            line=_line(lines, path),
+            field=_dotted(path),
+        )
 
 
-# Where a fault is
+# Positions of errors
 
 
-def _fault(message: str, lines: Lines, base: tuple[str | int, ...] = ()) -> ManifestError:
-    """msgspec says ``Expected `int` … - at `$.resources[0].restart.attempts```."""
-    said, _, where = message.partition(" - at `$")
+def _manifest_error(message: str, lines: Lines, base: tuple[str | int, ...] = ()) -> ManifestError:
+    """msgspec reports ``Expected `int` … - at `$.resources[0].restart.attempts```."""
+    problem, _, where = message.partition(" - at `$")
     path = base
     for name, index in _PATH.findall(where.rstrip("`")):
         path = (*path, name if name else int(index) if index else "…")
-    field = re.search(r"unknown field `([^`]+)`", said)
+    field = re.search(r"unknown field `([^`]+)`", problem)
     if field:
         path = (*path, field[1])
-    return ManifestError(said, line=_line(lines, path), field=_dotted(path))
+    return ManifestError(problem, line=_line(lines, path), field=_dotted(path))
 
 
 def _line(lines: Lines, path: tuple[str | int, ...]) -> int:
@@ -312,6 +328,6 @@ def _line(lines: Lines, path: tuple[str | int, ...]) -> int:
 
 def _dotted(path: tuple[str | int, ...]) -> str:
     text = ""
-    for one in path:
-        text += f"[{one}]" if isinstance(one, int) else f".{one}" if text else one
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
     return text

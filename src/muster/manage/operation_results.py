@@ -1,7 +1,7 @@
-"""Results of operations, in a size that can be sent. Pure.
+"""Operation results in a size that can be sent. Pure.
 
-An operation that was carried out must be answered, however long its result is: what is too long is cut, and
-marked as truncated.
+An executed operation always gets a reply, however long its result is: a result that is too long is truncated
+and marked as such.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 from muster.manage import protocol
 
-RESULT_BYTES_MAX = 512 << 10  # of one operation
-RESULTS_BYTES_MAX = 640 << 10  # of all in one message
-REASON_BYTES_MAX = 400  # of one that has to be cut
+RESULT_BYTES_MAX = 512 << 10  # for one operation
+RESULTS_BYTES_MAX = 640 << 10  # for all operations in one message
+REASON_BYTES_MAX = 400  # for one that has to be truncated
 
 
-def bounded(answer: protocol.OperationResult) -> protocol.OperationResult:
-    """As its agent remembers and sends it; an adapter is others' code."""
+def truncate_result(answer: protocol.OperationResult) -> protocol.OperationResult:
+    """The result as an agent stores and sends it; adapters are third-party code."""
     reason = answer.reason.encode("utf-8", "replace").decode()
     answer = msgspec.structs.replace(answer, reason=reason)
     try:
@@ -30,8 +30,8 @@ def bounded(answer: protocol.OperationResult) -> protocol.OperationResult:
     return answer if size <= RESULT_BYTES_MAX else _truncated(answer, RESULT_BYTES_MAX)
 
 
-def fitting(answers: Sequence[protocol.OperationResult]) -> list[protocol.OperationResult]:
-    """Those of one message.  Where they do not fit together, each has an equal share of the room."""
+def fit_message(answers: Sequence[protocol.OperationResult]) -> list[protocol.OperationResult]:
+    """Results for one message. If they do not fit together, each gets an equal share."""
     sizes = [len(msgspec.json.encode(answer)) for answer in answers]
     if sum(sizes) <= RESULTS_BYTES_MAX:
         return list(answers)
@@ -53,7 +53,7 @@ def _truncated(answer: protocol.OperationResult, size: int) -> protocol.Operatio
 
 
 def _cut(result: Any, room: int) -> Any:
-    """The end of a text (a log's end matters most); the beginning of anything else, as JSON text."""
+    """The end of a text (the end of a log matters most), or the beginning of another value as JSON."""
     is_text = isinstance(result, str)
     text = result if is_text else msgspec.json.encode(result).decode()
     while (size := len(msgspec.json.encode(text))) > room and text:

@@ -1,24 +1,25 @@
-"""The wire of management: subjects and message types.
+"""The wire protocol of management: subjects and messages.
 
-    muster.manage.from.<user>.request.<verb>         a user asks the acting registry to change something
-    muster.manage.from.<user>.read.<verb>            … or only to tell
-    muster.manage.from.<manager>.renew               a manager lives, and asks what is assigned to it
-    muster.manage.from.<manager>.checkpoint          how its resources are, for the registry to keep
-    muster.manage.to.<manager>.poke                  something changed: renew now
-    muster.manage.to.<manager>.execute               operations that users asked for
-    muster.manage.from.<agent>.hello                 an agent says what it is and has
-    muster.manage.from.<agent>.request.secret        … and asks for a secret of what it starts
-    muster.manage.from.<manager>.vouch.<agent>[.<what>]  … either by way of a manager that has a line to it
-    muster.manage.to.<agent>.claim                   a manager takes resources over
-    muster.manage.to.<agent>.operation.<resource>    a manager has something done
+    muster.manage.from.<user>.request.<verb>         a request to the active registry that changes something
+    muster.manage.from.<user>.read.<verb>            a request to the active registry that only reads
+    muster.manage.from.<manager>.renew               a manager renews and requests its assignments
+    muster.manage.from.<manager>.checkpoint          runtime states of its resources, to be stored
+    muster.manage.to.<manager>.poke                  assignments changed: renew now
+    muster.manage.to.<manager>.execute               operations requested by users
+    muster.manage.from.<agent>.hello                 an agent announces its facts, labels and adapters
+    muster.manage.from.<agent>.request.secret        an agent requests a secret of a resource it starts
+    muster.manage.from.<manager>.vouch.<agent>[.<what>]  either, forwarded by a manager with a direct link
+    muster.manage.to.<agent>.claim                   a manager takes over resources
+    muster.manage.to.<agent>.operation.<resource>    a manager requests an operation
     muster.manage.from.<agent>.beat.<manager>        heartbeats of an agent's resources, many in a message
-    muster.manage.from.<agent>.event.<manager>       something happened to a resource
-    muster.manage.all.state.<resource>               a resource's health changed, said by its manager
-    muster.manage.all.event.<resource>               something happened to it, passed on by its manager
+    muster.manage.from.<agent>.event.<manager>       an event of a resource
+    muster.manage.all.state.<resource>               a change of a resource's health, published by its manager
+    muster.manage.all.event.<resource>               an event of a resource, forwarded by its manager
     muster.manage.log.decision.<what>                the audit, in the stream ``decisions``
 
-A manager is known by its assignment's epoch: it travels with each operation, and an adapter refuses a lower
-one.  An operation's id is remembered by the agent with its outcome, so that asking again never does it again.
+A manager is identified by the epoch of its assignment, which is part of each operation; an adapter refuses a
+lower one.  The agent records the id and outcome of each operation, so a repeated request is not executed
+again.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from muster.core import health, messages, subjects
 
 PART = "manage"
 LEASE = f"{PART}.registry"
-PAGE, PAGE_BYTES = 1_000, 600_000  # assignments in one answer: below a message's limit
+PAGE, PAGE_BYTES = 1_000, 600_000  # assignments in one reply: below the size limit of a message
 CONFIG_BYTES_MAX = 256 << 10  # of one resource
-SPEC_BYTES_MAX = 512 << 10  # of one resource, with labels and dependencies
+SPEC_BYTES_MAX = 512 << 10  # for one resource, with labels and dependencies
 DEPENDENCIES_MAX = 1_000  # of one resource
-AGENT_BYTES_MAX = 64 << 10  # facts and labels of one agent
+AGENT_BYTES_MAX = 64 << 10  # for facts and labels of one agent
 OPERATION_TIMEOUT_S = 30.0
-NOT_MANAGED = "not-managed"  # an order's resource is with another manager, or with none
-TOPOLOGY = "topology"  # the label of brokers that a topology unfolded into
-CHANGED = "changed"  # the event of a resource whose state is not what it was
-SECRET = "secret"  # the verb of an agent that needs one
+NOT_MANAGED = "not-managed"  # the resource of an order belongs to another manager, or to none
+TOPOLOGY = "topology"  # the label of brokers of a topology
+CHANGED = "changed"  # the event for a changed state
+SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
 
 Values = dict[str, Any]
@@ -56,21 +57,21 @@ class Verb(enum.Enum):
     ENUMERATE = "enumerate"
     SUBSCRIBE = "subscribe"
     EXECUTE = "execute"
-    OUTCOME = "outcome"  # of an earlier operation, by its id: does nothing
+    OUTCOME = "outcome"  # the outcome of an earlier operation, by its id: executes nothing
 
 
 class DesiredState(enum.Enum):
     UP = "up"
     DOWN = "down"
-    DRAINED = "drained"  # finish what there is, then down
+    DRAINED = "drained"  # finish current work, then stop
 
 
 class ObservedState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an adapter sees of its resource. ``digest`` is of the configuration that the resource has.
+    """An adapter's observation of its resource. ``digest`` is that of the applied configuration.
 
-    ``ran``: the generation that its last run was started for (0: it never ran), None where the adapter cannot
-    tell.  ``boot`` (it grows with each start of the agent) and ``sequence`` order the observations of one
-    resource: the later one counts, whichever arrives last.
+    ``ran``: the generation of the last run (0: never ran), None if the adapter does not record it. ``boot``
+    (it grows with each start of the agent) and ``sequence`` order the observations of one resource: the later
+    one counts, whichever arrives last.
     """
 
     exists: bool
@@ -91,17 +92,17 @@ class Operation(messages.WireMessage, frozen=True, kw_only=True, tag="operation/
     manager: messages.Text = ""
     type: messages.Text = ""
     config: Values = msgspec.field(default_factory=dict)
-    start: bool = True  # of a creation: whether it is to run
-    operation: messages.Text = ""  # of an execution
+    start: bool = True  # for a creation: whether to start the resource
+    operation: messages.Text = ""  # for an execution
     arguments: Values = msgspec.field(default_factory=dict)
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = OPERATION_TIMEOUT_S
-    generation: messages.Count = 0  # of the wish that it is to bring about; 0: of none
+    generation: messages.Count = 0  # of the desired state that it applies; 0: none
 
 
 class OperationResult(messages.WireMessage, frozen=True, kw_only=True, tag="answer/1", omit_defaults=True):
-    """What became of an operation. ``epoch``: the highest that the adapter has obeyed.
+    """The outcome of an operation. ``epoch``: the highest that the adapter has accepted.
 
-    ``truncated``: the result, or the reason, is longer than what is here (see `results`).
+    ``truncated``: the result or the reason is incomplete (see `operation_results`).
     """
 
     id: messages.Name
@@ -120,7 +121,9 @@ class ClaimRequest(messages.WireMessage, frozen=True, kw_only=True, tag="claim/1
 
 
 class ClaimResult(messages.WireMessage, frozen=True, kw_only=True, tag="claimed/1", omit_defaults=True):
-    """``observed`` of what was claimed; ``superseded``: the epochs of those that a later manager has."""
+    """``observed``: states of the claimed resources; ``superseded``: epochs of those that a later manager
+    owns.
+    """
 
     observed: dict[str, ObservedState] = msgspec.field(default_factory=dict)
     superseded: dict[str, int] = msgspec.field(default_factory=dict)
@@ -160,7 +163,7 @@ class ResourceEvent(
 
 
 class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hello/1", omit_defaults=True):
-    """``boot`` grows with each start; ``machine`` stays, and differs on a machine that was set up anew."""
+    """``boot`` grows with each start; ``machine`` is constant and differs on a reinstalled machine."""
 
     boot: messages.Count
     machine: messages.Text = ""
@@ -172,7 +175,7 @@ class AgentHello(messages.WireMessage, frozen=True, kw_only=True, tag="agent-hel
 
 
 class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What should be of one resource: a manifest's entry, checked and complete."""
+    """The desired configuration of a resource: a manifest entry, checked and complete."""
 
     name: str
     type: str
@@ -181,7 +184,7 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     group: str = "default"
     labels: dict[str, str] = {}
     depends_on: tuple[str, ...] = ()
-    wanted: DesiredState = DesiredState.UP
+    desired: DesiredState = DesiredState.UP
     restart: RestartPolicy = msgspec.field(default_factory=lambda: RestartPolicy())
     digest: str = ""
 
@@ -189,48 +192,48 @@ class ResourceSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class RestartPolicy(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """How often and how soon a resource that fell is started again."""
+    """How often and how soon a failed resource is restarted."""
 
     policy: Annotated[str, msgspec.Meta(pattern="^(always|on-failure|never)$")] = "always"
-    attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5  # within the window; then it is given up
+    attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5  # within the window; then the manager gives up
     window_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.2  # doubles with each attempt
     delay_s_max: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One resource for one manager."""
+    """A resource assigned to a manager."""
 
     spec: ResourceSpec
     epoch: int
     generation: int
     deleting: bool = False
-    formerly: str = ""  # it is there under this name, from which it is to be renamed
+    formerly: str = ""  # the previous name, from which it has to be renamed
     waits_for: tuple[str, ...] = ()  # dependencies that are not up yet (or dependants that are not gone yet)
-    status: ResourceStatus | None = None  # the last checkpoint, of whichever manager
+    status: ResourceStatus | None = None  # the last checkpoint, of any manager
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A resource's runtime state as its manager checkpoints it."""
+    """The runtime state of a resource, as its manager checkpoints it."""
 
     state: health.HealthState = health.HealthState.STARTING
     reason: str = ""
     since_ms: int = 0
-    generation: int = 0  # the last that was brought to the resource
+    generation: int = 0  # the last applied generation
     drift: str = ""
     restarts: int = 0
-    failures_ms: tuple[int, ...] = ()  # when it fell, within the restart window: so that counting goes on
-    wish: int = 0  # the generation that was in force
-    ran: int = 0  # the last generation that it is known to have run for
-    given_up: bool = False  # no further attempts for the wish in force
+    failures_ms: tuple[int, ...] = ()  # times of failures within the restart window
+    desired_generation: int = 0  # the generation that was in force at the checkpoint
+    ran: int = 0  # the last generation that is known to have run
+    given_up: bool = False  # no further attempts for the current desired state
     gone: bool = False
-    fault: str = ""  # why the last step failed, where the state does not show it
+    fault: str = ""  # why the last step failed, if the state does not show it
     properties: Values = {}
-    superseded_by: int = 0  # the higher epoch that the agent obeys; nothing else of this status holds then
+    superseded_by: int = 0  # the higher epoch that the agent accepted; then the rest of the status is invalid
 
 
 class RenewRequest(messages.WireMessage, frozen=True, kw_only=True, tag="renew/1", omit_defaults=True):
-    """``revision``: how far this manager knows its assignments, as ``term`` and ``session`` count them."""
+    """``revision``: up to which the manager has its assignments, as counted by ``term`` and ``session``."""
 
     boot: messages.Count
     term: messages.Count = 0
@@ -246,7 +249,7 @@ class RenewResult(messages.WireMessage, frozen=True, kw_only=True, tag="granted/
     session: messages.Count = 0
     revision: messages.Count
     ttl_s: float
-    anew: bool = False  # what the manager knew is void: this and the next pages are all it has
+    anew: bool = False  # discard previous assignments: this and the next pages are complete
     more: bool = False
     assigned: tuple[Assignment, ...] = ()
     released: tuple[str, ...] = ()
@@ -276,7 +279,7 @@ class OrderResults(messages.WireMessage, frozen=True, kw_only=True, tag="results
 class ResourceStateChange(
     messages.WireMessage, frozen=True, kw_only=True, tag="resource-state/1", omit_defaults=True
 ):
-    """Said to all when a resource's health changed."""
+    """Published when the health of a resource changed."""
 
     resource: messages.Name
     state: health.HealthState
@@ -332,11 +335,11 @@ def operations_of(agent: str) -> str:
     return subjects.to_identity(PART, agent, "operation", "*")
 
 
-def beat(agent: str, manager: str) -> str:
+def heartbeat(agent: str, manager: str) -> str:
     return subjects.from_identity(PART, agent, "beat", manager)
 
 
-def beats_to(manager: str) -> str:
+def heartbeats_to(manager: str) -> str:
     return subjects.from_identity(PART, "*", "beat", manager)
 
 

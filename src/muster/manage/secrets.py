@@ -1,10 +1,11 @@
-"""Secrets in the store: the registry keeps boxes, and has a secret opened only by an agent that needs it.
+"""Secrets in the store: the registry stores sealed boxes and delivers a secret only to an agent that needs
+it.
 
-A user seals the value for the domain's key of secrets, so it crosses the bus, and lies in the store and in
-backups of it, shut.  A manifest refers to it, ``{secret: "store:NAME"}``.  An agent that starts a resource
-asks for it with a key made for this one question; the registry looks whether that very agent hosts that
-resource and the resource's configuration refers to that secret, and seals it anew for that key.  Nobody else
-is ever told a value: operators replace and delete secrets, and cannot read them.
+A user seals the value for the domain's secret key, so it is encrypted on the bus, in the store and in
+backups. A manifest refers to it as ``{secret: "store:NAME"}``. An agent that starts a resource requests the
+secret with a one-time key. The registry checks that this agent hosts the resource and that the configuration
+of the resource refers to the secret, and seals the value for that key. No other identity can read a value:
+operators can replace and delete secrets, but not read them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 SECRETS = "manage.secrets"
 STORE = "store:"
-USERS_MAX = 100  # resources named with a secret; all are counted
+USERS_MAX = 100  # resources listed for a secret; all are counted
 BOX_CHARACTERS_MAX = 2 * loader.MAX_SECRET_BYTES
 
 OpenKey = Callable[[], sealed_box.SealedBoxKey]  # reads files
 
 
 class SealedSecret(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of one. ``box`` opens with the domain's key of secrets alone."""
+    """The stored record. ``box`` opens only with the domain's key of secrets."""
 
     box: str
     by: str
@@ -42,36 +43,36 @@ class SealedSecret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def storage_context(name: str) -> str:
-    """What the box in the store is about."""
-    return f"kept/{name}"
+    """The context of a box in the store."""
+    return f"stored/{name}"
 
 
 def delivery_context(agent: str, resource: str, name: str) -> str:
-    """What the box that an agent is given is about."""
-    return f"given/{agent}/{resource}/{name}"
+    """The context of a box for an agent."""
+    return f"delivered/{agent}/{resource}/{name}"
 
 
 def references(config: Any) -> Iterator[str]:
-    """Names of the secrets in the store that a configuration refers to."""
+    """Names of the stored secrets that a configuration refers to."""
     inside: Any = ()
     if isinstance(config, dict):
-        said = config.get("secret")
-        if isinstance(said, str) and said.startswith(STORE):
-            yield said.removeprefix(STORE)
+        reference = config.get("secret")
+        if isinstance(reference, str) and reference.startswith(STORE):
+            yield reference.removeprefix(STORE)
         inside = config.values()
     elif isinstance(config, list | tuple):
         inside = config
-    for one in inside:
-        yield from references(one)
+    for value in inside:
+        yield from references(value)
 
 
 def users(state: assignments.AssignmentProcessor) -> dict[str, list[str]]:
-    """Of each secret that resources refer to: those resources, in the order of their names."""
-    found: dict[str, list[str]] = {}
-    for name in state.ordered:
+    """For each secret, the resources that refer to it, in the order of their names."""
+    by_secret: dict[str, list[str]] = {}
+    for name in state.sorted_names:
         for secret in set(references(state.resources[name].spec.config)):
-            found.setdefault(secret, []).append(name)
-    return found
+            by_secret.setdefault(secret, []).append(name)
+    return by_secret
 
 
 def _used_by(using: list[str]) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def _used_by(using: list[str]) -> dict[str, Any]:
 
 
 class SecretStore:
-    """The registry's side."""
+    """The secrets in the registry's store."""
 
     def __init__(self, registry: endpoint.RegistryEndpoint, open_key: OpenKey | None) -> None:
         self._registry = registry
@@ -89,29 +90,30 @@ class SecretStore:
     async def public_key(self) -> str:
         return (await self._opened_key()).public
 
-    async def keep(self, by: str, name: str, box: str) -> dict[str, Any]:
-        """Returns the resources that use it; they get the new value when they are started next."""
+    async def put(self, by: str, name: str, box: str) -> dict[str, Any]:
+        """Store a secret. Returns the resources that use it; they get the new value at their next start."""
         subjects.token(name)
         if len(box) > BOX_CHARACTERS_MAX:
             raise errors.LimitExceeded(f"a secret has at most {loader.MAX_SECRET_BYTES} bytes")
         key = await self._opened_key()
-        key.open(box, storage_context(name))  # a box that does not open now never would
-        kept = SealedSecret(box=box, by=by, at_ms=int(time.time() * 1000))
+        key.open(box, storage_context(name))  # reject a box that cannot be opened
+        sealed = SealedSecret(box=box, by=by, at_ms=int(time.time() * 1000))
         async with self._registry.writing() as state:
-            await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(kept)))
+            await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(sealed)))
             return _used_by((await asyncio.to_thread(users, state)).get(name, []))
 
     async def delete(self, name: str) -> None:
         async with self._registry.writing() as state:
-            await self._kept(name)
+            await self._get(name)
             using = (await asyncio.to_thread(users, state)).get(name)
             if using:
                 raise errors.Conflict(
-                    f"{', '.join(using[:5])} refer(s) to the secret {name!r}", hint="change or delete those"
+                    f"{', '.join(using[:5])} refer(s) to the secret {name!r}",
+                    hint="change or delete them first",
                 )
             await self._registry.write(lambda tx: tx.delete(SECRETS, name))
 
-    async def listed(self, after: str, limit: int) -> dict[str, Any]:
+    async def page(self, after: str, limit: int) -> dict[str, Any]:
         """A page of names, never values."""
         start = f"{after}\0" if after else None
         records = await self._registry.store.scan(SECRETS, start=start, limit=limit + 1)
@@ -119,30 +121,30 @@ class SecretStore:
         using = await asyncio.to_thread(users, self._registry.state.snapshot())
 
         def row(name: str) -> dict[str, Any]:
-            kept = msgspec.json.decode(values[name], type=SealedSecret)
-            return {"name": name, "by": kept.by, "at_ms": kept.at_ms, **_used_by(using.get(name, []))}
+            sealed = msgspec.json.decode(values[name], type=SealedSecret)
+            return {"name": name, "by": sealed.by, "at_ms": sealed.at_ms, **_used_by(using.get(name, []))}
 
         return views.page(values, row, limit)
 
     async def check(self, specs: list[protocol.ResourceSpec]) -> None:
-        """That what these refer to is there."""
-        wanted = {name: spec.name for spec in specs for name in references(spec.config)}
-        for name, resource in wanted.items():
+        """Check that the secrets these specifications refer to exist."""
+        referrers = {name: spec.name for spec in specs for name in references(spec.config)}
+        for name, resource in referrers.items():
             if await self._registry.store.get(SECRETS, subjects.token(name)) is None:
                 raise errors.InvalidInput(
                     f"{resource!r} refers to the secret {name!r}, which is not in the store",
                     hint=f"`muster secret set {name}`",
                 )
 
-    async def give(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
-        """Sealed for the agent's ``key``, if it hosts ``resource`` and that refers to the secret."""
+    async def deliver(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
+        """Seal the secret for the agent's ``key``, if it hosts ``resource`` and that refers to the secret."""
         known = self._registry.state.resources.get(resource)
         if known is None or known.spec.agent != agent or name not in references(known.spec.config):
             raise errors.Forbidden(f"no resource {resource!r} of {agent} refers to the secret {name!r}")
-        opened = (await self._opened_key()).open((await self._kept(name)).box, storage_context(name))
+        opened = (await self._opened_key()).open((await self._get(name)).box, storage_context(name))
         return {"box": sealed_box.seal(key, opened, delivery_context(agent, resource, name))}
 
-    async def _kept(self, name: str) -> SealedSecret:
+    async def _get(self, name: str) -> SealedSecret:
         record = await self._registry.store.get(SECRETS, name)
         if record is None:
             raise errors.NotFound(f"no secret {name!r} in the store", hint=f"`muster secret set {name}`")
@@ -150,7 +152,7 @@ class SecretStore:
 
     async def _opened_key(self) -> sealed_box.SealedBoxKey:
         if self._open_key is None:
-            raise errors.MissingDependency("this registry keeps no secrets: it has no key to open them")
+            raise errors.MissingDependency("this registry has no key for secrets")
         if self._key is None:
             self._key = await asyncio.to_thread(self._open_key)
         return self._key

@@ -1,12 +1,13 @@
-"""Networks of brokers as resources: ring, chain, star, tree, and the paper's clusters. Pure.
+"""Networks of brokers as resources: ring, chain, star, tree, and the clusters of the paper. Pure.
 
-A topology unfolds into one resource of the type ``broker`` for each broker.  A link is a leaf link that the
-near broker keeps to the far one, so the near one depends on the far one, and brokers that do not depend on
-each other come up at the same time.
+A topology expands into a resource of the type ``broker`` for each broker. A link is a leaf link from the near
+broker to the far one. The near broker depends on the far one; brokers that do not depend on each other start
+at the same time.
 
-Leaf links must not form a circle (a message would go round for ever): a ring is a chain whose last link is
-kept in reserve, and closed when another link fails.  The first broker keeps it, because a broker passes
-nothing on between two links that it keeps itself: so each keeps one at most, whichever link is down.
+Leaf links must not form a loop, because messages would circulate forever. A ring is therefore a chain whose
+last link is a reserve that is closed when another link fails. The first broker has the reserve, because a
+broker does not forward messages between two links that it initiated itself: each broker initiates at most
+one, whichever link is down.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def links(topology: Topology) -> list[tuple[int, int]]:
-    """Pairs (near, far) of brokers counted from 0; the far one is always the lower number."""
+    """Pairs (near, far) of brokers, counted from 0; the far one always has the lower number."""
     size = topology.size
     match topology.shape:
         case "ring" | "chain":
@@ -47,21 +48,21 @@ def links(topology: Topology) -> list[tuple[int, int]]:
 
 
 def _clustered(size: int) -> list[tuple[int, int]]:
-    """Chains of three; the heads of two chains joined as a super-cluster; heads of those joined in turn.
+    """Chains of three; the heads of two chains are linked as a super-cluster, and so on with their heads.
 
-    Of 8 brokers: chains of 3, 3 and 2 (5 links), one link within the first pair, one to the second: 7.
+    With 8 brokers: chains of 3, 3 and 2 (5 links), one link within the first pair, one to the second: 7.
     """
     heads = list(range(0, size, CLUSTER))
-    found = [(number, number - 1) for number in range(1, size) if number not in heads]
+    pairs = [(number, number - 1) for number in range(1, size) if number not in heads]
     while len(heads) > 1:
         for first in range(0, len(heads), SUPER_CLUSTER):
-            found += [(other, heads[first]) for other in heads[first + 1 : first + SUPER_CLUSTER]]
+            pairs += [(other, heads[first]) for other in heads[first + 1 : first + SUPER_CLUSTER]]
         heads = heads[::SUPER_CLUSTER]
-    return sorted(found)
+    return sorted(pairs)
 
 
 def reserve(topology: Topology) -> tuple[int, int] | None:
-    """The link that a ring keeps open, until another fails."""
+    """The reserve link of a ring, which stays open until another link fails."""
     return (0, topology.size - 1) if topology.shape == "ring" and topology.size > 2 else None
 
 
@@ -70,21 +71,21 @@ def broker_name(topology: Topology, number: int) -> str:
 
 
 def expand(topology: Topology) -> list[dict[str, Any]]:
-    """The entries of a manifest that make this network."""
+    """The manifest entries of this network."""
     if topology.shape == "ring" and topology.size == 2:
-        raise errors.InvalidInput("a ring has one broker, or three and more")
+        raise errors.InvalidInput("a ring has one broker, or at least three")
     names = [broker_name(topology, number) for number in range(topology.size)]
     far_ends: dict[int, list[str]] = {}
     for near, far in links(topology):
         far_ends.setdefault(near, []).append(names[far])
     spare = reserve(topology)
-    found = []
+    entries = []
     for number, name in enumerate(names):
         config: dict[str, Any] = {"storage": topology.storage, "links": far_ends.get(number, [])}
         if spare is not None and spare[0] == number:
             config["reserve"] = names[spare[1]]
             config["ring"] = names
-        found.append(
+        entries.append(
             {
                 "name": name,
                 "type": "broker",
@@ -95,4 +96,4 @@ def expand(topology: Topology) -> list[dict[str, Any]]:
                 "config": config,
             }
         )
-    return found
+    return entries

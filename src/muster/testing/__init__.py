@@ -1,4 +1,5 @@
-"""What our tests and our users' tests share: a pytest plugin, fixtures, a virtual clock, `eventually`.
+"""Shared test support for this project and its users: a pytest plugin, fixtures, a virtual clock,
+`eventually`.
 
-Nothing in the product imports this folder.
+The product does not import this package.
 """

@@ -1,10 +1,10 @@
-"""Muster's code may not block the event loop: a test in which it does fails.
+"""Fails tests in which Muster's code blocks the event loop.
 
-Built on blockbuster, where that is installed.  Forbidden in a coroutine or a callback of Muster's: sleeping,
-blocking sockets, SQL, waiting for a lock that another thread holds, waiting for a child process, syncing a
-file.  Not forbidden: reading and writing small files.  That takes microseconds from the page cache, and a
-detour through a thread would cost more than it saves; what blocks is the sync.  A test's own coroutine may
-block, also by calling a plain function of Muster's: whoever holds the loop answers for it.
+Uses blockbuster, if it is installed. Forbidden in coroutines and callbacks of Muster: sleeping, blocking
+sockets, SQL, waiting for a lock of another thread, waiting for a child process, syncing a file. Allowed:
+reading and writing small files, because that takes microseconds from the page cache and a thread would cost
+more; only the sync blocks. A test's own coroutine may block, also by calling a plain function of Muster: the
+coroutine that runs on the loop is responsible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockbuster import BlockBuster
 
-_HARMLESS = ("os.", "io.")
+_ALLOWED = ("os.", "io.")
 _ALSO = ("os.fsync", "os.fdatasync", "subprocess.Popen.wait", "subprocess.Popen.communicate")
 
 _TESTING = str(Path(__file__).parent)
@@ -32,14 +32,14 @@ _active: BlockBuster | None = None
 
 
 def forbid() -> Callable[[], None]:
-    """From now on, in this process. Returns the function that ends it."""
+    """Forbid blocking calls in this process. Returns the function that ends it."""
     global _active
     try:
         import blockbuster
     except ImportError:
         return lambda: None
     guard = blockbuster.BlockBuster()
-    for name in [name for name in guard.functions if name.startswith(_HARMLESS)]:
+    for name in [name for name in guard.functions if name.startswith(_ALLOWED)]:
         del guard.functions[name]
     for name in _ALSO:
         guard.functions[name] = blockbuster.BlockBusterFunction(None, name)
@@ -77,7 +77,7 @@ def _unless_ours(does_not_block: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether a coroutine of Muster's, or a callback that runs through its code, holds the loop."""
+    """Whether the running coroutine or callback belongs to Muster."""
     through_ours = False
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,11 +1,11 @@
-"""Real child processes in tests: start one, wait for what it says, kill it as a power cut would.
+"""Real child processes in tests: start one, wait for its output, kill it as a power failure would.
 
     async with await process.start(sys.executable, "-m", "http.server", "0") as child:
         port = (await child.line(r"port (\\d+)"))[1]
         await child.kill()
 
-A child leads a process group of its own, and the whole group ends with the `async with`.  Its standard output
-and error are one text, kept up to a bound; a failure to say or to end as expected shows the last of it.
+A child leads its own process group, which ends with the `async with`.  Standard output and error are one
+text, stored up to a limit; a failed expectation shows the end of it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ LINE_BYTES_MAX = 1 << 20
 
 
 class ChildProcess:
-    """Made by `start`."""
+    """Created by `start`."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
         self.lines: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
         self._process = process
-        self._heard = 0  # lines ever read
-        self._looked_at = 0  # of them, up to the last match of `line`
+        self._lines_read = 0  # lines read in total
+        self._lines_matched = 0  # of them, lines up to the last match of `line`
         self._news = asyncio.Condition()
         self._ended = False
         self._reader = asyncio.create_task(self._read(), name=f"output of {name}")
@@ -50,36 +50,38 @@ class ChildProcess:
         """None while it runs; negative where a signal ended it."""
         return self._process.returncode
 
-    async def say(self, line: str) -> None:
+    async def write_line(self, line: str) -> None:
         """Write a line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         await self._process.stdin.drain()
 
     async def line(self, pattern: str, *, timeout_s: float = 30.0) -> re.Match[str]:
-        """The next line, after the last one found so, in which ``pattern`` occurs."""
+        """The next line after the last match that contains ``pattern``."""
         try:
             async with asyncio.timeout(timeout_s), self._news:
                 while True:
-                    for text in list(self.lines)[-(self._heard - self._looked_at) or len(self.lines) :]:
-                        self._looked_at += 1
-                        if found := re.search(pattern, text):
-                            return found
+                    for text in list(self.lines)[
+                        -(self._lines_read - self._lines_matched) or len(self.lines) :
+                    ]:
+                        self._lines_matched += 1
+                        if match := re.search(pattern, text):
+                            return match
                     if self._ended:
-                        raise AssertionError(f"{self.name} ended without saying {pattern!r}; {self.tail()}")
+                        raise AssertionError(f"{self.name} ended without printing {pattern!r}; {self.tail()}")
                     await self._news.wait()
         except TimeoutError:
             raise AssertionError(
-                f"{self.name} did not say {pattern!r} in {timeout_s:g} s; {self.tail()}"
+                f"{self.name} did not print {pattern!r} within {timeout_s:g} s; {self.tail()}"
             ) from None
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
     async def wait(self, *, timeout_s: float = 30.0) -> int:
-        """Its exit code, once all it said has been read."""
+        """The exit code, after all output has been read."""
         if not await self.ends_within(timeout_s):
-            raise AssertionError(f"{self.name} did not end in {timeout_s:g} s; {self.tail()}")
+            raise AssertionError(f"{self.name} did not end within {timeout_s:g} s; {self.tail()}")
         assert self.exit_code is not None
         return self.exit_code
 
@@ -93,19 +95,19 @@ class ChildProcess:
         return True
 
     async def terminate(self, *, timeout_s: float = 30.0) -> int:
-        """Ask it to end, and wait until it has."""
+        """Send SIGTERM and wait for the end."""
         if self.exit_code is None:
             self.signal(signal.SIGTERM)
         return await self.wait(timeout_s=timeout_s)
 
     async def kill(self) -> None:
-        """``kill -9`` of this one process, not of what it started."""
+        """``kill -9`` of this process only, not of its children."""
         if self.exit_code is None:
             self.signal(signal.SIGKILL)
         await self._process.wait()
 
     async def close(self) -> None:
-        """End it and all of its process group."""
+        """End the complete process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         await self._process.wait()
@@ -128,7 +130,7 @@ class ChildProcess:
         async for line in _lines(self._process.stdout):
             async with self._news:
                 self.lines.append(line)
-                self._heard += 1
+                self._lines_read += 1
                 self._news.notify_all()
         async with self._news:
             self._ended = True
@@ -141,9 +143,9 @@ async def start(
     cwd: Path | None = None,
     name: str | None = None,
 ) -> ChildProcess:
-    """Start a program. ``env`` is added to our environment; Python programs find Muster as we do."""
-    found = str(Path(muster.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH"))))
+    """Start a program. ``env`` is added to the environment; Python programs import the same Muster."""
+    source_root = str(Path(muster.__file__).parents[1])
+    path = os.pathsep.join(filter(None, (source_root, os.environ.get("PYTHONPATH"))))
     process = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.PIPE,

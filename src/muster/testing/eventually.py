@@ -1,8 +1,8 @@
 """`eventually` and `throughout`: wait for a state, not for a delay.
 
-A test says what must come true and how long that may take; the small waits in between are this file's
-business, so no test sleeps.  The wait begins at a millisecond and grows, so that quick things are noticed at
-once and slow ones are not polled to death.  For what must *not* happen there is `throughout`.
+A test states what must become true and how long that may take; the polling happens here, so no test sleeps.
+The interval starts at a millisecond and grows, so fast conditions are noticed at once and slow ones are not
+polled too often. `throughout` checks that something does *not* happen.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ async def eventually(
 ) -> Any:
     """The first true value of ``condition``, which may be a coroutine function.
 
-    A condition that raises AssertionError is not true yet; any other error of it passes through.  When
-    ``timeout_s`` has passed, fails with the last value or the last assertion, under the name ``what``.
+    A condition that raises AssertionError is not true yet; other exceptions are raised.  After ``timeout_s``
+    it fails with the last value or assertion, and with the name ``what``.
     """
     wait_s = FIRST_WAIT_S
-    seen = "it never answered"
+    seen = "it never returned"
     cause: AssertionError | None = None
     limit = asyncio.timeout(timeout_s)
     try:
@@ -55,14 +55,14 @@ async def eventually(
         if not limit.expired():
             raise
     raise AssertionError(
-        f"{what or _name(condition)} did not come true in {timeout_s:g} s; {seen[:SHOWN_CHARACTERS]}"
+        f"{what or _name(condition)} did not become true within {timeout_s:g} s; {seen[:SHOWN_CHARACTERS]}"
     ) from cause
 
 
 async def throughout(
     condition: Callable[[], object | Awaitable[object]], *, for_s: float, what: str | None = None
 ) -> None:
-    """Fails as soon as ``condition`` is not true; returns when it was true for ``for_s``."""
+    """Fails as soon as ``condition`` is false; returns after it was true for ``for_s``."""
     loop = asyncio.get_running_loop()
     start = loop.time()
     while True:
@@ -72,7 +72,7 @@ async def throughout(
         passed_s = loop.time() - start
         if not value:
             raise AssertionError(
-                f"{what or _name(condition)} was not true any more after {passed_s:.3f} s; value: {value!r}"
+                f"{what or _name(condition)} was no longer true after {passed_s:.3f} s; value: {value!r}"
             )
         if passed_s >= for_s:
             return
@@ -80,7 +80,7 @@ async def throughout(
 
 
 def _name(condition: Callable[[], object]) -> str:
-    """The text of a one-line lambda, or the function's name."""
+    """The source of a one-line lambda, or the function's name."""
     name: str = getattr(condition, "__name__", repr(condition))
     if name != "<lambda>":
         return name

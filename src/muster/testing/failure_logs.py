@@ -1,4 +1,4 @@
-"""What a failed test shows besides its own words: the logs of its brokers, the output of its processes."""
+"""Additional output of a failed test: the logs of its brokers, the output of its processes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 FILE_BYTES_SHOWN = 4000
 
-_KEPT = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
+_ATTACHED = pytest.StashKey[list[tuple[str, Callable[[], str]]]]()
 
 
 def attach(item: pytest.Item, title: str, read: Callable[[], str]) -> None:
     """``read`` is called if the test fails."""
-    item.stash.setdefault(_KEPT, []).append((title, read))
+    item.stash.setdefault(_ATTACHED, []).append((title, read))
 
 
-def keep_file(item: pytest.Item, title: str, path: Path) -> None:
+def attach_file(item: pytest.Item, title: str, path: Path) -> None:
     def tail() -> str:
         return path.read_bytes()[-FILE_BYTES_SHOWN:].decode(errors="replace") if path.exists() else "(none)"
 
@@ -25,5 +25,5 @@ def keep_file(item: pytest.Item, title: str, path: Path) -> None:
 
 
 def show(item: pytest.Item, report: pytest.TestReport) -> None:
-    for title, read in item.stash.get(_KEPT, []):
+    for title, read in item.stash.get(_ATTACHED, []):
         report.sections.append((title, read()))

@@ -1,9 +1,9 @@
-"""The fixtures, for tests under pytest-asyncio in either of its modes.
+"""The fixtures, for tests with pytest-asyncio in either of its modes.
 
-broker          a fresh broker with durable storage, on free ports, in a folder of its own
-cluster         three of them, one mesh
-start_process   start child processes; they end with the test, and a failure shows what they said
-fake_clock      a wall clock that goes where it is told
+broker          a new broker with durable storage, on free ports, in its own folder
+cluster         three brokers in a mesh
+start_process   starts child processes; they end with the test, and a failure shows their output
+fake_clock      a wall clock under the control of the test
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ StartProcess = Callable[..., Awaitable[child_process.ChildProcess]]
 
 @pytest_asyncio.fixture
 async def broker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[brokers.Broker]:
-    """A fresh broker with durable storage, which syncs before it acknowledges, as in production."""
+    """A new broker with durable storage, which syncs before it acknowledges, as in production."""
     settings = broker_config.BrokerConfig(name="broker", directory=tmp_path / "broker")
     async with brokers.Broker(settings) as started:
-        failure_logs.keep_file(request.node, "log of broker", settings.log_path)
+        failure_logs.attach_file(request.node, "log of broker", settings.log_path)
         yield started
 
 
@@ -44,14 +44,14 @@ async def broker(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterato
 async def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[network.BrokerNetwork]:
     """Three brokers in a mesh, with a leader for their storage."""
     async with network.mesh(3, tmp_path) as mesh:
-        for one in mesh.brokers.values():
-            failure_logs.keep_file(request.node, f"log of {one.name}", one.config.log_path)
+        for member in mesh.brokers.values():
+            failure_logs.attach_file(request.node, f"log of {member.name}", member.config.log_path)
         yield mesh
 
 
 @pytest_asyncio.fixture
 async def connect(broker: brokers.Broker) -> AsyncIterator[Connect]:
-    """Connections to ``broker``, or to the addresses given; closed when the test ends."""
+    """Connections to ``broker``, or to the given addresses; closed when the test ends."""
     async with contextlib.AsyncExitStack() as connections:
 
         async def make(identity: str = "test", *servers: str) -> client.NatsBus:
@@ -64,13 +64,13 @@ async def connect(broker: brokers.Broker) -> AsyncIterator[Connect]:
 
 @pytest_asyncio.fixture
 async def bus(connect: Connect) -> client.NatsBus:
-    """One connection to ``broker``."""
+    """A connection to ``broker``."""
     return await connect()
 
 
 @pytest.fixture
 def simulated_network(request: pytest.FixtureRequest) -> simulation.SimulatedNetwork:
-    """The in-memory twin of the bus. Each test has a seed of its own; ``--muster-seed`` gives it another."""
+    """The simulated bus. Each test has its own seed; ``--muster-seed`` overrides it."""
     chosen: int | None = request.config.getoption("muster_seed")
     seed = zlib.crc32(request.node.nodeid.encode()) if chosen is None else chosen
     failure_logs.attach(request.node, "simulated network", lambda: f"replay with --muster-seed={seed}")
@@ -79,7 +79,7 @@ def simulated_network(request: pytest.FixtureRequest) -> simulation.SimulatedNet
 
 @pytest_asyncio.fixture
 async def start_process(request: pytest.FixtureRequest) -> AsyncIterator[StartProcess]:
-    """`process.start`, for processes that end with the test."""
+    """`child_process.start`, for processes that end with the test."""
     children: list[child_process.ChildProcess] = []
 
     async def start(*command: Any, **options: Any) -> child_process.ChildProcess:
@@ -95,7 +95,7 @@ async def start_process(request: pytest.FixtureRequest) -> AsyncIterator[StartPr
 
 @pytest.fixture
 def fake_clock() -> virtual_clock.FakeClock:
-    """A wall clock that goes where it is told, and with virtual time."""
+    """A wall clock under the control of the test, which also follows virtual time."""
     return virtual_clock.FakeClock()
 
 
@@ -104,18 +104,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not plugin.strict(config):
         return
     for item in items:
-        # First in, last out: it judges the loop after every other fixture of the test has let go of it.
+        # First in, last out: it checks the loop after all other fixtures of the test have ended.
         if pytest_asyncio.is_async_test(item) and "_tidy_loop" not in item.fixturenames:
             item.fixturenames.insert(0, "_tidy_loop")
 
 
 @pytest_asyncio.fixture
 async def _tidy_loop(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """Tasks that outlive a test, and errors that only the loop heard of, fail it."""
+    """Fails the test for tasks that outlive it and for errors that only the loop received."""
     ignore = plugin.may_leak(request.node)
-    heard: list[str] = []
+    errors: list[str] = []
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: heard.append(_story(context)))
+    loop.set_exception_handler(lambda _, context: errors.append(_describe_error(context)))
     yield
     others = asyncio.all_tasks() - {asyncio.current_task()}
     if others:
@@ -124,11 +124,11 @@ async def _tidy_loop(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     if others and "tasks" not in ignore:
         complaints += [f"task {task.get_name()}: {task.get_coro()}" for task in others]
     if "loop-errors" not in ignore:
-        complaints += heard
+        complaints += errors
     if complaints:
         pytest.fail("this test left in its event loop:\n  " + "\n  ".join(complaints), pytrace=False)
 
 
-def _story(context: dict[str, Any]) -> str:
+def _describe_error(context: dict[str, Any]) -> str:
     error = context.get("exception")
     return f"{context['message']}: {error!r}" if error else str(context["message"])

@@ -1,11 +1,11 @@
-"""What a test left behind: open files and sockets, child processes, threads.
+"""Detects what a test left behind: open files and sockets, child processes, threads.
 
-A snapshot before a test's set-up and one after its tear-down; what is new is a leak, and the test that made
-it fails, not a later one that runs out of something.  What a fixture of wider scope opened belongs to that
-fixture: the plugin adds it to the baseline.  Things that are on their way out get a short grace; only
-then is a difference a leak.  (Tasks are judged before their loop closes: see `muster.testing.fixtures`.)
+Compares a snapshot from before the set-up of a test with one from after its tear-down; new items are leaks
+and fail this test, not a later one that runs out of resources. Items opened by a fixture of a wider scope
+belong to that fixture: the plugin adds them to the baseline. Items that are being closed have a short grace
+period. (Tasks are checked before their loop closes: see `muster.testing.fixtures`.)
 
-Reading ``/proc/self`` costs some 100 µs; where there is none, files and processes are not checked.
+Reading ``/proc/self`` takes about 100 µs; without it, files and processes are not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 GRACE_S = 0.5
 _PR_SET_CHILD_SUBREAPER = 36
 
-# Things that live as long as the interpreter once something has used them. Each has its reason.
+# Items that exist until the interpreter ends once they are used, with the reason.
 FILES_ALLOWED = {
     "/dev/null": "the standard library keeps it open for later",
     "/dev/urandom": "the interpreter keeps it open on old kernels",
@@ -53,7 +53,7 @@ class OpenResources:
 
 
 def adopt_orphans() -> None:
-    """Make grandchildren whose parent died children of ours, so that a detached process is seen as well."""
+    """Adopt orphaned grandchildren, so that detached processes are detected too."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -63,7 +63,7 @@ def snapshot() -> OpenResources:
 
 
 def leaked(before: OpenResources, *, ignore: frozenset[str] = frozenset()) -> list[str]:
-    """One line for each thing there is now that was not there before. Leaked processes are ended."""
+    """A line for each new item. Leaked processes are killed."""
     deadline = time.monotonic() + GRACE_S
     wait_s = 0.001
     while new := _findings(snapshot().minus(before), ignore):
@@ -78,27 +78,27 @@ def leaked(before: OpenResources, *, ignore: frozenset[str] = frozenset()) -> li
 
 
 def _findings(new: OpenResources, ignore: frozenset[str]) -> list[tuple[str, int]]:
-    """What is wrong; with the process to end, where it is one."""
-    found: list[tuple[str, int]] = []
+    """Leaks, each with the pid to kill if it is a process."""
+    findings: list[tuple[str, int]] = []
     if "processes" not in ignore:
         for pid in sorted(new.processes):
             if not _has_ended(pid):
                 command = _command(pid)
                 if not any(word in command for word in PROCESSES_ALLOWED):
-                    found.append((f"process {pid}: {command}", pid))
+                    findings.append((f"process {pid}: {command}", pid))
     if "threads" not in ignore:
-        found += [
+        findings += [
             (f"thread {thread.name}", 0)
             for thread in new.threads
             if thread.is_alive() and thread.name not in THREADS_ALLOWED
         ]
     if "files" not in ignore:
-        found += [
+        findings += [
             (f"file descriptor {number}: {target}", 0)
             for number, target in sorted(new.files)
             if target not in FILES_ALLOWED
         ]
-    return found
+    return findings
 
 
 def _files() -> frozenset[tuple[int, str]]:
@@ -106,13 +106,13 @@ def _files() -> frozenset[tuple[int, str]]:
         numbers = os.listdir("/proc/self/fd")
     except FileNotFoundError:
         return frozenset()
-    found = []
+    descriptors = []
     for number in numbers:
         try:
-            found.append((int(number), os.readlink(f"/proc/self/fd/{number}")))
-        except OSError:  # the descriptor of the listing itself
+            descriptors.append((int(number), os.readlink(f"/proc/self/fd/{number}")))
+        except OSError:  # the descriptor of the directory listing
             continue
-    return frozenset(found)
+    return frozenset(descriptors)
 
 
 def _processes() -> frozenset[int]:
@@ -131,7 +131,7 @@ def _processes() -> frozenset[int]:
 
 
 def _has_ended(pid: int) -> bool:
-    """An ended child is no leak, and an adopted one has nobody else to collect it."""
+    """An ended child is not a leak; an adopted one has to be reaped here."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:

@@ -1,4 +1,4 @@
-"""Which event loop a test gets: the ordinary one, or the virtual one where it is marked ``virtual_time``."""
+"""Selects the event loop of a test: the normal one, or the virtual one for the marker ``virtual_time``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from muster.testing import virtual_clock
 
 
-@pytest.hookimpl(trylast=True, optionalhook=True)  # of pytest-asyncio, which may be switched off
+@pytest.hookimpl(trylast=True, optionalhook=True)  # a hook of pytest-asyncio, which may be disabled
 def pytest_asyncio_loop_factories(
     item: pytest.Item,
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

@@ -1,11 +1,11 @@
 """The pytest plugin of `muster.testing`.
 
-Anyone who has Muster installed gets its fixtures (`muster.testing.fixtures`) and these markers.  The house
-rules below are on only where the project's pytest settings say ``muster_strict = true``, as ours do:
+Every installation of Muster provides its fixtures (`muster.testing.fixtures`) and these markers.  The
+following rules apply only if the project's pytest settings contain ``muster_strict = true``, as ours do:
 
 - a test that leaves a task, a thread, an open file or socket, or a child process behind fails;
 - Muster's code may not block the event loop (`muster.testing.blocking_calls`);
-- a skip needs a reason, and under ``CI=true`` a part that is missing is a failure, not a skip.
+- a skip needs a reason, and under ``CI=true`` a missing dependency is a failure, not a skip.
 
 Markers:
 
@@ -39,8 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell that starts tests in the background has them ignore it, and so would all that they start:
-        # a test that presses Ctrl-C would wait for ever.
+        # A shell that starts tests in the background makes them, and their children, ignore SIGINT:
+        # a test that sends it would wait forever.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "virtual_time: run in virtual time, where nothing waits and no socket opens",
@@ -73,7 +73,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """What a fixture of wider scope than a test opens is not that test's leak."""
+    """What a fixture of a wider scope opens is not a leak of the test."""
     baseline = request.config.stash.get(_BASELINE, None)
     if baseline is None or request.scope == "function":
         return (yield)
@@ -109,7 +109,7 @@ def may_leak(item: pytest.Item) -> frozenset[str]:
     for mark in item.iter_markers("may_leak"):
         _need_reason(mark)
         if unknown := set(mark.args) - LEAK_KINDS:
-            raise pytest.UsageError(f"may_leak knows {sorted(LEAK_KINDS)}, not {sorted(unknown)}")
+            raise pytest.UsageError(f"may_leak accepts {sorted(LEAK_KINDS)}, not {sorted(unknown)}")
         kinds.update(mark.args)
     return frozenset(kinds)
 
@@ -135,13 +135,13 @@ def pytest_runtest_makereport(
 
 
 def require_part(part: str, present: object, *, hint: str) -> None:
-    """Go on if ``present``; otherwise skip the test with a reason, or fail it under ``CI=true``.
+    """Continue if ``present``; otherwise skip the test with a reason, or fail it under ``CI=true``.
 
-    ``hint`` says how to get the part.
+    ``hint`` describes how to install the dependency.
     """
     if present:
         return
-    message = f"missing part: {part}; {hint}"
+    message = f"missing dependency: {part}; {hint}"
     if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         pytest.fail(f"{message} (never skipped in CI)", pytrace=False)
     pytest.skip(message)

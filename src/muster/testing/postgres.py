@@ -1,12 +1,12 @@
-"""A real PostgreSQL for tests: its own data folder, a free port on loopback, a random password.
+"""A real PostgreSQL server for tests: its own data folder, a free loopback port, a random password.
 
-The programs come from the first of: the folder named in ``MUSTER_POSTGRES_BIN``, the wheel `pgserver`,
-Debian's packages, ``PATH``.  PostgreSQL refuses to run as root, so root runs it as ``nobody``, from a copy if
-``nobody`` cannot reach the programs where they are.
+The programs come from the first of: the folder in ``MUSTER_POSTGRES_BIN``, the wheel `pgserver`, Debian's
+packages, ``PATH``.  PostgreSQL refuses to run as root, so root runs it as ``nobody``, from a copy if
+``nobody`` cannot access the programs.
 
     with postgres.running() as server:
         store = await database.open(server.url, password=server.password)
-        server.stop(); server.start()      # what its users see when it is restarted
+        server.stop(); server.start()      # a restart, as clients see it
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROGRAMS = ("initdb", "postgres", "pg_isready")
 
 
 class PostgresServer:
-    """Started by `running`. ``password`` is its superuser's, who is named in ``url``."""
+    """Started by `running`. ``password`` is that of the superuser in ``url``."""
 
     def __init__(
         self, programs: pathlib.Path, folder: pathlib.Path, account: pwd.struct_passwd | None
@@ -98,7 +98,7 @@ class PostgresServer:
             raise errors.MissingDependency(f"initdb failed: {made.stdout.strip()[-500:]}")
 
     def start(self) -> None:
-        """On the port it had before, if any. Returns when it takes connections."""
+        """Uses the previous port, if any. Returns when it accepts connections."""
         self.port = self.port or _free_port()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -107,18 +107,20 @@ class PostgresServer:
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                start_new_session=True,  # Ctrl-C is for the tests, which then stop it in order
+                start_new_session=True,  # Ctrl-C goes to the tests, which then stop the server
                 **_as(self._account),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._accepts():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop(signal.SIGQUIT)
-                raise errors.Unavailable(f"PostgreSQL did not start: {self._last_words()}")
+                raise errors.Unavailable(f"PostgreSQL did not start: {self._log_tail()}")
             time.sleep(_POLL_S)
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGINT: in order, without waiting for clients. SIGQUIT: as a crash, recovered at the next start."""
+        """SIGINT: an orderly stop without waiting for clients. SIGQUIT: as a crash, recovered at the next
+        start.
+        """
         process, self._process = self._process, None
         if process is None:
             return
@@ -130,21 +132,21 @@ class PostgresServer:
             process.wait(STOP_TIMEOUT_S)
 
     def _accepts(self) -> bool:
-        asked = subprocess.run(
+        probe = subprocess.run(
             [self._programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-t", "1"],
             stdin=subprocess.DEVNULL,
             check=False,
             cwd="/",
         )
-        return asked.returncode == 0
+        return probe.returncode == 0
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         return self._log.read_text(errors="replace").strip()[-500:] if self._log.exists() else "(no log)"
 
 
 @contextlib.contextmanager
 def running() -> Iterator[PostgresServer]:
-    """One of one's own, removed afterwards. `errors.MissingPart` if PostgreSQL is not installed."""
+    """A separate server, removed afterwards. `errors.MissingDependency` if PostgreSQL is not installed."""
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     with tempfile.TemporaryDirectory(prefix="muster-postgres-", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name)
@@ -156,12 +158,12 @@ def running() -> Iterator[PostgresServer]:
         try:
             yield server
         finally:
-            server.stop(signal.SIGQUIT)  # nobody needs what it would still write
+            server.stop(signal.SIGQUIT)  # unwritten data is not needed
 
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """Skipped with a reason where PostgreSQL cannot be started, except in CI: there it is an error."""
+    """Skips with a reason if PostgreSQL cannot be started; in CI that is an error."""
     with contextlib.ExitStack() as stack:
         try:
             server = stack.enter_context(running())
@@ -177,7 +179,7 @@ def _find_programs() -> pathlib.Path:
     places = (wheel.submodule_search_locations or []) if wheel else []
     folders += [pathlib.Path(place) / "pginstall" / "bin" for place in places]
     folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    folders += [pathlib.Path(one) for one in os.environ.get("PATH", "").split(os.pathsep) if one]
+    folders += [pathlib.Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if entry]
     for folder in folders:
         if all(os.access(folder / program, os.X_OK) for program in _PROGRAMS):
             return folder
@@ -189,7 +191,7 @@ def _find_programs() -> pathlib.Path:
 def _reachable(
     programs: pathlib.Path, folder: pathlib.Path, account: pwd.struct_passwd | None
 ) -> pathlib.Path:
-    """``programs``, or a copy that the account can run."""
+    """``programs``, or a copy that the account can execute."""
     if account is None or _runs(programs, account):
         return programs
     shutil.copytree(programs.parent, folder / "install", symlinks=True)

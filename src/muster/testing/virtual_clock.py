@@ -1,12 +1,12 @@
-"""Time that tests own: an event loop that never waits, and a clock that goes where it is told.
+"""Time under the control of tests: an event loop that never waits, and a settable clock.
 
 `VirtualLoop` is an asyncio event loop whose `time` stands still while anything is ready to run, and jumps to
-the next timer when nothing is.  An hour of heartbeats takes as long as its callbacks do, and the order of
-events depends on nothing outside the program, so a seeded simulation replays exactly.
+the next timer otherwise. An hour of heartbeats takes as long as its callbacks, and the order of events
+depends on nothing outside the program, so a seeded simulation is reproducible.
 
-What it refuses: sockets, pipes and child processes.  They live in real time, and virtual time would overtake
-them (every timeout would fire before the first byte arrived).  Threads are allowed through `run_in_executor`
-and `asyncio.to_thread` only: while one works, time stands still.
+Not supported: sockets, pipes and child processes. They use real time, and virtual time would overtake them
+(every timeout would fire before the first byte arrived). Threads are supported only through `run_in_executor`
+and `asyncio.to_thread`: while one works, time stands still.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from muster.core import errors
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-EPOCH_NS = 1_700_000_000_000_000_000  # where fake clocks begin: a fixed moment, so that runs are alike
+EPOCH_NS = 1_700_000_000_000_000_000  # where fake clocks begin: a fixed time, so that runs are equal
 LOOP_RESOLUTION_S = 1e-9  # asyncio fires a timer this much early
 
 
 class VirtualTimeDeadlock(errors.MusterError):
-    """Everything waits and nothing will ever come: in real time this test would hang."""
+    """All tasks wait and no event can occur: in real time this test would hang."""
 
     code = "stuck"
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """Stands where the loop would wait for the outside world, and moves time instead."""
+    """Advances time where the loop would wait for I/O."""
 
-    # The loop's own wake-up pipe is the one file it may watch; it registers that first.
+    # The loop's own wake-up pipe is the only file it may watch; it is registered first.
     _allowed = 1
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class _VirtualSelector(selectors.SelectSelector):
         if self.threads_at_work:
             return super().select(None)
         if timeout is None:
-            raise VirtualTimeDeadlock(
-                "every task waits, no timer is set, no thread is at work: nothing can happen any more"
-            )
+            raise VirtualTimeDeadlock("deadlock: every task waits, no timer is set, and no thread is running")
         self.now_s += timeout
-        if math.ulp(self.now_s) > LOOP_RESOLUTION_S:  # far out, the loop would not see its timer as due
+        if (
+            math.ulp(self.now_s) > LOOP_RESOLUTION_S
+        ):  # at large times, the loop would not see its timer as due
             self.now_s = math.nextafter(self.now_s, math.inf)
         return []
 
@@ -85,7 +85,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: Any) -> None:
-        self._virtual.threads_at_work += 1  # it waits for a thread of its own
+        self._virtual.threads_at_work += 1  # it waits for its own thread
         try:
             await super().shutdown_default_executor(*args)
         finally:
@@ -102,9 +102,9 @@ def run_virtual(main: Coroutine[Any, Any, T]) -> T:
 
 
 class FakeClock:
-    """A wall clock for code that is given its time.
+    """A wall clock for code that accepts one.
 
-    Under a `VirtualLoop` it moves with the loop; ``advance`` and ``step_back`` move it besides.
+    Under a `VirtualLoop` it follows the loop; ``advance`` and ``step_back`` move it in addition.
     """
 
     def __init__(self, start_ns: int = EPOCH_NS) -> None:
@@ -118,11 +118,11 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise errors.InvalidInput("a clock advances forwards", hint="use step_back(seconds)")
+            raise errors.InvalidInput("advance needs a positive number", hint="use step_back(seconds)")
         self._offset_ns += round(seconds * 1e9)
 
     def step_back(self, seconds: float) -> None:
-        """What an operator or a bad time server does to a clock."""
+        """As an operator or a faulty time server does."""
         self._offset_ns -= round(seconds * 1e9)
 
     @staticmethod

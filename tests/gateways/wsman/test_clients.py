@@ -88,10 +88,10 @@ async def test_pypsrp(wsman, create):
             # Put what was got, with another wish.
             body = client.get(P, None, selector_set=named("second")).find(f".//{P('Resource')}")
             assert body is not None
-            wanted = body.find(P("Wanted"))
-            assert wanted is not None
-            wanted.text = "down"
-            assert text(client.put(P, body, selector_set=named("second")), P("Wanted")) == "down"
+            desired = body.find(P("Desired"))
+            assert desired is not None
+            desired.text = "down"
+            assert text(client.put(P, body, selector_set=named("second")), P("Desired")) == "down"
 
             said = ET.fromstring(f"<p:echo_INPUT xmlns:p='{P}'><p:text>hello</p:text></p:echo_INPUT>")
             answer = client.invoke(f"{P}/echo", P, said, selector_set=named("first"))
@@ -134,7 +134,7 @@ async def test_pypsrp_subscribes(wsman, create, sink):
     answer = await asyncio.to_thread(client, lambda one: one.invoke(namespaces.SUBSCRIBE, P, body))
     assert text(answer, namespaces.WSE("Expires")) == "PT60S"
     assert text(answer, namespaces.WSE("Identifier")).startswith("uuid:")
-    await wsman.fleet.client.put("a", wanted="down")
+    await wsman.fleet.client.put("a", desired="down")
     event = await sink.next()
     assert event.first is not None
     assert event.first.local == "StateChanged"
@@ -231,19 +231,19 @@ async def test_wsl(wsman, create, tmp_path):
     assert "_OUTPUT" in await run("wslinvoke", uri, "Rename", "NewName=third", *where)
     assert await wsman.fleet.client.names() == ["second", "third"]
     await put(
-        tmp_path, environment, uri, "Wanted=down", "-filter", "select * from Resource where Name='second'"
+        tmp_path, environment, uri, "Desired=down", "-filter", "select * from Resource where Name='second'"
     )
-    assert (await wsman.fleet.client.describe("second"))["wanted"] == "down"
+    assert (await wsman.fleet.client.describe("second"))["desired"] == "down"
     await put(
         tmp_path,
         environment,
         uri,
-        "Wanted=up",
+        "Desired=up",
         "-fragment",
         "-filter",
         "select * from Resource where Name='second'",
     )
-    assert (await wsman.fleet.client.describe("second"))["wanted"] == "up"
+    assert (await wsman.fleet.client.describe("second"))["desired"] == "up"
 
 
 async def put(folder: Any, environment: dict[str, str], *arguments: str) -> None:

@@ -63,10 +63,10 @@ async def test_create_get_put_rename_delete(wsman):
     assert (found.text_of(P("Name")), found.text_of(P("State"))) == ("a-1", "up")
 
     # What was read is sent back with one property changed.
-    sent = xml.write(found).decode().replace("<p:Wanted>up", "<p:Wanted>down")
+    sent = xml.write(found).decode().replace("<p:Desired>up", "<p:Desired>down")
     changed = (await wsman.ask(namespaces.PUT, sent, name="a-1")).first
     assert changed is not None
-    assert changed.text_of(P("Wanted")) == "down"
+    assert changed.text_of(P("Desired")) == "down"
     assert (await wsman.fleet.client.describe("a-1"))["spec"]["config"] == described["spec"]["config"]
     # …and sent once more, as it was read then: it is of an earlier generation by now.
     stale = sent.replace(">down<", ">drained<")
@@ -102,8 +102,8 @@ async def test_fragments(wsman, create):
         return f'<w:FragmentTransfer s:mustUnderstand="true"{dialect}>{path}</w:FragmentTransfer>'
 
     for path, expected in [
-        ("Wanted", "<p:Wanted>up</p:Wanted>"),
-        ("p:Wanted/text()", "up"),
+        ("Desired", "<p:Desired>up</p:Desired>"),
+        ("p:Desired/text()", "up"),
         ("/p:Resource/p:Config/p:Item[1]/text()", "1"),
     ]:
         answer = await wsman.ask(namespaces.GET, name="a", headers=at(path))
@@ -112,20 +112,20 @@ async def test_fragments(wsman, create):
     await wsman.ask(namespaces.GET, name="a", headers=at("Nothing"))
     assert 'xsi:nil="true"' in wsman.last.text
 
-    put = "<w:XmlFragment><Wanted>down</Wanted></w:XmlFragment>"  # without a namespace, as `wsl` does
-    await wsman.ask(namespaces.PUT, put, name="a", headers=at("Wanted"))
-    assert (await wsman.fleet.client.describe("a"))["wanted"] == "down"
+    put = "<w:XmlFragment><Desired>down</Desired></w:XmlFragment>"  # without a namespace, as `wsl` does
+    await wsman.ask(namespaces.PUT, put, name="a", headers=at("Desired"))
+    assert (await wsman.fleet.client.describe("a"))["desired"] == "down"
     await wsman.ask(
-        namespaces.PUT, "<w:XmlFragment>up</w:XmlFragment>", name="a", headers=at("Wanted/text()")
+        namespaces.PUT, "<w:XmlFragment>up</w:XmlFragment>", name="a", headers=at("Desired/text()")
     )
     described = await wsman.fleet.client.describe("a")
-    assert (described["wanted"], described["spec"]["labels"]) == ("up", {"tier": "front"})
+    assert (described["desired"], described["spec"]["labels"]) == ("up", {"tier": "front"})
 
-    refused = await wsman.fault(namespaces.GET, name="a", headers=at("Wanted", ' Dialect="urn:x"'))
+    refused = await wsman.fault(namespaces.GET, name="a", headers=at("Desired", ' Dialect="urn:x"'))
     assert refused[1] == "wsman:FragmentDialectNotSupported"
-    assert (await wsman.fault(namespaces.GET, name="a", headers=at("//Wanted[text()='x']")))[0] == "s:Sender"
-    for bad in ("<w:XmlFragment/>", "<p:Wanted>up</p:Wanted>", "<w:XmlFragment><Other/></w:XmlFragment>"):
-        assert await wsman.fault(namespaces.PUT, bad, name="a", headers=at("Wanted")) == (
+    assert (await wsman.fault(namespaces.GET, name="a", headers=at("//Desired[text()='x']")))[0] == "s:Sender"
+    for bad in ("<w:XmlFragment/>", "<p:Desired>up</p:Desired>", "<w:XmlFragment><Other/></w:XmlFragment>"):
+        assert await wsman.fault(namespaces.PUT, bad, name="a", headers=at("Desired")) == (
             "s:Sender", "wxf:InvalidRepresentation", "InvalidFragment",
         )  # fmt: skip
     assert (await wsman.fleet.client.describe("a"))["generation"] == described["generation"]
@@ -349,7 +349,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, str, str]]] = [
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidNamespace")),
     ({"action": namespaces.PUT, "body": resource("a", "<p:Odd/>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
-    ({"action": namespaces.PUT, "body": resource("a", "<p:Wanted>sideways</p:Wanted>")},
+    ({"action": namespaces.PUT, "body": resource("a", "<p:Desired>sideways</p:Desired>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),
     ({"action": namespaces.PUT, "body": resource("a", "<p:Config><p:Item Name='x' Type='date'/></p:Config>")},
      ("s:Sender", "wxf:InvalidRepresentation", "InvalidValues")),

@@ -39,7 +39,7 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     )
     assert id.startswith("uuid:")
     await wsman.fleet.client.execute("b", "stop")
-    await wsman.fleet.client.put("a", wanted="down")
+    await wsman.fleet.client.put("a", desired="down")
     event = await sink.next()
     assert event.first is not None
     assert event.first.name == P("StateChanged")
@@ -77,7 +77,7 @@ async def test_one_resource_by_its_selector(wsman, create, sink):
     assert answer.first is not None
     assert answer.first.local == "SubscribeResponse"
     for name in ("a", "b"):
-        await wsman.fleet.client.put(name, wanted="down")
+        await wsman.fleet.client.put(name, desired="down")
         await wsman.is_now(name, "down")
     event = await sink.next()
     assert event.first is not None
@@ -97,7 +97,7 @@ async def test_acknowledged_delivery(wsman, create, sink):
     await create("a")
     sink.acknowledges = True
     await begin(wsman, sink.url, mode=namespaces.PUSH_WITH_ACK)
-    await wsman.fleet.client.put("a", wanted="down")
+    await wsman.fleet.client.put("a", desired="down")
     event = await sink.next()
     assert event.header(namespaces.WSMAN("AckRequested")) is not None
     assert len(wsman.wsman_endpoint.eventing.subscriptions) == 1
@@ -109,12 +109,12 @@ async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, cre
     end_to = f"<e:EndTo><a:Address>{sink.url}/end</a:Address></e:EndTo>"
     await begin(wsman, sink.url, end_to=end_to)
     sink.answers = [(500, ""), (503, "")]
-    await wsman.fleet.client.put("a", wanted="down")
+    await wsman.fleet.client.put("a", desired="down")
     assert (await sink.next()).first is not None  # the third attempt
     while not sink.taken.empty():
         sink.taken.get_nowait()
     sink.answers = [(500, "")] * event_delivery.ATTEMPTS
-    await wsman.fleet.client.put("a", wanted="up")
+    await wsman.fleet.client.put("a", desired="up")
     while True:
         message = await sink.next()
         assert message.first is not None
@@ -129,7 +129,7 @@ async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
     await begin(wsman, sink.url)
     refusal = faults.SoapFault(faults.SoapFaultCode.SENDER, "no", subcode=namespaces.WSMAN("DeliveryRefused"))
     sink.answers = [(500, envelope.write_fault(V12, refusal).decode())]
-    await wsman.fleet.client.put("a", wanted="down")
+    await wsman.fleet.client.put("a", desired="down")
     await eventually(lambda: len(wsman.wsman_endpoint.eventing.subscriptions) == 0)
     assert sink.requests == 1
 
@@ -150,7 +150,7 @@ async def test_addresses_that_are_not_allowed_are_never_called(wsman, create, si
         end_to = f"<e:EndTo><a:Address>{url}</a:Address></e:EndTo>"
         assert await wsman.fault(namespaces.SUBSCRIBE, subscribe(sink.url, end_to=end_to)) == unusable, url
     assert len(wsman.wsman_endpoint.eventing.subscriptions) == 0
-    await wsman.fleet.client.put("a", wanted="down")
+    await wsman.fleet.client.put("a", desired="down")
     await wsman.is_now("a", "down")
     assert sink.requests == 0
 

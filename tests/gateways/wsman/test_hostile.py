@@ -187,7 +187,7 @@ def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | 
 @pytest.mark.parametrize("text", ["\x1b[1mok\x0c", "\x00", "\ufffe", "plain", " \r\n\t", "", '"\\u001b"'])
 def test_what_is_read_and_put_back_changes_nothing(text: str):
     described = {
-        "name": "r", "type": "process", "agent": "a", "group": "g", "wanted": "up", "state": "up",
+        "name": "r", "type": "process", "agent": "a", "group": "g", "desired": "up", "state": "up",
         "spec": {"config": {"prompt": text, f"k{text}": [text, {"inner": text}]}, "restart": {}},
         "reason": "", "since_ms": 0, "drift": "", "restarts": 0, "manager": "m", "epoch": 1,
         "generation": 1, "applied": True,

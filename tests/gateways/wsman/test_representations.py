@@ -34,7 +34,7 @@ configs = st.dictionaries(st.text(string.ascii_letters + "_-.", min_size=1, max_
 
 
 def described(**spec: Any) -> dict[str, Any]:
-    told = {"name": "a", "type": "process", "agent": "host-a", "group": "web", "wanted": "up"}
+    told = {"name": "a", "type": "process", "agent": "host-a", "group": "web", "desired": "up"}
     more = {
         "state": "up",
         "reason": "",

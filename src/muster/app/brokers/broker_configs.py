@@ -1,4 +1,4 @@
-"""From the settings of a domain to what each of its brokers is told. Pure."""
+"""From the settings of a domain to the configuration of each of its brokers. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.core.settings import domain as settings_domain
 
 @dataclass(frozen=True, slots=True)
 class BrokerTrustFiles:
-    """What brokers are given besides settings. ``secret`` opens the routes between them."""
+    """What brokers receive in addition to settings. ``secret`` authenticates the routes between them."""
 
     operator: config.OperatorTrust
     secret: str
@@ -27,17 +27,18 @@ class BrokerTrustFiles:
 def broker_configs(
     settings: settings_domain.BaseSettings, trusted: BrokerTrustFiles, folder: Path
 ) -> list[config.BrokerConfig]:
-    """The brokers of the domain's layout, each with a folder of its own below ``folder``.
+    """The brokers of the domain's layout, each with its own folder below ``folder``.
 
-    Leaves of a tree come last and without their links: where their parents listen is known only at run time.
+    Leaves of a tree come last and without their links, because the addresses of their parents are known only
+    at run time.
     """
     bus = settings.bus
     name = settings.domain.name
     clusters = bus.clusters if bus.layout == "super-cluster" else 1
-    found: list[config.BrokerConfig] = []
+    configs: list[config.BrokerConfig] = []
 
     def add(own_name: str, **differences: Any) -> None:
-        found.append(_broker(settings, trusted, folder, own_name, len(found), **differences))
+        configs.append(_broker(settings, trusted, folder, own_name, len(configs), **differences))
 
     for cluster_name in _numbered(name, clusters, "c"):
         joined = bus.layout == "super-cluster"
@@ -46,7 +47,7 @@ def broker_configs(
             add(own_name, stores=_stores(bus, number), cluster=cluster, joined=joined)
     for number in range(1, bus.leaves + 1):
         add(f"{name}-leaf-{number}", stores=True, leaf=True)
-    return found
+    return configs
 
 
 def extra(
@@ -57,7 +58,7 @@ def extra(
     *,
     storage: bool,
 ) -> config.BrokerConfig:
-    """A broker beyond those of the settings, on free ports, with a storage of its own."""
+    """A broker in addition to those of the settings, on free ports, with its own storage."""
     return _broker(settings, trusted, folder, name, None, stores=storage, leaf=True)
 
 
@@ -66,7 +67,7 @@ def _broker(
     trusted: BrokerTrustFiles,
     folder: Path,
     name: str,
-    index: int | None,  # from 0, where ports are counted up from the settings'; None: free ones
+    index: int | None,  # from 0, if ports are counted up from the settings; None: free ports
     *,
     stores: bool,
     cluster: str | None = None,
@@ -84,7 +85,7 @@ def _broker(
         host=bus.host,
         port=port(bus.port),
         tls=trusted.tls,
-        # Else it would tell clients the addresses of its machine, which its certificate need not be for.
+        # Otherwise it would advertise addresses that its certificate may not include.
         advertise=socket.gethostname() if trusted.tls and bus.host in server.EVERYWHERE else None,
         plaintext=bus.tls == "off",
         storage=_storage(bus, name if leaf else None) if stores else None,
@@ -106,12 +107,12 @@ def broker_count(settings: settings_domain.BaseSettings) -> int:
 
 
 def leaf_parents(settings: settings_domain.BaseSettings) -> dict[str, str]:
-    """Which broker each leaf hangs below: level by level, ``fan_out`` below each."""
+    """The parent broker of each leaf: level by level, ``fan_out`` below each."""
     bus = settings.bus
     roots = list(_numbered(settings.domain.name, bus.brokers, ""))
     leaves = [f"{settings.domain.name}-leaf-{number}" for number in range(1, bus.leaves + 1)]
-    holders = [*roots, *leaves]
-    return {leaf: holders[index // bus.fan_out] for index, leaf in enumerate(leaves)}
+    parents = [*roots, *leaves]
+    return {leaf: parents[index // bus.fan_out] for index, leaf in enumerate(leaves)}
 
 
 def _numbered(name: str, count: int, mark: str) -> Iterator[str]:
@@ -124,7 +125,7 @@ def _stores(bus: settings_bus.BusSettings, number: int) -> bool:
 
 
 def _storage(bus: settings_bus.BusSettings, domain: str | None) -> config.BrokerStorage:
-    """``domain`` keeps the storage of a leaf apart from that of the brokers it hangs on."""
+    """``domain`` separates the storage of a leaf from that of its parent brokers."""
     return config.BrokerStorage(
         file_bytes_max=bus.storage_disk_bytes,
         memory_bytes_max=bus.storage_memory_bytes,

@@ -1,7 +1,6 @@
-"""The domain's own brokers: started from the settings, watched, and changed while they run.
+"""The domain's own brokers: started from the settings, monitored, and changed at run time.
 
-`verbs` is what `muster.app.operations.control` offers over the bus, and so ``muster broker`` on the command
-line.
+`verbs` are the operations of `muster.app.operations.control`, and of ``muster broker`` on the command line.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class BrokerSet:
         self._trusted: broker_configs.BrokerTrustFiles
         self._restarts: metrics.Gauge
         self._account = ""
-        self._own: frozenset[str] = frozenset()  # those of the settings
+        self._own: frozenset[str] = frozenset()  # the brokers of the settings
         self._link_creds: Path
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._on_failure: Callable[[BaseException], None] = lambda _: None
@@ -41,7 +40,7 @@ class BrokerSet:
     @property
     def running(self) -> network.BrokerNetwork:
         if self._network is None:
-            raise errors.NotConnected("the domain's brokers do not run")
+            raise errors.NotConnected("the domain's brokers are not running")
         return self._network
 
     @property
@@ -51,9 +50,11 @@ class BrokerSet:
     async def start(
         self, trust: keyring.Keyring, *, measure: metrics.Metrics, on_failure: Callable[[BaseException], None]
     ) -> None:
-        """When this returns they accept clients. ``on_failure`` hears of a broker that was given up."""
+        """The brokers accept clients when this returns. ``on_failure`` is called for a broker that was given
+        up.
+        """
         self._on_failure = on_failure
-        self._restarts = measure.gauge("broker_restarts", "Times a broker fell and came back.", ("broker",))
+        self._restarts = measure.gauge("broker_restarts", "Times a broker was restarted.", ("broker",))
         self._trusted = await asyncio.to_thread(self._gather, trust)
         self._link_creds = await asyncio.to_thread(
             identities.credentials_file, trust, identities.LINK, roles.Role.LINK
@@ -83,15 +84,15 @@ class BrokerSet:
             self._network = None
 
     async def reload(self) -> None:
-        """Have all of them read their files again, also if some cannot."""
+        """Have all brokers reload their files, even if some fail."""
         outcomes = await asyncio.gather(
-            *(one.reload() for one in self.running.brokers.values()), return_exceptions=True
+            *(member.reload() for member in self.running.brokers.values()), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    # Changes while they run
+    # Changes at run time
 
     def verbs(self) -> dict[str, control.Verb]:
         return {
@@ -104,28 +105,28 @@ class BrokerSet:
         }
 
     async def describe(self) -> list[dict[str, Any]]:
-        return [await _describe(one) for one in self.running.brokers.values()]
+        return [await _describe(member) for member in self.running.brokers.values()]
 
     async def links(self) -> list[dict[str, Any]]:
         return [
             {
-                "id": self._shown(one.id),
-                "kind": one.kind.value,
-                "near": one.near,
-                "far": one.far,
-                "up": one.up,
-                "round_trip_ms": None if one.round_trip_s is None else round(one.round_trip_s * 1000, 3),
-                "in_messages": one.in_messages,
-                "out_messages": one.out_messages,
+                "id": self._shown(link.id),
+                "kind": link.kind.value,
+                "near": link.near,
+                "far": link.far,
+                "up": link.up,
+                "round_trip_ms": None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
+                "in_messages": link.in_messages,
+                "out_messages": link.out_messages,
             }
-            for one in await self.running.links()
+            for link in await self.running.links()
         ]
 
     async def start_one(self, name: str, storage: bool = True, below: str | None = None) -> dict[str, Any]:
-        """One more broker on this machine: a leaf ``below`` another, or alone until it is linked."""
+        """Start another broker on this machine: a leaf ``below`` another, or unlinked."""
         subjects.token(name)
         if below is not None:
-            _ = self.running[below]  # complain before anything is started
+            _ = self.running[below]  # fail before anything is started
         await self.running.add(
             broker_configs.extra(self._settings, self._trusted, self._folder.brokers, name, storage=storage)
         )
@@ -135,7 +136,7 @@ class BrokerSet:
         return await _describe(self.running[name])
 
     async def stop_one(self, name: str) -> dict[str, Any]:
-        """Stop a broker that `start_one` started. Those of the settings stay: the domain stands on them."""
+        """Stop a broker that `start_one` started. Those of the settings cannot be stopped."""
         described = await _describe(self.running[name])
         if name in self._own:
             raise errors.Refused(
@@ -143,18 +144,18 @@ class BrokerSet:
                 hint="change bus.brokers or bus.leaves and restart the domain; `muster down` stops all",
             )
         self._watchers.pop(name).cancel()
-        for one in self.running.brokers.values():
-            for remote in one.config.remotes:
+        for member in self.running.brokers.values():
+            for remote in member.config.remotes:
                 if remote.far == name:
                     await self.running.unlink(remote.id)
         await self.running.remove(name)
         return described | {"state": broker.BrokerState.STOPPED.value}
 
     async def link(self, near: str, far: str) -> dict[str, Any]:
-        """Hang ``near`` on ``far``: a broker of this domain, or the URL of a leaf listener elsewhere."""
+        """Link ``near`` to ``far``: a broker of this domain, or the URL of a leaf listener elsewhere."""
         if "://" in far:
             hosts.host_of_url(far, "FAR")
-            hosts.without_password(far, "FAR", "a link has the domain's own credentials")
+            hosts.without_password(far, "FAR", "a link uses the domain's own credentials")
             remote = config.LeafRemote(
                 id=f"{near}>{far}",
                 urls=(far,),
@@ -168,19 +169,19 @@ class BrokerSet:
         return {"id": self._shown(id), "near": near, "far": far}
 
     async def unlink(self, id: str) -> dict[str, Any]:
-        known = {remote.id for one in self.running.brokers.values() for remote in one.config.remotes}
+        known = {remote.id for member in self.running.brokers.values() for remote in member.config.remotes}
         full = f"{id}:{self._account}"
         await self.running.unlink(full if full in known else id)
         return {"id": id}
 
     def _shown(self, id: str) -> str:
-        """Of links, only those of our own account are made here: no need to show its key."""
+        """The id of a link without the key of the account, which is always our own."""
         return id.removesuffix(f":{self._account}")
 
-    # Inside
+    # Internals
 
     def _gather(self, trust: keyring.Keyring) -> broker_configs.BrokerTrustFiles:
-        """All that the brokers are given besides settings. Blocks."""
+        """What the brokers need in addition to settings. Blocks."""
         documents = trust.broker()
         tls = None
         if self._settings.bus.uses_tls:
@@ -196,35 +197,35 @@ class BrokerSet:
         return broker_configs.BrokerTrustFiles(operator=operator, secret=secrets.token_urlsafe(24), tls=tls)
 
     def _watch(self, name: str) -> None:
-        one = self.running[name]
+        watched = self.running[name]
 
         async def given_up() -> None:
-            await one.wait_for(broker.BrokerState.FAILED)
-            self._on_failure(one.failure or errors.Unavailable(f"broker {name} was given up"))
+            await watched.wait_for(broker.BrokerState.FAILED)
+            self._on_failure(watched.failure or errors.Unavailable(f"broker {name} was given up"))
 
-        self._restarts.read_from(lambda: float(one.restarts), broker=name)
+        self._restarts.read_from(lambda: float(watched.restarts), broker=name)
         self._watchers[name] = asyncio.create_task(given_up(), name=f"watch {name}")
 
 
-async def _describe(one: broker.Broker) -> dict[str, Any]:
+async def _describe(described_broker: broker.Broker) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "name": one.name,
-        "state": one.state.value,
-        "pid": one.pid,
-        "url": one.url,
-        "monitor_url": one.monitor_url,
-        "leaf_url": one.leaf_url,
-        "websocket_url": one.websocket_url,
-        "mqtt_url": one.mqtt_url,
-        "restarts": one.restarts,
-        "storage": str(one.config.store_path) if one.config.store_path else None,
-        "log_file": str(one.config.log_path),
+        "name": described_broker.name,
+        "state": described_broker.state.value,
+        "pid": described_broker.pid,
+        "url": described_broker.url,
+        "monitor_url": described_broker.monitor_url,
+        "leaf_url": described_broker.leaf_url,
+        "websocket_url": described_broker.websocket_url,
+        "mqtt_url": described_broker.mqtt_url,
+        "restarts": described_broker.restarts,
+        "storage": str(described_broker.config.store_path) if described_broker.config.store_path else None,
+        "log_file": str(described_broker.config.log_path),
     }
-    problem = await one.problem()
-    if problem is not None:  # a full disk, above all: the broker itself runs on
+    problem = await described_broker.problem()
+    if problem is not None:  # for example a full disk: the broker continues to run
         described["problem"] = str(problem)
     with contextlib.suppress(errors.MusterError):
-        seen = await one.ask("varz")
+        seen = await described_broker.ask("varz")
         described["version"] = seen["version"]
         described["connections"] = seen["connections"]
         described["memory_bytes"] = seen["mem"]

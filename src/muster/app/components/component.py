@@ -1,15 +1,15 @@
-"""Parts: what a domain is made of, and in which order they start and stop.
+"""Components of a domain, and the order in which they start and stop.
 
-A part is anything with a life of its own: the budget watch, the locator, each of the services.  It names
-what it depends on; parts start in that order and stop in the reverse one.  A part says beforehand whether the
-domain can go on without it:
+A component has its own lifecycle: the retention monitor, the locator, each of the services. It names its
+dependencies; components start in that order and stop in the reverse order. A component declares whether the
+domain can work without it:
 
-- a **vital** part that fails, at the start or later, takes the domain down in order;
-- any other is reported as failed, and so is whatever depends on it; the rest goes on.
+- If a **vital** component fails, at the start or later, the domain stops.
+- Any other component is reported as failed, and so are its dependants; the rest continues.
 
-Work that goes on after ``start`` belongs in ``context.spawn``: the domain ends it at the stop, and its
-failure is the part's failure.  Nothing restarts a part here: that is the business of the supervisors below
-(a broker's) and of ``manage`` above.
+Work that continues after ``start`` belongs in ``context.spawn``: the domain ends it at the stop, and its
+failure is the failure of the component. Nothing restarts a component here; supervisors below (of a broker)
+and ``manage`` above do that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from muster.core import errors, health
 
 @dataclass(frozen=True, slots=True)
 class ComponentHealth:
-    """How a part is. ``reason`` says what needs looking at; ``facts`` are lists for ``muster status``."""
+    """The health of a component. ``reason`` names what needs attention; ``facts`` are lists for ``muster
+    status``.
+    """
 
     state: health.HealthState = health.HealthState.UP
     reason: str = ""
@@ -46,28 +48,30 @@ class Component(Protocol):
     @property
     def vital(self) -> bool: ...
     async def start(self, context: context_.ComponentContext) -> None:
-        """When this returns, the part serves."""
+        """The component serves when this returns."""
         ...
 
     async def stop(self) -> None:
-        """Drain and end. Called once after a `start` that was begun, also if it failed half-way."""
+        """Drain and stop. Called once after a `start` that was begun, also if it failed half-way."""
         ...
 
     def health(self) -> ComponentHealth: ...
 
 
 def start_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
-    """Names so that each comes after all it needs; alphabetical where there is a choice."""
+    """Names so that each follows its dependencies; alphabetical where there is a choice."""
     for name, needed in needs.items():
         for other in needed:
             if other not in needs:
-                raise errors.InvalidInput(f"the part {name!r} depends on {other!r}, which is not there")
+                raise errors.InvalidInput(
+                    f"the component {name!r} depends on {other!r}, which does not exist"
+                )
     sorter = graphlib.TopologicalSorter({name: sorted(needs[name]) for name in sorted(needs)})
     try:
         sorter.prepare()
     except graphlib.CycleError as error:
         raise errors.InvalidInput(
-            f"parts depend on each other in a circle: {' -> '.join(error.args[1])}"
+            f"the dependencies of components form a cycle: {' -> '.join(error.args[1])}"
         ) from error
     order: list[str] = []
     while sorter.is_active():
@@ -78,20 +82,20 @@ def start_order(needs: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 class ComponentGroup:
-    """Starts parts, watches their tasks, stops them."""
+    """Starts components, monitors their tasks, stops them."""
 
     def __init__(
         self,
-        parts: Iterable[Component],
+        components: Iterable[Component],
         *,
         context_for: Callable[[Component, context_.Spawn], context_.ComponentContext],
         on_failure: Callable[[Component, BaseException], None],
     ) -> None:
-        members = list(parts)
-        self._parts = {part.name: part for part in members}
-        if len(self._parts) != len(members):
-            raise errors.InvalidInput("two parts have the same name")
-        self._order = start_order({part.name: part.depends_on for part in members})
+        members = list(components)
+        self._members = {member.name: member for member in members}
+        if len(self._members) != len(members):
+            raise errors.InvalidInput("two components have the same name")
+        self._order = start_order({member.name: member.depends_on for member in members})
         self._context_for = context_for
         self._on_failure = on_failure
         self._tasks: dict[asyncio.Task[None], str] = {}
@@ -100,34 +104,34 @@ class ComponentGroup:
         self._failed: dict[str, str] = {}
 
     async def start(self) -> None:
-        """Start all of them; raises what a vital one raised, and the caller then stops the team."""
+        """Start all components; raises the error of a vital one, and the caller then stops the group."""
         for name in self._order:
             try:
-                await self._start_one(self._parts[name])
-            except Exception as error:  # whatever a part raises is the part's failure
+                await self._start_one(self._members[name])
+            except Exception as error:  # any exception is the failure of the component
                 self._fail(name, error)
-                if self._parts[name].vital:
+                if self._members[name].vital:
                     raise
 
-    async def _start_one(self, part: Component) -> None:
-        broken = [other for other in part.depends_on if other in self._failed]
+    async def _start_one(self, component: Component) -> None:
+        broken = [other for other in component.depends_on if other in self._failed]
         if broken:
-            raise errors.Unavailable(f"it depends on {', '.join(broken)}, which failed")
-        self._begun.append(part.name)
-        await part.start(self._context_for(part, functools.partial(self._spawn, part.name)))
-        self._running.add(part.name)
+            raise errors.Unavailable(f"depends on {', '.join(broken)}, which failed")
+        self._begun.append(component.name)
+        await component.start(self._context_for(component, functools.partial(self._spawn, component.name)))
+        self._running.add(component.name)
 
     async def stop(self) -> None:
-        """Stop what was begun, last first. A part that cannot stop is reported; the others still do."""
+        """Stop in reverse order. A component that cannot stop is reported; the others still stop."""
         for name in reversed(self._begun):
-            mine = [task for task, owner in self._tasks.items() if owner == name]
-            for task in mine:
+            own_tasks = [task for task, owner in self._tasks.items() if owner == name]
+            for task in own_tasks:
                 task.cancel()
-            await asyncio.gather(*mine, return_exceptions=True)
+            await asyncio.gather(*own_tasks, return_exceptions=True)
             try:
-                await self._parts[name].stop()
+                await self._members[name].stop()
             except Exception as error:  # noqa: BLE001
-                self._on_failure(self._parts[name], error)
+                self._on_failure(self._members[name], error)
         self._begun.clear()
         self._running.clear()
 
@@ -141,13 +145,13 @@ class ComponentGroup:
         if name in self._failed:
             return ComponentHealth(health.HealthState.FAILED, self._failed[name])
         if name in self._running:
-            return self._parts[name].health()
+            return self._members[name].health()
         return ComponentHealth(
             health.HealthState.STARTING if name in self._begun else health.HealthState.DOWN
         )
 
     def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"part {name}")
+        task = asyncio.create_task(work, name=f"component {name}")
         self._tasks[task] = name
         task.add_done_callback(self._ended)
         return task
@@ -159,4 +163,4 @@ class ComponentGroup:
 
     def _fail(self, name: str, error: BaseException) -> None:
         self._failed[name] = str(error) or type(error).__name__
-        self._on_failure(self._parts[name], error)
+        self._on_failure(self._members[name], error)

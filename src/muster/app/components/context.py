@@ -1,4 +1,4 @@
-"""What a part is handed when it starts: all it may know of the domain it runs in."""
+"""What a component receives when it starts: all it may use of its domain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class ComponentConnector(Protocol):
-    """A connection to this domain's bus; credentials are issued to an identity that has none."""
+    """Connects to the domain's bus; credentials are issued to an identity that has none."""
 
     async def __call__(self, identity: str, role: roles.Role) -> api.Bus: ...
 
@@ -32,9 +32,9 @@ class ComponentContext:
     trust: keyring.Keyring
     store: database.Store
     bus: api.Bus  # the domain's own connection
-    connect: ComponentConnector  # for a part that needs an identity of its own
+    connect: ComponentConnector  # for a component with its own identity
     metrics: metrics.Metrics
     log: log.EventLog
-    spawn: Spawn  # a task that ends with the part, and whose failure is the part's
-    servers: Callable[[], tuple[str, ...]] = tuple  # where the domain's brokers are now
-    watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # a name, files, and their budget
+    spawn: Spawn  # a task that ends with the component, and whose failure is that of the component
+    servers: Callable[[], tuple[str, ...]] = tuple  # the current addresses of the domain's brokers
+    watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # (name, folder, limit in bytes)

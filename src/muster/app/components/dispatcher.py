@@ -1,4 +1,4 @@
-"""The dispatcher of the messaging log as a part of a domain."""
+"""The message dispatcher as a component of a domain."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from muster.trust.permissions import queue_rights, roles
 
 IDENTITY = "message"
 PERMISSIONS_KEPT_S = 10.0
-DECISIONS_KEPT = 1000  # of one identity
+DECISIONS_KEPT = 1000  # for one identity
 
 
 @dataclass(slots=True)
-class _Known:
-    """What the credentials of an identity said when they were read, and what followed from that."""
+class _CachedRecord:
+    """The credentials of an identity when they were read, and the decisions made with them."""
 
     read_at: float
     record: keyring.CredentialRecord | None
@@ -30,19 +30,19 @@ class _Known:
 
 
 class TopicPermissions:
-    """Which topics and queues an identity may use; see `desk.May`.
+    """Which topics and queues an identity may use; see `May` of the dispatcher.
 
-    Of topics, what the broker would say, for what we do in its name. Queues only the dispatcher guards.
+    For topics, this is the decision the broker would make. Queues are checked only by the dispatcher.
     """
 
     def __init__(self, trust: keyring.Keyring) -> None:
         self._trust = trust
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _CachedRecord] = {}
 
     def __call__(self, identity: str, action: str, what: str) -> bool:
         known = self._known.get(identity)
         if known is None or time.monotonic() - known.read_at > PERMISSIONS_KEPT_S:
-            known = self._known[identity] = _Known(time.monotonic(), self._read(identity))
+            known = self._known[identity] = _CachedRecord(time.monotonic(), self._read(identity))
         decision = known.decided.get((action, what))
         if decision is None:
             decision = known.record is not None and _allows(known.record, action, what)
@@ -52,13 +52,13 @@ class TopicPermissions:
 
     def _read(self, identity: str) -> keyring.CredentialRecord | None:
         try:
-            found = self._trust.show(identity)
+            record = self._trust.show(identity)
         except errors.MusterError:
             return None
-        return found if found.status == "valid" else None
+        return record if record.status == "valid" else None
 
 
-#: Who may do what with durable subscriptions that other identities made; see `desk.May`.
+#: Roles that may act on durable subscriptions of other identities.
 _SUBSCRIPTIONS: Final = {
     "list": (roles.Role.OPERATOR, roles.Role.GATEWAY, roles.Role.WEB, roles.Role.VIEWER),
     "end": (roles.Role.OPERATOR,),
@@ -75,7 +75,7 @@ def _allows(record: keyring.CredentialRecord, action: str, what: str) -> bool:
 
 
 class DispatcherComponent:
-    """Keeps the domain's queues and durable subscriptions, or waits to take them over."""
+    """Serves the domain's queues and durable subscriptions, or waits to take them over."""
 
     name = "message"
     depends_on: Sequence[str] = ()

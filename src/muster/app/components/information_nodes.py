@@ -1,4 +1,4 @@
-"""Information nodes as a part of a domain."""
+"""Information nodes as a component of a domain."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PREFIX = "inform-"
 class InformationNodesComponent:
     name = "inform"
     depends_on: Sequence[str] = ()
-    vital = False  # contexts stay in their log, and other nodes have copies
+    vital = False  # contexts remain in their log, and other nodes have replicas
 
-    def __init__(self, wanted: settings.InformSettings) -> None:
-        self._wanted = wanted
+    def __init__(self, settings_: settings.InformSettings) -> None:
+        self._settings = settings_
         self._stack = contextlib.AsyncExitStack()
         self.nodes: list[node_node.InformationNode] = []
 
     async def start(self, context: context_.ComponentContext) -> None:
-        for number in range(1, self._wanted.nodes + 1):
+        for number in range(1, self._settings.nodes + 1):
             bus = await context.connect(
                 f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
             )
             self._stack.push_async_callback(bus.close)
             node = await node_node.start(
                 bus,
-                settings=self._wanted,
+                settings=self._settings,
                 store=context.store,
                 **node_arguments(context.settings, context.trust),
             )
@@ -59,15 +59,15 @@ class InformationNodesComponent:
                     health.HealthState.LATE, f"{node.name} cannot store: {node.view_failure}"
                 )
             age_s = node.state.now_s() - node.state.fresh_at_s
-            if age_s > 3 * self._wanted.timeout_s:
+            if age_s > 3 * self._settings.timeout_s:
                 return component.ComponentHealth(
-                    health.HealthState.LATE, f"{node.name} has not heard the log for {age_s:.0f} s"
+                    health.HealthState.LATE, f"{node.name} has not received the log for {age_s:.0f} s"
                 )
         return component.ComponentHealth()
 
 
 def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dict[str, Any]:
-    """What every node of a domain is started with, in whichever process: its log, and who may do what."""
+    """The arguments of every node of a domain, in any process: its log and the roles of callers."""
     return {
         "max_bytes": settings.retention.contexts.max_bytes,
         "replicas": settings.bus.replicas,

@@ -1,4 +1,4 @@
-"""The domain's locator, as a part: it tells clients which broker to use (`muster.bus.locator.server`)."""
+"""The domain's locator as a component: it selects brokers for clients (`muster.bus.locator.server`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muster.trust import certificates as certificates_
 class LocatorComponent:
     name = "locator"
     depends_on: Sequence[str] = ()
-    vital = False  # whoever knows a broker needs no locator
+    vital = False  # clients with a broker's address need no locator
 
     def __init__(self, servers: Callable[[], Sequence[str]]) -> None:
         self._servers = servers

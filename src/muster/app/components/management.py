@@ -1,7 +1,7 @@
-"""Management as a part of a domain: the active bootstrap node.
+"""Management as a component of a domain: the active bootstrap node.
 
-It starts registry endpoints, managers and this machine's agent as processes of their own, starts anew what
-falls, makes and spends enrolment tokens, and kills on request (drills).
+It runs registry endpoints, managers and this machine's agent as separate processes, restarts those that end,
+creates and redeems enrolment tokens, and kills processes on request (for drills).
 
     muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
 """
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 KIND = "domain"
 ENROL = f"{KIND}.enrol"
 LOOK_S = 2.0
-SILENT_S = 20.0  # one that runs and does not say so for so long is ended, and started anew
+SILENT_S = 20.0  # a process whose health page does not reply for this long is killed and restarted
 STOP_S = 5.0
 
 _ROLES = {
@@ -55,7 +55,7 @@ async def request_bootstrap(bus: api.Bus, verb: str, *, timeout_s: float = 30.0,
 
 
 async def waiting(bus: api.Bus) -> list[dict[str, Any]]:
-    """Machines that have asked and wait for approval."""
+    """Machines that requested admission and wait for approval."""
     subject = subjects.from_identity(protocol.PART, bus.identity, KIND, "waiting")
     return [row async for row in rpc.pages(bus, subject)]
 
@@ -65,25 +65,25 @@ class ManagementComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.ManageSettings) -> None:
-        self._wanted = wanted
+    def __init__(self, manage_settings: settings.ManageSettings) -> None:
+        self._settings = manage_settings
         self._context: context_.ComponentContext
-        self._care = restarts.RestartPlanner(_names(wanted), silent_s=SILENT_S)
+        self._restarts = restarts.RestartPlanner(_names(manage_settings), silent_s=SILENT_S)
         self._children: dict[str, int] = {}
         self._unready: set[str] = set()
-        self._nursery: fork_server.ForkServer
+        self._fork_server: fork_server.ForkServer
         self._changed = asyncio.Event()
         self._server: server.RpcServer | None = None
-        self._desk: enrolment.EnrolmentService
+        self._enrolment: enrolment.EnrolmentService
         self._stopping = False
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
-        self._desk = enrolment.EnrolmentService(context.store, context.trust)
-        self._nursery = fork_server.ForkServer(self._unready.discard)
-        context.spawn(self._keep())
+        self._enrolment = enrolment.EnrolmentService(context.store, context.trust)
+        self._fork_server = fork_server.ForkServer(self._unready.discard)
+        context.spawn(self._supervise())
         if context.settings.health.enabled:
-            context.spawn(self._listen())
+            context.spawn(self._check_health_pages())
         self._server = server.RpcServer(
             context.bus, protocol.PART, self._operations(), authorize=self._authorize, at_once=1
         )
@@ -93,7 +93,7 @@ class ManagementComponent:
         self._stopping = True
         if self._server is not None:
             await self._server.close()
-        await self._nursery.close()
+        await self._fork_server.close()
         waits = [asyncio.create_task(os_process.wait_for_exit(pid)) for pid in self._children.values()]
         if waits:
             _, late = await asyncio.wait(waits, timeout=STOP_S)
@@ -106,13 +106,13 @@ class ManagementComponent:
     def health(self) -> component.ComponentHealth:
         missing = [
             name
-            for name, ward in self._care.wards.items()
-            if ward.phase is restarts.ProcessPhase.MISSING or name in self._unready
+            for name, process in self._restarts.processes.items()
+            if process.phase is restarts.ProcessPhase.MISSING or name in self._unready
         ]
         facts = {"management": self._processes()}
         if missing:
             return component.ComponentHealth(
-                health.HealthState.LATE, f"being started: {', '.join(missing)}", facts
+                health.HealthState.LATE, f"starting: {', '.join(missing)}", facts
             )
         return component.ComponentHealth(facts=facts)
 
@@ -120,38 +120,38 @@ class ManagementComponent:
         return [
             {
                 "name": name,
-                "state": ward.phase.value,
+                "state": process.phase.value,
                 "pid": self._children.get(name),
-                "starts": ward.starts,
-                "reason": ward.reason,
+                "starts": process.starts,
+                "reason": process.reason,
             }
-            for name, ward in self._care.wards.items()
+            for name, process in self._restarts.processes.items()
         ]
 
-    # Keeping processes alive
+    # Processes
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
         while not self._stopping:
             self._changed.clear()
-            for name in self._care.due(loop.time()):
+            for name in self._restarts.due(loop.time()):
                 await self._begin(name)
-            due = self._care.next_at()
+            due = self._restarts.next_at()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(None if due is None else max(0.01, due - loop.time())):
                     await self._changed.wait()
 
-    async def _listen(self) -> None:
-        """Whether each really works, not only runs: its health page answers."""
+    async def _check_health_pages(self) -> None:
+        """Check that each process works, not only runs: its health page replies."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
             places = await asyncio.to_thread(lambda: list(http_health.advertised(self._context.folder.pages)))
-            known = [one for one in places if self._children.get(one.process) == one.pid]
-            for name in await asyncio.gather(*map(_heard, known)):
+            known = [endpoint for endpoint in places if self._children.get(endpoint.process) == endpoint.pid]
+            for name in await asyncio.gather(*map(_live_name, known)):
                 if name in self._children:
-                    self._care.heard(name, loop.time())
-            for name in self._care.silent(loop.time()):
+                    self._restarts.record_heartbeat(name, loop.time())
+            for name in self._restarts.silent(loop.time()):
                 self._context.log.warning("process-silent", process=name)
                 with contextlib.suppress(ProcessLookupError, KeyError):
                     os.kill(self._children[name], signal.SIGKILL)
@@ -159,15 +159,15 @@ class ManagementComponent:
     async def _begin(self, name: str) -> None:
         loop = asyncio.get_running_loop()
         try:
-            task = await asyncio.to_thread(_task, self._context, self._wanted, name)
+            task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
             self._unready.add(name)
-            pid = await self._nursery.bear(name, task)
+            pid = await self._fork_server.spawn(name, task)
         except (OSError, errors.MusterError) as error:
-            self._care.ended(name, loop.time(), str(error))
+            self._restarts.ended(name, loop.time(), str(error))
             self._context.log.error("not-started", process=name, error=error)
             return
         self._children[name] = pid
-        self._care.started(name, loop.time())
+        self._restarts.started(name, loop.time())
         self._context.log.info("process-started", process=name, pid=pid)
         self._context.spawn(self._watch(name, pid))
 
@@ -177,10 +177,10 @@ class ManagementComponent:
             del self._children[name]
         if not self._stopping:
             self._context.log.warning("process-ended", process=name, pid=pid)
-            self._care.ended(name, asyncio.get_running_loop().time(), "it ended")
+            self._restarts.ended(name, asyncio.get_running_loop().time(), "ended")
             self._changed.set()
 
-    # What it is asked
+    # Requests
 
     def _operations(self) -> list[server.RpcOperation]:
         plain = server.RpcOperation.plain
@@ -188,7 +188,7 @@ class ManagementComponent:
             plain(f"{KIND}.processes", self._listed, audited=False),
             plain(f"{KIND}.waiting", self._waiting, audited=False),
             plain(f"{KIND}.kill", self._kill),
-            plain(f"{KIND}.approve", self._desk.approve),
+            plain(f"{KIND}.approve", self._enrolment.approve),
             server.RpcOperation(f"{KIND}.token", self._token, what="enrolment-token"),
             server.RpcOperation(ENROL, self._enrol),
         ]
@@ -206,7 +206,7 @@ class ManagementComponent:
             raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
 
     async def _waiting(self, after: str = "") -> dict[str, Any]:
-        rows = sorted(await self._desk.waiting(), key=lambda row: row["token"])
+        rows = sorted(await self._enrolment.waiting(), key=lambda row: row["token"])
         return server.page(rows, key=lambda row: row["token"], after=after)
 
     async def _listed(self) -> list[dict[str, Any]]:
@@ -215,8 +215,8 @@ class ManagementComponent:
     async def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
         pid = self._children.get(name)
         if pid is None:
-            known = ", ".join(self._care.wards)
-            raise errors.NotFound(f"no process {name!r} runs here", hint=f"there are: {known}")
+            known = ", ".join(self._restarts.processes)
+            raise errors.NotFound(f"no process {name!r} runs here", hint=f"running: {known}")
         os.kill(pid, number)
         return {"killed": name, "pid": pid}
 
@@ -231,7 +231,7 @@ class ManagementComponent:
         running = await asyncio.to_thread(self._context.folder.running)
         assert running is not None
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
-        token = await self._desk.make(
+        token = await self._enrolment.make(
             call.identity,
             name,
             tuple(servers) or running.servers,
@@ -244,8 +244,8 @@ class ManagementComponent:
 
     async def _enrol(self, call: server.RpcCall, public_key: str, machine: str = "") -> dict[str, str]:
         try:
-            admitted = await self._desk.enrol(call.identity, public_key, machine)
-        except errors.Unavailable:  # it waits for approval, and asks again and again
+            admitted = await self._enrolment.enrol(call.identity, public_key, machine)
+        except errors.Unavailable:  # a machine that waits for approval repeats its request
             call.audited = False
             raise
         running = await asyncio.to_thread(self._context.folder.running)
@@ -253,12 +253,12 @@ class ManagementComponent:
             tls = None
             if running.ca:
                 tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
-            self._context.spawn(_tell(self._context, running.servers, tls))
+            self._context.spawn(_publish_accounts(self._context, running.servers, tls))
         return {"name": admitted.name, "jwt": admitted.jwt}
 
 
-async def _heard(place: http_health.HealthEndpoint) -> str:
-    """Its name, if it answers."""
+async def _live_name(place: http_health.HealthEndpoint) -> str:
+    """The name of the process, if its health page replies."""
     try:
         answer = await client.get(f"{place.url}/livez", timeout_s=LOOK_S)
     except errors.MusterError:
@@ -266,61 +266,64 @@ async def _heard(place: http_health.HealthEndpoint) -> str:
     return place.process if answer.status == 200 else ""
 
 
-async def _tell(context: context_.ComponentContext, servers: Sequence[str], tls: Any) -> None:
-    """That a former key was revoked."""
+async def _publish_accounts(context: context_.ComponentContext, servers: Sequence[str], tls: Any) -> None:
+    """Send the revocation of a previous key to the brokers."""
     try:
         await identities.publish_accounts(context.trust, servers, tls=tls)
     except errors.MusterError as error:
-        context.log.error("brokers-not-told", error=error)
+        context.log.error("accounts-not-published", error=error)
 
 
-def _names(wanted: settings.ManageSettings) -> list[str]:
-    # Two managers of one name would both do the same: on each of several machines they are called otherwise.
-    here = "" if wanted.agent_name == settings.LOCAL else f"{wanted.agent_name}-"
-    found = [f"registry-{here}{number}" for number in range(1, wanted.registries + 1)]
-    found += [f"manager-{here}{number}" for number in range(1, wanted.managers + 1)]
-    return [*found, f"agent-{wanted.agent_name}"] if wanted.agent else found
+def _names(manage_settings: settings.ManageSettings) -> list[str]:
+    # On several machines the names must differ: two managers with one name would act for each other.
+    here = "" if manage_settings.agent_name == settings.LOCAL else f"{manage_settings.agent_name}-"
+    names = [f"registry-{here}{number}" for number in range(1, manage_settings.registries + 1)]
+    names += [f"manager-{here}{number}" for number in range(1, manage_settings.managers + 1)]
+    return [*names, f"agent-{manage_settings.agent_name}"] if manage_settings.agent else names
 
 
-def _task(
-    context: context_.ComponentContext, wanted: settings.ManageSettings, name: str
+def _worker_config(
+    context: context_.ComponentContext, manage_settings: settings.ManageSettings, name: str
 ) -> worker.WorkerConfig:
     kind, _, rest = name.partition("-")
-    whole: domain.BaseSettings = context.settings
+    base_settings: domain.BaseSettings = context.settings
     identity = rest if kind == "agent" else name
     creds = identities.credentials_file(context.trust, identity, _ROLES[kind])
-    running_servers, uses_tls = context.servers(), not whole.bus.servers and whole.bus.uses_tls
-    scheme, _, path = whole.store.url.partition(":")
+    running_servers, uses_tls = (
+        context.servers(),
+        not base_settings.bus.servers and base_settings.bus.uses_tls,
+    )
+    scheme, _, path = base_settings.store.url.partition(":")
     in_folder = scheme == "sqlite" and path != ":memory:"
     direct_port = None
     number = int(rest.rpartition("-")[2]) if kind == "manager" else 0
-    if 0 < number <= len(wanted.direct_ports):
-        direct_port = wanted.direct_ports[number - 1]
-    tls = certificates.broker_tls(whole) if uses_tls and direct_port is not None else None
+    if 0 < number <= len(manage_settings.direct_ports):
+        direct_port = manage_settings.direct_ports[number - 1]
+    tls = certificates.broker_tls(base_settings) if uses_tls and direct_port is not None else None
     return worker.WorkerConfig(
         kind=kind,
         name=identity,
         servers=tuple(running_servers),
         creds=str(creds),
-        ca=str(certificates.bundle(whole)) if uses_tls else None,
-        keys=str(whole.keys_folder),
-        store_url=f"sqlite:{context.folder.root / path}" if in_folder else whole.store.url,
-        store_password=whole.store.password or "",
-        sync=whole.store.sync,
+        ca=str(certificates.bundle(base_settings)) if uses_tls else None,
+        keys=str(base_settings.keys_folder),
+        store_url=f"sqlite:{context.folder.root / path}" if in_folder else base_settings.store.url,
+        store_password=base_settings.store.password or "",
+        sync=base_settings.store.sync,
         folder=str(context.folder.root / "agent"),
-        zone=whole.domain.zone,
-        beat_s=wanted.beat_s,
-        manager_ttl_s=wanted.manager_ttl_s,
-        host=whole.bus.host,
+        zone=base_settings.domain.zone,
+        beat_s=manage_settings.beat_s,
+        manager_ttl_s=manage_settings.manager_ttl_s,
+        host=base_settings.bus.host,
         direct_port=direct_port,
         cert=str(tls.cert_file) if tls else "",
         cert_key=str(tls.key_file) if tls else "",
         known_as=name,
         log_file=str(context.folder.logs / f"{name}.log"),
-        log_bytes_max=log_files.file_bytes(whole, 2 * len(_names(wanted))),
-        log_age_s=whole.retention.logs.max_age_s,
-        replicas=whole.bus.replicas,
-        log_level=whole.log.level,
-        health=msgspec.structs.replace(whole.health, port=0),
+        log_bytes_max=log_files.file_bytes(base_settings, 2 * len(_names(manage_settings))),
+        log_age_s=base_settings.retention.logs.max_age_s,
+        replicas=base_settings.bus.replicas,
+        log_level=base_settings.log.level,
+        health=msgspec.structs.replace(base_settings.health, port=0),
         pages=str(context.folder.pages),
     )

@@ -1,4 +1,4 @@
-"""The monitor as parts of a domain: a channel, and the sensor of its machine."""
+"""Monitoring as components of a domain: a channel, and the sensor of its machine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class ChannelComponent:
     name = "channel"
     depends_on: Sequence[str] = ()
-    vital = False  # others may take its children
+    vital = False  # another channel can take over its children
 
-    def __init__(self, wanted: settings.ChannelSettings) -> None:
-        self._wanted = wanted
+    def __init__(self, channel_settings: settings.ChannelSettings) -> None:
+        self._settings = channel_settings
         self._bus: api.Bus | None = None
         self._channel: channel.Channel | None = None
 
@@ -34,19 +34,19 @@ class ChannelComponent:
         from muster.monitor import protocol
         from muster.monitor.channel import channel, interpreters
 
-        wanted = self._wanted
+        options = self._settings
         to = interpreters.ForwardTarget(
-            "up", wanted.parents or (protocol.ROOT,), interpreter=wanted.interpreter, where=wanted.where
+            "up", options.parents or (protocol.ROOT,), interpreter=options.interpreter, where=options.where
         )
-        self._bus = await context.connect(wanted.name, roles.Role.CHANNEL)
+        self._bus = await context.connect(options.name, roles.Role.CHANNEL)
         self._channel = channel.Channel(
             self._bus,
             channel.ChannelOptions(
-                hold_s=wanted.hold_s,
-                beat_s=wanted.beat_s,
+                hold_s=options.hold_s,
+                beat_s=options.beat_s,
                 subscriptions=(to,),
-                compression=None if wanted.compression == "none" else wanted.compression,
-                sensors=wanted.sensors,
+                compression=None if options.compression == "none" else options.compression,
+                sensors=options.sensors,
                 stream_bytes_max=context.settings.retention.reports.max_bytes,
                 stream_age_s_max=context.settings.retention.reports.max_age_s,
                 replicas=context.settings.bus.replicas,
@@ -64,9 +64,9 @@ class ChannelComponent:
     def health(self) -> component.ComponentHealth:
         assert self._channel is not None
         behind_s = self._channel.waiting_s
-        if behind_s > 10 * self._wanted.hold_s + 10:
+        if behind_s > 10 * self._settings.hold_s + 10:
             return component.ComponentHealth(
-                health.HealthState.LATE, f"reports wait for {behind_s:.0f} s to be forwarded"
+                health.HealthState.LATE, f"reports have waited {behind_s:.0f} s to be forwarded"
             )
         return component.ComponentHealth()
 
@@ -76,8 +76,8 @@ class SensorComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.SensorSettings) -> None:
-        self._wanted = wanted
+    def __init__(self, sensor_settings: settings.SensorSettings) -> None:
+        self._settings = sensor_settings
         self._bus: api.Bus | None = None
         self._sensor: sensor.Sensor | None = None
 
@@ -85,23 +85,23 @@ class SensorComponent:
         await _need("psutil")
         from muster.monitor.sensor import sensor
 
-        wanted = self._wanted
+        options = self._settings
         buffer_dir = context.folder.root / "sensor"
-        context.watch_folder("sensor's buffer", buffer_dir, wanted.buffer_bytes)
-        self._bus = await context.connect(wanted.name, roles.Role.AGENT)
+        context.watch_folder("sensor's buffer", buffer_dir, options.buffer_bytes)
+        self._bus = await context.connect(options.name, roles.Role.AGENT)
         self._sensor = sensor.Sensor(
             self._bus,
             sensor.SensorOptions(
                 buffer_dir=buffer_dir,
-                group=wanted.group,
-                zone=wanted.zone,
-                period_s=wanted.period_s,
-                channels=wanted.channels,
-                processes=dict(map(settings.named, wanted.processes)),
-                scrape=dict(map(settings.named, wanted.scrape)),
-                http_port=wanted.http_port if wanted.intake else None,
-                statsd_port=wanted.statsd_port if wanted.intake else None,
-                buffer_bytes_max=wanted.buffer_bytes,
+                group=options.group,
+                zone=options.zone,
+                period_s=options.period_s,
+                channels=options.channels,
+                processes=dict(map(settings.named, options.processes)),
+                scrape=dict(map(settings.named, options.scrape)),
+                http_port=options.http_port if options.intake else None,
+                statsd_port=options.statsd_port if options.intake else None,
+                buffer_bytes_max=options.buffer_bytes,
             ),
         )
         await self._sensor.start()
@@ -115,9 +115,7 @@ class SensorComponent:
     def health(self) -> component.ComponentHealth:
         assert self._sensor is not None
         if waiting := self._sensor.buffered:
-            return component.ComponentHealth(
-                health.HealthState.LATE, f"{waiting} reports wait for a channel to be heard"
-            )
+            return component.ComponentHealth(health.HealthState.LATE, f"{waiting} reports wait for a channel")
         return component.ComponentHealth()
 
 

@@ -1,4 +1,4 @@
-"""The notifier as a part of a domain."""
+"""The notifier as a component of a domain."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from muster.notify.notifier import notifier
 from muster.trust.permissions import roles
 
 IDENTITY = "notifier"
-SERVING_TIMEOUT_S = 5.0  # longer than that, another notifier holds some of the shards
+SERVING_TIMEOUT_S = 5.0  # after this, another notifier holds some of the shards
 
 
 class NotifierComponent:
-    """Holds the domain's receivers, or its share of them where there are more notifiers."""
+    """Serves the domain's receivers, or its share of them if there are more notifiers."""
 
     name = "notify"
     depends_on: Sequence[str] = ()

@@ -1,6 +1,6 @@
-"""The pipeline as a part of a domain: a process of its own, since it is a large one, kept running.
+"""The pipeline as a component of a domain: a separate process, because it is large, restarted when it ends.
 
-It is not vital: a domain without it messages, notifies and manages as before.
+It is not vital: messaging, notification and management work without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STOP_S = 60.0
 WAIT_MAX_S = 60.0
 OPTIONS_NAME = "options.json"
 LOG_NAME = "pipeline.log"
-PROCESSES = 2  # its share of the log budget: as much as all processes of management
+PROCESSES = 2  # its share of the log budget, equal to that of all management processes
 
 
 def pipeline_options(
@@ -37,7 +37,7 @@ def pipeline_options(
     trust: keyring.Keyring,
     running: home.RunningDomain,
 ) -> dict[str, Any]:
-    """What `muster.pipeline.job.main` needs to know; issues the pipeline's credentials. Blocks."""
+    """The options of `muster.pipeline.job.main`; issues the pipeline's credentials. Blocks."""
     return {
         "folder": str(folder.root),
         "servers": running.servers,
@@ -123,15 +123,15 @@ class PipelineComponent:
             wait_s = min(2 * wait_s, WAIT_MAX_S)
 
     async def _write_options(self, context: context_.ComponentContext) -> Path:
-        while True:  # the domain says where it listens when all parts have started
+        while True:  # the domain publishes its addresses when all components have started
             running = await asyncio.to_thread(context.folder.running)
             if running is not None:
                 return await asyncio.to_thread(self._prepare, context, running)
             await asyncio.sleep(0.1)
 
     def _prepare(self, context: context_.ComponentContext, running: home.RunningDomain) -> Path:
-        told = pipeline_options(context.settings, self._settings, context.folder, context.trust, running)
+        options = pipeline_options(context.settings, self._settings, context.folder, context.trust, running)
         path = context.folder.root / "pipeline" / OPTIONS_NAME
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, msgspec.json.encode(told | {"lifeline": True}))
+        files.write(path, msgspec.json.encode(options | {"lifeline": True}))
         return path

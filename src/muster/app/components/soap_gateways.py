@@ -1,6 +1,6 @@
-"""The SOAP endpoints: what they are, and the part of a domain that runs them in a process of their own.
+"""The SOAP endpoints, and the component that runs them in a separate process.
 
-Clients log in with a name and a password of the domain; each is connected to the bus as itself.
+Clients log in with a name and password of the domain; each has its own bus connection.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class SoapGateways:
-    """All doors onto one bus: `application` to mount or to serve, `close` at the end."""
+    """All SOAP endpoints on one bus: ``application`` to mount or serve, `close` at the end."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class SoapGateways:
         on_failure: password_checker.OnFailure | None = None,
         forwarded_header: str = "",
     ) -> None:
-        self._visitors = caller_connections.CallerConnections(connect)
+        self._connections = caller_connections.CallerConnections(connect)
         self._logins = password_checker.PasswordChecker(known, on_failure=on_failure)
         self._wsman = wsman_endpoint.WsManEndpoint(self._fleet, callbacks=callbacks, measure=measure)
         self._context = wscontext_handler.WsContextHandler(
             self._activities, callbacks=callbacks, measure=measure
         )
         self._uddi = endpoints.UddiEndpoints(
-            registry.UddiRegistry(self._visitors.visit),
+            registry.UddiRegistry(self._connections.connect),
             self.authenticate,
             is_current=self._is_current,
             measure=measure,
@@ -80,43 +80,45 @@ class SoapGateways:
 
     async def close(self) -> None:
         await self._wsman.close()
-        await self._visitors.close()
+        await self._connections.close()
 
     @contextlib.asynccontextmanager
     async def _fleet(self, caller: endpoint.SoapCaller) -> AsyncIterator[manage_client.ManageClient]:
-        async with self._visitors.visit(caller.name, caller.role) as bus:
+        async with self._connections.connect(caller.name, caller.role) as bus:
             yield manage_client.ManageClient(bus)
 
     @contextlib.asynccontextmanager
     async def _activities(self, caller: endpoint.SoapCaller) -> AsyncIterator[activities.Activities]:
-        async with self._visitors.visit(caller.name, caller.role) as bus:
+        async with self._connections.connect(caller.name, caller.role) as bus:
             yield activities.Activities(inform_client.InformClient(bus), time.time_ns)
 
 
-def check(wanted: settings.SoapSettings) -> None:
-    """`errors.Refused` where passwords would cross the network in the clear; what is not installed."""
+def check(soap_settings: settings.SoapSettings) -> None:
+    """Raises `errors.Refused` if passwords would be sent unencrypted, or an error if a package is missing."""
     if importlib.util.find_spec("uvicorn") is None:
         raise errors.MissingDependency(
-            "the SOAP endpoints are served by uvicorn, which is not installed",
+            "the SOAP endpoints need uvicorn, which is not installed",
             hint="pip install 'muster-fabric[soap]'",
         )
-    if not wanted.certificate and wanted.host not in LOOPBACK:
+    if not soap_settings.certificate and soap_settings.host not in LOOPBACK:
         raise errors.Refused(
-            f"passwords would cross the network in the clear on {wanted.host}",
-            hint="give a certificate and its key",
+            f"passwords would be sent unencrypted on {soap_settings.host}",
+            hint="configure a certificate and its key",
         )
 
 
-def listen(wanted: settings.SoapSettings) -> socket.socket:
-    return server_process.listen(wanted.host, wanted.port, hint="name another port, or 0 for a free one")
+def listen(soap_settings: settings.SoapSettings) -> socket.socket:
+    return server_process.listen(
+        soap_settings.host, soap_settings.port, hint="choose another port, or 0 for a free one"
+    )
 
 
-def url_of(wanted: settings.SoapSettings, listener: socket.socket) -> str:
-    return server_process.url("https" if wanted.certificate else "http", wanted.host, listener)
+def url_of(soap_settings: settings.SoapSettings, listener: socket.socket) -> str:
+    return server_process.url("https" if soap_settings.certificate else "http", soap_settings.host, listener)
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What a SOAP process is given to do."""
+    """The configuration of a SOAP process."""
 
     settings: settings.SoapSettings
     listener: int  # an open socket
@@ -127,32 +129,32 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoapComponent:
-    """The SOAP endpoints, in a process of their own."""
+    """The SOAP endpoints in a separate process."""
 
     name = "soap"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, whole: Any) -> None:
-        self._whole = whole
-        self._wanted: settings.SoapSettings = whole.soap
+    def __init__(self, all_settings: Any) -> None:
+        self._all_settings = all_settings
+        self._settings: settings.SoapSettings = all_settings.soap
         self._listener: socket.socket | None = None
         self._process = server_process.ServerProcess("soap", "muster.app.supervisor.soap_process")
 
     @property
     def url(self) -> str:
-        return "" if self._listener is None else url_of(self._wanted, self._listener)
+        return "" if self._listener is None else url_of(self._settings, self._listener)
 
     async def start(self, context: context_.ComponentContext) -> None:
-        await asyncio.to_thread(check, self._wanted)
-        self._listener = await asyncio.to_thread(listen, self._wanted)
+        await asyncio.to_thread(check, self._settings)
+        self._listener = await asyncio.to_thread(listen, self._settings)
         task = Task(
-            settings=self._wanted,
+            settings=self._settings,
             listener=self._listener.fileno(),
             root=str(context.folder.root),
-            keys=str(self._whole.keys_folder),
-            health=msgspec.structs.replace(self._whole.health, port=0),
-            log_level=self._whole.log.level,
+            keys=str(self._all_settings.keys_folder),
+            health=msgspec.structs.replace(self._all_settings.health, port=0),
+            log_level=self._all_settings.log.level,
         )
         self._process.start(context, self._listener, msgspec.json.encode(task))
 

@@ -1,6 +1,6 @@
-"""The web as a part of a domain: a process of its own (`muster.app.supervisor.server_process`).
+"""The web server as a component of a domain: a separate process (`muster.app.supervisor.server_process`).
 
-Starting a domain is not slowed: what the web needs is imported by its own process only.
+Only that process imports the packages of the web server, so the domain starts without delay.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ADMINISTRATOR = identities.ADMINISTRATOR
 
 
 class WebProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a web process is told to be."""
+    """The configuration of a web process."""
 
     settings: settings_.WebSettings
     listener: int  # an open socket
@@ -51,38 +51,38 @@ def missing_packages() -> list[str]:
     return [name for name in NEEDS if importlib.util.find_spec(name) is None]
 
 
-def listen(wanted: settings_.WebSettings) -> socket.socket:
-    """The wanted port; on loopback a free one if another process has it."""
+def listen(web_settings: settings_.WebSettings) -> socket.socket:
+    """A socket on the configured port; on loopback a free port if another process uses it."""
     return server_process.listen(
-        wanted.host,
-        wanted.port,
+        web_settings.host,
+        web_settings.port,
         hint="choose another web.port or web.host",
-        or_any_port=hosts.is_loopback(wanted.host),
+        or_any_port=hosts.is_loopback(web_settings.host),
     )
 
 
-def url_of(wanted: settings_.WebSettings, listener: socket.socket) -> str:
-    return server_process.url("https" if wanted.cert else "http", wanted.host, listener)
+def url_of(web_settings: settings_.WebSettings, listener: socket.socket) -> str:
+    return server_process.url("https" if web_settings.cert else "http", web_settings.host, listener)
 
 
-def history_of(whole: Any, folder: home.DomainFolder) -> Path:
-    return Path(whole.pipeline.history_dir or folder.root / "history")
+def history_of(all_settings: Any, folder: home.DomainFolder) -> Path:
+    return Path(all_settings.pipeline.history_dir or folder.root / "history")
 
 
 def set_password(
     trust: keyring.Keyring, name: str = ADMINISTRATOR, *, role: str = "admin", password: str = ""
 ) -> str:
-    """Let ``name`` log in; the password, which is made up if none is given. Blocks."""
+    """Set the password of ``name``; returns it, generated if none is given. Blocks."""
     chosen = password or secrets.token_urlsafe(12)
     known = {"viewer": roles.Role.VIEWER, "operator": roles.Role.OPERATOR, "admin": roles.Role.OPERATOR}
     if role not in known:
-        raise errors.InvalidInput(f"no role {role[:40]!r}: one of {', '.join(known)}")
+        raise errors.InvalidInput(f"unknown role {role[:40]!r}: use one of {', '.join(known)}")
     trust.passwords().set(name, known[role], chosen, administers=role == "admin")
     return chosen
 
 
 class DomainAddress:
-    """How the web reaches the domain of a folder: wherever it is now."""
+    """Connects the web server to the domain of a folder, at its current address."""
 
     def __init__(self, folder: home.DomainFolder, trust: keyring.Keyring) -> None:
         self._folder = folder
@@ -103,7 +103,7 @@ class DomainAddress:
     async def _running(self) -> home.RunningDomain:
         running = await asyncio.to_thread(self._folder.running)
         if running is None:
-            raise errors.NotConnected("it is not running")
+            raise errors.NotConnected("the domain is not running")
         return running
 
 
@@ -112,16 +112,16 @@ class WebComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, whole: Any) -> None:
-        self._whole = whole
-        self._wanted: settings_.WebSettings = whole.web
+    def __init__(self, all_settings: Any) -> None:
+        self._all_settings = all_settings
+        self._settings: settings_.WebSettings = all_settings.web
         self._listener: socket.socket | None = None
         self._process = server_process.ServerProcess("web", "muster.app.supervisor.web_process")
         self._missing = ""
 
     @property
     def url(self) -> str | None:
-        return None if self._listener is None else url_of(self._wanted, self._listener)
+        return None if self._listener is None else url_of(self._settings, self._listener)
 
     async def start(self, context: context_.ComponentContext) -> None:
         lacking = await asyncio.to_thread(missing_packages)
@@ -129,16 +129,16 @@ class WebComponent:
             self._missing = f"{', '.join(lacking)} not installed: {HINT}"
             context.log.warning("web-missing", reason=self._missing)
             return
-        self._listener = listen(self._wanted)
+        self._listener = listen(self._settings)
         task = WebProcessConfig(
-            settings=self._wanted,
+            settings=self._settings,
             listener=self._listener.fileno(),
-            domain=self._whole.domain.name,
+            domain=self._all_settings.domain.name,
             root=str(context.folder.root),
-            keys=str(self._whole.keys_folder),
-            history=str(history_of(self._whole, context.folder)),
-            health=msgspec.structs.replace(self._whole.health, port=0),
-            log_level=self._whole.log.level,
+            keys=str(self._all_settings.keys_folder),
+            history=str(history_of(self._all_settings, context.folder)),
+            health=msgspec.structs.replace(self._all_settings.health, port=0),
+            log_level=self._all_settings.log.level,
         )
         self._process.start(context, self._listener, msgspec.json.encode(task))
 
@@ -157,7 +157,9 @@ class WebComponent:
 
 
 def check() -> None:
-    """Complain now about what is not installed."""
+    """Raise an error if a required package is not installed."""
     lacking = missing_packages()
     if lacking:
-        raise errors.MissingDependency(f"the web needs {', '.join(lacking)}, not installed", hint=HINT)
+        raise errors.MissingDependency(
+            f"the web server needs {', '.join(lacking)}, which is not installed", hint=HINT
+        )

@@ -1,1 +1,1 @@
-"""Operator functions over a whole domain: audit, backup, doctor, retention, capacity."""
+"""Operations on a complete domain: audit, backup, doctor, retention, capacity."""

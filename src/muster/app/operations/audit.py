@@ -1,14 +1,14 @@
-"""The audit of what people do at the command line.
+"""The audit of operations on the command line.
 
-Whoever acts over the bus says so to the domain's process, which writes it down under the identity that the
-broker saw, whatever the message claims:
+A command that uses the bus sends its entry to the domain's process, which stores it under the identity that
+the broker authenticated, whatever the message contains:
 
-    muster.audit.from.<identity>.act        a `Decision`; the answer says that it is stored
+    muster.audit.from.<identity>.act        a `Decision`; the reply confirms that it is stored
     muster.audit.log.decision.<what>        the audit, in the stream ``decisions``
 
-Acts that need no bus (credentials, passwords, backups) are noted in the domain's folder, one small file each;
-the domain's process takes them over within a second, or when it is started next.  What the registry and the
-dashboard do they write down themselves, into the same stream.
+Operations without the bus (credentials, passwords, backups) write notes to the domain's folder, one small
+file each; the domain's process imports them within a second, or at its next start.  The registry and the
+dashboard write to the same stream themselves.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ events = log.EventLog("audit")
 
 PART = "audit"
 KIND = "act"
-FOLDER = "audit"  # of the domain's folder: notes that are not taken over yet
+FOLDER = "audit"  # in the domain's folder: notes that are not imported yet
 LOOK_S = 1.0
 TEXT_MAX = 1000  # characters that a sender says in its own words
 DETAILS = ("interface", "user")  # what else it may state
 LOGIN = "login"
-FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # notes of one process
-SAID = leaky_buckets.BucketBudget(1000, 10.0)  # records that one identity hands in
-SAY_S = 15.0  # the stream may have to be made first, on a quorum of brokers
+FAILED_LOGINS = leaky_buckets.BucketBudget(1000, 30.0)  # notes per process
+ENTRY_BUDGET = leaky_buckets.BucketBudget(1000, 10.0)  # entries per identity
+PUBLISH_TIMEOUT_S = 15.0  # the stream may have to be created first, on a quorum of brokers
 
 
 def audit_entry(
@@ -53,13 +53,13 @@ def audit_entry(
     why: str = "",
     outcome: messages.DecisionOutcome = messages.DecisionOutcome.DONE,
 ) -> messages.Decision:
-    """One line, said by the command of the person who is logged in here."""
+    """An entry for a command of the user who is logged in here."""
     return messages.Decision(
         id=secrets.token_hex(8),
         who=who,
         what=subjects.token(what),
         target=target[:256] or "-",
-        why=why[:4096] or f"{who} asked",
+        why=why[:4096] or f"requested by {who}",
         at_ms=int(time.time() * 1000),
         outcome=outcome,
         details={"interface": "cli", "user": _user()},
@@ -72,10 +72,12 @@ def _user() -> str:
     return str(os.getuid())
 
 
-async def publish_entry(bus: api.Bus, line: messages.Decision, *, timeout_s: float = SAY_S) -> None:
-    """When this returns, it is stored."""
+async def publish_entry(
+    bus: api.Bus, line: messages.Decision, *, timeout_s: float = PUBLISH_TIMEOUT_S
+) -> None:
+    """The entry is stored when this returns."""
     subject = subjects.from_identity(PART, bus.identity, KIND)
-    absent = errors.Unavailable("no domain's process keeps an audit on this bus")
+    absent = errors.Unavailable("no domain process stores an audit on this bus")
     answer = await client.exchange(
         bus, subject, messages.encode(line), timeout_s=timeout_s, waits=False, absent=absent
     )
@@ -83,17 +85,17 @@ async def publish_entry(bus: api.Bus, line: messages.Decision, *, timeout_s: flo
 
 
 def append_entry(folder: Path, line: messages.Decision) -> None:
-    """For the domain's process to take over; on disk when this returns."""
+    """Write a note for the domain's process to import; it is on disk when this returns."""
     place = folder / FOLDER
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     files.create(place / f"{line.id}.json", messages.encode(line))
 
 
 class FailedLogins:
-    """Notes each failed login at ``door``. A note that cannot be written does not let the client in.
+    """Records each failed login at ``door``. A note that cannot be written does not admit the client.
 
-    They are bounded in all, not by account or address: a client can name any account, and may have many
-    addresses.
+    The total number is limited, not the number per account or address: a client can use any account name, and
+    may have many addresses.
     """
 
     def __init__(self, folder: Path, door: str) -> None:
@@ -112,7 +114,7 @@ class FailedLogins:
         await self._refusals.close()
 
     async def _summarise(self, _: str, count: int) -> None:
-        why = f"{count} failed logins were not recorded one by one"
+        why = f"{count} failed logins were not recorded individually"
         await self._note("-", "-", why, {"count": f"{count}"})
 
     async def _note(self, who: str, target: str, why: str, details: dict[str, str]) -> None:
@@ -133,7 +135,7 @@ class FailedLogins:
 
 
 class AuditComponent:
-    """The part that writes them down."""
+    """The component that stores audit entries."""
 
     name = "audit"
     depends_on: Sequence[str] = ()
@@ -143,33 +145,32 @@ class AuditComponent:
         self._context: context_.ComponentContext
         self._server: server.RpcServer | None = None
         self._stream: api.Stream | None = None
-        self._said = request_audit.Refusals(self._summarise, SAID)
+        self._entry_budget = request_audit.Refusals(self._summarise, ENTRY_BUDGET)
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         act = server.RpcOperation(
-            KIND, self._heard, audited=False, decode=lambda data: messages.decode(data, messages.Decision)
+            KIND, self._record, audited=False, decode=lambda data: messages.decode(data, messages.Decision)
         )
-        # In a group: of several processes of one domain, one writes it down.
+        # In a queue group: one of several processes of the domain stores an entry.
         self._server = server.RpcServer(context.bus, PART, [act], group=PART)
         await self._server.start()
-        context.spawn(self._take_over())
+        context.spawn(self._import_notes())
 
     async def stop(self) -> None:
         if self._server is not None:
             await self._server.close()
-            await self._said.close()
+            await self._entry_budget.close()
 
     def health(self) -> component.ComponentHealth:
         return component.ComponentHealth()
 
-    async def _heard(self, call: server.RpcCall, line: messages.Decision) -> None:
-        """Little of it is the sender's own: records must not be dated back, nor push others out by size, nor
-        by number."""
-        if not self._said.admit(call.identity):
+    async def _record(self, call: server.RpcCall, line: messages.Decision) -> None:
+        """Overwrite most fields: a sender must not backdate entries or displace others by size or number."""
+        if not self._entry_budget.admit(call.identity):
             raise errors.Overloaded(
-                f"{call.identity} handed in too many records; this one is only counted",
-                retry_after_s=SAID.forget_s,
+                f"{call.identity} sent too many audit entries; this one is only counted",
+                retry_after_s=ENTRY_BUDGET.forget_s,
             )
         stored = msgspec.structs.replace(
             line,
@@ -188,7 +189,7 @@ class AuditComponent:
             identity,
             request_audit.SUMMARY,
             identity,
-            f"{count} records that {identity} handed in were not stored",
+            f"{count} entries of {identity} were not stored",
             messages.DecisionOutcome.REFUSED,
         )
         try:
@@ -196,18 +197,22 @@ class AuditComponent:
         except errors.MusterError as error:
             events.error("not-recorded", what=request_audit.SUMMARY, target=identity, error=error)
 
-    async def _take_over(self) -> None:
+    async def _import_notes(self) -> None:
         while True:
-            with contextlib.suppress(errors.MusterError):  # the domain alone sets the limits of the audit,
-                if self._stream is None:  # and leaves it to the first record, or to a restore, to make it
+            with contextlib.suppress(
+                errors.MusterError
+            ):  # only the domain sets the limits of the audit stream;
+                if self._stream is None:  # the first entry, or a restore, creates the stream
                     await self._context.bus.open_stream(messages.DECISIONS_STREAM)
                     self._stream = await self._open()
             for path in await asyncio.to_thread(_notes, self._context.folder.root / FOLDER):
                 try:
                     data = await asyncio.to_thread(path.read_bytes)
                     await self._store(messages.decode(data, messages.Decision))
-                except errors.InvalidInput as error:  # not one of ours: it would come up for ever
-                    self._context.log.warning("no-decision", file=path.name, error=error)
+                except (
+                    errors.InvalidInput
+                ) as error:  # not an audit entry: drop it, or it would be retried forever
+                    self._context.log.warning("invalid-audit-note", file=path.name, error=error)
                 except (errors.MusterError, OSError) as error:
                     self._context.log.warning("not-recorded", file=path.name, error=error)
                     break
@@ -218,7 +223,7 @@ class AuditComponent:
         if self._stream is None:
             self._stream = await self._open()
         subject = subjects.log_subject(PART, "decision", subjects.token(line.what))
-        # A note that is taken over twice, because the process fell in between, is stored once.
+        # A note that is imported twice, because the process ended in between, is stored once.
         await self._stream.publish(subject, messages.encode(line), message_id=line.id)
 
     async def _open(self) -> api.Stream:
@@ -234,5 +239,5 @@ class AuditComponent:
 
 def _notes(folder: Path) -> list[Path]:
     """The oldest first."""
-    found = [(path.stat().st_mtime_ns, path) for path in folder.glob("*.json")]
-    return [path for _, path in sorted(found)]
+    notes = [(path.stat().st_mtime_ns, path) for path in folder.glob("*.json")]
+    return [path for _, path in sorted(notes)]

@@ -1,17 +1,17 @@
-"""A domain in one file: settings, keys, certificates, the store and all streams; and back.
+"""Backup and restore of a domain in one file: settings, keys, certificates, the store and all streams.
 
-It works on a running domain, which goes on meanwhile, and on a stopped one, whose brokers and store are
-started for it without any part.  The store is of one moment, and each stream is of one moment, in that
-order: what the store remembers of a stream's positions is never ahead of the stream.  Not in it: logs, the
-pipeline's history and checkpoint, and what agents host; those are files of their own.
+A backup works on a running domain, which continues meanwhile, and on a stopped one, whose brokers and store
+are started for it without any component.  The store is a consistent snapshot, and so is each stream, in that
+order: stream positions in the store are never ahead of the stream.  Not included: logs, the pipeline's
+history and checkpoint, and the data of agents; those are separate files.
 
-    manifest.json     what it is, and the SHA-256 of every other file
+    manifest.json     description, and the SHA-256 of every other file
     muster.toml       settings
-    keys/, certs/     as they lie in the domain's folder
+    keys/, certs/     as in the domain's folder
     store.jsonl       `muster.store.backup`
     streams/NAME      `muster.bus.streams.snapshots`
 
-Whoever has the file has the domain: it holds the private keys.  It is written for its owner only.
+The file contains the private keys, so its owner controls the domain.  It is readable by its owner only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ STORE = "store.jsonl"
 STREAMS = "streams"
 PIECE_BYTES = 128 << 10
 
-Told = Callable[[str, float], None]  # what is being done, and which share of all is behind it
+Progress = Callable[[str, float], None]  # (current step, completed share)
 
 
 class StreamBackup(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,61 +69,65 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def backup(
-    settings: app_settings.Settings, place: home.Home, file: pathlib.Path, *, say: Told = lambda _, __: None
+    settings: app_settings.Settings,
+    place: home.Home,
+    file: pathlib.Path,
+    *,
+    progress: Progress = lambda _, __: None,
 ) -> BackupManifest:
     """Write the domain of this home to a new file."""
     if await asyncio.to_thread(file.exists):
-        raise errors.AlreadyExists(f"{file} is there already", hint="name a new file")
+        raise errors.AlreadyExists(f"{file} already exists", hint="choose a new file")
     if not await asyncio.to_thread(file.parent.is_dir):
-        raise errors.NotFound(f"there is no folder {file.parent} to write it to", hint="make it first")
+        raise errors.NotFound(f"the folder {file.parent} does not exist", hint="create it first")
     with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent) as folder:
         work = pathlib.Path(folder)
-        async with _reached(settings) as (bus, store):
+        async with _connected(settings) as (bus, store):
             names = await bus.streams()
             steps = 2 + len(names)
-            say("the store", 0.0)
+            progress("the store", 0.0)
             records = await store_backup.backup(store, work / STORE)
             await asyncio.to_thread((work / STREAMS).mkdir)
             streams = []
             for done, name in enumerate(names, 1):
-                say(f"stream {name}", done / steps)
-                streams.append(await _take(bus, name, work / STREAMS / name))
-        say("the archive", (steps - 1) / steps)
+                progress(f"stream {name}", done / steps)
+                streams.append(await _snapshot_stream(bus, name, work / STREAMS / name))
+        progress("the archive", (steps - 1) / steps)
         return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams))
 
 
 async def restore(
-    file: pathlib.Path, place: home.Home, *, say: Told = lambda _, __: None
+    file: pathlib.Path, place: home.Home, *, progress: Progress = lambda _, __: None
 ) -> tuple[BackupManifest, app_settings.Settings]:
-    """Make a home from a backup. It must not be there yet; if this fails, it is not there afterwards.
+    """Create a home from a backup. It must not exist yet, and does not exist if this fails.
 
-    A store or keys outside of the home must be empty, and are if this fails.  After a crash a store that is
-    not a file of the home may be left half restored: it is not opened, and restoring again empties it first.
+    A store or keys outside of the home must be empty, and are empty if this fails. After a crash, a store
+    outside of the home may be partially restored: it cannot be opened, and another restore empties it first.
     """
     if place.root.exists() and any(place.root.iterdir()):
-        raise errors.AlreadyExists(f"{place.root} is not empty", hint="name another folder with --home")
+        raise errors.AlreadyExists(f"{place.root} is not empty", hint="choose another folder with --home")
     await asyncio.to_thread(place.root.parent.mkdir, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".muster-restore-", dir=place.root.parent) as folder:
         work = pathlib.Path(folder)
-        say("checking the file", 0.0)
+        progress("checking the file", 0.0)
         manifest = await asyncio.to_thread(_unpack, file, work)
         fresh = home.Home(work / "home")
         settings, keys_to = await asyncio.to_thread(_lay_out, work, fresh, place)
         steps = 2 + len(manifest.streams)
-        say("the store", 1 / steps)
+        progress("the store", 1 / steps)
         in_place = False
         try:
             async with _restored_store(settings, work / STORE, fresh, place):
                 other_store = {"store.url": "sqlite::memory:", "store.password": ""}
                 async with _started(settings, other_store) as started, await _administrator(started) as bus:
-                    for done, one in enumerate(manifest.streams, 2):
-                        say(f"stream {one.name}", done / steps)
-                        pieces = _pieces(work / STREAMS / one.name)
-                        await snapshots.restore(bus, one.config, one.state, pieces)
+                    for done, stream in enumerate(manifest.streams, 2):
+                        progress(f"stream {stream.name}", done / steps)
+                        pieces = _pieces(work / STREAMS / stream.name)
+                        await snapshots.restore(bus, stream.config, stream.state, pieces)
                 await asyncio.to_thread(_put_in_place, work / "keys", keys_to, fresh.root, place.root)
                 in_place = True
         except BaseException:
-            if in_place:  # the last write to the store failed
+            if in_place:  # the final write to the store failed
                 await asyncio.to_thread(_remove, place.root, keys_to)
             raise
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
@@ -131,8 +135,8 @@ async def restore(
 
 
 @contextlib.asynccontextmanager
-async def _reached(settings: app_settings.Settings) -> AsyncIterator[tuple[client.NatsBus, database.Store]]:
-    """The brokers, as the administrator, and the store: of the domain that runs, or started for this."""
+async def _connected(settings: app_settings.Settings) -> AsyncIterator[tuple[client.NatsBus, database.Store]]:
+    """A bus connection as administrator, and the store: of the running domain, or of one started for this."""
     running = await asyncio.to_thread(home.DomainFolder(settings.domain.folder).running)
     if running is None:
         async with _started(settings, {}) as started, await _administrator(started) as bus:
@@ -150,7 +154,7 @@ async def _reached(settings: app_settings.Settings) -> AsyncIterator[tuple[clien
 
 
 def _started(settings: app_settings.Settings, flags: dict[str, Any]) -> domain.Domain:
-    """The domain without any part, for this process only."""
+    """The domain without any component, for this process only."""
     quiet = {"bus.port": 0, "bus.locator": False, "health.enabled": False}
     return domain.Domain(loader.load(app_settings.Settings, flags=_flags(settings) | quiet | flags))
 
@@ -165,9 +169,9 @@ async def _administrator(started: domain.Domain) -> client.NatsBus:
 async def _restored_store(
     settings: app_settings.Settings, file: pathlib.Path, fresh: home.Home, place: home.Home
 ) -> AsyncIterator[None]:
-    """The store is complete when the block ends; if the block fails, it is as it was before.
+    """The store is complete when the block ends; if the block fails, it is as before.
 
-    One in the home is complete at once: it goes where the home goes.
+    A store in the home is complete at once, because it moves with the home.
     """
     url = settings.store.url
     kind, _, path = url.partition(":")
@@ -204,7 +208,7 @@ def _flags(settings: app_settings.Settings) -> dict[str, Any]:
     }
 
 
-async def _take(bus: client.NatsBus, name: str, path: pathlib.Path) -> StreamBackup:
+async def _snapshot_stream(bus: client.NatsBus, name: str, path: pathlib.Path) -> StreamBackup:
     snapshot = snapshots.StreamSnapshot(bus, name)
     with await asyncio.to_thread(path.open, "wb") as file:
         async for piece in snapshot:
@@ -218,7 +222,7 @@ async def _pieces(path: pathlib.Path) -> AsyncIterator[bytes]:
             yield piece
 
 
-# Files. These block.
+# Files: these functions block.
 
 
 def _pack(
@@ -231,8 +235,8 @@ def _pack(
 ) -> BackupManifest:
     members = {"muster.toml": place.settings_file, STORE: work / STORE}
     for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
-        members |= {f"{name}/{one.relative_to(folder)}": one for one in _files_below(folder)}
-    members |= {f"{STREAMS}/{one.name}": work / STREAMS / one.name for one in streams}
+        members |= {f"{name}/{path_.relative_to(folder)}": path_ for path_ in _files_below(folder)}
+    members |= {f"{STREAMS}/{stream.name}": work / STREAMS / stream.name for stream in streams}
     manifest = BackupManifest(
         format=FORMAT,
         version=muster.__version__,
@@ -250,13 +254,13 @@ def _pack(
     draft.chmod(0o600)
     with draft.open("rb") as written:
         os.fsync(written.fileno())
-    os.link(draft, file)  # and not a rename, which would replace a file that came meanwhile
+    os.link(draft, file)  # not a rename, which would replace a file that was created meanwhile
     core_files.sync_folder(file.parent)
     return manifest
 
 
 def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
-    return [one for one in sorted(folder.rglob("*")) if one.is_file() and not one.is_symlink()]
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -265,34 +269,34 @@ def _digest(path: pathlib.Path) -> str:
 
 
 def _unpack(file: pathlib.Path, work: pathlib.Path) -> BackupManifest:
-    """Every file as the manifest has it, or nothing."""
+    """Extract all files as the manifest lists them, or fail."""
     try:
         with tarfile.open(file, "r:gz") as archive:
             _extract(archive, work)
         manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=BackupManifest)
     except (tarfile.TarError, EOFError, FileNotFoundError, msgspec.MsgspecError, OSError) as error:
         if isinstance(error, FileNotFoundError) and error.filename == str(file):
-            raise errors.NotFound(f"there is no file {file}") from error
-        raise errors.InvalidInput(f"{file} is not a backup, or is damaged: {error}") from error
+            raise errors.NotFound(f"the file {file} does not exist") from error
+        raise errors.InvalidInput(f"{file} is not a backup or is damaged: {error}") from error
     if manifest.format != FORMAT:
-        raise errors.InvalidInput(f"{file} is of format {manifest.format}; this version reads {FORMAT}")
-    found = {str(one.relative_to(work)): _digest(one) for one in _files_below(work)}
-    found.pop(MANIFEST)
-    if found != manifest.files:
+        raise errors.InvalidInput(f"{file} has the format {manifest.format}; this version reads {FORMAT}")
+    digests = {str(path.relative_to(work)): _digest(path) for path in _files_below(work)}
+    digests.pop(MANIFEST)
+    if digests != manifest.files:
         wrong = sorted(
-            name for name in {*found, *manifest.files} if found.get(name) != manifest.files.get(name)
+            name for name in {*digests, *manifest.files} if digests.get(name) != manifest.files.get(name)
         )
-        raise errors.InvalidInput(f"{file} is damaged: {', '.join(wrong[:5])} is not what it was")
+        raise errors.InvalidInput(f"{file} is damaged: wrong digest of {', '.join(wrong[:5])}")
     return manifest
 
 
 def _extract(archive: tarfile.TarFile, work: pathlib.Path) -> None:
-    """Plain files below ``work``, and nothing else. (The library's own filter came with Python 3.11.4.)"""
+    """Extract plain files below ``work`` only. (The filter of the library requires Python 3.11.4.)"""
     for member in archive:
         path = (work / member.name).resolve()
         content = archive.extractfile(member) if member.isfile() else None
         if content is None or not path.is_relative_to(work.resolve()):
-            raise tarfile.ExtractError(f"{member.name[:200]!r} has no place in one")
+            raise tarfile.ExtractError(f"{member.name[:200]!r} is not allowed in a backup")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with path.open("xb") as file:
             shutil.copyfileobj(content, file)
@@ -300,7 +304,7 @@ def _extract(archive: tarfile.TarFile, work: pathlib.Path) -> None:
 
 
 def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.Path | None:
-    """Where ``path`` of the home in the making is at the end, if that is not in the home."""
+    """The final location of ``path`` in the new home, if that is outside of the home."""
     inside = path.is_relative_to(fresh.root)
     final = pathlib.Path(os.path.normpath(place.root / path.relative_to(fresh.root) if inside else path))
     return None if final.is_relative_to(place.root) else final
@@ -309,21 +313,21 @@ def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.
 def _lay_out(
     work: pathlib.Path, fresh: home.Home, place: home.Home
 ) -> tuple[app_settings.Settings, pathlib.Path | None]:
-    """The settings to restore with, and where the keys go at the end if that is outside of the home."""
+    """The settings for the restore, and the final location of the keys if it is outside of the home."""
     fresh.root.mkdir(mode=0o700)
     (work / "muster.toml").rename(fresh.settings_file)
     settings = loader.load(app_settings.Settings, file=fresh.settings_file)
     if _outside(settings.domain.folder, fresh, place) is not None:
         raise errors.Refused(
-            f"the settings keep the domain's data outside of its home, in {settings.domain.folder}",
-            hint='restore by hand, or set domain.data_dir = "." in the backup\'s muster.toml',
+            f"the settings place the domain's data outside of its home, in {settings.domain.folder}",
+            hint='restore manually, or set domain.data_dir = "." in the backup\'s muster.toml',
         )
     home.DomainFolder(settings.domain.folder).create()
     keys_to = _outside(settings.keys_folder, fresh, place)
     if keys_to is not None:
         if keys_to.exists() and any(keys_to.iterdir()):
             raise errors.AlreadyExists(
-                f"the settings keep the keys in {keys_to}, which is not empty", hint="move it away first"
+                f"the settings place the keys in {keys_to}, which is not empty", hint="move it first"
             )
         staged = {"trust.keys_dir": str(work / "keys")}
         settings = loader.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
@@ -339,10 +343,10 @@ def _lay_out(
 def _put_in_place(
     keys: pathlib.Path, keys_to: pathlib.Path | None, fresh: pathlib.Path, root: pathlib.Path
 ) -> None:
-    """The home, and the keys where they are kept outside of it: both or none."""
+    """Move the home, and the keys if they are outside of it: both or none."""
     _sync(fresh)
     if keys_to is not None:
-        with private_files.staged_folder(keys_to) as draft:  # it may be on another disk, so it is copied
+        with private_files.staged_folder(keys_to) as draft:  # copied, because it may be on another disk
             shutil.copytree(keys, draft, dirs_exist_ok=True)
             _sync(draft)
     try:
@@ -357,17 +361,17 @@ def _put_in_place(
 
 
 def _remove(root: pathlib.Path, keys: pathlib.Path | None) -> None:
-    """What `_put_in_place` did."""
+    """Undo `_put_in_place`."""
     for folder in (root, keys):
         if folder is not None:
             shutil.rmtree(folder)
 
 
 def _sync(folder: pathlib.Path) -> None:
-    """Whatever is below it is on disk when this returns."""
-    for one in (folder, *folder.rglob("*")):
-        if one.is_dir():
-            core_files.sync_folder(one)
-        elif one.is_file():
-            with one.open("rb") as file:
+    """Everything below the folder is on disk when this returns."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            core_files.sync_folder(path)
+        elif path.is_file():
+            with path.open("rb") as file:
                 os.fsync(file.fileno())

@@ -1,12 +1,12 @@
-"""Changing a running domain: requests to its process over the bus, from those who run it.
+"""Changes of a running domain: requests to its process over the bus, from operators.
 
     muster.bus.from.<identity>.brokers.<verb>      verbs: list, start, stop, link, unlink, alerts
 
-The identity in the subject is the sender's own, as the broker enforces; its role is looked up in the keyring:
-only the role ``operator`` may change brokers.  Requests and answers are those of `muster.bus.rpc`.
+The identity in the subject is that of the sender, enforced by the broker; its role is in the keyring.  Only
+the role ``operator`` may change brokers.  Requests and replies are those of `muster.bus.rpc`.
 
-A change may make the broker read its configuration again, which can cost a reply.  So a request is sent again
-under the same id, and is answered again and not carried out again.
+A change may make the broker reload its configuration, which can lose a reply.  A request is therefore
+repeated under the same id; it gets the same reply and is not executed again.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from muster.trust.permissions import roles
 
 PART = "bus"
 KIND = "brokers"
-LOOKS = ("list", "links", "alerts")  # verbs that change nothing
-TIMEOUT_S = 60.0  # a broker with storage may have to empty itself first
-AGAIN_S = 3.0
+READ_VERBS = ("list", "links", "alerts")  # verbs that only read
+TIMEOUT_S = 60.0  # a broker with storage may have to drain first
+RETRY_S = 3.0
 
 Verb = server.Handler
 
 
 async def request_control(bus: api.Bus, verb: str, **arguments: Any) -> Any:
-    """The domain's answer; raises the error that it refused with."""
+    """The reply of the domain; raises the error of a rejected request."""
     subject = subjects.from_identity(PART, bus.identity, KIND, verb)
     absent = errors.Unavailable(
-        "no domain's process listens on this bus", hint="is it `muster up` that runs these brokers?"
+        "no domain process listens on this bus", hint="were these brokers started by `muster up`?"
     )
     return await client.call(
-        bus, subject, arguments, timeout_s=TIMEOUT_S, try_s=AGAIN_S, waits=False, absent=absent
+        bus, subject, arguments, timeout_s=TIMEOUT_S, try_s=RETRY_S, waits=False, absent=absent
     )
 
 
 class ControlServer:
-    """The part that obeys."""
+    """The component that executes these requests."""
 
     name = "control"
     depends_on: Sequence[str] = ()
@@ -60,7 +60,7 @@ class ControlServer:
             server.RpcOperation.plain(
                 f"{KIND}.{name}",
                 verb,
-                audited=name not in LOOKS,
+                audited=name not in READ_VERBS,
                 what=f"broker-{name}",
                 target=_target,
             )
@@ -83,7 +83,7 @@ class ControlServer:
         reads = record.role == roles.Role.WEB and not operation.is_audited
         if record.role != roles.Role.OPERATOR and not reads:
             raise errors.Forbidden(
-                f"{call.identity} has the role {record.role}; only an operator changes brokers"
+                f"{call.identity} has the role {record.role}; only an operator may change brokers"
             )
 
 

@@ -1,9 +1,8 @@
-"""The doctor's checks: one question each, answered with what was found and, where needed, what to do.
+"""Diagnostic checks: each reports a finding and, if needed, advice.
 
-What is looked at goes by what is there: a home, a machine that is to get one, or a profile, by which one
-connects to a domain elsewhere.  A check looks and changes nothing.  It answers ``ok``, ``warning`` (works,
-and will hurt) or ``fault`` (does not work); one that trips over something unforeseen is a fault of its own,
-and the others go on.
+The checks depend on the target: a home, a machine without one, or a profile for a domain elsewhere. A check
+changes nothing. Its result is ``ok``, ``warning`` (works, but will cause problems) or ``fault`` (does not
+work). A check that raises an exception is a fault itself; the others continue.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ OK, WARNING, FAULT = "ok", "warning", "fault"
 DAY_S = 86400.0
 SOON_S = 14 * DAY_S
 SKEW_S = 1.0
-EARLIEST_S = 1_735_689_600  # the start of 2025: no machine's clock is right that says less
+EARLIEST_S = 1_735_689_600  # the start of 2025: an earlier clock is certainly wrong
 TIME_ERROR = 5
 OPEN_FILES = 4096
 ANSWER_S = 1.0
@@ -52,13 +51,13 @@ ANSWER_S = 1.0
 class CheckResult:
     check: str
     state: str
-    found: str
+    finding: str
     advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRoute:
-    """How one connects to a domain: as a profile says, or to the one that runs here."""
+    """How to connect to a domain: by a profile, or to the domain of this home."""
 
     servers: tuple[str, ...]
     locator: str = ""
@@ -78,50 +77,50 @@ class DoctorTarget:
         return self.settings.domain.folder
 
 
-Answer = tuple[str, str, str]
-Check = Callable[[DoctorTarget], Awaitable[Answer]]
+CheckOutcome = tuple[str, str, str]
+Check = Callable[[DoctorTarget], Awaitable[CheckOutcome]]
 
 
-async def run_checks(patient: DoctorTarget) -> list[CheckResult]:
-    """All findings, in the order in which one would look."""
-    if patient.profile is not None:
+async def run_checks(target: DoctorTarget) -> list[CheckResult]:
+    """All results, in a useful order."""
+    if target.profile is not None:
         checks: tuple[Check, ...] = (python, clock, credentials, brokers)
-    elif patient.place.settings_file.is_file():
+    elif target.place.settings_file.is_file():
         checks = CHECKS
     else:
         checks = (*MACHINE, ports, home_)
-    found = []
+    results = []
     for check in checks:
         name = check.__name__.replace("_", " ").strip()
         try:
-            found.append(CheckResult(name, *await check(patient)))
+            results.append(CheckResult(name, *await check(target)))
         except errors.MusterError as error:
-            found.append(CheckResult(name, FAULT, error.message, error.hint or ""))
-        except Exception as error:  # noqa: BLE001  (a check that trips must not hide the others)
-            found.append(CheckResult(name, FAULT, f"{type(error).__name__}: {error}", "report this"))
-    return found
+            results.append(CheckResult(name, FAULT, error.message, error.hint or ""))
+        except Exception as error:  # noqa: BLE001  (a failing check must not hide the others)
+            results.append(CheckResult(name, FAULT, f"{type(error).__name__}: {error}", "report this"))
+    return results
 
 
-async def python(_: DoctorTarget) -> Answer:
+async def python(_: DoctorTarget) -> CheckOutcome:
     return OK, f"{platform.python_version()} in {sys.prefix}", ""
 
 
-async def broker_program(patient: DoctorTarget) -> Answer:
-    named = patient.settings.bus.binary
-    found = await binary.find(pathlib.Path(named) if named else None)
-    return OK, f"{found.path.name} {binary.show(found.version)}", ""
+async def broker_program(target: DoctorTarget) -> CheckOutcome:
+    named = target.settings.bus.binary
+    program = await binary.find(pathlib.Path(named) if named else None)
+    return OK, f"{program.path.name} {binary.show(program.version)}", ""
 
 
-async def extras(patient: DoctorTarget) -> Answer:
-    """What the settings ask for and is not installed."""
-    settings = patient.settings
-    wanted = {
+async def extras(target: DoctorTarget) -> CheckOutcome:
+    """Packages that the settings need and that are not installed."""
+    settings = target.settings
+    needs = {
         "postgres": ("psycopg", settings.store.url.startswith("postgres")),
         "monitor": ("pyarrow", settings.channel.enabled or settings.sensor.enabled),
         "spark": ("pyspark", settings.pipeline.enabled),
     }
     missing = [
-        extra for extra, (module, needed) in wanted.items() if needed and not importlib.util.find_spec(module)
+        extra for extra, (module, needed) in needs.items() if needed and not importlib.util.find_spec(module)
     ]
     if missing:
         return (
@@ -129,182 +128,189 @@ async def extras(patient: DoctorTarget) -> Answer:
             f"the settings need {', '.join(missing)}",
             f"pip install 'muster-fabric[{','.join(missing)}]'",
         )
-    return OK, "all that the settings need", ""
+    return OK, "all required packages are installed", ""
 
 
-async def java(patient: DoctorTarget) -> Answer:
-    if not patient.settings.pipeline.enabled and not importlib.util.find_spec("pyspark"):
-        return OK, "not needed: no Spark here", ""
+async def java(target: DoctorTarget) -> CheckOutcome:
+    if not target.settings.pipeline.enabled and not importlib.util.find_spec("pyspark"):
+        return OK, "not needed: Spark is not used", ""
     from muster.pipeline.source import java_runtime as java_
 
     with tempfile.TemporaryDirectory() as cache:
-        found = await asyncio.to_thread(java_.find, pathlib.Path(cache))
-    return OK, f"Java {found.version}, from {found.origin}", ""
+        runtime = await asyncio.to_thread(java_.find, pathlib.Path(cache))
+    return OK, f"Java {runtime.version}, from {runtime.origin}", ""
 
 
-async def clock(_: DoctorTarget) -> Answer:
+async def clock(_: DoctorTarget) -> CheckOutcome:
     if time.time() < EARLIEST_S:
-        return FAULT, time.strftime("%Y-%m-%d"), "set the clock: credentials and certificates have dates"
+        return FAULT, time.strftime("%Y-%m-%d"), "set the clock: credentials and certificates depend on it"
     if not await asyncio.to_thread(_is_synchronised):
         return (
             WARNING,
-            "nothing keeps it right",
-            "run chrony or systemd-timesyncd; leases need no clock, dates do",
+            "not synchronised",
+            "run chrony or systemd-timesyncd; expiry dates depend on the clock",
         )
-    return OK, "kept right by the system", ""
+    return OK, "synchronised by the system", ""
 
 
-async def disk(patient: DoctorTarget) -> Answer:
-    folder = next(one for one in (patient.folder, *patient.folder.parents) if one.exists())
+async def disk(target: DoctorTarget) -> CheckOutcome:
+    folder = next(parent for parent in (target.folder, *target.folder.parents) if parent.exists())
     usage = shutil.disk_usage(folder)
-    wanted = patient.settings.retention.reserved_bytes() if not patient.settings.bus.servers else 0
+    reserved = target.settings.retention.reserved_bytes() if not target.settings.bus.servers else 0
     free = f"{usage.free / 2**30:.1f} GiB free in {folder}"
     if usage.free < 1 << 30:
-        return FAULT, free, "make room, or put domain.data_dir elsewhere"
-    if usage.free < wanted:
-        advice = "lower [retention], or make room: streams may grow to that"
-        return WARNING, f"{free}, and budgets of {wanted / 2**30:.1f} GiB", advice
+        return FAULT, free, "free disk space, or change domain.data_dir"
+    if usage.free < reserved:
+        advice = "reduce [retention], or free disk space: streams may grow to this size"
+        return WARNING, f"{free}, with budgets of {reserved / 2**30:.1f} GiB", advice
     return OK, free, ""
 
 
-async def open_files(patient: DoctorTarget) -> Answer:
+async def open_files(target: DoctorTarget) -> CheckOutcome:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < OPEN_FILES:
-        return WARNING, f"at most {soft}", f"raise it (ulimit -n {OPEN_FILES}): each client costs one"
+        return WARNING, f"at most {soft}", f"raise the limit (ulimit -n {OPEN_FILES}): each client needs one"
     return OK, f"at most {soft}", ""
 
 
-async def keys(patient: DoctorTarget) -> Answer:
-    folder = patient.settings.keys_folder
-    trust = await asyncio.to_thread(identities.open_keyring, patient.settings)
+async def keys(target: DoctorTarget) -> CheckOutcome:
+    folder = target.settings.keys_folder
+    trust = await asyncio.to_thread(identities.open_keyring, target.settings)
     loose = await asyncio.to_thread(_readable_by_others, folder)
     if loose:
-        return FAULT, f"others can read {loose}", f"chmod -R go-rwx {folder}"
-    account = folder / "accounts" / patient.settings.domain.name
+        return FAULT, f"other users can read {loose}", f"chmod -R go-rwx {folder}"
+    account = folder / "accounts" / target.settings.domain.name
     roots = (folder / "keys/operator.seed", folder / "keys/signing.seed", account / "signing.seed")
-    missing = [str(one) for one in roots if not await asyncio.to_thread(one.exists)]
+    missing = [str(seed) for seed in roots if not await asyncio.to_thread(seed.exists)]
     if missing:
         return FAULT, f"missing: {', '.join(missing)}", "restore from a backup; docs/guides/lost-keys.md"
     records = await asyncio.to_thread(trust.records)
     ending = [
-        one.identity
-        for one in records
-        if one.status == "expired"
-        or (one.status == "valid" and one.expires_at is not None and one.expires_at - time.time() < SOON_S)
+        record.identity
+        for record in records
+        if record.status == "expired"
+        or (
+            record.status == "valid"
+            and record.expires_at is not None
+            and record.expires_at - time.time() < SOON_S
+        )
     ]
     if ending:
         return (
             WARNING,
-            f"ended, or end within 14 days: {', '.join(ending[:8])}",
-            "`muster creds renew NAME --to FILE`, for each",
+            f"expired, or expiring within 14 days: {', '.join(ending[:8])}",
+            "run `muster creds renew NAME --to FILE` for each",
         )
-    return OK, f"{len(records)} credentials, none near its end", ""
+    return OK, f"{len(records)} credentials, none expiring soon", ""
 
 
-async def tls(patient: DoctorTarget) -> Answer:
-    settings = patient.settings
+async def tls(target: DoctorTarget) -> CheckOutcome:
+    settings = target.settings
     if settings.bus.servers or not settings.bus.uses_tls:
-        return OK, "not used: the brokers listen on loopback, or are somebody else's", ""
+        return OK, "not used: the brokers listen on loopback, or are external", ""
     report = await asyncio.to_thread(certificates.report, settings)
-    warned = [one for one in report if one.warning_days is not None]
+    warned = [certificate for certificate in report if certificate.warning_days is not None]
     if warned:
-        words = ", ".join(f"{one.name} ends in {max(0.0, one.days_left):.1f} days" for one in warned)
+        finding = ", ".join(
+            f"{certificate.name} expires in {max(0.0, certificate.days_left):.1f} days"
+            for certificate in warned
+        )
         return (
             WARNING,
-            words,
-            "start the domain: it renews what is due; the authority itself is a guide's matter",
+            finding,
+            "start the domain: it renews its certificates; see the guides for the authority",
         )
     return OK, f"{len(report)} certificates", ""
 
 
-async def home_(patient: DoctorTarget) -> Answer:
-    return WARNING, f"there is none in {patient.place.root}", "`muster init` makes one"
+async def home_(target: DoctorTarget) -> CheckOutcome:
+    return WARNING, f"no home in {target.place.root}", "`muster init` creates one"
 
 
-async def credentials(patient: DoctorTarget) -> Answer:
-    """Those of the profile."""
-    assert patient.profile is not None
-    if patient.profile.creds is None:
-        return OK, "the profile names none", ""
-    found = await asyncio.to_thread(credentials_.Credentials.load, patient.profile.creds)
-    advice = f"have `muster creds issue {found.identity} --to FILE` run on the domain's machine"
+async def credentials(target: DoctorTarget) -> CheckOutcome:
+    """The credentials of the profile."""
+    assert target.profile is not None
+    if target.profile.creds is None:
+        return OK, "the profile has no credentials", ""
+    loaded = await asyncio.to_thread(credentials_.Credentials.load, target.profile.creds)
+    advice = f"run `muster creds issue {loaded.identity} --to FILE` on the domain's machine"
     try:
-        found.check(time.time())
+        loaded.check(time.time())
     except errors.Unauthorized as error:
         return FAULT, error.message, advice
-    if found.claims.exp and found.claims.exp - time.time() < SOON_S:
-        return WARNING, f"those of {found.identity} end within 14 days", advice
-    return OK, f"those of {found.identity}", ""
+    if loaded.claims.exp and loaded.claims.exp - time.time() < SOON_S:
+        return WARNING, f"credentials of {loaded.identity} expire within 14 days", advice
+    return OK, f"credentials of {loaded.identity}", ""
 
 
-async def ports(patient: DoctorTarget) -> Answer:
-    if patient.running is not None:
-        return OK, "the domain has them", ""
-    taken = [f"{host}:{port}" for host, port in _ports(patient.settings) if not _is_free(host, port)]
+async def ports(target: DoctorTarget) -> CheckOutcome:
+    if target.running is not None:
+        return OK, "in use by the domain", ""
+    taken = [f"{host}:{port}" for host, port in _ports(target.settings) if not _is_free(host, port)]
     if taken:
-        advice = "stop who has it (`ss -ltnp` names it), or choose another in muster.toml"
-        return FAULT, f"taken: {', '.join(taken)}", advice
+        advice = "stop the process that uses it (`ss -ltnp` shows it), or change the port in muster.toml"
+        return FAULT, f"in use: {', '.join(taken)}", advice
     return OK, "free", ""
 
 
-async def store(patient: DoctorTarget) -> Answer:
-    settings = patient.settings
-    if settings.store.url.startswith("sqlite:") and not await asyncio.to_thread(patient.folder.exists):
-        return OK, "made at the first start", ""
+async def store(target: DoctorTarget) -> CheckOutcome:
+    settings = target.settings
+    if settings.store.url.startswith("sqlite:") and not await asyncio.to_thread(target.folder.exists):
+        return OK, "created at the first start", ""
     async with await domain.open_store(settings) as opened:
         used = await opened.statistics()
     return OK, f"{used.record_bytes:,} bytes of records", ""
 
 
-async def domain_(patient: DoctorTarget) -> Answer:
-    running = patient.running
+async def domain_(target: DoctorTarget) -> CheckOutcome:
+    running = target.running
     if running is None:
-        return WARNING, "does not run", "`muster up --detach`"
+        return WARNING, "not running", "start it with `muster up --detach`"
     if running.health_url is None:
-        return OK, f"runs (pid {running.pid}); its health pages are off", ""
+        return OK, f"running (pid {running.pid}); its health pages are disabled", ""
     answer = await http_client.get(f"{running.health_url}/readyz")
     parts = answer.json()["parts"]
     bad = [
-        f"{name}: {one['state']} {one['reason']}".strip()
-        for name, one in parts.items()
-        if one["state"] != "up"
+        f"{name}: {component['state']} {component['reason']}".strip()
+        for name, component in parts.items()
+        if component["state"] != "up"
     ]
     if answer.status != 200:
-        return FAULT, f"not ready: {'; '.join(bad)}", "see `muster status`, and the logs it names"
+        return FAULT, f"not ready: {'; '.join(bad)}", "see `muster status` and the logs"
     if bad:
         return WARNING, "; ".join(bad), "see `muster status`"
-    return OK, f"runs and is ready (pid {running.pid})", ""
+    return OK, f"running and ready (pid {running.pid})", ""
 
 
-async def brokers(patient: DoctorTarget) -> Answer:
-    """Each of them; and whether their clocks agree with ours."""
-    way = patient.profile
-    if way is None:
-        way = await asyncio.to_thread(_own_way, patient)
-    if not way.servers and not way.locator:
-        return OK, "none are up", ""
-    creds = await asyncio.to_thread(credentials_.Credentials.load, way.creds) if way.creds else None
-    believed = await asyncio.to_thread(ssl.create_default_context, cafile=way.ca) if way.ca else None
+async def brokers(target: DoctorTarget) -> CheckOutcome:
+    """Whether each broker replies, and whether its clock agrees with ours."""
+    route = target.profile
+    if route is None:
+        route = await asyncio.to_thread(_local_route, target)
+    if not route.servers and not route.locator:
+        return OK, "no brokers are running", ""
+    creds = await asyncio.to_thread(credentials_.Credentials.load, route.creds) if route.creds else None
+    tls_context = await asyncio.to_thread(ssl.create_default_context, cafile=route.ca) if route.ca else None
     silent: list[str] = []
     clocks: dict[str, float] = {}
-    for url in way.servers or (way.locator,):
+    for url in route.servers or (route.locator,):
         try:
             async with await connection.connect(
-                way.servers and url, locator=way.locator or None, creds=creds, tls=believed
+                route.servers and url, locator=route.locator or None, creds=creds, tls=tls_context
             ) as bus:
                 await bus.flush()
                 if creds is not None and creds.sees_connections:
-                    clocks |= await _clocks(bus, len(way.servers))
+                    clocks |= await _clocks(bus, len(route.servers))
         except errors.Unavailable as error:
             silent.append(f"{url}: {error.message}")
-    asked = len(way.servers or (way.locator,))
+    count = len(route.servers or (route.locator,))
     if silent:
-        return (WARNING if len(silent) < asked else FAULT), "; ".join(silent), _revive(patient)
+        return (WARNING if len(silent) < count else FAULT), "; ".join(silent), _broker_advice(target)
     astray = [f"{name} by {ahead_s:+.1f} s" for name, ahead_s in clocks.items() if abs(ahead_s) > SKEW_S]
     if astray:
-        advice = "have chrony or systemd-timesyncd keep the clocks of both machines"
+        advice = "synchronise the clocks of both machines with chrony or systemd-timesyncd"
         return WARNING, f"clocks differ from this machine's: {', '.join(astray)}", advice
-    return OK, f"{asked} {'answers' if asked == 1 else 'answer'}", ""
+    return OK, f"{count} of {count} reply", ""
 
 
 MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
@@ -319,45 +325,45 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def _own_way(patient: DoctorTarget) -> ConnectionRoute:
-    """To the domain of this home, as its administrator. Blocks."""
-    running = patient.running
-    servers = running.servers if running is not None else patient.settings.bus.servers
+def _local_route(target: DoctorTarget) -> ConnectionRoute:
+    """The route to the domain of this home, as its administrator. Blocks."""
+    running = target.running
+    servers = running.servers if running is not None else target.settings.bus.servers
     if not servers:
         return ConnectionRoute(())
-    trust = identities.open_keyring(patient.settings)
+    trust = identities.open_keyring(target.settings)
     role = identities.OWN[identities.ADMINISTRATOR]
     creds = identities.credentials_file(trust, identities.ADMINISTRATOR, role)
     return ConnectionRoute(servers, creds=creds, ca=(running.ca or "") if running is not None else "")
 
 
 async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:
-    """How far each broker's clock is ahead of ours, by its name: those that answer in time."""
-    asked_at, began = time.time(), time.monotonic()
+    """How far the clock of each broker that replies in time is ahead of ours, by broker name."""
+    requested_at, began = time.time(), time.monotonic()
     with_time = await bus.gather(
         client.AUDIT_SUBJECT, b'{"limit": 1}', enough=max(1, brokers), timeout_s=ANSWER_S
     )
     took_s = time.monotonic() - began
-    found = {}
-    for one in with_time:
-        server = json.loads(one.data)["server"]
-        ahead_s = datetime.fromisoformat(server["time"]).timestamp() - asked_at
-        # It looked at its clock some time between our question and the last answer.
-        found[server["name"]] = ahead_s if ahead_s < 0 else max(0.0, ahead_s - took_s)
-    return found
+    ahead = {}
+    for reply in with_time:
+        server = json.loads(reply.data)["server"]
+        ahead_s = datetime.fromisoformat(server["time"]).timestamp() - requested_at
+        # The broker read its clock between our request and the last reply.
+        ahead[server["name"]] = ahead_s if ahead_s < 0 else max(0.0, ahead_s - took_s)
+    return ahead
 
 
-def _revive(patient: DoctorTarget) -> str:
-    if patient.profile is not None:
-        return "is the address right, and does a firewall let you through? Ask who runs the domain"
-    if patient.running is None or patient.settings.bus.servers:
-        return "bus.servers in muster.toml names them: start them, or name others"
-    logs = home.DomainFolder(patient.folder).logs
-    return f"the domain starts them anew; if not: `muster down && muster up --detach` (logs: {logs})"
+def _broker_advice(target: DoctorTarget) -> str:
+    if target.profile is not None:
+        return "check the address and the firewall, or contact the operator of the domain"
+    if target.running is None or target.settings.bus.servers:
+        return "bus.servers in muster.toml lists them: start them, or change the list"
+    logs = home.DomainFolder(target.folder).logs
+    return f"the domain restarts them; otherwise run `muster down && muster up --detach` (logs: {logs})"
 
 
 def _is_synchronised() -> bool:
-    """What the kernel says; where it cannot be asked, no complaint."""
+    """The state reported by the kernel; true if it cannot be determined."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         return bool(libc.adjtimex(ctypes.create_string_buffer(512)) != TIME_ERROR)
@@ -383,7 +389,9 @@ def _ports(settings: app_settings.Settings) -> Iterator[tuple[str, int]]:
     if bus.locator and bus.locator_port:
         yield bus.host, bus.locator_port
     web = settings.web
-    if web.enabled and web.port and not hosts.is_loopback(web.host):  # on loopback a free one is taken
+    if (
+        web.enabled and web.port and not hosts.is_loopback(web.host)
+    ):  # on loopback, a free port is used instead
         yield web.host, web.port
     if settings.soap.enabled and settings.soap.port:
         yield settings.soap.host, settings.soap.port
@@ -407,4 +415,4 @@ def doctor_target(place: home.Home, settings: app_settings.Settings) -> DoctorTa
 
 
 def worst(findings: list[CheckResult]) -> str:
-    return max((one.state for one in findings), key=(OK, WARNING, FAULT).index, default=OK)
+    return max((result.state for result in findings), key=(OK, WARNING, FAULT).index, default=OK)

@@ -1,7 +1,7 @@
-"""A notification policy over the past: what notifiers kept, asked by the pipeline's Spark.
+"""Evaluates a notification policy on past notifications with the pipeline's Spark.
 
-The two are independent: the models of receivers and events come from the notifiers, which also check
-the policy, and go to Spark as plain types.
+The two services are independent: the models come from the notifiers, which also validate the policy, and go
+to Spark as plain types.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from muster.pipeline.batch import policy_replay
 
 
 async def load_vocabulary(bus: api.Bus) -> models.Vocabulary:
-    """The models of the domain. `errors.NotFound` where nobody has ever notified anybody."""
-    found = models.Vocabulary()
-    for one in await queries.defined(bus):
-        found.add(authorities.model_of(msgspec.convert(one, protocol.DefineModel)))
+    """The models of the domain. `errors.NotFound` if no notifications were stored."""
+    vocabulary = models.Vocabulary()
+    for definition in await queries.defined(bus):
+        vocabulary.add(authorities.model_of(msgspec.convert(definition, protocol.DefineModel)))
     try:
         await bus.open_stream(protocol.STREAM_HISTORY)
     except errors.NotFound:
-        raise errors.NotFound("no notifications were kept yet", hint="notifiers keep them") from None
-    return found
+        raise errors.NotFound("no notifications are stored yet", hint="notifiers store them") from None
+    return vocabulary
 
 
 def replay_notifications(
     spark: Any,  # a session of `pipeline.session`
     access: Mapping[str, str],
-    words: models.Vocabulary,
+    vocabulary: models.Vocabulary,
     policy: str,
     *,
     address: str | None = None,
     from_ms: int | None = None,
 ) -> policy_replay.PolicyReplay:
-    """Whom this policy would have let the past's notifications through to. Blocks."""
-    words.policy(policy)
+    """The receivers to which this policy would have admitted past notifications. Blocks."""
+    vocabulary.policy(policy)
     if address is not None:
-        words.address(address)
-    told = policy_replay.ReplayModels(
-        {model.name: model.attributes for model in words.receivers.values()},
-        {model.name: model.attributes for model in words.events.values()},
+        vocabulary.address(address)
+    replay_models = policy_replay.ReplayModels(
+        {model.name: model.attributes for model in vocabulary.receivers.values()},
+        {model.name: model.attributes for model in vocabulary.events.values()},
     )
     return policy_replay.replay(
-        spark, access, protocol.STREAM_HISTORY, told, policy, address=address, from_ms=from_ms
+        spark, access, protocol.STREAM_HISTORY, replay_models, policy, address=address, from_ms=from_ms
     )

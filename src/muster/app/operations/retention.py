@@ -1,11 +1,11 @@
-"""The watch over budgets: streams, key/value buckets, the store, files, the disk itself.
+"""Monitors budgets: streams, key/value buckets, the store, files, and the disk.
 
-Whoever opens a stream first makes it; how much it may hold is said here, from ``[retention]``, also after
-a change of the settings.  A budget that is used beyond ``retention.alert_at`` is an alert, announced on the
-bus as a `muster.core.messages.Alert` and cleared when there is room again; one that is full is also counted.
-An announcement may be missed (the first come before anything else listens), so the domain's process also
-answers which alerts are open (`open_alerts`, a verb of `muster.app.operations.control`).
-Nothing is deleted here: the owner of each budget has said what happens when it is full.
+Any process may create a stream; its limits are set here, from ``[retention]``, also after a change of the
+settings. A budget that is used beyond ``retention.alert_at`` raises an alert, published on the bus as a
+`muster.core.messages.Alert` and resolved when there is space again; full budgets are also counted. A
+published alert may be missed, because the first ones precede any subscriber, so the domain's process also
+lists open alerts (`open_alerts`, a verb of `muster.app.operations.control`). Nothing is deleted here: the
+owner of each budget defines what happens when it is full.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from muster.core.telemetry import metrics
 
 PERIOD_S = 10.0
 RULE = "budget"
-FULL = 0.99  # a stream that drops its oldest hovers just below its limit
+FULL = 0.99  # a stream that drops its oldest messages stays just below its limit
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetUsage:
-    """How much of a budget is used. ``refuses``: writers are turned away when it is full."""
+    """The usage of a budget. ``refuses``: writes are refused when it is full."""
 
     name: str
     used_bytes: int
@@ -48,7 +48,7 @@ class BudgetUsage:
 
 @dataclass(frozen=True, slots=True)
 class SelfLimitedFiles:
-    """Files below a folder that keep to a budget by themselves."""
+    """Files below a folder whose owner keeps them within a budget."""
 
     folder: Path
     limit_bytes: int
@@ -58,7 +58,7 @@ Severities = Mapping[str, messages.Severity]
 
 
 def usage_severities(uses: Iterable[BudgetUsage], alert_at: float) -> dict[str, messages.Severity]:
-    """Which budgets call for an alert, and how loud: those that are full and refuse writers are critical."""
+    """Budgets that raise an alert, and its severity: full ones that refuse writes are critical."""
     return {
         use.name: messages.Severity.CRITICAL
         if use.refuses and use.ratio >= FULL
@@ -71,14 +71,14 @@ def usage_severities(uses: Iterable[BudgetUsage], alert_at: float) -> dict[str, 
 def alerts(
     before: Severities, now: Severities, uses: Sequence[BudgetUsage], at_ms: int
 ) -> list[messages.Alert]:
-    """What to announce: budgets whose severity is new, another, or no longer there."""
+    """Alerts to publish: budgets whose severity is new, changed, or resolved."""
     use_of = {use.name: use for use in uses}
-    found = []
+    due = []
     for name in sorted({*before, *now}):
         if before.get(name) is now.get(name):
             continue
         use, severity = use_of.get(name), now.get(name)
-        found.append(
+        due.append(
             messages.Alert(
                 rule=RULE,
                 about=f"budget:{name}",
@@ -87,35 +87,37 @@ def alerts(
                 since_ms=at_ms,
                 at_ms=at_ms,
                 value=use.ratio if use else None,
-                reason=_reason(use) if use else "it is gone",
+                reason=_reason(use) if use else "the budget no longer exists",
             )
         )
-    return found
+    return due
 
 
 def _reason(use: BudgetUsage) -> str:
-    consequence = "writers are refused when it is full" if use.refuses else "the oldest goes when it is full"
+    consequence = (
+        "writes are refused when it is full" if use.refuses else "the oldest data is dropped when it is full"
+    )
     return f"{use.used_bytes:,} of {use.limit_bytes:,} bytes are used; {consequence}"
 
 
 def drifted_streams(
-    found: Iterable[api.StreamBudget], wanted: domain.BaseSettings
+    budgets: Iterable[api.StreamBudget], settings: domain.BaseSettings
 ) -> Iterator[tuple[str, retention.RetentionBudget]]:
-    """Streams whose budget is not that of the settings, and what it should be."""
-    ours = wanted.retention.streams()
-    for budget in found:
+    """Streams whose budget differs from the settings, and the budget of the settings."""
+    ours = settings.retention.streams()
+    for budget in budgets:
         should = ours.get(budget.stream)
         if should is not None and (
             budget.limit_bytes,
             budget.max_age_s,
             budget.on_full.value,
             budget.replicas,
-        ) != (should.max_bytes, should.max_age_s, should.on_full, wanted.bus.replicas):
+        ) != (should.max_bytes, should.max_age_s, should.on_full, settings.bus.replicas):
             yield budget.stream, should
 
 
 class RetentionMonitor:
-    """The part that looks, and tells."""
+    """The component that checks budgets and raises alerts."""
 
     name = "budgets"
     depends_on: Sequence[str] = ()
@@ -126,15 +128,15 @@ class RetentionMonitor:
         self._context: context_.ComponentContext
         self._uses: list[BudgetUsage] = []
         self._severities: dict[str, messages.Severity] = {}
-        self._open: dict[str, messages.Alert] = {}  # what is firing, by what it is about
+        self._open: dict[str, messages.Alert] = {}  # firing alerts, by subject
         self._folders: dict[str, SelfLimitedFiles] = {}
-        self._unsettled: dict[str, str] = {}  # streams that could not be brought to their budget, and why
+        self._unsettled: dict[str, str] = {}  # streams whose budget could not be set, and why
         self._used: metrics.Gauge
         self._limit: metrics.Gauge
         self._full: metrics.Counter
 
     def watch_folder(self, name: str, folder: Path, limit_bytes: int) -> None:
-        """Look at these files as well; their owner drops the oldest when there are too many."""
+        """Monitor these files too; their owner drops the oldest when the budget is full."""
         self._folders[name] = SelfLimitedFiles(folder, limit_bytes)
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -142,11 +144,11 @@ class RetentionMonitor:
         self._used = context.metrics.gauge("budget_used_bytes", "Bytes used of each budget.", ("budget",))
         self._limit = context.metrics.gauge("budget_limit_bytes", "Size of each budget.", ("budget",))
         self._full = context.metrics.counter("budget_full", "Times a budget was found full.", ("budget",))
-        await self.look()
-        context.spawn(self._look_always())
+        await self.check()
+        context.spawn(self._check_forever())
 
     async def stop(self) -> None:
-        """Nothing to end but the task, which the domain ends."""
+        """The domain ends the task."""
 
     def health(self) -> component.ComponentHealth:
         rows = [
@@ -161,11 +163,11 @@ class RetentionMonitor:
         ]
         above = ", ".join(f"{name} ({severity.value})" for name, severity in sorted(self._severities.items()))
         reasons = [f"nearly full: {above}"] if above else []
-        reasons += [f"{name} is not within its budget: {why}" for name, why in self._unsettled.items()]
+        reasons += [f"{name} does not have its budget: {why}" for name, why in self._unsettled.items()]
         return component.ComponentHealth(reason="; ".join(reasons), facts={"budgets": rows})
 
-    async def look(self) -> None:
-        """Once, now."""
+    async def check(self) -> None:
+        """Check all budgets once."""
         context = self._context
         streams = await self._settle(await context.bus.budgets())
         self._uses = [
@@ -192,10 +194,10 @@ class RetentionMonitor:
         """The alerts that are firing now."""
         return [msgspec.to_builtins(alert) for alert in self._open.values()]
 
-    async def _settle(self, found: list[api.StreamBudget]) -> list[api.StreamBudget]:
-        """Bring streams to the budgets of the settings; how they are then."""
+    async def _settle(self, budgets: list[api.StreamBudget]) -> list[api.StreamBudget]:
+        """Set the budgets of the settings on streams; returns the resulting budgets."""
         settings = self._context.settings
-        others = dict(drifted_streams(found, settings))
+        others = dict(drifted_streams(budgets, settings))
         self._unsettled = {name: why for name, why in self._unsettled.items() if name in others}
         for name, should in others.items():
             try:
@@ -207,7 +209,7 @@ class RetentionMonitor:
                     replicas=settings.bus.replicas,
                 )
             except errors.NotFound:
-                continue  # it has just gone
+                continue  # deleted meanwhile
             except (errors.InvalidInput, errors.Refused) as error:
                 if self._unsettled.get(name) != error.message:
                     self._context.log.error("budget-not-set", stream=name, error=error)
@@ -215,14 +217,14 @@ class RetentionMonitor:
             else:
                 self._context.log.info("budget-set", stream=name, max_bytes=should.max_bytes)
                 self._unsettled.pop(name, None)
-        return await self._context.bus.budgets() if others else found
+        return await self._context.bus.budgets() if others else budgets
 
-    async def _look_always(self) -> None:
+    async def _check_forever(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
             try:
-                await self.look()
-            except (errors.MusterError, OSError) as error:  # not known this time; the watch goes on
+                await self.check()
+            except (errors.MusterError, OSError) as error:  # retried in the next period
                 self._context.log.warning("budgets-unknown", error=error)
 
 
@@ -257,5 +259,5 @@ def _of_files(
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # its owner has just turned to a new piece
+    except FileNotFoundError:  # its owner has just rotated it
         return 0

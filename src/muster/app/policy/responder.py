@@ -1,7 +1,7 @@
-"""The responder: hears of alerts, and sends the notifications that the rules of responses ask for.
+"""The responder: reads alerts and sends the notifications that the response rules define.
 
-It keeps its place in the stream of alerts in the store, and an event's id is made of that place: after a
-crash it goes on where it was, and what it sends again is recognised as a repeat.
+It stores its position in the stream of alerts, and the id of an event contains that position: after a crash
+it continues from there, and repeated events are recognised.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ RETRY_S = 1.0
 
 
 class Responder(sections.SettingsSection, frozen=True, kw_only=True):
-    """What the domain does by itself about its alerts."""
+    """How the domain responds to its alerts."""
 
     rules: Annotated[
         sections.FilePath,
         sections.field_doc(
-            "The file of responses: which alert sends which event to whom. Empty: none are sent."
+            "The file of response rules: which alert sends which event to which receivers. Empty: none."
         ),
     ] = ""
     max_age_s: Annotated[
         float,
         sections.field_doc(
-            "An alert that is older when the responder reads it, after an outage, is not answered.", gt=0
+            "Alerts older than this when the responder reads them, after an outage, get no response.", gt=0
         ),
     ] = 3600.0
 
@@ -50,18 +50,18 @@ class ResponderComponent:
     depends_on: Sequence[str] = ("notify",)
     vital = False
 
-    def __init__(self, wanted: Responder) -> None:
-        self._wanted = wanted
+    def __init__(self, settings: Responder) -> None:
+        self._settings = settings
         self._rules: tuple[response_rules.ResponseRule, ...] = ()
         self._sent = 0
         self._refused = 0
-        self._missed = 0  # alerts that the stream did not keep until they were read
+        self._missed = 0  # alerts that the stream dropped before they were read
         self._too_old = 0
-        self._reason = ""  # of the last refusal
-        self._waits = ""  # for what, while it cannot read alerts
+        self._reason = ""  # of the last rejected response
+        self._waits = ""  # why it cannot read alerts
 
     async def start(self, context: context_.ComponentContext) -> None:
-        self._rules = response_rules.load(await asyncio.to_thread(Path(self._wanted.rules).read_text))
+        self._rules = response_rules.load(await asyncio.to_thread(Path(self._settings.rules).read_text))
         self._bus = await context.connect(IDENTITY, roles.Role.RESPONDER)
         self._counts = context.metrics.counter(
             "responses", "Notifications that alerts led to, by outcome", ("outcome",)
@@ -93,26 +93,26 @@ class ResponderComponent:
                     self._waits = ""
                     alerts = pipeline.PipelineClient(self._bus).follow_alerts(first=position + 1)
                     async for sequence, alert in alerts:
-                        await self._answer(context, sender, sequence, alert)
+                        await self._respond_to(context, sender, sequence, alert)
                         position = sequence
-                        await _keep(context, position)
+                        await _store_position(context, position)
                 except errors.Dropped as error:
                     missed = error.last - error.first + 1
                     self._missed += missed
                     self._counts.add(missed, outcome="missed")
                     context.log.error("alerts-missed", first=error.first, last=error.last)
                     position = error.last
-                    await _keep(context, position)
+                    await _store_position(context, position)
                 except (errors.Unavailable, errors.NotFound) as error:
-                    # No pipeline has run yet, or no broker answers: the position is kept.
+                    # No pipeline has run yet, or no broker replies: the position is unchanged.
                     self._waits = str(error)
                     await asyncio.sleep(RETRY_S)
 
     async def _begin(self, context: context_.ComponentContext) -> int:
-        """The position of the last alert that is answered already.
+        """The position of the last alert that was processed.
 
-        When the responder is enabled for the first time, that is the last one there is: rules answer what
-        happens from then on.  In a stream that was made anew, all are new.
+        When the responder is enabled for the first time, this is the last existing alert: rules apply to
+        later alerts. In a recreated stream, all alerts are new.
         """
         kept = await context.store.get(COLLECTION, POSITION)
         while True:
@@ -128,10 +128,10 @@ class ResponderComponent:
             if kept is not None and int(kept.value) <= last:
                 return int(kept.value)
             position = last if kept is None else 0
-            await _keep(context, position)
+            await _store_position(context, position)
             return position
 
-    async def _answer(
+    async def _respond_to(
         self,
         context: context_.ComponentContext,
         sender: notify.ReceiverHandle,
@@ -140,31 +140,41 @@ class ResponderComponent:
     ) -> None:
         due = response_rules.matching_notifications(self._rules, alert)
         age_s = time.time() - alert.at_ms / 1000
-        if due and age_s > self._wanted.max_age_s:
+        if due and age_s > self._settings.max_age_s:
             self._too_old += 1
             self._counts.add(outcome="too-old")
             context.log.warning("alert-too-old", rule=alert.rule, about=alert.about, age_s=round(age_s))
             return
-        for index, one in enumerate(due):
+        for index, notification in enumerate(due):
             id = f"alert-{sequence}-{alert.at_ms}-{index}"
             try:
-                await sender.send(one.type, one.content, to=one.address, durable=one.durable, id=id)
+                await sender.send(
+                    notification.type,
+                    notification.content,
+                    to=notification.address,
+                    durable=notification.durable,
+                    id=id,
+                )
             except errors.Unavailable:
-                raise  # again, under the same id
+                raise  # retried under the same id
             except errors.MusterError as error:
-                # The rule does not fit the domain's models, or is not granted: trying again would not help.
+                # The rule does not match the domain's models, or is not granted: a retry would not help.
                 self._refused += 1
                 self._reason = str(error)
                 self._counts.add(outcome="refused")
-                context.log.warning("response-refused", rule=alert.rule, event=one.type, error=error)
+                context.log.warning("response-refused", rule=alert.rule, event=notification.type, error=error)
             else:
                 self._sent += 1
                 self._reason = ""
                 self._counts.add(outcome="sent")
                 context.log.info(
-                    "responded", rule=alert.rule, about=alert.about, event=one.type, to=one.address
+                    "responded",
+                    rule=alert.rule,
+                    about=alert.about,
+                    event=notification.type,
+                    to=notification.address,
                 )
 
 
-async def _keep(context: context_.ComponentContext, position: int) -> None:
+async def _store_position(context: context_.ComponentContext, position: int) -> None:
     await context.store.put(COLLECTION, POSITION, str(position).encode())

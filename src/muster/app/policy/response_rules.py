@@ -1,20 +1,20 @@
-"""What a domain does about its alerts: rules that turn an alert into notifications.
+"""Response rules: they turn an alert into notifications.
 
     responses:
       - alert: infected                 # the rule that raised it; * for any
         when: severity = 'critical'     # over the alert's rule, about, kind, name, severity, state, value
         event: command                  # what is sent: an event of this type,
         content: {operation: isolate, reason: "{rule} of {name}"}
-        to: "region = {name}"           # to the receivers this address means
+        to: "region = {name}"           # to the receivers that this address selects
 
 ``{rule}``, ``{about}``, ``{kind}``, ``{name}``, ``{severity}`` and ``{state}`` are replaced by the values of
-the alert; of ``group:web`` the kind is ``group`` and the name ``web``.  In an address they become quoted
-strings, so that no name can change the meaning of the address.
+the alert; for ``group:web`` the kind is ``group`` and the name ``web``.  In an address they become quoted
+strings, so that a name cannot change the meaning of the address.
 
-A response only notifies.  Whether a receiver heeds it is its policy's decision; an accepted command goes to
-the resource's manager.
+A response only notifies.  The receiver's policy decides whether it accepts the event; an accepted command
+goes to the resource's manager.
 
-Pure: `due` decides, `muster.app.policy.responder` sends.
+Pure: `matching_notifications` decides, `muster.app.policy.responder` sends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MODEL = {
     "state": types.STRING,
     "value": types.FLOAT,
 }
-_WORDS = tuple(name for name, kind in _MODEL.items() if kind == types.STRING)
+_PLACEHOLDERS = tuple(name for name, kind in _MODEL.items() if kind == types.STRING)
 
 Value = str | int | float | bool
 
@@ -74,24 +74,24 @@ class ResponseRule:
 
 
 def load(source: str) -> tuple[ResponseRule, ...]:
-    """All rules of a file or none; an error names the response at fault."""
+    """All rules of a file or none; an error names the invalid response."""
     try:
-        found = msgspec.convert(yaml.read(source, "not a file of responses"), _File)
+        file = msgspec.convert(yaml.read(source, "not a file of responses"), _File)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"not a file of responses: {error}") from error
-    return tuple(_rule(place, response) for place, response in enumerate(found.responses, 1))
+    return tuple(_rule(place, response) for place, response in enumerate(file.responses, 1))
 
 
 def matching_notifications(
     rules: tuple[ResponseRule, ...], alert: messages.Alert
 ) -> list[NotificationTemplate]:
-    """What is to be sent because of this alert, in the order of the rules."""
+    """The notifications for this alert, in the order of the rules."""
     attributes = _attributes(alert)
     return [
         NotificationTemplate(
             response.event,
             {name: _filled(value, attributes) for name, value in response.content.items()},
-            _filled_text(response.to, {word: printer.quoted(attributes[word]) for word in _WORDS}),
+            _filled_text(response.to, {word: printer.quoted(attributes[word]) for word in _PLACEHOLDERS}),
             response.durable,
         )
         for rule in rules
@@ -100,7 +100,7 @@ def matching_notifications(
 
 
 def _rule(place: int, response: ResponseSpec) -> ResponseRule:
-    sample = dict.fromkeys(_WORDS, printer.quoted("x"))
+    sample = dict.fromkeys(_PLACEHOLDERS, printer.quoted("x"))
     try:
         condition = _parsed(response.when, _MODEL)
         _parsed(_filled_text(response.to, sample), None)
@@ -133,14 +133,14 @@ def _filled(value: Value, attributes: Mapping[str, Any]) -> Value:
     return _filled_text(value, attributes) if isinstance(value, str) else value
 
 
-def _filled_text(template: str, words: Mapping[str, Any]) -> str:
-    """One pass, so that what is filled in is never looked at again."""
+def _filled_text(template: str, values: Mapping[str, Any]) -> str:
+    """Replace in one pass, so that inserted values are not expanded again."""
     out, rest = [], template
     while "{" in rest:
         before, _, after = rest.partition("{")
         word, closed, behind = after.partition("}")
-        if closed and word in _WORDS:
-            out += [before, str(words[word])]
+        if closed and word in _PLACEHOLDERS:
+            out += [before, str(values[word])]
             rest = behind
         else:
             out += [before, "{"]

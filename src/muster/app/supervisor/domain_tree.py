@@ -1,11 +1,11 @@
-"""The bootstrap tree: a passive node keeps its children, bootstrap nodes themselves, alive.
+"""The bootstrap tree: a passive node keeps its children running, which are bootstrap nodes themselves.
 
-A child connects to its parent and beats; a child that ended, or is silent for too long, is started anew.  A
-child that lost its parent carries on, and knocks until the parent is back: the parent listens on the port it
-had before.  Starting the top node starts the whole tree, and stopping it stops the tree.
+A child connects to its parent and sends heartbeats; a child that ended, or is silent for too long, is
+restarted. A child that lost its parent continues and reconnects until the parent is back: the parent listens
+on its previous port. Starting the root starts the complete tree, and stopping it stops the tree.
 
-A child that was started by hand does not beat.  It is left alone, and started by its parent only once it has
-ended.
+A child that was started manually sends no heartbeats. It is left alone, and its parent starts it only after
+it has ended.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from muster.manage import settings
 from muster.manage.adapters import os_process
 
 BEAT_S = 1.0
-SILENT_S = 30.0  # longer than a child takes until its first beat
+SILENT_S = 30.0  # longer than the time to a child's first heartbeat
 PORT_FILE = "bootstrap.port"
 STOP_S = 15.0
-PARENT = "manage.parent="  # in the command line of a child that a parent started
+PARENT = "manage.parent="  # in the command line of a child that was started by a parent
 
 
 class ParentNode:
@@ -40,9 +40,11 @@ class ParentNode:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.ManageSettings) -> None:
-        self._homes = [str(pathlib.Path(one).expanduser().absolute()) for one in wanted.children]
-        self._care = restarts.RestartPlanner(self._homes, silent_s=SILENT_S)
+    def __init__(self, manage_settings: settings.ManageSettings) -> None:
+        self._homes = [
+            str(pathlib.Path(child_home).expanduser().absolute()) for child_home in manage_settings.children
+        ]
+        self._restarts = restarts.RestartPlanner(self._homes, silent_s=SILENT_S)
         self._pids: dict[str, int] = {}
         self._server: asyncio.Server | None = None
         self._port = 0
@@ -51,20 +53,20 @@ class ParentNode:
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         kept = context.folder.root / PORT_FILE
-        before = await asyncio.to_thread(_number_in, kept)
+        before = await asyncio.to_thread(_read_int, kept)
         try:
-            self._server = await asyncio.start_server(self._hear, "127.0.0.1", before)
+            self._server = await asyncio.start_server(self._receive_heartbeats, "127.0.0.1", before)
         except OSError:
-            self._server = await asyncio.start_server(self._hear, "127.0.0.1", 0)
+            self._server = await asyncio.start_server(self._receive_heartbeats, "127.0.0.1", 0)
         self._port = self._server.sockets[0].getsockname()[1]
         await asyncio.to_thread(files.write, kept, str(self._port).encode())
         await self._find_running()
-        context.spawn(self._keep())
+        context.spawn(self._supervise())
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        own = [pid for name, pid in self._pids.items() if self._care.wards[name].beats]
+        own = [pid for name, pid in self._pids.items() if self._restarts.processes[name].beats]
         for pid in own:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -76,37 +78,44 @@ class ParentNode:
     def health(self) -> component.ComponentHealth:
         facts = {
             "children": [
-                {"home": name, "state": ward.phase.value, "pid": self._pids.get(name), "starts": ward.starts}
-                for name, ward in self._care.wards.items()
+                {
+                    "home": name,
+                    "state": process.phase.value,
+                    "pid": self._pids.get(name),
+                    "starts": process.starts,
+                }
+                for name, process in self._restarts.processes.items()
             ]
         }
         missing = [
-            name for name, ward in self._care.wards.items() if ward.phase is restarts.ProcessPhase.MISSING
+            name
+            for name, process in self._restarts.processes.items()
+            if process.phase is restarts.ProcessPhase.MISSING
         ]
         if missing:
             return component.ComponentHealth(
-                health.HealthState.LATE, f"being started: {', '.join(missing)}", facts
+                health.HealthState.LATE, f"starting: {', '.join(missing)}", facts
             )
         return component.ComponentHealth(facts=facts)
 
     async def _find_running(self) -> None:
-        """Children that went on while their parent was away are not started again."""
+        """Adopt children that continued without their parent instead of starting them again."""
         for name in self._homes:
             pid = await asyncio.to_thread(_pid_of, name)
             if pid is not None:
-                self._adopt(name, pid, beats=await asyncio.to_thread(_knows_a_parent, pid))
+                self._adopt(name, pid, beats=await asyncio.to_thread(_was_started_by_parent, pid))
 
     def _adopt(self, name: str, pid: int, *, beats: bool = True) -> None:
         self._pids[name] = pid
-        self._care.started(name, asyncio.get_running_loop().time(), beats=beats)
+        self._restarts.started(name, asyncio.get_running_loop().time(), beats=beats)
         self._context.spawn(self._watch(name, pid))
 
-    async def _keep(self) -> None:
+    async def _supervise(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            for name in self._care.due(loop.time()):
+            for name in self._restarts.due(loop.time()):
                 await self._begin(name)
-            for name in self._care.silent(loop.time()):
+            for name in self._restarts.silent(loop.time()):
                 self._context.log.warning("child-silent", home=name)
                 with contextlib.suppress(ProcessLookupError, KeyError):
                     os.kill(self._pids[name], signal.SIGKILL)
@@ -116,10 +125,10 @@ class ParentNode:
         command = [sys.executable, "-m", "muster", "up", "--log-file", "--home", name]
         command += ["--set", f"{PARENT}127.0.0.1:{self._port}", "--set", f"manage.known_as={name}"]
         try:
-            last_words = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
-            pid = await asyncio.to_thread(_spawn, command, last_words)
+            error_file = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
+            pid = await asyncio.to_thread(_spawn, command, error_file)
         except OSError as error:
-            self._care.ended(name, asyncio.get_running_loop().time(), str(error))
+            self._restarts.ended(name, asyncio.get_running_loop().time(), str(error))
             return
         self._context.log.info("child-started", home=name, pid=pid)
         self._adopt(name, pid)
@@ -129,45 +138,45 @@ class ParentNode:
         if self._pids.get(name) == pid:
             del self._pids[name]
             self._context.log.warning("child-ended", home=name)
-            self._care.ended(name, asyncio.get_running_loop().time(), "it ended")
+            self._restarts.ended(name, asyncio.get_running_loop().time(), "ended")
 
-    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One child's beats: its home, a line each."""
+    async def _receive_heartbeats(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The heartbeats of one child: lines with its home."""
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
             while line := await reader.readline():
                 name = line.decode("utf-8", "replace").strip()
-                if name in self._care.wards:
-                    self._care.heard(name, asyncio.get_running_loop().time())
+                if name in self._restarts.processes:
+                    self._restarts.record_heartbeat(name, asyncio.get_running_loop().time())
         writer.close()
 
 
 class ChildNode:
-    """The child's side: it beats, and never minds whether anybody hears."""
+    """The child's side: it sends heartbeats, whether or not the parent receives them."""
 
     name = "parent"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, wanted: settings.ManageSettings) -> None:
-        self._host, _, port = wanted.parent.rpartition(":")
+    def __init__(self, manage_settings: settings.ManageSettings) -> None:
+        self._host, _, port = manage_settings.parent.rpartition(":")
         if not port.isdigit():
-            raise errors.InvalidInput(f"manage.parent: {wanted.parent!r} is not HOST:PORT")
+            raise errors.InvalidInput(f"manage.parent: {manage_settings.parent!r} is not HOST:PORT")
         self._port = int(port)
-        self._known_as = wanted.known_as
-        self._heard = False
+        self._known_as = manage_settings.known_as
+        self._parent_reachable = False
 
     async def start(self, context: context_.ComponentContext) -> None:
-        context.spawn(self._beat_always())
+        context.spawn(self._heartbeat_forever())
 
     async def stop(self) -> None:
         pass
 
     def health(self) -> component.ComponentHealth:
         return component.ComponentHealth(
-            reason="" if self._heard else "the parent does not answer; carrying on"
+            reason="" if self._parent_reachable else "the parent does not reply; continuing without it"
         )
 
-    async def _beat_always(self) -> None:
+    async def _heartbeat_forever(self) -> None:
         while True:
             writer: asyncio.StreamWriter | None = None
             try:
@@ -175,17 +184,17 @@ class ChildNode:
                 while True:
                     writer.write(f"{self._known_as}\n".encode())
                     await writer.drain()
-                    self._heard = True
+                    self._parent_reachable = True
                     await asyncio.sleep(BEAT_S)
             except OSError:
-                self._heard = False
+                self._parent_reachable = False
                 await asyncio.sleep(BEAT_S)
             finally:
                 if writer is not None:
                     writer.close()
 
 
-def _number_in(path: pathlib.Path) -> int:
+def _read_int(path: pathlib.Path) -> int:
     try:
         return int(path.read_text())
     except (OSError, ValueError):
@@ -193,7 +202,7 @@ def _number_in(path: pathlib.Path) -> int:
 
 
 def _pid_of(home_: str) -> int | None:
-    """Of the domain that runs in a home, if one does."""
+    """The pid of the domain that runs in a home, if any."""
     for lock in pathlib.Path(home_).glob("**/run/lock"):
         pid = home.DomainFolder(lock.parents[1]).holder()
         if pid is not None:
@@ -201,17 +210,17 @@ def _pid_of(home_: str) -> int | None:
     return None
 
 
-def _knows_a_parent(pid: int) -> bool:
-    """Whether a parent started it, so that it beats."""
+def _was_started_by_parent(pid: int) -> bool:
+    """Whether a parent started it, so that it sends heartbeats."""
     try:
         return PARENT.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
 
-def _spawn(command: list[str], last_words: pathlib.Path) -> int:
-    """It keeps a log of its own; what it says besides, of one run, is in ``last_words``."""
-    output = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+def _spawn(command: list[str], error_file: pathlib.Path) -> int:
+    """Start a child. It has its own log; its other output, of one run, goes to ``error_file``."""
+    output = os.open(error_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         return os.posix_spawnp(
             command[0],

@@ -1,11 +1,11 @@
-"""Where management's processes come from: one process that has imported everything, and forks.
+"""Forks the processes of management: one process that has imported everything, and forks on request.
 
-A registry endpoint, a manager or an agent is then a matter of milliseconds, and they share the memory of the
-program.  The nursery reads a task a line; the process that has it says its number, and when it is ready.  The
-nursery does nothing else, and has no threads: forking is safe.
+A registry endpoint, a manager or an agent then starts within milliseconds, and they share the memory of the
+program. The fork server reads one task per line; the process of a task reports its pid, and later that it is
+ready. The fork server does nothing else and has no threads, so forking is safe.
 
-What it bore lives on without it, and ends with the bootstrap node: all of them hold the reading end of a pipe
-(the leash), whose other end the bootstrap node has.
+Its children survive it, and end with the bootstrap node: all of them hold the reading end of a pipe (the
+lifeline), whose other end belongs to the bootstrap node.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ START_S = 20.0
 
 
 class ForkServerMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A line from a process that the nursery bore: first its ``pid``, later that it is ``ready``."""
+    """A line from a child of the fork server: first its ``pid``, later that it is ``ready``."""
 
-    number: int  # of the request
+    number: int  # number of the request
     pid: int = 0
     ready: bool = False
 
@@ -40,53 +40,54 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class ForkServer:
-    """The bootstrap node's side."""
+    """The client side, in the bootstrap node."""
 
     def __init__(self, on_ready: Any) -> None:
         self._on_ready = on_ready
         self._process: asyncio.subprocess.Process | None = None
         self._listening: set[asyncio.Task[None]] = set()
         self._requests = itertools.count(1)
-        # By the number of the request: those that are waited for, and the names of those not ready yet.
-        self._born: dict[int, asyncio.Future[int]] = {}
+        # By request number: processes that are awaited, and the names of those not ready yet.
+        self._starting: dict[int, asyncio.Future[int]] = {}
         self._names: dict[int, str] = {}
-        self._leash = os.pipe()
+        self._lifeline = os.pipe()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    async def bear(self, name: str, task: msgspec.Struct) -> int:
-        """The number of the process that has this task. A nursery that has died is replaced.
+    async def spawn(self, name: str, task: msgspec.Struct) -> int:
+        """The pid of the process for this task. A fork server that has ended is replaced.
 
-        A process that is born after its request was given up is ended: another one has its task by then.
+        A process that starts after its request was abandoned is killed, because another one has its task by
+        then.
         """
         if self._process is None or self._process.returncode is not None:
             await self._start()
         assert self._process is not None
         assert self._process.stdin is not None
-        born: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number = next(self._requests)
-        self._born[number] = born
+        self._starting[number] = started
         self._names = {other: known for other, known in self._names.items() if known != name} | {number: name}
         request = Request(number, msgspec.Raw(msgspec.json.encode(task)))
         self._process.stdin.write(msgspec.json.encode(request) + b"\n")
         ended = asyncio.ensure_future(self._process.wait())
         try:
-            await asyncio.wait([born, ended], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-            if born.done():
-                return born.result()
+            await asyncio.wait([started, ended], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            if started.done():
+                return started.result()
         finally:
-            del self._born[number]
+            del self._starting[number]
             ended.cancel()
         self._names.pop(number, None)
         if ended.done():
-            raise errors.Unavailable(f"the nursery ended while {name} was being started")
-        raise errors.TimedOut(f"{name} was not started in {START_S:g} s")
+            raise errors.Unavailable(f"the fork server ended while {name} was starting")
+        raise errors.TimedOut(f"{name} did not start within {START_S:g} s")
 
     async def close(self) -> None:
-        """Let go of the leash: everything that was born here ends."""
-        os.close(self._leash[1])
+        """Close the lifeline: all children end."""
+        os.close(self._lifeline[1])
         if self._process is not None:
             assert self._process.stdin is not None
             self._process.stdin.close()
@@ -94,65 +95,65 @@ class ForkServer:
         for task in self._listening:
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
-        os.close(self._leash[0])
+        os.close(self._lifeline[0])
 
     async def _start(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             __name__,
-            str(self._leash[0]),
+            str(self._lifeline[0]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            pass_fds=(self._leash[0],),
+            pass_fds=(self._lifeline[0],),
             start_new_session=True,
         )
         assert self._process.stdout is not None
-        # What an earlier one bore still speaks by that one's pipe, until it ends.
+        # Children of a previous fork server still write to its pipe until they end.
         task = asyncio.create_task(self._listen(self._process.stdout))
         self._listening.add(task)
         task.add_done_callback(self._listening.discard)
 
     async def _listen(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():
-            said = msgspec.json.decode(line, type=ForkServerMessage)
-            born = self._born.get(said.number)
-            if said.ready:
-                if (name := self._names.pop(said.number, None)) is not None:
+            message = msgspec.json.decode(line, type=ForkServerMessage)
+            started = self._starting.get(message.number)
+            if message.ready:
+                if (name := self._names.pop(message.number, None)) is not None:
                     self._on_ready(name)
-            elif born is not None and not born.done():
-                born.set_result(said.pid)
+            elif started is not None and not started.done():
+                started.set_result(message.pid)
             else:  # too late
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(said.pid, signal.SIGKILL)
+                    os.kill(message.pid, signal.SIGKILL)
 
 
-def _say(said: ForkServerMessage) -> None:
+def _send(message: ForkServerMessage) -> None:
     with contextlib.suppress(OSError):
-        os.write(1, msgspec.json.encode(said) + b"\n")  # short: it arrives whole, whoever else writes
+        os.write(1, msgspec.json.encode(message) + b"\n")  # short, so the write is atomic
 
 
 def main() -> None:
     from muster.app.supervisor import worker
     from muster.store.sqlite import engine  # noqa: F401  (a registry opens it)
 
-    leash = int(sys.argv[1])
+    lifeline = int(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # they are others' to wait for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are awaited elsewhere
     gc.freeze()
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=Request)
         task = msgspec.json.decode(request.task, type=worker.WorkerConfig)
         if os.fork() == 0:
-            _live(request.number, task, leash)
+            _run_child(request.number, task, lifeline)
 
 
-def _live(number: int, task: Any, leash: int) -> None:
-    """The rest of a process's life. It says itself that it lives: the nursery may end at any moment."""
+def _run_child(number: int, task: Any, lifeline: int) -> None:
+    """Run the child process. It reports its pid itself, because the fork server may end at any time."""
     from muster.app.supervisor import worker
 
     code = 1
-    _say(ForkServerMessage(number, pid=os.getpid()))
+    _send(ForkServerMessage(number, pid=os.getpid()))
     try:
         for signal_number in (signal.SIGINT, signal.SIGCHLD):
             signal.signal(signal_number, signal.SIG_DFL)
@@ -163,9 +164,9 @@ def _live(number: int, task: Any, leash: int) -> None:
             opened = os.open(path, how, 0o600)
             os.dup2(opened, fd)
             os.close(opened)
-        asyncio.run(worker.run_worker(task, leash, lambda: _say(ForkServerMessage(number, ready=True))))
+        asyncio.run(worker.run_worker(task, lifeline, lambda: _send(ForkServerMessage(number, ready=True))))
         code = 0
-    except BaseException:  # noqa: BLE001  (whatever it was: it is written down, and the process ends)
+    except BaseException:  # noqa: BLE001  (any error is logged, and the process ends)
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)

@@ -1,10 +1,10 @@
-"""Servers that run in processes of their own, started and supervised by the domain.
+"""Servers in separate processes, supervised by the domain.
 
-What clients send to such a server costs that process and not the domain's: its leases, heartbeats and health
-pages go on.  The domain listens and hands the socket over, so the address is known at once, stays the same
-when the process is started anew, and clients that connect meanwhile wait instead of being refused.
+Load and failures caused by clients affect that process and not the domain's leases, heartbeats and health
+pages. The domain opens the socket and passes it on, so the address is known at once and stays the same after
+a restart, and clients that connect meanwhile wait instead of being refused.
 
-The process reads its task, one line of JSON, from its standard input, and ends when the input does: the
+The process reads its configuration, one line of JSON, from standard input, and ends when the input does: the
 domain holds the other end, so the process does not outlive it.
 """
 
@@ -26,7 +26,7 @@ WAIT_MAX_S = 30.0
 
 
 def listen(host: str, port: int, *, hint: str, or_any_port: bool = False) -> socket.socket:
-    """A listening socket; ``or_any_port``: a free port where another process has this one."""
+    """A listening socket; ``or_any_port``: use a free port if this one is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -52,14 +52,14 @@ def url(scheme: str, host: str, listener: socket.socket) -> str:
 
 
 class ServerProcess:
-    """Keeps ``python -m MODULE`` running, with waits between failures that double."""
+    """Keeps ``python -m MODULE`` running; the delay between failures doubles."""
 
     def __init__(self, name: str, module: str) -> None:
         self._name = name
         self._module = module
         self._process: asyncio.subprocess.Process | None = None
         self._task: asyncio.Task[None] | None = None
-        self.reason = ""  # why it ended last
+        self.reason = ""  # why it last ended
 
     @property
     def pid(self) -> int | None:
@@ -67,7 +67,7 @@ class ServerProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs, or is being started for the first time."""
+        """Whether it runs, or is starting for the first time."""
         return self._process is None or self._process.returncode is None
 
     def start(self, context: context_.ComponentContext, listener: socket.socket, task: bytes) -> None:
@@ -92,7 +92,7 @@ class ServerProcess:
         wait_s = 0.5
         path = context.folder.logs / f"{self._name}.log"
         while True:
-            with path.open("ab") as output:  # not in a thread, which a cancellation would leave with it
+            with path.open("ab") as output:  # not in a thread, in which a cancellation would leave it open
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -114,7 +114,7 @@ class ServerProcess:
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[tuple[bytes, asyncio.Event]]:
-    """In the process itself: its task, and an event that is set when it has to stop."""
+    """In the process itself: its configuration, and an event that is set when it has to stop."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -135,7 +135,7 @@ async def supervised() -> AsyncIterator[tuple[bytes, asyncio.Event]]:
 
 
 def inherited(descriptor: int) -> socket.socket:
-    """The listening socket that the domain handed over; not inherited further."""
+    """The listening socket from the domain; not inherited further."""
     listener = socket.socket(fileno=os.dup(descriptor))
     os.close(descriptor)
     return listener

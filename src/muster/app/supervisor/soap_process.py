@@ -1,4 +1,4 @@
-"""The SOAP endpoints as a process of their own: ``python -m muster.app.supervisor.soap_process``.
+"""The SOAP endpoints as a process: ``python -m muster.app.supervisor.soap_process``.
 
 The domain supervises it (`muster.app.supervisor.server_process`).
 """
@@ -25,7 +25,7 @@ from muster.trust import keyring
 
 
 async def run(
-    wanted: settings.SoapSettings,
+    soap_settings: settings.SoapSettings,
     *,
     listener: socket.socket,
     folder: home.DomainFolder,
@@ -48,27 +48,27 @@ async def run(
         opened = soap_gateways.SoapGateways(
             web.DomainAddress(folder, trust).connect,
             trust.passwords(),
-            callbacks=wanted.callbacks,
+            callbacks=soap_settings.callbacks,
             measure=measure,
             on_failure=failed,
-            forwarded_header=wanted.forwarded_header,
+            forwarded_header=soap_settings.forwarded_header,
         )
         stack.push_async_callback(opened.close)
         await stack.enter_async_context(
             server.SoapServer(
                 opened.application,
                 listener=listener,
-                certificate=wanted.certificate or None,
-                key=wanted.key or None,
-                behind_proxy=bool(wanted.forwarded_header),
+                certificate=soap_settings.certificate or None,
+                key=soap_settings.key or None,
+                behind_proxy=bool(soap_settings.forwarded_header),
             )
         )
         await stop.wait()
 
 
 async def _main() -> None:
-    async with server_process.supervised() as (given, stop):
-        task = msgspec.json.decode(given, type=soap_gateways.Task)
+    async with server_process.supervised() as (config, stop):
+        task = msgspec.json.decode(config, type=soap_gateways.Task)
         log.configure(sys.stderr, level=task.log_level, form="json")
         with server_process.inherited(task.listener) as listener:
             await run(

@@ -1,6 +1,6 @@
-"""The web as a process of its own: ``python -m muster.app.supervisor.web_process``.
+"""The web server as a process: ``python -m muster.app.supervisor.web_process``.
 
-The domain supervises it (`muster.app.supervisor.server_process`).  ``muster web`` calls `run` in its own
+The domain supervises it (`muster.app.supervisor.server_process`). ``muster web`` calls `serve_web` in its own
 process instead.
 """
 
@@ -26,7 +26,7 @@ from muster.web import settings as settings_
 
 
 async def serve_web(
-    wanted: settings_.WebSettings,
+    web_settings: settings_.WebSettings,
     *,
     listener: socket.socket,
     domain: str,
@@ -36,7 +36,7 @@ async def serve_web(
     stop: asyncio.Event,
     health: settings_domain.HealthSettings,
 ) -> None:
-    door = web.DomainAddress(folder, trust)
+    address = web.DomainAddress(folder, trust)
     measure = metrics.Metrics(process=True)
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(
@@ -49,8 +49,8 @@ async def serve_web(
             )
         )
         await server.serve(
-            wanted,
-            door=door,
+            web_settings,
+            door=address,
             trust=trust,
             domain=domain,
             folder=folder.root / "web",
@@ -62,8 +62,8 @@ async def serve_web(
 
 
 async def _main() -> None:
-    async with server_process.supervised() as (given, stop):
-        task = msgspec.json.decode(given, type=web.WebProcessConfig)
+    async with server_process.supervised() as (config, stop):
+        task = msgspec.json.decode(config, type=web.WebProcessConfig)
         log.configure(sys.stderr, level=task.log_level, form="json")
         with server_process.inherited(task.listener) as listener:
             await serve_web(

@@ -1,6 +1,6 @@
-"""A registry endpoint, a manager or an agent as a process of its own, born in the nursery.
+"""A registry endpoint, a manager or an agent as a process, started by the fork server.
 
-It lives until the leash is let go of: the bootstrap node holds the other end, so nothing outlives it.
+It runs until the lifeline is closed: the bootstrap node holds the other end, so no process outlives it.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from muster.trust.permissions import roles
 ROLE_CACHE_S = 5.0
 END_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
-MAY_NOT_ASK = (roles.Role.AGENT, roles.Role.LINK)
-AGENTS_MAY = (
+MAY_NOT_REQUEST = (roles.Role.AGENT, roles.Role.LINK)
+AGENT_VERBS = (
     "exec",  # a command that a receiver accepted
     protocol.SECRET,
-)  # for their own resources, which the registry sees to
-ONLY = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role.AGENT}
+)  # for their own resources only, which the registry checks
+REQUIRED_ROLES = {protocol.RENEW: roles.Role.MANAGER, protocol.HELLO: roles.Role.AGENT}
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process is told to be."""
+    """The configuration of a worker process."""
 
     kind: str  # registry, manager, agent
     name: str
@@ -68,16 +68,16 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     manager_ttl_s: float = 15.0
     replicas: int = 1
     host: str = "127.0.0.1"
-    direct_port: int | None = None  # of a manager that takes direct connections
+    direct_port: int | None = None  # of a manager that accepts direct connections
     cert: str = ""
     cert_key: str = ""
-    known_as: str = ""  # to the bootstrap node
+    known_as: str = ""  # its name at the bootstrap node
     log_file: str = ""
     log_bytes_max: int = 1 << 20
     log_age_s: float = 30 * 86400.0
     log_level: str = "info"
     health: domain.HealthSettings = msgspec.field(default_factory=domain.HealthSettings)
-    pages: str = ""  # the folder in which it tells where its pages are
+    pages: str = ""  # the folder for the address of its health pages
 
 
 async def connect(task: WorkerConfig, measure: metrics.Metrics) -> api.Bus:
@@ -94,7 +94,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
             http_health.serve_process(
                 task.health,
                 process=task.known_as or task.name,
-                conditions=lambda: {name: told() for name, told in conditions.items()},
+                conditions=lambda: {name: report() for name, report in conditions.items()},
                 metrics=measure,
                 folder=pathlib.Path(task.pages) if task.pages else None,
             )
@@ -113,7 +113,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                         password=password,
                     )
                 )
-                part: Any = endpoint.RegistryEndpoint(
+                member: Any = endpoint.RegistryEndpoint(
                     bus,
                     store,
                     manager_ttl_s=task.manager_ttl_s,
@@ -122,7 +122,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     open_key=lambda: keyring.Keyring.open(pathlib.Path(task.keys)).key_of_secrets(),
                 )
             case "manager":
-                road: Any = bus
+                transport: Any = bus
                 if task.direct_port is not None:
                     tls = None
                     if task.cert:
@@ -132,11 +132,13 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                         )
                         stack.callback(keeping.cancel)
                     check = DirectLinkAuthenticator(pathlib.Path(task.keys))
-                    door = links.DirectEndpoint(bus, check, host=task.host, port=task.direct_port, tls=tls)
-                    road = (await stack.enter_async_context(door)).road
-                part = manager.Manager(road)
+                    direct_endpoint = links.DirectEndpoint(
+                        bus, check, host=task.host, port=task.direct_port, tls=tls
+                    )
+                    transport = (await stack.enter_async_context(direct_endpoint)).transport
+                member = manager.Manager(transport)
             case "agent":
-                part = agent.Agent(
+                member = agent.Agent(
                     bus,
                     pathlib.Path(task.folder),
                     zone=task.zone,
@@ -146,7 +148,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                 )
             case _:
                 raise errors.InvalidInput(f"no process of kind {task.kind!r}")
-        await stack.enter_async_context(part)
+        await stack.enter_async_context(member)
         conditions[task.kind] = http_health.HealthReport
         ready()
         await stop.wait()
@@ -157,7 +159,7 @@ def _starting() -> http_health.HealthReport:
 
 
 def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
-    """For brokers that an agent on the domain's own machine makes. Blocks."""
+    """For brokers that an agent on the domain's own machine runs. Blocks."""
     trust = keyring.Keyring.open(keys)
     documents = trust.broker()
     named = {jwt.read(document).name: key for key, document in documents.accounts.items()}
@@ -174,7 +176,7 @@ def broker_access(keys: pathlib.Path) -> base.BrokerAccess:
 
 
 class DirectLinkAuthenticator:
-    """Whether an agent that dials a manager is who it says: what a broker would ask."""
+    """Authenticates an agent that connects to a manager directly, as a broker would."""
 
     def __init__(self, keys: pathlib.Path) -> None:
         self._keys = keys
@@ -188,82 +190,86 @@ class DirectLinkAuthenticator:
         try:
             signed = base64.b64decode(signature, validate=True)
         except ValueError as error:
-            raise errors.Unauthorized(f"{claims.name!r} did not sign") from error
+            raise errors.Unauthorized(f"{claims.name!r} sent an invalid signature") from error
         nkeys.verify(claims.sub, nonce.encode(), signed)
         if trust.show(claims.name).role != roles.Role.AGENT:
-            raise errors.Forbidden(f"{claims.name!r} is no agent")
+            raise errors.Forbidden(f"{claims.name!r} is not an agent")
         return claims.name
 
 
 class RequestAuthorizer:
-    """Who may ask what: the role in the keyring decides; the broker saw to the name."""
+    """Authorizes requests by the role in the keyring; the broker has authenticated the name."""
 
     def __init__(self, keys: pathlib.Path) -> None:
         self._keys = keys
         self._known: dict[str, tuple[float, str]] = {}
 
     async def __call__(self, sender: str, verb: str, changes: bool) -> bool:
-        """Whether it may only for what it hosts."""
+        """Returns whether the sender is limited to the resources it hosts."""
         at, role = self._known.get(sender, (0.0, ""))
         if time.monotonic() - at > ROLE_CACHE_S:
             try:
                 role = await asyncio.to_thread(lambda: keyring.Keyring.open(self._keys).show(sender).role)
             except errors.NotFound as error:
-                raise errors.Forbidden(f"{sender!r} is not known in this domain") from error
+                raise errors.Forbidden(f"{sender!r} is unknown in this domain") from error
             self._known[sender] = (time.monotonic(), role)
-        if verb in ONLY:
-            if role != ONLY[verb]:
-                raise errors.Forbidden(f"{sender} has the role {role}; only the role {ONLY[verb]} may {verb}")
+        if verb in REQUIRED_ROLES:
+            if role != REQUIRED_ROLES[verb]:
+                raise errors.Forbidden(
+                    f"{sender} has the role {role}; only the role {REQUIRED_ROLES[verb]} may {verb}"
+                )
             return True
-        if role == roles.Role.AGENT and verb in AGENTS_MAY:
+        if role == roles.Role.AGENT and verb in AGENT_VERBS:
             return True
         if changes and role not in MAY_CHANGE:
             raise errors.Forbidden(f"{sender} has the role {role}; only an operator may {verb}")
-        if role in MAY_NOT_ASK:
-            raise errors.Forbidden(f"{sender} has the role {role}, which may not ask the registry")
+        if role in MAY_NOT_REQUEST:
+            raise errors.Forbidden(
+                f"{sender} has the role {role}, which may not send requests to the registry"
+            )
         return False
 
 
 def machine_id() -> str:
-    """Differs on a machine that was set up anew."""
+    """Differs on a reinstalled machine."""
     for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
         with contextlib.suppress(OSError):
             return pathlib.Path(path).read_text().strip()[:64]
     return ""
 
 
-async def run_worker(task: WorkerConfig, leash: int, ready: Callable[[], None]) -> None:
-    """Be what the task says until a signal asks for the end, or nobody holds the other end of ``leash``."""
+async def run_worker(task: WorkerConfig, lifeline: int, ready: Callable[[], None]) -> None:
+    """Run the worker until a signal, or until the other end of ``lifeline`` is closed."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
 
-    def let_go() -> None:
-        loop.remove_reader(leash)
+    def lifeline_closed() -> None:
+        loop.remove_reader(lifeline)
         stop.set()
 
-    loop.add_reader(leash, let_go)
+    loop.add_reader(lifeline, lifeline_closed)
     stream = cast(
         TextIO, log_files.RotatingFile(pathlib.Path(task.log_file), task.log_bytes_max, task.log_age_s)
     )
     log.configure(stream, level=task.log_level, form="json")
     relax_gc()
     working = asyncio.create_task(run(task, stop, ready))
-    asked = asyncio.create_task(stop.wait())
-    await asyncio.wait((working, asked), return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    # One that is still trying to reach a broker does not hear that it should end.
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    # A worker that is still connecting to a broker does not react to the event.
     await asyncio.wait((working,), timeout=END_S)
     if working.done():
         working.result()
 
 
 def relax_gc() -> None:
-    """Have Python look through everything for cycles very seldom.
+    """Run full garbage collections rarely.
 
-    A manager holds a million objects that stay; to look through all of them takes a third of a second, in
-    which it answers nobody.  What it lets go of is nearly all freed by counting, and young cycles are found
-    as ever.
+    A manager holds a million long-lived objects; a full collection takes a third of a second, in which the
+    process does not reply. Nearly all of its garbage is freed by reference counting, and young cycles are
+    collected as usual.
     """
     gc.freeze()
     gc.set_threshold(20_000, 50, 1_000)

@@ -32,7 +32,7 @@ def backup(invocation: command.Invocation, file: Path) -> None:
     place = home.Home.find(invocation.home).expect()
     settings = config_.load(invocation)
     with invocation.printer.progress(f"backing up {settings.domain.name}") as say:
-        made = command.run(operations_backup.backup(settings, place, file.absolute(), say=say))
+        made = command.run(operations_backup.backup(settings, place, file.absolute(), progress=say))
     size = file.stat().st_size
     invocation.printer.done(
         {"file": str(file), "bytes": size, "records": made.records, "streams": len(made.streams)},
@@ -57,7 +57,7 @@ def restore(invocation: command.Invocation, file: Path) -> None:
 
     place = home.Home.find(invocation.home)
     with invocation.printer.progress(f"restoring {place.root}") as say:
-        made, settings = command.run(operations_backup.restore(file.absolute(), place, say=say))
+        made, settings = command.run(operations_backup.restore(file.absolute(), place, progress=say))
     invocation.printer.done(
         {
             "home": str(place.root),

@@ -185,7 +185,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
                     await asyncio.sleep(RETRY_S)
     except (errors.Unauthorized, errors.Unavailable) as error:
         if token.has_expired:
-            raise errors.Forbidden("this token has expired", hint=enrolment.ANOTHER) from error
+            raise errors.Forbidden("this token has expired", hint=enrolment.NEW_TOKEN_HINT) from error
         raise
     await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
     where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}

@@ -11,7 +11,7 @@ from muster.cli import command, connection, registry_calls
 if TYPE_CHECKING:
     from muster.manage import client
 
-_ROW = ("name", "type", "group", "agent", "wanted", "state", "since", "reason", "drift", "manager")
+_ROW = ("name", "type", "group", "agent", "desired", "state", "since", "reason", "drift", "manager")
 
 
 def _rows(invocation: command.Invocation, rows: list[dict[str, Any]]) -> None:

@@ -1,1 +1,1 @@
-"""Adapters: each turns management operations into the acts of one kind of resource. One small file each."""
+"""Adapters: each operates one type of resource. One small file each."""

@@ -1,16 +1,16 @@
-"""A broker of our own (``nats-server``) as a resource: its configuration, and the leaf links it keeps.
+"""A broker (``nats-server``) as a resource: its configuration and its leaf links.
 
 A link is named by the broker at its far end: another resource of the same agent, or the URL of a leaf
-listener elsewhere.  Links come and go while the broker runs; anything else is a restart on the same ports.
+listener elsewhere. Links change while the broker runs; any other change restarts it on the same ports.
 
-The first broker of a ring holds a link in reserve (`muster.manage.topologies`): it looks at the ring's other
-links, and closes its own when one of them is down.  If that one comes back, the brokers notice the circle and
-keep it down: from then on it is the reserve.
+The first broker of a ring has a reserve link (`muster.manage.topologies`). It watches the other links of the
+ring and closes the ring when one of them is down. If that link recovers, the brokers detect the loop and keep
+it down: it is the reserve from then on.
 
-It admits the domain's identities only: an agent that does not hold the documents for that makes no brokers.
-When those change (a revocation), the broker reads them again.
+A broker admits only the identities of the domain, so an agent without the necessary documents cannot run
+brokers. When the documents change (a revocation), the broker reloads them.
 
-The broker ends with its agent, which is told to start it again.
+A broker ends with its agent, and its manager starts it again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from muster.manage.adapters import base
 WATCH_S = 0.25
 LINK_TIMEOUT_S = 5.0
 RESERVE = "reserve"
-TRUST_S = 30.0  # between two looks whether the domain's documents have changed
+TRUST_S = 30.0  # interval for checking whether the domain's documents changed
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -51,10 +51,10 @@ class BrokerResourceConfig(
 class BrokerAdapter(base.Adapter):
     type_name = "broker"
     config_type = BrokerResourceConfig
-    can_be_renamed = False  # it runs in its folder, and others know it by its name
+    can_be_renamed = False  # it runs in its folder, and other brokers refer to it by name
 
-    def __init__(self, place: base.AdapterContext) -> None:
-        super().__init__(place)
+    def __init__(self, context: base.AdapterContext) -> None:
+        super().__init__(context)
         self._config: BrokerResourceConfig | None = None
         self._watching: asyncio.Task[None] | None = None
         self._trusting: asyncio.Task[None] | None = None
@@ -78,8 +78,8 @@ class BrokerAdapter(base.Adapter):
         for name in set(before.links) - set(config.links):
             await self.broker.unlink(name)
         await self._link_all()
-        self._watch_anew()
-        self._tell()
+        self._restart_watch()
+        self._report_state()
 
     async def delete(self) -> None:
         await self.do_stop()
@@ -98,7 +98,7 @@ class BrokerAdapter(base.Adapter):
 
     async def do_start(self) -> None:
         if self._config is None:
-            raise errors.NotFound(f"{self.place.name} does not exist")
+            raise errors.NotFound(f"{self.context.name} does not exist")
         runs = self.broker is not None and self.broker.state is broker.BrokerState.RUNNING
         if runs and self._ending is None:
             return
@@ -110,14 +110,14 @@ class BrokerAdapter(base.Adapter):
         self.broker = made
         try:
             await made.start()
-            self._remember(made)
+            self._store_ports(made)
             await self._link_all()
         except BaseException:
             await self.do_stop()
             raise
-        self._watch_anew()
-        self._trusting = asyncio.create_task(self._keep_trust(), name=f"trust {self.place.name}")
-        self._tell()
+        self._restart_watch()
+        self._trusting = asyncio.create_task(self._refresh_trust_forever(), name=f"trust {self.context.name}")
+        self._report_state()
 
     async def do_stop(self) -> None:
         ending = [task for task in (self._watching, self._trusting) if task is not None]
@@ -132,7 +132,7 @@ class BrokerAdapter(base.Adapter):
         await self.do_stop()
 
     async def _end_broker(self, *, drain_s: float) -> None:
-        """This goes on when the operation that asked for it is cancelled: the next operation waits for it."""
+        """Stop the broker. This continues if the operation is cancelled; the next operation waits for it."""
         if self._ending is None and self.broker is not None:
             self._ending = asyncio.create_task(self._stop_broker(self.broker, drain_s))
         if self._ending is not None:
@@ -144,17 +144,17 @@ class BrokerAdapter(base.Adapter):
         finally:
             self.broker = self._ending = None
             if self._config is not None:
-                self._tell()
+                self._report_state()
 
     async def do_restart(self) -> None:
         await self.do_stop()
         await self.do_start()
 
     async def do_links(self) -> list[dict[str, Any]]:
-        """Its leaf links, as they are now."""
+        """The current leaf links."""
         if self.broker is None:
             return []
-        return [{"id": one.id, "far": one.far, "up": one.up} for one in await self.broker.links()]
+        return [{"id": link.id, "far": link.far, "up": link.up} for link in await self.broker.links()]
 
     async def do_link(self, far: str) -> None:
         await self._link(far, far)
@@ -169,14 +169,14 @@ class BrokerAdapter(base.Adapter):
     # The broker
 
     async def _broker_access(self) -> base.BrokerAccess:
-        if self.place.broker_access is None:
+        if self.context.broker_access is None:
             raise errors.Refused(
-                f"{self.place.name}: this agent may not make brokers, which would admit everybody",
-                hint="use the agent on the domain's own machine: it holds the domain's documents",
+                f"{self.context.name}: this agent may not run brokers, because they would admit every client",
+                hint="use the agent on the domain's own machine: it has the domain's documents",
             )
-        return await self.place.broker_access()
+        return await self.context.broker_access()
 
-    async def _keep_trust(self) -> None:
+    async def _refresh_trust_forever(self) -> None:
         while True:
             await asyncio.sleep(TRUST_S)
             with contextlib.suppress(errors.MusterError):
@@ -187,24 +187,24 @@ class BrokerAdapter(base.Adapter):
         if self.broker is not None and access.trust != self.broker.config.trust:
             await self.broker.apply(dataclasses.replace(self.broker.config, trust=access.trust))
 
-    def _settings(self, wanted: BrokerResourceConfig, access: base.BrokerAccess) -> config.BrokerConfig:
-        ports = self.place.runtime.get("ports", {})
+    def _settings(self, settings: BrokerResourceConfig, access: base.BrokerAccess) -> config.BrokerConfig:
+        ports = self.context.runtime.get("ports", {})
         return config.BrokerConfig(
-            name=self.place.name,
-            directory=(self.place.folder or pathlib.Path.cwd() / self.place.name) / "broker",
-            host=wanted.host,
-            port=wanted.port or ports.get("port", 0),
+            name=self.context.name,
+            directory=(self.context.folder or pathlib.Path.cwd() / self.context.name) / "broker",
+            host=settings.host,
+            port=settings.port or ports.get("port", 0),
             monitor_port=ports.get("monitor_port", 0),
             leaf=config.BrokerListener(port=ports.get("leaf", 0)),
-            storage=config.BrokerStorage(domain=self.place.name) if wanted.storage else None,
-            connections_max=wanted.connections_max,
+            storage=config.BrokerStorage(domain=self.context.name) if settings.storage else None,
+            connections_max=settings.connections_max,
             trust=access.trust,
         )
 
-    def _remember(self, made: broker.Broker) -> None:
-        """Its ports: others have links to them."""
+    def _store_ports(self, made: broker.Broker) -> None:
+        """Store the ports: other brokers have links to them."""
         leaf = made.config.leaf
-        self.place.runtime["ports"] = {
+        self.context.runtime["ports"] = {
             "port": made.config.port,
             "monitor_port": made.config.monitor_port,
             "leaf": leaf.port if leaf else 0,
@@ -213,7 +213,7 @@ class BrokerAdapter(base.Adapter):
     async def _link_all(self) -> None:
         assert self._config is not None
         assert self.broker is not None
-        known = {one.id for one in self.broker.config.remotes}
+        known = {remote.id for remote in self.broker.config.remotes}
         missing = [far for far in self._config.links if far not in known]
         if missing:
             remotes = tuple(self._remote(far, far) for far in missing)
@@ -222,24 +222,24 @@ class BrokerAdapter(base.Adapter):
             )
             await self._until_up(set(missing))
 
-    async def _until_up(self, wanted: set[str]) -> None:
+    async def _until_up(self, ids: set[str]) -> None:
         made = self.broker
         assert made is not None
 
         async def up() -> bool:
-            return wanted <= {one.id for one in await made.links() if one.up}
+            return ids <= {link.id for link in await made.links() if link.up}
 
         try:
             await broker.poll_until(up, timeout_s=LINK_TIMEOUT_S)
         except TimeoutError:
             raise errors.Unavailable(
-                f"{self.place.name}: links to {', '.join(sorted(wanted))} are not up in {LINK_TIMEOUT_S:g} s"
+                f"{self.context.name}: links to {', '.join(sorted(ids))} not up after {LINK_TIMEOUT_S:g} s"
             ) from None
 
     async def _link(self, id: str, far: str) -> None:
         if self.broker is None:
-            raise errors.NotFound(f"{self.place.name} does not run")
-        if id not in {one.id for one in self.broker.config.remotes}:
+            raise errors.NotFound(f"{self.context.name} is not running")
+        if id not in {remote.id for remote in self.broker.config.remotes}:
             await self.broker.link(self._remote(id, far))
 
     def _remote(self, id: str, far: str) -> config.LeafRemote:
@@ -247,71 +247,71 @@ class BrokerAdapter(base.Adapter):
         account, creds = self._access.account, self._access.link_credentials
         if "://" in far:
             return config.LeafRemote(id=id, urls=(far,), account=account, credentials_file=creds)
-        other = self.place.neighbour(far)
+        other = self.context.sibling(far)
         url = other.broker.leaf_url if isinstance(other, BrokerAdapter) and other.broker is not None else None
         if url is None:
-            raise errors.Unavailable(f"{self.place.name}: the broker {far!r} does not run on this machine")
+            raise errors.Unavailable(
+                f"{self.context.name}: the broker {far!r} is not running on this machine"
+            )
         return config.LeafRemote(id=id, urls=(url,), far=far, account=account, credentials_file=creds)
 
-    # A ring's reserve
+    # Reserve link of a ring
 
-    def _watch_anew(self) -> None:
+    def _restart_watch(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
         if self._config is not None and self._config.reserve is not None:
-            self._watching = asyncio.create_task(self._watch_ring(), name=f"ring {self.place.name}")
+            self._watching = asyncio.create_task(self._watch_ring(), name=f"ring {self.context.name}")
 
     async def _watch_ring(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
             with contextlib.suppress(errors.MusterError):
-                await self._mend_ring()
+                await self._repair_ring()
 
-    async def _mend_ring(self) -> None:
+    async def _repair_ring(self) -> None:
         assert self._config is not None
         if self.broker is None or self._config.reserve is None:
             return
-        closed = any(one.id == RESERVE for one in self.broker.config.remotes)
-        whole = await self._chain_is_whole()
-        self.place.runtime["armed"] = whole or self.place.runtime.get("armed", False)
-        if not whole and not closed and self.place.runtime["armed"]:  # not while the ring is still being made
+        closed = any(remote.id == RESERVE for remote in self.broker.config.remotes)
+        connected = await self._chain_is_connected()
+        self.context.runtime["armed"] = connected or self.context.runtime.get("armed", False)
+        if not connected and not closed and self.context.runtime["armed"]:
             await self._link(RESERVE, self._config.reserve)
-            self._tell()
-        elif whole and closed:
+            self._report_state()
+        elif connected and closed:
             await self.broker.unlink(RESERVE)
-            self._tell()
+            self._report_state()
 
-    async def _chain_is_whole(self) -> bool:
+    async def _chain_is_connected(self) -> bool:
         assert self._config is not None
         for name in self._config.ring:
-            other = self if name == self.place.name else self.place.neighbour(name)
+            other = self if name == self.context.name else self.context.sibling(name)
             if not isinstance(other, BrokerAdapter) or other.broker is None:
                 return False
             try:
                 links = await other.broker.links()
             except errors.MusterError:
                 return False
-            wanted = other._config.links if other._config else ()
-            up = {one.id for one in links if one.up}
-            if not set(wanted) <= up:
+            expected = other._config.links if other._config else ()
+            up = {link.id for link in links if link.up}
+            if not set(expected) <= up:
                 return False
         return True
 
-    # What it says
+    # State
 
     def _changed(self, made: broker.Broker) -> None:
         if made is self.broker and made.state in (broker.BrokerState.FAILED, broker.BrokerState.RUNNING):
-            self._tell()
+            self._report_state()
 
     def _observed(self) -> protocol.ObservedState:
         if self.broker is None:
-            return protocol.ObservedState(
-                self._config is not None, health.HealthState.DOWN, "it does not run"
-            )
+            return protocol.ObservedState(self._config is not None, health.HealthState.DOWN, "not running")
         made = self.broker
         if made.state is broker.BrokerState.RUNNING:
-            reserve = any(one.id == RESERVE for one in made.config.remotes)
+            reserve = any(remote.id == RESERVE for remote in made.config.remotes)
             properties = {
                 "url": made.url,
                 "leaf_url": made.leaf_url,
@@ -327,5 +327,5 @@ class BrokerAdapter(base.Adapter):
         )
         return protocol.ObservedState(True, state, reason)
 
-    def _tell(self) -> None:
-        self.place.changed(self._observed())
+    def _report_state(self) -> None:
+        self.context.report_state(self._observed())

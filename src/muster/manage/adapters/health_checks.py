@@ -1,4 +1,4 @@
-"""Health checks of a process: by a port, a page, or a command."""
+"""Health checks of a process: a port, a URL or a command."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import msgspec
 from muster.bus.http import client
 from muster.core import errors
 
-# This machine's own shortage: it says nothing about the process that is checked.
+# A shortage on this machine says nothing about the checked process.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
 
 
 class InconclusiveCheck(Exception):
-    """The check itself could not be carried out."""
+    """The check could not be executed."""
 
 
 class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What says that it works. ``exit``: that it runs. The others are asked every ``every_s``."""
+    """How to determine that a process works. ``exit``: it runs. The other kinds are checked every
+    ``every_s``.
+    """
 
     kind: Literal["exit", "port", "http", "command"] = "exit"
     host: str = "127.0.0.1"
@@ -30,8 +32,8 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     command: tuple[str, ...] = ()
     every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 2.0
-    failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3  # in a row, before it is called down
-    start_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0  # so long may it take to come up
+    failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3  # consecutive failures before it is down
+    start_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0  # time allowed for the start
 
     def __post_init__(self) -> None:
         needed = {"port": self.port, "http": self.url, "command": self.command}
@@ -42,7 +44,9 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 async def find_problem(check: HealthCheck) -> str | None:
-    """Why it does not work, or None; `Inconclusive` where this machine lacks what the check needs."""
+    """Why the process does not work, or None; `InconclusiveCheck` if this machine lacks resources for the
+    check.
+    """
     try:
         async with asyncio.timeout(check.timeout_s):
             match check.kind:
@@ -53,11 +57,11 @@ async def find_problem(check: HealthCheck) -> str | None:
                         await writer.wait_closed()
                 case "http":
                     status = (await client.get(check.url)).status
-                    return None if status < 400 else f"{check.url} answers {status}"
+                    return None if status < 400 else f"{check.url} returned {status}"
                 case "command":
                     return await _command_problem(check.command)
     except TimeoutError:
-        return f"no answer in {check.timeout_s:g} s"
+        return f"no reply within {check.timeout_s:g} s"
     except (OSError, ValueError, errors.MusterError) as error:
         if _is_shortage(error):
             raise InconclusiveCheck(str(error)) from error
@@ -78,7 +82,7 @@ async def _command_problem(command: tuple[str, ...]) -> str | None:
         process.kill()
         await process.wait()
         raise
-    return None if code == 0 else f"{command[0]} exits with {code}"
+    return None if code == 0 else f"{command[0]} exited with {code}"
 
 
 def _is_shortage(error: BaseException | None) -> bool:

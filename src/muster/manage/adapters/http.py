@@ -1,7 +1,6 @@
-"""A service that is reached by HTTP: known by its health page, changed by what it offers.
+"""A service with an HTTP interface: checked by its health URL, changed by configured requests.
 
-``start``, ``stop`` and ``configure`` name what to send to have that done; a service that offers none of them
-is watched only.
+``start``, ``stop`` and ``configure`` are the requests to send; a service without them is only monitored.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class HttpServiceConfig(
     failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 2
     start: HttpCall | None = None
     stop: HttpCall | None = None
-    configure: HttpCall | None = None  # is sent ``settings`` as JSON
+    configure: HttpCall | None = None  # receives ``settings`` as JSON
     settings: dict[str, Any] = {}
 
 
@@ -39,14 +38,14 @@ class HttpAdapter(base.Adapter):
     type_name = "http"
     config_type = HttpServiceConfig
 
-    def __init__(self, place: base.AdapterContext) -> None:
-        super().__init__(place)
+    def __init__(self, context: base.AdapterContext) -> None:
+        super().__init__(context)
         self._config: HttpServiceConfig | None = None
         self._state = health.HealthState.DOWN
-        self._reason = "not looked at yet"
+        self._reason = "not checked yet"
         self._watching: asyncio.Task[None] | None = None
-        self._looks = 0  # begun
-        self._shown = 0  # the look whose result is shown
+        self._probes = 0  # number of probes started
+        self._latest_probe = 0  # the probe whose result is current
 
     async def create(self, config: HttpServiceConfig, *, start: bool) -> None:
         await self.put(config)
@@ -57,7 +56,7 @@ class HttpAdapter(base.Adapter):
         self._config = config
         if config.configure is not None:
             await _call(config.configure, config.timeout_s, config.settings)
-        await self._watch_anew()
+        await self._restart_watch()
 
     async def delete(self) -> None:
         if self._config is not None and self._config.stop is not None:
@@ -70,7 +69,7 @@ class HttpAdapter(base.Adapter):
 
     async def resume(self, config: HttpServiceConfig) -> None:
         self._config = config
-        await self._watch_anew()
+        await self._restart_watch()
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -82,14 +81,14 @@ class HttpAdapter(base.Adapter):
         config = self._require()
         if config.start is not None and self._state is not health.HealthState.UP:
             await _call(config.start, config.timeout_s)
-        await self._look()
+        await self._check_now()
 
     async def do_stop(self) -> None:
         config = self._require()
         if config.stop is None:
-            raise errors.Refused(f"{self.place.name} offers no way to stop it")
+            raise errors.Refused(f"{self.context.name} has no stop request")
         await _call(config.stop, config.timeout_s)
-        await self._look()
+        await self._check_now()
 
     async def do_drain(self) -> None:
         await self.do_stop()
@@ -100,40 +99,40 @@ class HttpAdapter(base.Adapter):
 
     def _require(self) -> HttpServiceConfig:
         if self._config is None:
-            raise errors.NotFound(f"{self.place.name} does not exist")
+            raise errors.NotFound(f"{self.context.name} does not exist")
         return self._config
 
-    async def _watch_anew(self) -> None:
+    async def _restart_watch(self) -> None:
         await self.close()
-        await self._look()
-        self._watching = asyncio.create_task(self._watch(), name=f"http {self.place.name}")
+        await self._check_now()
+        self._watching = asyncio.create_task(self._watch(), name=f"http {self.context.name}")
 
     async def _watch(self) -> None:
         failed = 0
         while True:
             config = self._require()
             await asyncio.sleep(config.every_s)
-            look, problem = await self._ask(config)
+            probe, problem = await self._probe(config)
             failed = 0 if problem is None else failed + 1
             if problem is None or failed >= config.failures:
-                self._be(look, problem)
+                self._set_state(probe, problem)
 
-    async def _look(self) -> None:
-        self._be(*await self._ask(self._require()))
+    async def _check_now(self) -> None:
+        self._set_state(*await self._probe(self._require()))
 
-    async def _ask(self, config: HttpServiceConfig) -> tuple[int, str | None]:
-        """The number of this look, and why the service does not work."""
-        self._looks += 1
-        look = self._looks
-        return look, await _problem(config)
+    async def _probe(self, config: HttpServiceConfig) -> tuple[int, str | None]:
+        """The number of this probe, and the problem if the service does not work."""
+        self._probes += 1
+        probe = self._probes
+        return probe, await _problem(config)
 
-    def _be(self, look: int, problem: str | None) -> None:
-        if look < self._shown:  # a later look has ended before: this answer may be of before a stop
+    def _set_state(self, probe: int, problem: str | None) -> None:
+        if probe < self._latest_probe:  # a later probe has finished: this result may predate a stop
             return
-        self._shown = look
+        self._latest_probe = probe
         self._state = health.HealthState.UP if problem is None else health.HealthState.DOWN
         self._reason = problem or ""
-        self.place.changed(protocol.ObservedState(True, self._state, self._reason))
+        self.context.report_state(protocol.ObservedState(True, self._state, self._reason))
 
 
 async def _problem(config: HttpServiceConfig) -> str | None:
@@ -141,7 +140,7 @@ async def _problem(config: HttpServiceConfig) -> str | None:
         answer = await client.get(config.health_url, timeout_s=config.timeout_s)
     except errors.MusterError as error:
         return error.message
-    return None if answer.status < 400 else f"{config.health_url} answers {answer.status}"
+    return None if answer.status < 400 else f"{config.health_url} returned {answer.status}"
 
 
 async def _call(call: HttpCall, timeout_s: float, body: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A resource that exists in memory only: for simulations, benchmarks and tests."""
+"""A resource that exists only in memory: for simulations, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from muster.manage.adapters import base
 
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """``fails`` of its operations do; ``hangs`` of them never end."""
+    """Operations in ``fails`` fail; those in ``hangs`` never end."""
 
     value: Any = None
     fails: tuple[str, ...] = ()
@@ -24,8 +24,8 @@ class MemoryAdapter(base.Adapter):
     type_name = "memory"
     config_type = MemoryConfig
 
-    def __init__(self, place: base.AdapterContext) -> None:
-        super().__init__(place)
+    def __init__(self, context: base.AdapterContext) -> None:
+        super().__init__(context)
         self.config: MemoryConfig | None = None
         self.state = health.HealthState.DOWN
         self.reason = ""
@@ -50,16 +50,16 @@ class MemoryAdapter(base.Adapter):
 
     async def resume(self, config: MemoryConfig) -> None:
         self.config = config
-        self.state = health.HealthState(self.place.runtime.get("state", "down"))
+        self.state = health.HealthState(self.context.runtime.get("state", "down"))
 
     async def do_start(self) -> None:
         await self._do("start")
         self.reason = ""
-        self._be(health.HealthState.UP)
+        self._set_state(health.HealthState.UP)
 
     async def do_stop(self) -> None:
         await self._do("stop")
-        self._be(health.HealthState.DOWN)
+        self._set_state(health.HealthState.DOWN)
 
     async def do_drain(self) -> None:
         await self.do_stop()
@@ -73,18 +73,18 @@ class MemoryAdapter(base.Adapter):
         return text
 
     def die(self, reason: str = "died") -> None:
-        """What a test does to it."""
+        """For tests: the resource fails."""
         self.reason = reason
-        self._be(health.HealthState.DOWN)
+        self._set_state(health.HealthState.DOWN)
 
-    def _be(self, state: health.HealthState) -> None:
+    def _set_state(self, state: health.HealthState) -> None:
         self.state = state
-        self.place.runtime["state"] = state.value
-        self.place.changed(protocol.ObservedState(True, state, self.reason))
+        self.context.runtime["state"] = state.value
+        self.context.report_state(protocol.ObservedState(True, state, self.reason))
 
     async def _do(self, what: str) -> None:
         self.done.append(what)
         if self.config is not None and what in self.config.hangs:
             await asyncio.get_running_loop().create_future()
         if self.config is not None and what in self.config.fails:
-            raise errors.Refused(f"{what} fails, as it was told to")
+            raise errors.Refused(f"{what} fails, as configured")

@@ -1,4 +1,4 @@
-"""Processes by their numbers: wait for the end of one, tell one from another that got its number later."""
+"""Processes by pid: wait for the end, and distinguish a process from a later one with the same pid."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import pathlib
 POLL_S = 0.5
 
 
-async def wait_for_exit(pid: int, born: str = "") -> int | None:
-    """Wait until a process has ended. Its exit code (a signal is negative), None if it is not our child.
+async def wait_for_exit(pid: int, started: str = "") -> int | None:
+    """Wait until a process has ended. Returns its exit code (a signal is negative), None if it is not a
+    child.
 
-    Only the kernel's word that there is no such process counts as its end.  Where no pidfd can be had (no
-    descriptor or memory left), the process is polled until one can.  ``born`` (see `birth`) tells it from a
-    process that gets its number later.
+    Only the kernel's report that the process does not exist counts as its end. If no pidfd is available (no
+    descriptor or memory left), the process is polled until one is. ``started`` (see `start_time`)
+    distinguishes the process from a later one with the same pid.
     """
     while True:
         try:
@@ -31,7 +32,7 @@ async def wait_for_exit(pid: int, born: str = "") -> int | None:
             continue
         try:
             with contextlib.suppress(OSError):
-                if born and start_time(pid) not in ("", born):
+                if started and start_time(pid) not in ("", started):
                     return None
             if await _readable(fd):
                 return _reap(pid)[1]
@@ -41,7 +42,7 @@ async def wait_for_exit(pid: int, born: str = "") -> int | None:
 
 
 async def _readable(fd: int) -> bool:
-    """Wait until the pidfd says that its process has ended; False where the loop cannot watch it."""
+    """Wait until the pidfd reports the end of its process; False if the loop cannot watch it."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     try:
@@ -56,7 +57,7 @@ async def _readable(fd: int) -> bool:
 
 
 def _reap(pid: int) -> tuple[bool, int | None]:
-    """Whether it was a child of ours that has ended, and its exit code."""
+    """Whether it was a child that has ended, and its exit code."""
     try:
         done, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -75,7 +76,7 @@ def _exists(pid: int) -> bool:
 
 
 def signal_session(pid: int, number: int) -> None:
-    """To the whole session that the process leads; to it alone where it leads none."""
+    """Signal the session that the process leads, or the process alone if it leads none."""
     with contextlib.suppress(ProcessLookupError):
         if os.getpgid(pid) == pid:
             os.killpg(pid, number)
@@ -84,7 +85,7 @@ def signal_session(pid: int, number: int) -> None:
 
 
 def signal_session_members(pid: int, number: int) -> None:
-    """To what is left of what a process led that has ended."""
+    """Signal the remaining members of a session whose leader has ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
@@ -104,7 +105,7 @@ def leads_session(pid: int) -> bool:
 
 
 def has_session_members(pid: int) -> bool:
-    """Whether anything runs of what a process led that has ended."""
+    """Whether members of a session run whose leader has ended."""
     try:
         os.killpg(pid, 0)
     except (ProcessLookupError, PermissionError):
@@ -121,16 +122,16 @@ def _runs_in(path: pathlib.Path, group: int) -> bool:
 
 
 def start_time(pid: int) -> str:
-    """When it was born: the boot and the kernel's ticks since. A number is given again, a birth is not.
+    """The start time as boot id and kernel ticks. Pids are reused; this value is not.
 
-    Empty if it is dead; an `OSError` where that cannot be found out now.
+    Empty if the process has ended; `OSError` if it cannot be determined now.
     """
     fields = _stat(pid)
     return "" if fields is None or fields[0] == "Z" else f"{_boot()}:{fields[19]}"
 
 
 def started_at_s(pid: int) -> float | None:
-    """When it was started, by today's wall clock; None if it is dead."""
+    """The start time by the current wall clock; None if the process has ended."""
     fields = _stat(pid)
     if fields is None or fields[0] == "Z":
         return None
@@ -140,7 +141,7 @@ def started_at_s(pid: int) -> float | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """What ``/proc/PID/stat`` says after the name; None if there is no such process."""
+    """The fields of ``/proc/PID/stat`` after the name; None if there is no such process."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

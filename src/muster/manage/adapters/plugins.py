@@ -1,4 +1,4 @@
-"""The adapters there are: ours, and those that other distributions name in ``muster.adapters``."""
+"""The available adapters: built-in ones, and those of other distributions in ``muster.adapters``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muster.manage.adapters import base
 
 ENTRY_POINTS = "muster.adapters"
 
-OWN = {
+BUILT_IN = {
     "process": "muster.manage.adapters.process:ProcessAdapter",
     "broker": "muster.manage.adapters.broker:BrokerAdapter",
     "http": "muster.manage.adapters.http:HttpAdapter",
@@ -25,30 +25,30 @@ OWN = {
 
 
 def names() -> list[str]:
-    return sorted({*OWN, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))})
+    return sorted({*BUILT_IN, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))})
 
 
 @functools.cache
 def load_adapter(name: str) -> type[base.Adapter]:
-    """The adapter of this type, imported now; `errors.NotFound` names those there are."""
-    found: type[base.Adapter]
-    if name in OWN:
-        module, _, attribute = OWN[name].partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        return found
+    """Import the adapter of this type; `errors.NotFound` lists the available types."""
+    adapter: type[base.Adapter]
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        adapter = getattr(importlib.import_module(module), attribute)
+        return adapter
     for point in metadata.entry_points(group=ENTRY_POINTS, name=name):
-        found = point.load()
-        return found
-    raise errors.NotFound(f"no adapter of type {name[:60]!r}", hint=f"there are: {', '.join(names())}")
+        adapter = point.load()
+        return adapter
+    raise errors.NotFound(f"no adapter of type {name[:60]!r}", hint=f"available: {', '.join(names())}")
 
 
 def config_validators() -> dict[str, manifest.Check]:
-    """For each type, what refuses a wrong configuration."""
+    """For each type, a function that rejects invalid configurations."""
 
     def check(name: str) -> manifest.Check:
-        def refuse(config: Mapping[str, Any]) -> None:
+        def validate(config: Mapping[str, Any]) -> None:
             base.convert(load_adapter(name), config)
 
-        return refuse
+        return validate
 
     return {name: check(name) for name in names()}

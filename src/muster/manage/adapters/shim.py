@@ -1,12 +1,13 @@
-"""A process whose exit code outlives the agent that started it.
+"""A process whose exit code survives the agent that started it.
 
-The kernel reports an exit code to the parent only, and an agent may be restarted while the process runs.  So
-the parent is a small shell (the shim), which leads the session, survives the signals sent to that, and waits.
-It appends two lines to a record, which begins with the run's token: the number of the process when it begins,
-and its exit code when it has ended.  A record of the token alone means that the process never began.
+The kernel reports an exit code only to the parent, and an agent may be restarted while the process runs. The
+parent is therefore a small shell (the shim), which leads the session, ignores the signals sent to it, and
+waits. It appends two lines to a record that begins with the token of the run: the pid of the process when it
+starts, and its exit code when it has ended. A record with the token alone means that the process never
+started.
 
-The agent stores a random token before it starts the shim, and the shim carries the token in its environment:
-after a crash between the start and its record, the shim is found again by it, and nothing is started twice.
+The agent stores a random token before it starts the shim, and the shim has the token in its environment.
+After a crash between the start and its record, the shim is found by the token, and nothing is started twice.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TOKEN = "MUSTER_RUN"
 SHELL = "/bin/sh"
 _RECORD_FD = 3
 
-# A trap is reset to the default in what the shell starts; an ignored signal would stay ignored there.
+# Children of the shell get the default for a trapped signal; an ignored one would stay ignored.
 _SHIM = f"""
 trap : HUP INT QUIT ABRT USR1 USR2 PIPE ALRM TERM XCPU
 exec 2>/dev/null
@@ -41,7 +42,7 @@ _RUN_IN = _BEGIN + 'cd -- "$0" && exec "$@"'
 
 @dataclass(frozen=True, slots=True)
 class ShimRecord:
-    """``pid`` of the command; None: it never began. ``exit_code``: a signal is negative; None: unknown."""
+    """``pid`` of the command; None: it never started. ``exit_code``: a signal is negative; None: unknown."""
 
     pid: int | None = None
     exit_code: int | None = None
@@ -56,9 +57,10 @@ def spawn(
     output: int,
     record: pathlib.Path | None,
 ) -> int:
-    """The number of the shim. No object of ours stands for it, so none complains when the agent ends first.
+    """Start the shim and return its pid. No Python object represents it, so none warns when the agent ends
+    first.
 
-    `OSError` where the command cannot be executed.
+    Raises `OSError` if the command cannot be executed.
     """
     _require_executable(command[0], environment, directory)
     inner = [_RUN_IN, directory, *command] if directory else [_RUN, *command]
@@ -82,16 +84,16 @@ def spawn(
 
 
 def _require_executable(program: str, environment: Mapping[str, str], directory: str) -> None:
-    """Refuse now what the shim could only refuse in the output file."""
+    """Reject a command that the shim could only reject in the output file."""
     if directory and not pathlib.Path(directory).is_dir():
         raise NotADirectoryError(f"no such directory: {directory}")
-    where = os.path.join(directory, program) if "/" in program else program  # which may be absolute
+    where = os.path.join(directory, program) if "/" in program else program  # the program may be absolute
     if shutil.which(where, path=environment.get("PATH", os.defpath)) is None:
-        raise FileNotFoundError(f"no such program, or it cannot be executed: {program}")
+        raise FileNotFoundError(f"no such program, or it is not executable: {program}")
 
 
 def read(path: pathlib.Path | None, token: str) -> ShimRecord:
-    """What the shim of this run has recorded; `OSError` where that cannot be read now."""
+    """What the shim of this run has recorded; `OSError` if the record cannot be read now."""
     if path is None:
         return ShimRecord()
     try:
@@ -105,17 +107,17 @@ def read(path: pathlib.Path | None, token: str) -> ShimRecord:
 
 
 def exit_code(status: int | None) -> int | None:
-    """A shell tells of a signal as 128 and its number; elsewhere a signal is negative."""
+    """A shell reports a signal as 128 plus its number; here a signal is negative."""
     return 128 - status if status is not None and 128 < status < 160 else status
 
 
 def find(token: str) -> int | None:
-    """The shim that carries ``token``, if it runs."""
+    """The shim with this ``token``, if it runs."""
     return next((pid for pid in _carriers(token) if os_process.leads_session(pid)), None)
 
 
 def kill_rest(token: str) -> None:
-    """What is left of a run whose shim has ended: it would be at work beside the next run."""
+    """Kill what remains of a run whose shim has ended: it would run beside the next run."""
     for pid in _carriers(token):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -1,10 +1,9 @@
-"""A Spark streaming query: a process of its own, which works as long as its checkpoint goes on.
+"""A Spark streaming query: a process that works as long as its checkpoint advances.
 
-A query's process may live while the query does not; what it has committed lies in its checkpoint, so that is
-what is watched: it is up from the first batch that this process commits, and late when no further one came
-for ``progress_s``.  With ``progress_s`` 0 the process alone counts.  Time is counted from when a batch is
-first seen, by a clock that nobody sets; only the age of a batch from before a restart of the agent is taken
-from its file.
+The process of a query may run while the query does not, so the commits in its checkpoint are monitored: the
+query is up from the first batch that this process commits, and late if no batch followed for ``progress_s``.
+With ``progress_s`` 0, only the process is monitored. Time counts from when a batch is first seen, by a
+monotonic clock; only the age of a batch from before a restart of the agent is taken from its file.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ WATCH_S = 2.0
 class SparkQueryConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """``script`` with its ``arguments`` starts the query and waits for its end; ``module`` instead of it."""
+    """``script`` with its ``arguments`` starts the query and waits for its end; alternatively ``module``."""
 
     script: str = ""
     module: str = ""
@@ -39,7 +38,7 @@ class SparkQueryConfig(
 
     def __post_init__(self) -> None:
         if bool(self.script) == bool(self.module):
-            raise ValueError("give `script` or `module`, one of them")
+            raise ValueError("exactly one of `script` and `module` is required")
         if self.progress_s and not self.checkpoint:
             raise ValueError("`progress_s` needs `checkpoint`")
 
@@ -48,12 +47,12 @@ class SparkQueryAdapter(process.ProcessAdapter):
     type_name = "spark-query"
     config_type = SparkQueryConfig
 
-    def __init__(self, place: base.AdapterContext) -> None:
-        super().__init__(place)
+    def __init__(self, context: base.AdapterContext) -> None:
+        super().__init__(context)
         self._query: SparkQueryConfig | None = None
         self._progress: asyncio.Task[None] | None = None
-        self._batch: dict[str, Any] = {}  # the last one that was seen; one of before a start says nothing
-        self._progress_at = 0.0  # monotonic: of that batch, or of the start
+        self._batch: dict[str, Any] = {}  # the last batch seen; one from before the start does not count
+        self._progress_at = 0.0  # monotonic time of that batch, or of the start
 
     async def create(self, config: Any, *, start: bool) -> None:
         self._query = config
@@ -68,7 +67,7 @@ class SparkQueryAdapter(process.ProcessAdapter):
     async def resume(self, config: Any) -> None:
         self._query = config
         await super().resume(_as_process(config))
-        await self._look_at_former()
+        await self._restore_progress()
         self._watch_progress()
 
     async def delete(self) -> None:
@@ -80,9 +79,9 @@ class SparkQueryAdapter(process.ProcessAdapter):
         await super().close()
 
     async def do_progress(self) -> dict[str, Any]:
-        """The last batch that was committed, and how long ago."""
+        """The last committed batch and its time."""
         if self._query is None:
-            raise errors.NotFound(f"{self.place.name} does not exist")
+            raise errors.NotFound(f"{self.context.name} does not exist")
         return await asyncio.to_thread(_last_commit, self._query.checkpoint)
 
     async def _start(self) -> None:
@@ -90,8 +89,8 @@ class SparkQueryAdapter(process.ProcessAdapter):
             self._batch = await asyncio.to_thread(_last_commit, self._query.checkpoint)
         await super()._start()
 
-    async def _look_at_former(self) -> None:
-        """A process that went on without its agent is up if it has committed a batch not long ago."""
+    async def _restore_progress(self) -> None:
+        """A process that survived its agent is up if it committed a batch recently."""
         if self._query is None or not self._query.progress_s or self._pid is None:
             return
         self._batch = await asyncio.to_thread(_last_commit, self._query.checkpoint)
@@ -99,20 +98,20 @@ class SparkQueryAdapter(process.ProcessAdapter):
             age_s = max(0.0, time.time() - self._batch["at_s"])
             self._progress_at = time.monotonic() - age_s
             if age_s <= self._query.progress_s:
-                self._be(health.HealthState.UP, "")
+                self._set_state(health.HealthState.UP, "")
 
-    def _when_it_runs(self) -> tuple[health.HealthState, str]:
+    def _running_state(self) -> tuple[health.HealthState, str]:
         self._progress_at = time.monotonic()
         if self._query is None or not self._query.progress_s:
-            return super()._when_it_runs()
-        return health.HealthState.STARTING, "no batch was committed yet"
+            return super()._running_state()
+        return health.HealthState.STARTING, "no batch committed yet"
 
     def _watch_progress(self) -> None:
         if self._progress is not None:
             self._progress.cancel()
             self._progress = None
         if self._query is not None and self._query.progress_s:
-            self._progress = asyncio.create_task(self._look_always(), name=f"query {self.place.name}")
+            self._progress = asyncio.create_task(self._watch_forever(), name=f"query {self.context.name}")
 
     async def _end_progress(self) -> None:
         if self._progress is not None:
@@ -120,23 +119,23 @@ class SparkQueryAdapter(process.ProcessAdapter):
             await asyncio.gather(self._progress, return_exceptions=True)
             self._progress = None
 
-    async def _look_always(self) -> None:
+    async def _watch_forever(self) -> None:
         assert self._query is not None
         while True:
             known = self._batch
-            found = await asyncio.to_thread(_last_commit, self._query.checkpoint)
+            batch = await asyncio.to_thread(_last_commit, self._query.checkpoint)
             silent_s = time.monotonic() - self._progress_at
             if known is not self._batch:
-                continue  # it was started meanwhile
-            if found and found != known:
-                self._batch, self._progress_at = found, time.monotonic()
+                continue  # restarted meanwhile
+            if batch and batch != known:
+                self._batch, self._progress_at = batch, time.monotonic()
                 if self._state in (health.HealthState.STARTING, health.HealthState.LATE):
-                    self._be(health.HealthState.UP, "")
+                    self._set_state(health.HealthState.UP, "")
             elif silent_s > self._query.progress_s and self._state in (
                 health.HealthState.STARTING,
                 health.HealthState.UP,
             ):
-                self._be(health.HealthState.LATE, f"no batch was committed for {silent_s:.0f} s")
+                self._set_state(health.HealthState.LATE, f"no batch committed for {silent_s:.0f} s")
             await asyncio.sleep(WATCH_S)
 
 
@@ -150,10 +149,10 @@ def _as_process(config: SparkQueryConfig) -> process.ProcessConfig:
 
 
 def _last_commit(checkpoint: str) -> dict[str, Any]:
-    """Spark writes one file a batch, named by its number, when the batch is done."""
+    """Spark writes a file for each batch, named by its number, when the batch is done."""
     folder = pathlib.Path(checkpoint) / "commits"
     try:
-        found = [(int(path.name), path.stat().st_mtime) for path in folder.iterdir() if path.name.isdigit()]
+        commits = [(int(path.name), path.stat().st_mtime) for path in folder.iterdir() if path.name.isdigit()]
     except OSError:
         return {}
-    return {"batch": max(found)[0], "at_s": max(found)[1]} if found else {}
+    return {"batch": max(commits)[0], "at_s": max(commits)[1]} if commits else {}

@@ -1,6 +1,7 @@
-"""A systemd unit, where there is a systemd: the unit is there already, and is started, stopped and watched.
+"""A systemd unit: an existing unit that is started, stopped and monitored.
 
-With ``definition`` the unit's file is written, too (as a user's unit, or the system's if the agent may).
+With ``definition`` the unit file is written too (a user unit, or a system unit if the agent has the
+permission).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class SystemdUnitConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     unit: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$")]
-    user: bool = False  # the agent's own, rather than the system's
+    user: bool = False  # a unit of the agent's user instead of the system
     definition: str = ""
     every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
 
@@ -39,8 +40,8 @@ class SystemdAdapter(base.Adapter):
     type_name = "systemd"
     config_type = SystemdUnitConfig
 
-    def __init__(self, place: base.AdapterContext) -> None:
-        super().__init__(place)
+    def __init__(self, context: base.AdapterContext) -> None:
+        super().__init__(context)
         self._config: SystemdUnitConfig | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -53,9 +54,9 @@ class SystemdAdapter(base.Adapter):
         self._config = config
         if await asyncio.to_thread(_write, config):
             await self._systemctl("daemon-reload")
-            await self._systemctl("try-restart", unit=True)  # what runs is of the old definition
+            await self._systemctl("try-restart", unit=True)  # the running unit has the old definition
         await self.close()
-        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.place.name}")
+        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.context.name}")
 
     async def delete(self) -> None:
         if self._config is None:
@@ -70,15 +71,21 @@ class SystemdAdapter(base.Adapter):
     async def observe(self) -> protocol.ObservedState:
         if self._config is None:
             return protocol.ObservedState(False)
-        said = await self._systemctl("show", "--property=ActiveState,SubState,Result,MainPID", unit=True)
-        found = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-        state = _STATES.get(found.get("ActiveState", ""), health.HealthState.DOWN)
-        reason = "" if state is health.HealthState.UP else f"{found.get('SubState')}, {found.get('Result')}"
-        return protocol.ObservedState(True, state, reason, properties={"pid": int(found.get("MainPID") or 0)})
+        output = await self._systemctl("show", "--property=ActiveState,SubState,Result,MainPID", unit=True)
+        properties = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+        state = _STATES.get(properties.get("ActiveState", ""), health.HealthState.DOWN)
+        reason = (
+            ""
+            if state is health.HealthState.UP
+            else f"{properties.get('SubState')}, {properties.get('Result')}"
+        )
+        return protocol.ObservedState(
+            True, state, reason, properties={"pid": int(properties.get("MainPID") or 0)}
+        )
 
     async def resume(self, config: SystemdUnitConfig) -> None:
         self._config = config
-        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.place.name}")
+        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.context.name}")
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -104,35 +111,35 @@ class SystemdAdapter(base.Adapter):
                 observed = await self.observe()
             except errors.MusterError as error:
                 observed = protocol.ObservedState(True, health.HealthState.DOWN, str(error))
-            self.place.changed(observed)  # the agent publishes it only if it differs from what it knows
+            self.context.report_state(observed)  # the agent publishes only changes
             await asyncio.sleep(self._config.every_s)
 
-    async def _systemctl(self, *words: str, unit: bool = False) -> str:
+    async def _systemctl(self, *arguments: str, unit: bool = False) -> str:
         config = self._config
         if config is None:
-            raise errors.NotFound(f"{self.place.name} does not exist")
+            raise errors.NotFound(f"{self.context.name} does not exist")
         scope = ("--user",) if config.user else ()
         try:
             process = await asyncio.create_subprocess_exec(
                 PROGRAM,
                 *scope,
-                *words,
+                *arguments,
                 *((config.unit,) if unit else ()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
             )
         except OSError as error:
-            raise errors.MissingDependency(f"there is no systemd on this machine: {error}") from error
+            raise errors.MissingDependency(f"systemd is not available on this machine: {error}") from error
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 out, err = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
-            raise errors.TimedOut(f"systemctl {words[0]} did not end in {TIMEOUT_S:g} s") from None
+            raise errors.TimedOut(f"systemctl {arguments[0]} did not finish within {TIMEOUT_S:g} s") from None
         if process.returncode:
-            raise errors.Refused(f"systemctl {words[0]}: {err.decode('utf-8', 'replace').strip()[:500]}")
+            raise errors.Refused(f"systemctl {arguments[0]}: {err.decode('utf-8', 'replace').strip()[:500]}")
         return out.decode("utf-8", "replace")
 
 
@@ -142,7 +149,7 @@ def _path(config: SystemdUnitConfig) -> pathlib.Path:
 
 
 def _write(config: SystemdUnitConfig) -> bool:
-    """The definition, if there is one; whether it is another than before."""
+    """Write the definition, if there is one. Returns whether it changed."""
     path = _path(config)
     if not config.definition:
         return False

@@ -1,8 +1,8 @@
-"""The agent: one process on a machine, which hosts the adapters of its resources.
+"""The agent: the process on a machine that hosts the adapters of its resources.
 
-It obeys managers by their epochs, heartbeats to the manager of each resource, remembers what it was told to
-do, and keeps all that on disk (`household`).  When nobody manages a resource, the resource goes on as it is.
-An adapter that floods is heard some times a second.
+It accepts managers by their epochs, sends heartbeats to the manager of each resource, records operations, and
+stores this state on disk (`resource_host`). A resource without a manager continues to run. Events of each
+adapter are rate-limited.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ events = log.EventLog("manage")
 BEAT_S = 5.0
 HELLO_S = 30.0
 HELLO_TIMEOUT_S = 3.0
-BEATS_MAX = 1_000  # in one message, with reasons cut short
+BEATS_MAX = 1_000  # in one message, with shortened reasons
 REASON_MAX = 200
 SECRET_TIMEOUT_S = 10.0
 
 
 class AgentTransport(Protocol):
-    """What an agent needs of the bus; lines to managers offer it too (`muster.manage.direct.links`)."""
+    """The part of the bus that an agent uses; direct links to managers provide it too
+    (`muster.manage.direct.links`).
+    """
 
     @property
     def identity(self) -> str: ...
@@ -84,7 +86,7 @@ class Agent(resource_host.ResourceHost):
         self._subscriptions: list[Closable] = []
         self.dropped_events = 0
 
-    # Life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -96,33 +98,33 @@ class Agent(resource_host.ResourceHost):
     async def start(self) -> None:
         await self._resume()
         self._subscriptions = [
-            await self._bus.subscribe(protocol.claim(self.name), handler=self._claimed),
-            await self._bus.subscribe(protocol.operations_of(self.name), handler=self._asked),
+            await self._bus.subscribe(protocol.claim(self.name), handler=self._on_claim),
+            await self._bus.subscribe(protocol.operations_of(self.name), handler=self._on_operation),
         ]
-        self._spawn(self._say_hello())
-        self._spawn(self._beat_always())
+        self._spawn(self._announce_forever())
+        self._spawn(self._heartbeat_forever())
 
     async def stop(self) -> None:
-        """The resources go on."""
+        """Stop the agent. Its resources continue to run."""
         for subscription in self._subscriptions:
             await subscription.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self.hosted.values():
-            if one.adapter is not None:
-                await one.adapter.close()
+        for resource in self.hosted.values():
+            if resource.adapter is not None:
+                await resource.adapter.close()
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work, name=f"agent {self.name}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # What it says
+    # Outgoing messages
 
-    async def _say_hello(self) -> None:
+    async def _announce_forever(self) -> None:
         while True:
-            said = protocol.AgentHello(
+            hello = protocol.AgentHello(
                 boot=self._boot,
                 machine=self._machine,
                 zone=self._zone,
@@ -134,32 +136,30 @@ class Agent(resource_host.ResourceHost):
             wait_s = HELLO_S
             try:
                 answer = await self._bus.request(
-                    protocol.hello(self.name), messages.encode(said), timeout_s=HELLO_TIMEOUT_S
+                    protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
                 )
                 client.result_of(answer.data)
             except errors.MusterError:
-                wait_s = min(
-                    1.0, self._beat_s
-                )  # no registry acts, or it takes nothing now: say it again soon
+                wait_s = min(1.0, self._beat_s)  # no registry is active, or it is overloaded: repeat soon
             await asyncio.sleep(wait_s)
 
-    async def _beat_always(self) -> None:
-        # Agents that were started together beat apart from each other: each has its place within a period.
+    async def _heartbeat_forever(self) -> None:
+        # Spread the heartbeats of agents that started together over the period.
         await asyncio.sleep(self._beat_s * (zlib.crc32(self.name.encode()) % 1000) / 1000)
         while True:
             try:
-                await self.beat()
-                await self._resume_again()
+                await self.send_heartbeats()
+                await self._retry_resume()
             except errors.Unavailable:
                 pass
-            except Exception as error:  # noqa: BLE001  (whatever one resource is: the others need heartbeats)
+            except Exception as error:  # noqa: BLE001  (one resource must not stop the heartbeats of the others)
                 events.error("beat-failed", agent=self.name, error=error)
             await asyncio.sleep(self._beat_s)
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         by_manager: dict[str, list[protocol.ResourceHeartbeat]] = {}
-        for name, one in self.hosted.items():
-            record, seen = one.record, one.seen
+        for name, resource in self.hosted.items():
+            record, seen = resource.record, resource.observed
             if record.manager:
                 by_manager.setdefault(record.manager, []).append(
                     protocol.ResourceHeartbeat(
@@ -173,57 +173,59 @@ class Agent(resource_host.ResourceHost):
         for manager, beats in by_manager.items():
             for first in range(0, len(beats), BEATS_MAX):
                 self._sequence += 1
-                said = protocol.HeartbeatBatch(
+                batch = protocol.HeartbeatBatch(
                     sequence=self._sequence,
                     at_ms=int(self._clock() * 1000),
                     period_s=self._beat_s,
                     zone=self._zone,
                     beats=tuple(beats[first : first + BEATS_MAX]),
                 )
-                await self._bus.publish(protocol.beat(self.name, manager), messages.encode(said, "msgpack"))
+                await self._bus.publish(
+                    protocol.heartbeat(self.name, manager), messages.encode(batch, "msgpack")
+                )
 
-    def _changed(self, one: resource_host.HostedResource, observed: protocol.ObservedState) -> None:
-        before = one.seen
-        one.see(observed)
-        now = one.seen
+    def _on_state(self, hosted: resource_host.HostedResource, observed: protocol.ObservedState) -> None:
+        before = hosted.observed
+        hosted.record_observation(observed)
+        now = hosted.observed
         if (before.exists, before.state, before.reason) == (now.exists, now.state, now.reason):
             return
-        self.tell(one, protocol.CHANGED, one.seen)
+        self.publish_event(hosted, protocol.CHANGED, hosted.observed)
 
-    def _happened(self, one: resource_host.HostedResource, what: str, **details: str) -> None:
+    def _on_event(self, hosted: resource_host.HostedResource, what: str, **details: str) -> None:
         kept = {name[:256]: str(value)[:4096] for name, value in list(details.items())[:64]}
-        self.tell(one, what, details=kept)
+        self.publish_event(hosted, what, details=kept)
 
-    def tell(
+    def publish_event(
         self,
-        one: resource_host.HostedResource,
+        hosted: resource_host.HostedResource,
         what: str,
         observed: protocol.ObservedState | None = None,
         details: Mapping[str, str] | None = None,
     ) -> None:
-        """An event, to the resource's manager."""
+        """Send an event to the manager of the resource."""
         now = asyncio.get_running_loop().time()
-        if not one.record.manager or not one.allowance(now):
+        if not hosted.record.manager or not hosted.may_publish_event(now):
             self.dropped_events += 1
             return
-        said = protocol.ResourceEvent(
-            resource=one.record.name,
+        event = protocol.ResourceEvent(
+            resource=hosted.record.name,
             what=what,
             observed=observed,
-            epoch=one.record.epoch,
+            epoch=hosted.record.epoch,
             at_ms=int(self._clock() * 1000),
             details=dict(details or {}),
         )
-        self._spawn(self._publish(protocol.event(self.name, one.record.manager), messages.encode(said)))
+        self._spawn(self._publish(protocol.event(self.name, hosted.record.manager), messages.encode(event)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
             await self._bus.publish(subject, data)
 
-    # What it is told
+    # Requests from managers
 
-    async def _claimed(self, message: api.Message) -> None:
-        """A manager takes over: from now on older ones are refused, and it gets the heartbeats."""
+    async def _on_claim(self, message: api.Message) -> None:
+        """A manager takes over: older managers are rejected from now on, and it receives the heartbeats."""
         try:
             claim = messages.decode(message.data, protocol.ClaimRequest)
         except errors.MusterError as error:
@@ -232,60 +234,60 @@ class Agent(resource_host.ResourceHost):
         superseded: dict[str, int] = {}
         claimed = []
         for name, epoch in claim.resources.items():
-            one = self._host(name)
+            resource = self._get_or_create(name)
             try:
-                one.check(epoch, claim.manager)
+                resource.check(epoch, claim.manager)
             except errors.StaleEpoch as error:
                 superseded[name] = error.current
                 continue
-            claimed.append(one)
+            claimed.append(resource)
         await self._save_claims(claimed)
-        observed = {one.record.name: one.seen for one in claimed}
+        observed = {hosted.record.name: hosted.observed for hosted in claimed}
         if message.reply is not None:
             answer = protocol.ClaimResult(
                 observed=observed, superseded=superseded, period_s=self._beat_s, zone=self._zone
             )
             try:
                 data = messages.encode(answer, "msgpack")
-            except messages.MessageTooLarge:  # the other properties come with the first look at each
+            except messages.MessageTooLarge:  # the other properties follow with the first observation of each
                 slim = {
-                    name: msgspec.structs.replace(one, reason="", properties=_exit_code(one))
-                    for name, one in observed.items()
+                    name: msgspec.structs.replace(state, reason="", properties=_exit_code(state))
+                    for name, state in observed.items()
                 }
                 data = messages.encode(msgspec.structs.replace(answer, observed=slim), "msgpack")
             await message.respond(data)
 
-    def _asked(self, message: api.Message) -> None:
-        self._spawn(self._obey(message))
+    def _on_operation(self, message: api.Message) -> None:
+        self._spawn(self._execute_message(message))
 
-    async def _obey(self, message: api.Message) -> None:
+    async def _execute_message(self, message: api.Message) -> None:
         try:
             operation = messages.decode(message.data, protocol.Operation)
             if message.subject.rpartition(".")[2] != operation.resource:
-                raise errors.InvalidInput("the operation is for another resource than its subject says")
+                raise errors.InvalidInput("the resource of the operation does not match its subject")
             subjects.token(operation.resource)
         except errors.MusterError as error:
             events.warning("bad-operation", error=error)
             return
-        answer = await self.obey(operation)
+        answer = await self.execute(operation)
         if message.reply is not None:
             with contextlib.suppress(errors.Unavailable):
                 await message.respond(messages.encode(answer))
 
-    # What it asks
+    # Secrets
 
-    async def _stored_secret(self, one: resource_host.HostedResource, name: str) -> str:
-        """Sealed for a key of this one question; the registry looks whether it is ours to know."""
-        resource, key = one.record.name, sealed_box.SealedBoxKey.create()
-        asked = {"resource": resource, "name": name, "key": key.public}
+    async def _stored_secret(self, hosted: resource_host.HostedResource, name: str) -> str:
+        """Request a secret, sealed for a one-time key. The registry checks that this agent may have it."""
+        resource, key = hosted.record.name, sealed_box.SealedBoxKey.create()
+        arguments = {"resource": resource, "name": name, "key": key.public}
         subject = protocol.request(self.name, protocol.SECRET)
-        answer = await self._bus.request(subject, msgspec.json.encode(asked), timeout_s=SECRET_TIMEOUT_S)
+        answer = await self._bus.request(subject, msgspec.json.encode(arguments), timeout_s=SECRET_TIMEOUT_S)
         box = client.result_of(answer.data)["box"]
         return key.open(box, secrets.delivery_context(self.name, resource, name)).decode()
 
 
 def collect_facts() -> dict[str, Any]:
-    """What an agent observes of its machine: attributes that predicates select on."""
+    """Facts that the agent observes about its machine: attributes for predicates."""
     return {
         "os": platform.system().lower(),
         "kernel": platform.release(),
@@ -295,6 +297,6 @@ def collect_facts() -> dict[str, Any]:
 
 
 def _exit_code(observed: protocol.ObservedState) -> dict[str, Any]:
-    """The one property that managers decide by."""
+    """The only property that managers use for decisions."""
     properties = observed.properties
     return {"exit_code": properties["exit_code"]} if "exit_code" in properties else {}

@@ -1,8 +1,8 @@
-"""What an agent knows of one resource: the epoch it obeys, the operations it remembers. No I/O here.
+"""What an agent records for one resource: the accepted epoch and the operations. No I/O.
 
-An operation is written down before it begins and again when it has ended.  One that was begun and has no
-outcome after a restart is in doubt: nobody can know.  Asking again by the same id gets the remembered
-outcome and does nothing.
+An operation is recorded before it starts and when it has ended. An operation that was started and has no
+outcome after a restart is in doubt. A repeated request with the same id returns the recorded outcome and
+executes nothing.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from muster.bus import leases
 from muster.core import errors, messages
 from muster.manage import protocol
 
-REMEMBERED = 256
-IN_DOUBT = "in-doubt"  # the code of an outcome that the agent itself does not know, and never will
+RESULTS_MAX = 256
+IN_DOUBT = "in-doubt"  # the code of an outcome that even the agent cannot determine
 REASON_MAX = 1_000
 PROPERTIES_BYTES_MAX = 8 << 10
 
 
 class OperationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is stored of it."""
+    """The stored record of a resource."""
 
     name: str
     type: str = ""
@@ -31,8 +31,8 @@ class OperationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     epoch: int = 0
     manager: str = ""
     runtime: dict[str, Any] = {}
-    operations: dict[str, protocol.OperationResult | None] = {}  # None: begun
-    formerly: str = ""  # the name from which it was renamed
+    operations: dict[str, protocol.OperationResult | None] = {}  # None: started
+    formerly: str = ""  # the previous name
 
 
 class OperationHistory:
@@ -41,12 +41,13 @@ class OperationHistory:
         self._fence = leases.EpochFence(record.epoch)
 
     def check(self, epoch: int, manager: str) -> None:
-        """`errors.StaleEpoch` where a later manager has been obeyed."""
+        """Raises `errors.StaleEpoch` if a later manager was accepted."""
         self._fence.check(epoch)
         if epoch > self.record.epoch or manager:
             self.record.epoch, self.record.manager = epoch, manager or self.record.manager
 
-    def take_record(self, old: OperationHistory) -> None:
+    def adopt_record(self, old: OperationHistory) -> None:
+        """Take over the record of a renamed resource."""
         mine, former = self.record, old.record
         mine.type, mine.config, mine.digest = former.type, former.config, former.digest
         mine.runtime, former.runtime = former.runtime, {}
@@ -54,32 +55,32 @@ class OperationHistory:
         former.config, former.digest, former.manager = None, "", ""
 
     def to_store(self) -> bytes:
-        """Outcomes without results: a result may be long, or a secret that somebody asked to see."""
+        """The record without results: a result may be long or contain a secret."""
         slim = {
             id: answer and msgspec.structs.replace(answer, result=None)
             for id, answer in self.record.operations.items()
         }
         return msgspec.json.encode(msgspec.structs.replace(self.record, operations=slim))
 
-    def remembered(self, id: str) -> protocol.OperationResult | None:
-        """The outcome of an operation that has been asked for before; None if it never was."""
+    def recorded_result(self, id: str) -> protocol.OperationResult | None:
+        """The recorded outcome of an operation; None if it was never requested."""
         if id not in self.record.operations:
             return None
         return self.record.operations[id] or protocol.OperationResult(
             id=id,
             outcome=messages.DecisionOutcome.IN_DOUBT,
             code=IN_DOUBT,
-            reason="it was begun, and its agent ended before it did",
+            reason="the agent ended during the operation",
             epoch=self.record.epoch,
         )
 
     def begin(self, id: str) -> None:
         self.record.operations[id] = None
-        while len(self.record.operations) > REMEMBERED:
+        while len(self.record.operations) > RESULTS_MAX:
             del self.record.operations[next(iter(self.record.operations))]
 
     def forget(self, id: str) -> None:
-        """It was not begun after all."""
+        """The operation was not started."""
         self.record.operations.pop(id, None)
 
     def end(self, answer: protocol.OperationResult) -> None:
@@ -88,7 +89,7 @@ class OperationHistory:
 
 
 def resolve_interrupted_rename(records: list[OperationRecord]) -> list[OperationRecord]:
-    """As they are after a crash in the middle of a renaming: what two claim is the new one's."""
+    """Records after a crash during a rename: the new name owns what both claim."""
     taken = {record.formerly for record in records if record.formerly and record.config is not None}
     for record in records:
         if record.name in taken and record.config is not None:
@@ -97,7 +98,7 @@ def resolve_interrupted_rename(records: list[OperationRecord]) -> list[Operation
 
 
 def truncate_observation(observed: protocol.ObservedState, digest: str) -> protocol.ObservedState:
-    """What an adapter says, in a size that can be sent; an adapter is others' code."""
+    """An observation in a size that can be sent; adapters are third-party code."""
     properties = observed.properties
     if properties:
         try:
@@ -112,7 +113,8 @@ def truncate_observation(observed: protocol.ObservedState, digest: str) -> proto
     )
 
 
-def refusal(id: str, error: errors.MusterError, epoch: int) -> protocol.OperationResult:
+def failure_result(id: str, error: errors.MusterError, epoch: int) -> protocol.OperationResult:
+    """The result of an operation that failed or was refused with ``error``."""
     return protocol.OperationResult(
         id=id,
         outcome=messages.DecisionOutcome.FAILED

@@ -1,13 +1,13 @@
-"""A direct connection between an agent and its managers, without a broker, where both ends reach each other.
+"""Direct connections between an agent and its managers, without a broker.
 
-After section 3.4 of the paper: a broker is not needed by a resource that no firewall hides, at the price of a
-connection for each agent in each manager.  The messages are those of `protocol`, framed (`Link`); epochs
-fence as ever.  The agent dials every manager it is told of, because any of them may come to own its resources
-(`Lines` is its road then).  A manager listens (`Endpoint`) and hears and answers over lines what otherwise
-comes over the bus; it passes on what an agent says to the registry (its hello, a secret it needs), and
-vouches for it.
+After section 3.4 of the paper: a resource that no firewall hides does not need a broker, at the cost of a
+connection to each manager. The messages are those of `protocol`, in frames (`DirectLink`); epochs fence as
+usual. The agent connects to every configured manager, because any of them may own its resources
+(`AgentLinks`). A manager listens (`DirectEndpoint`) and serves both links and bus; it forwards the agent's
+requests to the registry (its hello, a secret).
 
-An agent proves who it is as to a broker: it signs a challenge with its key and shows its document.
+An agent authenticates as it does to a broker: it signs a challenge with its key and presents its signed
+document.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ events = log.EventLog("manage")
 FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 8 << 20
 HANDSHAKE_S = 5.0
-REDIAL_S = 0.5
+RECONNECT_S = 0.5
 REPLY = "direct"
 
 
@@ -48,7 +48,7 @@ class LinkProof(msgspec.Struct, frozen=True):
 
 
 class DirectFrame(msgspec.Struct, frozen=True, array_like=True):
-    """``reply`` names a question, and its answer's ``subject`` is that name."""
+    """``reply`` names a request; the ``subject`` of its reply frame is that name."""
 
     subject: str
     reply: str
@@ -56,7 +56,7 @@ class DirectFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DirectMessage:
-    """See `api.Message`; answered over the line it came by."""
+    """See `api.Message`; replies use the link the message arrived on."""
 
     headers: ClassVar[api.Headers] = {}
     trace = None
@@ -77,14 +77,14 @@ class DirectMessage:
 
     def respond_now(self, data: bytes) -> bool:
         if not self._frame.reply:
-            raise errors.InvalidInput("nobody waits for an answer to this")
+            raise errors.InvalidInput("the message expects no reply")
         with contextlib.suppress(errors.Unavailable):
             self._link.send(DirectFrame(self._frame.reply, "", data))
         return True
 
 
 class DirectLink:
-    """One connection, either end. ``identity`` is the agent's, ``manager`` the other's."""
+    """One end of a connection. ``identity`` is the agent's, ``manager`` that of the manager."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, identity: str, manager: str
@@ -94,48 +94,48 @@ class DirectLink:
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count(1)
-        self._questions: dict[str, asyncio.Future[DirectMessage]] = {}
+        self._pending: dict[str, asyncio.Future[DirectMessage]] = {}
 
     def send(self, frame: DirectFrame) -> None:
         transport = self._writer.transport
         if transport.is_closing():
-            raise errors.NotConnected(f"the line between {self.identity} and {self.manager} is closed")
+            raise errors.NotConnected(f"the link between {self.identity} and {self.manager} is closed")
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
-            raise errors.Overloaded(f"{self.identity} does not read what is sent to it")
+            raise errors.Overloaded(f"{self.identity} does not read its messages")
         _write(self._writer, frame)
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> DirectMessage:
-        """`errors.TimedOut` also where the line broke: what was asked may have been done."""
+        """Raises `errors.TimedOut` also if the link fails: the request may have been executed."""
         name = f"{REPLY}-{next(self._numbers)}"
         answer: asyncio.Future[DirectMessage] = asyncio.get_running_loop().create_future()
-        self._questions[name] = answer
+        self._pending[name] = answer
         try:
             self.send(DirectFrame(subject, name, data))
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
-            raise errors.TimedOut(f"no answer to {subject} in {timeout_s:g} s") from None
+            raise errors.TimedOut(f"no reply to {subject} within {timeout_s:g} s") from None
         finally:
-            del self._questions[name]
+            del self._pending[name]
 
-    async def run(self, hear: Callable[[DirectMessage], None]) -> None:
-        """Until the line breaks."""
+    async def run(self, dispatch: Callable[[DirectMessage], None]) -> None:
+        """Receive frames until the link fails."""
         try:
             while True:
                 frame = await _read(self._reader, DirectFrame)
                 message = DirectMessage(frame, self)
-                question = self._questions.get(frame.subject)
-                if question is None:
-                    hear(message)
-                elif not question.done():
-                    question.set_result(message)
+                pending = self._pending.get(frame.subject)
+                if pending is None:
+                    dispatch(message)
+                elif not pending.done():
+                    pending.set_result(message)
         except (OSError, asyncio.IncompleteReadError, errors.InvalidInput) as error:
-            events.info("line-broke", agent=self.identity, manager=self.manager, error=error)
+            events.info("link-failed", agent=self.identity, manager=self.manager, error=error)
         finally:
             self.close()
-            for one in self._questions.values():
-                if not one.done():
-                    one.set_exception(errors.TimedOut("the line broke before the answer came"))
+            for reply in self._pending.values():
+                if not reply.done():
+                    reply.set_exception(errors.TimedOut("the link failed before the reply arrived"))
 
     def close(self) -> None:
         self._writer.close()
@@ -149,15 +149,15 @@ def _write(writer: asyncio.StreamWriter, value: msgspec.Struct) -> None:
 async def _read(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
     size = int.from_bytes(await reader.readexactly(4), "big")
     if size > FRAME_BYTES_MAX:
-        raise errors.InvalidInput(f"a frame of {size} bytes")
+        raise errors.InvalidInput(f"a frame of {size} bytes exceeds the limit")
     try:
         return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)
     except msgspec.MsgspecError as error:
         raise errors.InvalidInput(f"not a frame: {error}") from error
 
 
-class _Ears:
-    """Handlers by the subjects they want."""
+class _SubjectHandlers:
+    """Handlers by subject pattern."""
 
     def __init__(self) -> None:
         self._all: list[tuple[str, api.Handler]] = []
@@ -168,21 +168,21 @@ class _Ears:
         self._all.append(entry)
         return lambda: self._all.remove(entry)
 
-    def hear(self, message: DirectMessage) -> bool:
-        """Whether anybody wanted it."""
-        wanting = [
+    def dispatch(self, message: DirectMessage) -> bool:
+        """Call the handlers of the message. Returns whether there were any."""
+        matching = [
             handler for subject, handler in self._all if subject_patterns.matches(subject, message.subject)
         ]
-        for handler in wanting:
+        for handler in matching:
             work = handler(message)
             if work is not None:
                 task = asyncio.ensure_future(work)
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        return bool(wanting)
+        return bool(matching)
 
 
-# The agent's side
+# Agent side
 
 
 class DirectSubscription:
@@ -194,7 +194,7 @@ class DirectSubscription:
 
 
 class AgentLinks:
-    """An agent's road that is lines to managers (``HOST:PORT`` each), kept open and dialled again."""
+    """An agent's links to managers (``HOST:PORT`` each), reconnected after failures."""
 
     def __init__(self, creds: Any, addresses: Iterable[str], *, tls: ssl.SSLContext | None = None) -> None:
         self.identity: str = creds.identity
@@ -202,11 +202,14 @@ class AgentLinks:
         self._creds = creds
         self._addresses = list(addresses)
         self._tls = tls
-        self._ears = _Ears()
+        self._handlers = _SubjectHandlers()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._keep(one), name=f"line {one}") for one in self._addresses]
+        self._tasks = [
+            asyncio.create_task(self._keep_connected(address), name=f"link {address}")
+            for address in self._addresses
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -223,32 +226,32 @@ class AgentLinks:
         return await self._link_for(subject).request(subject, data, timeout_s)
 
     async def subscribe(self, subject: str, *, handler: api.Handler) -> DirectSubscription:
-        return DirectSubscription(self._ears.add(subject, handler))
+        return DirectSubscription(self._handlers.add(subject, handler))
 
     def _link_for(self, subject: str) -> DirectLink:
-        """To the manager that the subject names; what names none goes to any."""
+        """The link to the manager in the subject; any link for other subjects."""
         named = self.links.get(subject.rpartition(".")[2])
         link = named or (None if _names_manager(subject) else next(iter(self.links.values()), None))
         if link is None:
-            raise errors.NotConnected(f"{self.identity} has no line for {subject}")
+            raise errors.NotConnected(f"{self.identity} has no link for {subject}")
         return link
 
-    async def _keep(self, address: str) -> None:
+    async def _keep_connected(self, address: str) -> None:
         while True:
             try:
-                link = await self._dial(address)
+                link = await self._connect(address)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, errors.MusterError) as error:
-                events.info("no-line", address=address, error=error)
+                events.info("link-unavailable", address=address, error=error)
             else:
                 self.links[link.manager] = link
                 try:
-                    await link.run(lambda message: _discard(self._ears.hear(message)))
+                    await link.run(lambda message: _discard(self._handlers.dispatch(message)))
                 finally:
                     if self.links.get(link.manager) is link:
                         del self.links[link.manager]
-            await asyncio.sleep(REDIAL_S)
+            await asyncio.sleep(RECONNECT_S)
 
-    async def _dial(self, address: str) -> DirectLink:
+    async def _connect(self, address: str) -> DirectLink:
         host, _, port = address.rpartition(":")
         async with asyncio.timeout(HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=self._tls)
@@ -261,7 +264,7 @@ class AgentLinks:
                 raise
         if welcome.subject != self.identity:
             writer.close()
-            raise errors.Unauthorized(f"{challenge.manager} refuses {self.identity}")
+            raise errors.Unauthorized(f"{challenge.manager} rejected {self.identity}")
         return DirectLink(reader, writer, self.identity, challenge.manager)
 
 
@@ -273,21 +276,21 @@ def _discard(_: object) -> None:
     pass
 
 
-# The manager's side
+# Manager side
 
 
-#: What an agent says to the registry, and how its manager's word for it ends.
-_PASSED_ON: dict[str, tuple[str, ...]] = {
+#: Requests of an agent to the registry, and the suffix of the forwarded subject.
+_FORWARDED: dict[str, tuple[str, ...]] = {
     protocol.HELLO: (),
     f"request.{protocol.SECRET}": (protocol.SECRET,),
 }
 
-#: From an agent's document, a challenge and its signature to the agent's identity; raises our errors.
+#: From an agent's document, a challenge and its signature to the agent's identity; raises `core.errors`.
 Check = Callable[[str, str, bytes], Awaitable[str]]
 
 
 class DirectEndpoint:
-    """Where agents dial; and a bus (`Road`) for the manager that takes a line where there is one."""
+    """Accepts links of agents; ``transport`` is the manager's bus, which uses a link if there is one."""
 
     def __init__(
         self,
@@ -299,11 +302,11 @@ class DirectEndpoint:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.links: dict[str, DirectLink] = {}  # by agent
-        self.road = ManagerTransport(bus, self)
+        self.transport = ManagerTransport(bus, self)
         self._bus = bus
         self._check = check
         self._listen = (host, port, tls)
-        self._ears = _Ears()
+        self._handlers = _SubjectHandlers()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -322,11 +325,11 @@ class DirectEndpoint:
     @property
     def port(self) -> int:
         assert self._server is not None
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
 
     def listen(self, subject: str, handler: api.Handler) -> None:
-        self._ears.add(subject, handler)
+        self._handlers.add(subject, handler)
 
     def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.create_task(self._serve(reader, writer), name="direct")
@@ -341,42 +344,46 @@ class DirectEndpoint:
                 proof: LinkProof = await _read(reader, LinkProof)
                 identity = await self._check(proof.jwt, challenge.nonce, proof.signature)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, errors.MusterError) as error:
-            events.warning("line-refused", error=error)
+            events.warning("link-rejected", error=error)
             writer.close()
             return
         link = self.links[identity] = DirectLink(reader, writer, identity, self._bus.identity)
-        still = functools.partial(self._check, proof.jwt, challenge.nonce, proof.signature)
+        recheck = functools.partial(self._check, proof.jwt, challenge.nonce, proof.signature)
         link.send(DirectFrame(identity, "", b""))
-        events.info("line-open", agent=identity)
+        events.info("link-open", agent=identity)
         try:
-            await link.run(lambda message: self._hear(link, message, still))
+            await link.run(lambda message: self._receive(link, message, recheck))
         finally:
             if self.links.get(identity) is link:
                 del self.links[identity]
 
-    def _hear(self, link: DirectLink, message: DirectMessage, still: Callable[[], Awaitable[str]]) -> None:
-        """An agent speaks for itself only, and only about management."""
+    def _receive(
+        self, link: DirectLink, message: DirectMessage, recheck: Callable[[], Awaitable[str]]
+    ) -> None:
+        """An agent may only use its own subjects of the management service."""
         identity = link.identity
         if not message.subject.startswith(subjects.from_identity(protocol.PART, identity, "")):
-            events.warning("line-forged", agent=identity, subject=message.subject[:200])
+            events.warning("link-forged-subject", agent=identity, subject=message.subject[:200])
             return
-        passed_on = _PASSED_ON.get(message.subject.split(".", 4)[4])
-        if passed_on is not None:
-            subject = protocol.vouch_subject(self._bus.identity, identity, *passed_on)
-            task = asyncio.create_task(self._vouch(link, message, subject, still))
+        forwarded = _FORWARDED.get(message.subject.split(".", 4)[4])
+        if forwarded is not None:
+            subject = protocol.vouch_subject(self._bus.identity, identity, *forwarded)
+            task = asyncio.create_task(self._forward(link, message, subject, recheck))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            self._ears.hear(message)
+            self._handlers.dispatch(message)
 
-    async def _vouch(
-        self, link: DirectLink, message: DirectMessage, subject: str, still: Callable[[], Awaitable[str]]
+    async def _forward(
+        self, link: DirectLink, message: DirectMessage, subject: str, recheck: Callable[[], Awaitable[str]]
     ) -> None:
-        """Pass it on; and see whether the agent may still come in: it says hello now and then."""
+        """Forward a request, and check that the agent is still authorized: it announces itself
+        periodically.
+        """
         try:
-            await still()
+            await recheck()
         except errors.MusterError as error:
-            events.warning("line-cut", agent=link.identity, error=error)
+            events.warning("link-closed", agent=link.identity, error=error)
             link.close()
             return
         with contextlib.suppress(errors.Unavailable, errors.InvalidInput):
@@ -385,7 +392,7 @@ class DirectEndpoint:
 
 
 class ManagerTransport:
-    """The manager's bus, with lines where there are any; everything else is the bus's own."""
+    """The manager's bus, with links where they exist; everything else is passed to the bus."""
 
     def __init__(self, bus: api.Bus, endpoint: DirectEndpoint) -> None:
         self._bus = bus
@@ -401,8 +408,8 @@ class ManagerTransport:
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float = api.DEFAULT_TIMEOUT_S, **options: Any
     ) -> api.Message:
-        words = subject.split(".", 4)
-        link = self._endpoint.links.get(words[3]) if words[2] == "to" else None
+        tokens = subject.split(".", 4)
+        link = self._endpoint.links.get(tokens[3]) if tokens[2] == "to" else None
         if link is not None:
             return await link.request(subject, data, timeout_s)
         return await self._bus.request(subject, data, timeout_s=timeout_s, **options)

@@ -1,4 +1,4 @@
-"""A manager's checkpoints: each resource's runtime state on its own, many in a message to the registry."""
+"""Checkpoints of a manager: the runtime state of its resources, sent to the registry in batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from muster.manage import protocol
 events = log.EventLog("manage")
 
 EVERY_S = 0.2
-MAX = 500  # in one message
+MAX = 500  # resources in one message
 
 Page = dict[str, tuple[int, protocol.ResourceStatus]]  # resource: epoch and status
 
 
 class CheckpointWriter:
-    """``state_of`` a resource: its epoch and status now, None where it is not managed here any more."""
+    """``checkpoint_of`` returns the epoch and status of a resource, None if it is no longer managed here."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class CheckpointWriter:
         manager: str,
         *,
         may_act: Callable[[], bool],
-        state_of: Callable[[str], tuple[int, protocol.ResourceStatus] | None],
+        checkpoint_of: Callable[[str], tuple[int, protocol.ResourceStatus] | None],
         superseded: Callable[[str, int], None],
     ) -> None:
         self.due: set[str] = set()
@@ -37,7 +37,7 @@ class CheckpointWriter:
         self._bus = bus
         self._manager = manager
         self._may_act = may_act
-        self._state_of = state_of
+        self._checkpoint_of = checkpoint_of
         self._superseded = superseded
 
     async def run(self) -> None:
@@ -46,8 +46,8 @@ class CheckpointWriter:
             try:
                 await self.flush()
             except errors.MusterError:
-                pass  # the registry is away: they stay due
-            except Exception as error:  # noqa: BLE001  (what others report must not wait for this)
+                pass  # the registry is unavailable: they stay due
+            except Exception as error:  # noqa: BLE001  (one bad checkpoint must not stop the others)
                 self.failed += 1
                 events.error("checkpoints-failed", manager=self._manager, failed=self.failed, error=error)
 
@@ -55,7 +55,7 @@ class CheckpointWriter:
         while self.due and self._may_act():
             names = list(itertools.islice(self.due, MAX))
             self.due.difference_update(names)
-            page = {name: state for name in names if (state := self._state_of(name)) is not None}
+            page = {name: state for name in names if (state := self._checkpoint_of(name)) is not None}
             try:
                 if page:
                     await self._send(page)
@@ -65,12 +65,12 @@ class CheckpointWriter:
 
     async def _send(self, page: Page) -> None:
         try:
-            said = messages.encode(protocol.CheckpointBatch(items=page), "msgpack")
+            data = messages.encode(protocol.CheckpointBatch(items=page), "msgpack")
         except messages.MessageTooLarge:
             names = list(page)
             for half in (names[: len(names) // 2], names[len(names) // 2 :]):
                 await self._send({name: page[name] for name in half})
             return
-        message = await self._bus.request(protocol.checkpoint(self._manager), said)
+        message = await self._bus.request(protocol.checkpoint(self._manager), data)
         for name in client.result_of(message.data)["refused"]:
             self._superseded(name, page[name][0])

@@ -1,11 +1,11 @@
-"""The manager: one process that keeps many thousands of resources as they should be.
+"""The manager: a process that keeps thousands of resources in their desired state.
 
-It renews itself with the acting registry and learns what is assigned to it (`renewing`); claims that from the
-agents; hears heartbeats and events; lets `reconcile` decide, one step at a time for each resource, some
-hundred at once; and checkpoints each resource's runtime state, many in a message.
+It renews its membership with the acting registry and receives its assignments (`renewal`), claims the
+assigned resources from their agents, receives heartbeats and events, lets `reconciler` decide the next step
+of each resource, and checkpoints runtime states in batches. Each resource has one step in progress at a time.
 
-It acts only while its renewal holds; adapters refuse it by its epochs when it has been superseded without
-noticing.
+It acts only while its renewal is valid. If it was superseded without noticing, adapters reject it by its
+epochs.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from muster.manage.manager import agent_calls, checkpoints, orders, reconciler, 
 events = log.EventLog("manage")
 
 TICK_S = 0.5
-CLAIMS_MAX = 250  # in one message: agents on slow disks store each before they answer
-CLAIMS_AT_ONCE = 16  # messages; they do not wait behind operations, which may be many thousands
+CLAIMS_MAX = 250  # in one message: an agent stores each claim before it replies, and disks may be slow
+CLAIMS_AT_ONCE = 16  # messages; separate from operations, of which thousands may be queued
 CLAIM_TIMEOUT_S = 3.0
-OUTRANKED_S = 2.0  # between two reports of epochs that agents obey above ours: an agent may make them up
+OUTRANKED_S = 2.0  # between two reports of higher epochs; an agent may invent them
 
-_ACTS = {
+_VERBS = {
     reconciler.ReconcileAction.CREATE: protocol.Verb.CREATE,
     reconciler.ReconcileAction.PUT: protocol.Verb.PUT,
     reconciler.ReconcileAction.DELETE: protocol.Verb.DELETE,
@@ -40,16 +40,16 @@ _ACTS = {
 
 
 class ManagedResource:
-    """One resource in this manager's hands."""
+    """A resource assigned to this manager."""
 
-    __slots__ = ("assignment", "outranked_by", "runtime", "superseded", "told")
+    __slots__ = ("assignment", "outranked_by", "published_state", "runtime", "superseded")
 
     def __init__(self, assignment: protocol.Assignment, runtime: reconciler.ResourceRuntime) -> None:
         self.assignment = assignment
         self.runtime = runtime
         self.superseded = False
-        self.outranked_by = 0  # the agent obeys this higher epoch
-        self.told = runtime.health.state  # the state that all have been told of
+        self.outranked_by = 0  # the higher epoch that the agent accepts
+        self.published_state = runtime.health.state  # the state that was last published
 
     @property
     def name(self) -> str:
@@ -67,23 +67,23 @@ class Manager:
     ) -> None:
         self.name = name or bus.identity
         self.managed: dict[str, ManagedResource] = {}
-        self.renewal = renewal.ManagerRenewal(bus, self.name, self._take)
+        self.renewal = renewal.ManagerRenewal(bus, self.name, self._apply_renewal)
         self._bus = bus
         self._tick_s = tick_s
         self._clock = clock
-        self._sifting: set[str] | None = None  # while pages of a new beginning arrive: what they named
+        self._resync: set[str] | None = None  # names received so far, during a complete resynchronisation
         self._zones = zones.ZoneReachability(0.0)
-        self._work: set[str] = set()
+        self._queue: set[str] = set()
         self._outranked: set[str] = set()
         self._report_outranked_at = 0.0
         self._claiming = asyncio.Semaphore(CLAIMS_AT_ONCE)
-        self._operator = agent_calls.AgentCaller(bus, lambda: self.acts)
-        self._orders = orders.OrderRunner(self.name, self._operator, self._find, self._seen)
+        self._agents = agent_calls.AgentCaller(bus, lambda: self.may_act)
+        self._orders = orders.OrderRunner(self.name, self._agents, self._find, self._on_observed)
         self._checkpoints = checkpoints.CheckpointWriter(
             bus,
             self.name,
-            may_act=lambda: self.acts,
-            state_of=self._state_of,
+            may_act=lambda: self.may_act,
+            checkpoint_of=self._checkpoint_of,
             superseded=self._superseded,
         )
         self._tasks: set[asyncio.Task[None]] = set()
@@ -92,7 +92,7 @@ class Manager:
         self.failed_ticks = 0
         self._listening: Callable[[], None] | None = None
 
-    # Life
+    # Lifecycle
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -102,35 +102,35 @@ class Manager:
         await self.stop()
 
     @property
-    def acts(self) -> bool:
-        """Whether it may do anything now."""
-        return self.renewal.holds
+    def may_act(self) -> bool:
+        """Whether the renewal is valid, so that the manager may act."""
+        return self.renewal.is_valid
 
     async def start(self) -> None:
         bus, me = self._bus, self.name
-        self._zones.heard_since = asyncio.get_running_loop().time()
+        self._zones.connected_since = asyncio.get_running_loop().time()
         self._subscriptions = [
-            await bus.subscribe(protocol.beats_to(me), handler=self._beaten),
-            await bus.subscribe(protocol.events_to(me), handler=self._told),
-            await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self.renewal.soon()),
-            await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._ordered),
+            await bus.subscribe(protocol.heartbeats_to(me), handler=self._on_heartbeats),
+            await bus.subscribe(protocol.events_to(me), handler=self._on_event),
+            await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self.renewal.renew_soon()),
+            await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._on_orders),
         ]
         self._listening = bus.on_state(self._connection_changed)
         self._spawn(self.renewal.run())
-        self._spawn(self._tick_always())
+        self._spawn(self._tick_forever())
         self._spawn(self._checkpoints.run())
 
     async def stop(self) -> None:
-        """Hand everything back, so that others need not wait for it to expire."""
+        """Release all resources, so that other managers need not wait for the expiry."""
         self.renewal.leaving = True
         with contextlib.suppress(errors.MusterError):
             await self._checkpoints.flush()
-            await self.renewal.ask(timeout_s=1.0)
+            await self.renewal.renew(timeout_s=1.0)
         await self.abandon()
 
     async def abandon(self) -> None:
         """End at once, as a crash would."""
-        self.renewal.held_until = 0.0
+        self.renewal.valid_until = 0.0
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -147,121 +147,126 @@ class Manager:
 
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is api.ConnectionState.CONNECTED:
-            self._zones.heard_since = asyncio.get_running_loop().time()
-            self.renewal.soon()
+            self._zones.connected_since = asyncio.get_running_loop().time()
+            self.renewal.renew_soon()
 
     def _now_ms(self) -> int:
         return int(self._clock() * 1000)
 
-    # What is assigned to it
+    # Assignments
 
-    def _take(self, granted: protocol.RenewResult) -> None:
+    def _apply_renewal(self, granted: protocol.RenewResult) -> None:
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if granted.anew:
-            self._sifting = set()
+            self._resync = set()
         for name in granted.released:
             self.managed.pop(name, None)
         for assignment in granted.assigned:
             name = assignment.spec.name
-            if self._sifting is not None:
-                self._sifting.add(name)
+            if self._resync is not None:
+                self._resync.add(name)
             known = self.managed.get(name)
             if known is None or known.assignment.epoch != assignment.epoch:
                 self.managed[name] = ManagedResource(
                     assignment, reconciler.ResourceRuntime.begin(assignment, now, now_ms)
                 )
             else:
-                reconciler.changed(known.assignment, assignment, known.runtime)
+                reconciler.assignment_changed(known.assignment, assignment, known.runtime)
                 known.assignment = assignment
-            self._work.add(name)
-        if not granted.more and self._sifting is not None:
-            for name in set(self.managed) - self._sifting:
+            self._queue.add(name)
+        if not granted.more and self._resync is not None:
+            for name in set(self.managed) - self._resync:
                 del self.managed[name]
-            self._sifting = None
+            self._resync = None
         self._claim_soon()
 
     # Claims
 
     def _claim_soon(self) -> None:
-        """Tell the agents of what is new here: one message for many resources."""
+        """Claim new resources from their agents, many in one message."""
         by_agent: dict[str, dict[str, int]] = {}
-        for name in self._work:
-            one = self.managed.get(name)
-            if one is None or one.runtime.busy:
+        for name in self._queue:
+            resource = self.managed.get(name)
+            if resource is None or resource.runtime.busy:
                 continue
-            if one.runtime.observed is None or one.runtime.look:
-                one.runtime.busy = True
-                by_agent.setdefault(one.assignment.spec.agent, {})[name] = one.assignment.epoch
-        for agent, wanted in by_agent.items():
-            names = list(wanted)
+            if resource.runtime.observed is None or resource.runtime.recheck:
+                resource.runtime.busy = True
+                by_agent.setdefault(resource.assignment.spec.agent, {})[name] = resource.assignment.epoch
+        for agent, epochs in by_agent.items():
+            names = list(epochs)
             for first in range(0, len(names), CLAIMS_MAX):
-                page = {name: wanted[name] for name in names[first : first + CLAIMS_MAX]}
+                page = {name: epochs[name] for name in names[first : first + CLAIMS_MAX]}
                 self._spawn(self._claim(agent, page))
-        self._go_on()
+        self._start_steps()
 
-    async def _claim(self, agent: str, wanted: dict[str, int]) -> None:
-        said = protocol.ClaimRequest(manager=self.name, resources=wanted)
+    async def _claim(self, agent: str, epochs: dict[str, int]) -> None:
+        request = protocol.ClaimRequest(manager=self.name, resources=epochs)
         answer: protocol.ClaimResult | None = None
         try:
             async with self._claiming:
-                if self.acts:
+                if self.may_act:
                     message = await self._bus.request(
-                        protocol.claim(agent), messages.encode(said), timeout_s=CLAIM_TIMEOUT_S
+                        protocol.claim(agent), messages.encode(request), timeout_s=CLAIM_TIMEOUT_S
                     )
                     answer = messages.decode(message.data, protocol.ClaimResult)
         except errors.MusterError as error:
-            events.info("not-claimed", agent=agent, resources=len(wanted), error=error)
+            events.info("not-claimed", agent=agent, resources=len(epochs), error=error)
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer is not None:
-            self._zones.hear(answer.zone, answer.period_s, now)
-        for name, epoch in wanted.items():
-            one = self.managed.get(name)
-            if one is None or one.assignment.epoch != epoch:
+            self._zones.record(answer.zone, answer.period_s, now)
+        for name, epoch in epochs.items():
+            resource = self.managed.get(name)
+            if resource is None or resource.assignment.epoch != epoch:
                 continue
-            self._note(one, reconciler.release(one.assignment, one.runtime, now, now_ms))
+            self._record_change(
+                resource, reconciler.release(resource.assignment, resource.runtime, now, now_ms)
+            )
             if answer is None:
-                one.runtime.retry_at = now + reconciler.RETRY_S
-                if one.runtime.health.state is health.HealthState.STARTING:
-                    self._note(
-                        one,
+                resource.runtime.retry_at = now + reconciler.RETRY_S
+                if resource.runtime.health.state is health.HealthState.STARTING:
+                    self._record_change(
+                        resource,
                         reconciler.apply_health_event(
-                            one.runtime, health.HealthEvent.START, f"{agent} does not answer", now_ms
+                            resource.runtime, health.HealthEvent.START, f"{agent} does not reply", now_ms
                         ),
                     )
             elif name in answer.superseded:
-                self._outrank(one, answer.superseded[name])
+                self._mark_outranked(resource, answer.superseded[name])
             elif name in answer.observed:
-                one.runtime.period_s, one.runtime.zone = answer.period_s, answer.zone
-                one.runtime.look = False
+                resource.runtime.period_s, resource.runtime.zone = answer.period_s, answer.zone
+                resource.runtime.recheck = False
                 observed = answer.observed[name]
-                self._note(
-                    one, reconciler.observe(one.assignment, one.runtime, observed, now, now_ms, asked=True)
+                self._record_change(
+                    resource,
+                    reconciler.observe(
+                        resource.assignment, resource.runtime, observed, now, now_ms, requested=True
+                    ),
                 )
-            self._work.add(name)
-        self._go_on()
+            self._queue.add(name)
+        self._start_steps()
 
-    # What it hears
+    # Heartbeats and events
 
-    def _beaten(self, message: api.Message) -> None:
+    def _on_heartbeats(self, message: api.Message) -> None:
         try:
-            said = messages.decode(message.data, protocol.HeartbeatBatch)
+            batch = messages.decode(message.data, protocol.HeartbeatBatch)
         except errors.MusterError as error:
             events.warning("bad-heartbeat", error=error)
             return
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         agent = subjects.sender_of(message.subject)
-        self._zones.hear(said.zone, said.period_s, now)
+        self._zones.record(batch.zone, batch.period_s, now)
         differs = False
-        for beat in said.beats:
-            one = self.managed.get(beat.name)
-            if one is None or one.assignment.spec.agent != agent:
+        for beat in batch.beats:
+            resource = self.managed.get(beat.name)
+            if resource is None or resource.assignment.spec.agent != agent:
                 continue
-            runtime = one.runtime
-            if beat.epoch != one.assignment.epoch:
-                if beat.epoch > one.assignment.epoch:
-                    self._outrank(one, beat.epoch)
+            runtime = resource.runtime
+            if beat.epoch != resource.assignment.epoch:
+                if beat.epoch > resource.assignment.epoch:
+                    self._mark_outranked(resource, beat.epoch)
                 continue
-            runtime.period_s, runtime.zone = said.period_s, said.zone
+            runtime.period_s, runtime.zone = batch.period_s, batch.zone
             seen = runtime.observed
             if (
                 seen is not None
@@ -270,247 +275,262 @@ class Manager:
                 and runtime.health.state is health.HealthState.UP
                 and seen.digest == beat.digest
             ):
-                runtime.heard_at = now  # the usual beat: nothing new
+                runtime.last_seen_at = now  # the usual heartbeat: no change
                 continue
-            runtime.heard_at = now
+            runtime.last_seen_at = now
             if runtime.busy:
                 continue
             if seen is not None and (beat.state, beat.digest) == (seen.state, seen.digest):
-                self._observed(one, seen, now, now_ms)
+                self._observed(resource, seen, now, now_ms)
             else:
-                # A heartbeat is too short to tell how it ended, and may have been overtaken: ask.
-                runtime.look = differs = True
-                self._work.add(beat.name)
+                # A heartbeat has no details and may be outdated: ask the agent.
+                runtime.recheck = differs = True
+                self._queue.add(beat.name)
         if differs:
             self._claim_soon()
         else:
-            self._go_on()
+            self._start_steps()
 
-    def _told(self, message: api.Message) -> None:
+    def _on_event(self, message: api.Message) -> None:
         try:
-            said = messages.decode(message.data, protocol.ResourceEvent)
+            event = messages.decode(message.data, protocol.ResourceEvent)
         except errors.MusterError as error:
             events.warning("bad-event", error=error)
             return
-        one = self.managed.get(said.resource)
+        resource = self.managed.get(event.resource)
         agent = subjects.sender_of(message.subject)
-        if one is None or one.assignment.spec.agent != agent or said.epoch != one.assignment.epoch:
+        if (
+            resource is None
+            or resource.assignment.spec.agent != agent
+            or event.epoch != resource.assignment.epoch
+        ):
             return
-        if said.observed is not None:
-            self._observed(one, said.observed, asyncio.get_running_loop().time(), self._now_ms())
-            self._go_on()
-        if said.what != protocol.CHANGED:  # of the resource's own: those who subscribed want it
-            self._spawn(self._publish(protocol.resource_event_subject(said.resource), message.data))
+        if event.observed is not None:
+            self._observed(resource, event.observed, asyncio.get_running_loop().time(), self._now_ms())
+            self._start_steps()
+        if event.what != protocol.CHANGED:  # an event of the resource itself: forward it to subscribers
+            self._spawn(self._publish(protocol.resource_event_subject(event.resource), message.data))
         if subjects.may_reply(message.subject, message.reply) and not message.respond_now(b"{}"):
             self._spawn(_respond(message, b"{}"))
 
-    def _ordered(self, message: api.Message) -> None:
-        self._spawn(self._orders.obey(message))
+    def _on_orders(self, message: api.Message) -> None:
+        self._spawn(self._orders.execute(message))
 
     def _find(self, name: str) -> protocol.Assignment | None:
-        one = self.managed.get(name)
-        return None if one is None or one.superseded else one.assignment
+        resource = self.managed.get(name)
+        return None if resource is None or resource.superseded else resource.assignment
 
-    def _seen(self, name: str, observed: protocol.ObservedState) -> None:
-        one = self.managed.get(name)
-        if one is not None:
-            self._observed(one, observed, asyncio.get_running_loop().time(), self._now_ms())
-            self._go_on()
+    def _on_observed(self, name: str, observed: protocol.ObservedState) -> None:
+        resource = self.managed.get(name)
+        if resource is not None:
+            self._observed(resource, observed, asyncio.get_running_loop().time(), self._now_ms())
+            self._start_steps()
 
     def _observed(
-        self, one: ManagedResource, observed: protocol.ObservedState, now: float, now_ms: int
+        self, resource: ManagedResource, observed: protocol.ObservedState, now: float, now_ms: int
     ) -> None:
-        self._note(one, reconciler.observe(one.assignment, one.runtime, observed, now, now_ms))
-        self._work.add(one.name)
+        self._record_change(
+            resource, reconciler.observe(resource.assignment, resource.runtime, observed, now, now_ms)
+        )
+        self._queue.add(resource.name)
 
-    def _note(self, one: ManagedResource, state_changed: bool) -> None:
-        """Something about it changed: it is checkpointed, and said to all if its state did."""
-        runtime = one.runtime
+    def _record_change(self, resource: ManagedResource, state_changed: bool) -> None:
+        """Schedule a checkpoint if the runtime is dirty; publish the state if it changed."""
+        runtime = resource.runtime
         if runtime.dirty:
-            self._checkpoints.due.add(one.name)
+            self._checkpoints.due.add(resource.name)
         if state_changed:
-            said = protocol.ResourceStateChange(
-                resource=one.name,
+            change = protocol.ResourceStateChange(
+                resource=resource.name,
                 state=runtime.health.state,
                 reason=runtime.health.reason[:4000],
                 since_ms=runtime.health.since_ms,
-                was=one.told,
+                was=resource.published_state,
                 manager=self.name,
-                epoch=one.assignment.epoch,
+                epoch=resource.assignment.epoch,
             )
-            one.told = said.state
-            self._spawn(self._publish(protocol.state(one.name), messages.encode(said)))
+            resource.published_state = change.state
+            self._spawn(self._publish(protocol.state(resource.name), messages.encode(change)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
             await self._bus.publish(subject, data)
 
-    # Time
+    # Checkpoints and periodic work
 
-    def _state_of(self, name: str) -> tuple[int, protocol.ResourceStatus] | None:
-        one = self.managed.get(name)
-        if one is None:
+    def _checkpoint_of(self, name: str) -> tuple[int, protocol.ResourceStatus] | None:
+        resource = self.managed.get(name)
+        if resource is None:
             return None
-        one.runtime.dirty = False
+        resource.runtime.dirty = False
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
-        status = one.runtime.status(one.assignment, now, now_ms)
-        if one.outranked_by:
-            status = protocol.ResourceStatus(superseded_by=one.outranked_by)
-        return one.assignment.epoch, status
+        status = resource.runtime.status(resource.assignment, now, now_ms)
+        if resource.outranked_by:
+            status = protocol.ResourceStatus(superseded_by=resource.outranked_by)
+        return resource.assignment.epoch, status
 
     def _superseded(self, name: str, epoch: int) -> None:
-        one = self.managed.get(name)
-        if one is not None and one.assignment.epoch == epoch:
-            one.superseded = True
-            self.renewal.soon()
+        resource = self.managed.get(name)
+        if resource is not None and resource.assignment.epoch == epoch:
+            resource.superseded = True
+            self.renewal.renew_soon()
 
-    def _outrank(self, one: ManagedResource, epoch: int) -> None:
-        """The agent obeys a later epoch.
+    def _mark_outranked(self, resource: ManagedResource, epoch: int) -> None:
+        """The agent accepted a higher epoch.
 
-        Usually another manager has the resource by now, and the next renewal says so.  Where the registry
-        still says that it is ours, it was set back, and gives a higher epoch once it knows of this one.
+        Usually another manager owns the resource now, and the next renewal releases it here. If the registry
+        still assigns it to this manager, the registry was restored from an older state; it assigns a higher
+        epoch once this one is reported.
         """
-        one.superseded = True
-        if epoch > one.outranked_by:
-            one.outranked_by = epoch
-            self._outranked.add(one.name)
-        self.renewal.soon()
+        resource.superseded = True
+        if epoch > resource.outranked_by:
+            resource.outranked_by = epoch
+            self._outranked.add(resource.name)
+        self.renewal.renew_soon()
 
-    async def _tick_always(self) -> None:
+    async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(self._tick_s)
-            if self.acts:
+            if self.may_act:
                 try:
                     self.tick()
-                except Exception as error:  # noqa: BLE001  (one resource must not end the care of all others)
+                except Exception as error:  # noqa: BLE001  (one resource must not stop the others)
                     self.failed_ticks += 1
                     events.error("tick-failed", manager=self.name, failed=self.failed_ticks, error=error)
 
     def tick(self) -> None:
-        """Silence, and what was put off."""
+        """Detect silence, report outranked resources and retry postponed steps."""
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
-        for zone, silent in self._zones.look(now).items():
+        for zone, silent in self._zones.update(now).items():
             events.warning("zone-silent" if silent else "zone-heard", zone=zone, manager=self.name)
         if self._outranked and now >= self._report_outranked_at:
             self._checkpoints.due |= self._outranked
             self._outranked.clear()
             self._report_outranked_at = now + OUTRANKED_S
-        for name, one in self.managed.items():
-            runtime = one.runtime
-            # Nearly all of them were just heard and are up: that must cost next to nothing.
-            if now - runtime.heard_at > reconciler.LATE_PERIODS * runtime.period_s:
-                self._listen(one, now, now_ms)
+        for name, resource in self.managed.items():
+            runtime = resource.runtime
+            # Most resources were seen recently and are up: this path has to be cheap.
+            if now - runtime.last_seen_at > reconciler.LATE_PERIODS * runtime.period_s:
+                self._check_silence(resource, now, now_ms)
             if runtime.dirty:
                 self._checkpoints.due.add(name)
-            unsettled = runtime.observed is None or runtime.look or runtime.retry_at
+            unsettled = runtime.observed is None or runtime.recheck or runtime.retry_at
             if unsettled or runtime.health.state is not health.HealthState.UP:
-                self._work.add(name)
+                self._queue.add(name)
         self._claim_soon()
 
-    def _listen(self, one: ManagedResource, now: float, now_ms: int) -> None:
-        zones, zone = self._zones, one.runtime.zone
+    def _check_silence(self, resource: ManagedResource, now: float, now_ms: int) -> None:
+        zones, zone = self._zones, resource.runtime.zone
         if reconciler.check_silence(
-            one.runtime,
+            resource.runtime,
             now,
             now_ms,
             zone_silent=zone in zones.silent,
-            heard_since=zones.heard_since,
-            zone_heard_at=zones.heard_at(zone),
+            connected_since=zones.connected_since,
+            zone_last_seen_at=zones.last_seen_at(zone),
         ):
-            self._note(one, True)
+            self._record_change(resource, True)
 
-    # Acts
+    # Steps
 
-    def _go_on(self) -> None:
-        """Begin the next step of whatever has one."""
-        if not self.acts:
+    def _start_steps(self) -> None:
+        """Start the next step of each queued resource."""
+        if not self.may_act:
             return
         now = asyncio.get_running_loop().time()
-        for name in list(self._work):
-            self._work.discard(name)
-            one = self.managed.get(name)
-            if one is None or one.superseded:
+        for name in list(self._queue):
+            self._queue.discard(name)
+            resource = self.managed.get(name)
+            if resource is None or resource.superseded:
                 continue
-            runtime = one.runtime
-            if one.assignment.waits_for and runtime.health.state is health.HealthState.STARTING:
-                reason = f"waits for {', '.join(one.assignment.waits_for[:5])}"
-                self._note(
-                    one,
+            runtime = resource.runtime
+            if resource.assignment.waits_for and runtime.health.state is health.HealthState.STARTING:
+                reason = f"waiting for {', '.join(resource.assignment.waits_for[:5])}"
+                self._record_change(
+                    resource,
                     reconciler.apply_health_event(runtime, health.HealthEvent.START, reason, self._now_ms()),
                 )
-            step = reconciler.decide(one.assignment, runtime, now)
+            step = reconciler.decide(resource.assignment, runtime, now)
             if step is None:
-                if reconciler.mark_converged(one.assignment, runtime):
+                if reconciler.mark_converged(resource.assignment, runtime):
                     self._checkpoints.due.add(name)
-            elif step.act is not reconciler.ReconcileAction.CLAIM:
+            elif step.action is not reconciler.ReconcileAction.CLAIM:
                 runtime.busy = True
-                self._spawn(self._act(one, step))
+                self._spawn(self._run_step(resource, step))
 
-    async def _act(self, one: ManagedResource, step: reconciler.ReconcileStep) -> None:
-        spec, runtime, epoch = one.assignment.spec, one.runtime, one.assignment.epoch
-        generation, former = one.assignment.generation, step.act is reconciler.ReconcileAction.DELETE_FORMER
+    async def _run_step(self, resource: ManagedResource, step: reconciler.ReconcileStep) -> None:
+        spec, runtime, epoch = resource.assignment.spec, resource.runtime, resource.assignment.epoch
+        generation, former = (
+            resource.assignment.generation,
+            step.action is reconciler.ReconcileAction.DELETE_FORMER,
+        )
         try:
-            if step.act in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
-                self._note(
-                    one,
+            if step.action in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
+                self._record_change(
+                    resource,
                     reconciler.apply_health_event(
-                        runtime, health.HealthEvent.START, step.why, self._now_ms()
+                        runtime, health.HealthEvent.START, step.reason, self._now_ms()
                     ),
                 )
-            if step.act is reconciler.ReconcileAction.START:
+            if step.action is reconciler.ReconcileAction.START:
                 runtime.restarts += 1
-            verb = _ACTS.get(step.act, protocol.Verb.EXECUTE)
+            verb = _VERBS.get(step.action, protocol.Verb.EXECUTE)
             operation = protocol.Operation(
                 id=self._next_id(),
                 verb=verb,
-                resource=one.assignment.formerly if former else spec.name,
+                resource=resource.assignment.formerly if former else spec.name,
                 epoch=epoch,
                 manager=self.name,
                 type=spec.type,
                 config=spec.config if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) else {},
-                start=spec.wanted is protocol.DesiredState.UP,
-                arguments={"from": one.assignment.formerly} if verb is protocol.Verb.RENAME else {},
-                operation=step.act.value if verb is protocol.Verb.EXECUTE else "",
+                start=spec.desired is protocol.DesiredState.UP,
+                arguments={"from": resource.assignment.formerly} if verb is protocol.Verb.RENAME else {},
+                operation=step.action.value if verb is protocol.Verb.EXECUTE else "",
                 generation=generation,
             )
-            events.info("act", resource=spec.name, act=step.act.value, why=step.why, epoch=epoch)
-            answer = await self._operator.operate(spec.agent, operation)
+            events.info("act", resource=spec.name, act=step.action.value, why=step.reason, epoch=epoch)
+            answer = await self._agents.call(spec.agent, operation)
         finally:
             runtime.busy = False
-        if self.managed.get(one.name) is not one:
+        if self.managed.get(resource.name) is not resource:
             return
         now, now_ms = asyncio.get_running_loop().time(), self._now_ms()
         if answer.outcome is messages.DecisionOutcome.DONE:
             there = answer.observed is not None and answer.observed.exists
-            reconciler.done(
-                runtime, step.act, generation=generation, started=operation.start, there=there, now=now
+            reconciler.step_done(
+                runtime, step.action, generation=generation, started=operation.start, there=there, now=now
             )
-        elif one.assignment.generation == generation or answer.code == errors.StaleEpoch.code:
-            self._failed(one, step, answer, now, now_ms)
-        else:  # of a wish that is not in force any more: the next look tells what is to be done
+        elif resource.assignment.generation == generation or answer.code == errors.StaleEpoch.code:
+            self._step_failed(resource, step, answer, now, now_ms)
+        else:  # the desired state changed meanwhile: observe before the next step
             runtime.observed = None
         if former:
-            runtime.observed = None  # look again: a renaming may have come first
+            runtime.observed = None  # observe again: a rename may have come first
         elif answer.observed is not None:
-            self._observed(one, answer.observed, now, now_ms)
-        self._note(one, reconciler.release(one.assignment, runtime, now, now_ms))
+            self._observed(resource, answer.observed, now, now_ms)
+        self._record_change(resource, reconciler.release(resource.assignment, runtime, now, now_ms))
         if runtime.dirty:
-            self._checkpoints.due.add(one.name)
-        self._work.add(one.name)
-        self._go_on()
+            self._checkpoints.due.add(resource.name)
+        self._queue.add(resource.name)
+        self._start_steps()
 
-    def _failed(
+    def _step_failed(
         self,
-        one: ManagedResource,
+        resource: ManagedResource,
         step: reconciler.ReconcileStep,
         answer: protocol.OperationResult,
         now: float,
         now_ms: int,
     ) -> None:
         if answer.code == errors.StaleEpoch.code:
-            self._outrank(one, answer.epoch)
+            self._mark_outranked(resource, answer.epoch)
         else:
-            self._note(one, reconciler.failed(one.assignment, one.runtime, step.act, answer, now, now_ms))
+            self._record_change(
+                resource,
+                reconciler.step_failed(
+                    resource.assignment, resource.runtime, step.action, answer, now, now_ms
+                ),
+            )
 
     def _next_id(self) -> str:
         self._operations += 1

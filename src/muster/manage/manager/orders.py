@@ -1,4 +1,4 @@
-"""A manager's side of orders: operations that users asked for, as the registry hands them on."""
+"""Operations requested by users: the registry forwards them to the manager of each resource."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ from muster.manage.manager import agent_calls
 
 events = log.EventLog("manage")
 
-# What should be is changed in the registry, never behind its back: users' orders only look, or execute.
-_LOOKS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
+# Desired state changes only through the registry: these orders read or execute.
+_READS = {verb.value: verb for verb in (protocol.Verb.GET, protocol.Verb.ENUMERATE)}
 
 
 class OrderRunner:
-    """``find`` a resource: its assignment, None where this manager has none; ``seen`` takes observations."""
+    """``find`` returns the assignment of a resource, None if this manager has none; ``on_observed`` receives
+    observations.
+    """
 
     def __init__(
         self,
         name: str,
-        operator: agent_calls.AgentCaller,
+        agents: agent_calls.AgentCaller,
         find: Callable[[str], protocol.Assignment | None],
-        seen: Callable[[str, protocol.ObservedState], None],
+        on_observed: Callable[[str, protocol.ObservedState], None],
     ) -> None:
         self._name = name
-        self._operator = operator
+        self._agents = agents
         self._find = find
-        self._seen = seen
+        self._on_observed = on_observed
         self._under_way = single_flight.SingleFlight[list[protocol.OperationResult]]()
 
-    async def obey(self, message: api.Message) -> None:
+    async def execute(self, message: api.Message) -> None:
         try:
-            said = messages.decode(message.data, protocol.OrderBatch)
+            batch = messages.decode(message.data, protocol.OrderBatch)
         except errors.MusterError as error:
             events.warning("bad-order", error=error)
             return
-        answers = await self._under_way.once(message.data, lambda: self._execute_all(said.orders))
+        answers = await self._under_way.once(message.data, lambda: self._execute_all(batch.orders))
         with contextlib.suppress(errors.MusterError):
             await message.respond(_results(answers))
 
@@ -61,7 +63,7 @@ class OrderRunner:
             )
         operation = protocol.Operation(
             id=order.id,
-            verb=_LOOKS.get(order.operation, protocol.Verb.EXECUTE),
+            verb=_READS.get(order.operation, protocol.Verb.EXECUTE),
             resource=order.resource,
             epoch=assignment.epoch,
             manager=self._name,
@@ -69,13 +71,15 @@ class OrderRunner:
             arguments=order.arguments,
             timeout_s=order.timeout_s,
         )
-        answer = await self._operator.operate(assignment.spec.agent, operation)
+        answer = await self._agents.call(assignment.spec.agent, operation)
         if answer.observed is not None:
-            self._seen(order.resource, answer.observed)
+            self._on_observed(order.resource, answer.observed)
         return answer
 
 
 def _results(answers: list[protocol.OperationResult]) -> bytes:
-    """Those of one message."""
+    """The results of one message, without observations."""
     slim = [msgspec.structs.replace(answer, observed=None) for answer in answers]
-    return messages.encode(protocol.OrderResults(results=tuple(operation_results.fitting(slim))), "msgpack")
+    return messages.encode(
+        protocol.OrderResults(results=tuple(operation_results.fit_message(slim))), "msgpack"
+    )

@@ -1,11 +1,11 @@
-"""A manager's renewal with the acting registry: that it lives, and what is assigned to it.
+"""A manager's renewal with the acting registry: membership and assignments.
 
-It may act while its renewal holds.  That is counted from when it was asked for, so that the registry, which
-counts from when it answered, never counts less.
+The manager may act while its renewal is valid. Validity counts from the time of the request, while the
+registry counts from its reply, so the manager always stops first.
 
-An answer of an earlier term is refused while the renewal of the later one holds.  Afterwards it is accepted:
-a registry that was restored from a backup counts its terms anew, and whoever is superseded is refused by
-agents.
+A reply from an earlier term is rejected while the renewal of the later term is valid. After that it is
+accepted: a registry restored from a backup counts its terms from an older value, and agents reject superseded
+managers anyway.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ FIRST_TTL_S = 15.0
 
 
 class ManagerRenewal:
-    """``take`` is given what the registry grants, page by page."""
+    """``apply`` receives what the registry grants, page by page."""
 
-    def __init__(self, bus: api.Bus, manager: str, take: Callable[[protocol.RenewResult], None]) -> None:
+    def __init__(self, bus: api.Bus, manager: str, apply: Callable[[protocol.RenewResult], None]) -> None:
         self.boot = secrets.randbits(48)
-        self.held_until = 0.0  # of the loop's clock
-        self.failed = 0  # renewals, for an internal error
-        self.leaving = False  # it takes nothing more, and hands back what it has
+        self.valid_until = 0.0  # by the loop's clock
+        self.failed = 0  # renewals that failed with an internal error
+        self.leaving = False  # it accepts no more resources and releases its own
         self._bus = bus
         self._manager = manager
-        self._take = take
+        self._apply = apply
         self._term = 0
         self._session = 0
         self._revision = 0
         self._ttl_s = FIRST_TTL_S
-        self._poked = asyncio.Event()
+        self._wake = asyncio.Event()
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         connected = self._bus.state is api.ConnectionState.CONNECTED
-        return connected and asyncio.get_running_loop().time() < self.held_until
+        return connected and asyncio.get_running_loop().time() < self.valid_until
 
-    def soon(self) -> None:
-        """Something changed: ask now."""
-        self._poked.set()
+    def renew_soon(self) -> None:
+        """Renew now, because something changed."""
+        self._wake.set()
 
     async def run(self) -> None:
         while True:
-            self._poked.clear()
+            self._wake.clear()
             try:
-                again = await self.ask(timeout_s=self._ttl_s / 3)
-            except Exception as error:  # noqa: BLE001  (without renewals all that it manages is lost)
+                again = await self.renew(timeout_s=self._ttl_s / 3)
+            except Exception as error:  # noqa: BLE001  (without renewals the manager loses its resources)
                 if not isinstance(error, errors.MusterError):
                     self.failed += 1
                     events.error("renewal-failed", manager=self._manager, failed=self.failed, error=error)
@@ -66,12 +66,12 @@ class ManagerRenewal:
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._ttl_s / 3):
-                    await self._poked.wait()
+                    await self._wake.wait()
 
-    async def ask(self, *, timeout_s: float) -> bool:
-        """Whether there is another page to ask for."""
+    async def renew(self, *, timeout_s: float) -> bool:
+        """Renew once. Returns whether there is another page to request."""
         connection = self._bus.connection
-        said = protocol.RenewRequest(
+        request = protocol.RenewRequest(
             boot=self.boot,
             term=self._term,
             session=self._session,
@@ -80,15 +80,17 @@ class ManagerRenewal:
             connection=connection.number if connection else 0,
             leaving=self.leaving,
         )
-        asked_at = asyncio.get_running_loop().time()
+        requested_at = asyncio.get_running_loop().time()
         message = await self._bus.request(
-            protocol.renew(self._manager), messages.encode(said), timeout_s=timeout_s
+            protocol.renew(self._manager), messages.encode(request), timeout_s=timeout_s
         )
         granted = messages.decode(message.data, protocol.RenewResult, max_bytes=64 << 20)
-        if granted.term < self._term and asyncio.get_running_loop().time() < self.held_until:
-            raise errors.StaleEpoch("an earlier registry answered", epoch=granted.term, current=self._term)
+        if granted.term < self._term and asyncio.get_running_loop().time() < self.valid_until:
+            raise errors.StaleEpoch(
+                "a registry of an earlier term replied", epoch=granted.term, current=self._term
+            )
         self._ttl_s = granted.ttl_s
-        self.held_until = max(self.held_until, asked_at + granted.ttl_s)
-        self._take(granted)
+        self.valid_until = max(self.valid_until, requested_at + granted.ttl_s)
+        self._apply(granted)
         self._term, self._session, self._revision = granted.term, granted.session, granted.revision
         return granted.more

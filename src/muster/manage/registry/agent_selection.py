@@ -1,4 +1,4 @@
-"""From the entries of a manifest to specifications: which agent hosts each, what each depends on. Pure."""
+"""From manifest entries to specifications: the agent and the dependencies of each resource. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from muster.predicates.syntax import parser
 
 
 def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> list[protocol.ResourceSpec]:
-    """What ``raw`` entries ask for, checked against all that there is already.
+    """Specifications of ``raw`` entries, checked against the existing resources.
 
-    A fleet is applied some at a time: what it costs goes by what is asked for, not by what is there.
+    A fleet is applied in parts, so the cost depends on the number of entries, not on the size of the fleet.
     """
     try:
         entries = msgspec.convert(raw, list[manifest.ManifestEntry])
@@ -30,12 +30,12 @@ def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> lis
 
     @functools.cache
     def groups() -> dict[str, set[str]]:
-        found: dict[str, set[str]] = {}
+        members: dict[str, set[str]] = {}
         for name, resource in state.resources.items():
-            found.setdefault(resource.spec.group, set()).add(name)
+            members.setdefault(resource.spec.group, set()).add(name)
         for entry in entries:
-            found.setdefault(entry.group, set()).add(entry.name)
-        return found
+            members.setdefault(entry.group, set()).add(entry.name)
+        return members
 
     agents = _Agents(state)
     specs = [
@@ -46,55 +46,59 @@ def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> lis
         if len(msgspec.json.encode(spec.config)) > protocol.CONFIG_BYTES_MAX:
             raise errors.LimitExceeded(
                 f"the configuration of {spec.name!r} is over {protocol.CONFIG_BYTES_MAX} bytes",
-                hint="keep what is large in a file, and name it",
+                hint="store large values in a file and refer to it",
             )
         if len(msgspec.json.encode(spec)) > protocol.SPEC_BYTES_MAX:
             raise errors.LimitExceeded(
                 f"the specification of {spec.name!r} is over {protocol.SPEC_BYTES_MAX} bytes",
-                hint="give it fewer labels or dependencies",
+                hint="use fewer labels or dependencies",
             )
         if (where := manifest.find_plaintext_secret(spec.config)) is not None:
             field = ".".join(map(str, ("config", *where)))
-            raise errors.InvalidInput(f"{spec.name!r}: {field} holds a secret's value", hint=manifest.REFER)
-    wanted = {spec.name: spec for spec in specs}
+            raise errors.InvalidInput(
+                f"{spec.name!r}: {field} contains the value of a secret", hint=manifest.REFERENCE_HINT
+            )
+    by_name = {spec.name: spec for spec in specs}
     for spec in specs:
-        for one in spec.depends_on:
-            if one not in wanted and one not in state.resources:
-                raise errors.InvalidInput(f"{spec.name!r} depends on {one!r}, which is not there")
-    circle = dependencies.find_cycle(_needs(state, wanted))
-    if circle is not None:
-        raise errors.InvalidInput(f"dependencies in a circle: {' -> '.join(circle)}")
+        for dependency in spec.depends_on:
+            if dependency not in by_name and dependency not in state.resources:
+                raise errors.InvalidInput(f"{spec.name!r} depends on {dependency!r}, which does not exist")
+    cycle = dependencies.find_cycle(_needs(state, by_name))
+    if cycle is not None:
+        raise errors.InvalidInput(f"the dependencies form a cycle: {' -> '.join(cycle)}")
     return specs
 
 
 def _needs(
-    state: assignments.AssignmentProcessor, wanted: Mapping[str, protocol.ResourceSpec]
+    state: assignments.AssignmentProcessor, specs: Mapping[str, protocol.ResourceSpec]
 ) -> dict[str, tuple[str, ...]]:
-    """What those need, what that needs, and so on: a new circle goes through one of them."""
+    """The dependencies of these specifications, transitively: any new cycle contains one of them."""
     needs: dict[str, tuple[str, ...]] = {}
-    ahead = list(wanted)
+    ahead = list(specs)
     while ahead:
         name = ahead.pop()
         there = state.resources.get(name)
-        spec = wanted.get(name) or (there.spec if there else None)
-        needs[name] = spec.depends_on if spec else ()  # none: its agent was forgotten
-        ahead += (one for one in needs[name] if one not in needs)
+        spec = specs.get(name) or (there.spec if there else None)
+        needs[name] = spec.depends_on if spec else ()  # none if its agent was removed
+        ahead += (dependency for dependency in needs[name] if dependency not in needs)
     return needs
 
 
 class _Agents:
-    """Which agent hosts an entry.  What an expression selects is looked for once, not for each entry."""
+    """Selects the agent of an entry. An expression is evaluated once, not for each entry."""
 
     def __init__(self, state: assignments.AssignmentProcessor) -> None:
         self._state = state
-        self._fitting: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
+        self._matching: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
 
     @functools.cached_property
     def _counts(self) -> dict[str, int]:
         return views.resources_by_agent(self._state)
 
     def choose(self, entry: manifest.ManifestEntry) -> str:
-        """The named one; or, of those the expression selects, the one that has least. What runs stays."""
+        """The named agent, or the least loaded one that matches the expression. An existing resource stays
+        where it is.
+        """
         known = self._state.resources.get(entry.name)
         if entry.agent is not None:
             agent = self._state.agents.get(entry.agent)
@@ -102,39 +106,41 @@ class _Agents:
                 raise errors.InvalidInput(f"{entry.agent!r} has no adapter of type {entry.type!r}")
             return entry.agent
         if entry.where is None:
-            raise errors.InvalidInput(f"{entry.name!r}: say where it runs, with `agent` or `where`")
-        wanted = (entry.where, entry.type)
-        if wanted not in self._fitting:
-            names = _fitting(self._state, entry, entry.where)
+            raise errors.InvalidInput(f"{entry.name!r}: `agent` or `where` is required")
+        key = (entry.where, entry.type)
+        if key not in self._matching:
+            names = _matching_agents(self._state, entry, entry.where)
             least = [(self._counts.get(name, 0), name) for name in names]
             heapq.heapify(least)
-            self._fitting[wanted] = (set(names), least)
-        fitting, least = self._fitting[wanted]
-        if known is not None and known.spec.agent in fitting:
+            self._matching[key] = (set(names), least)
+        matching, least = self._matching[key]
+        if known is not None and known.spec.agent in matching:
             return known.spec.agent
-        while (count := self._counts.get(least[0][1], 0)) != least[0][0]:  # it got more meanwhile
+        while (count := self._counts.get(least[0][1], 0)) != least[0][0]:  # the load has changed meanwhile
             heapq.heapreplace(least, (count, least[0][1]))
         chosen = least[0][1]
         self._counts[chosen] = self._counts.get(chosen, 0) + 1
         return chosen
 
 
-def _fitting(state: assignments.AssignmentProcessor, entry: manifest.ManifestEntry, where: str) -> list[str]:
-    """Agents that the expression selects: one at least."""
+def _matching_agents(
+    state: assignments.AssignmentProcessor, entry: manifest.ManifestEntry, where: str
+) -> list[str]:
+    """Agents that match the expression: at least one."""
     condition = parser.parse(where)
     matches = python.compile(condition)
-    found = [
+    names = [
         name
         for name, agent in state.agents.items()
         if not agent.cordoned
         and entry.type in agent.types
         and matches(views.agent_attributes(name, agent).get)
     ]
-    if not found:
+    if not names:
         there = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}
         unknown = sorted({name.key for name in ast.names(condition)} - there) if there else []
         hint = f"no agent has an attribute {unknown[0]}" if unknown else None
         if unknown and (near := type_check.closest_name(unknown[0], there)):
             hint = f"{hint}; {near}"
-        raise errors.Unavailable(f"{entry.name!r}: no agent that is there fits {where!r}", hint=hint)
-    return found
+        raise errors.Unavailable(f"{entry.name!r}: no known agent matches {where!r}", hint=hint)
+    return names

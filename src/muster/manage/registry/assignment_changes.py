@@ -1,7 +1,8 @@
-"""What has changed for each manager, in an order in which it can be sent in pages. Pure.
+"""Changes for each manager, in an order that allows sending them in pages. Pure.
 
-Every change takes the next revision.  A manager says up to which revision it knows its assignments and gets
-the next ones: a page may end anywhere, and a change that comes between two pages is on a later one.
+Each change has its own revision. A manager states the revision up to which it knows its assignments and
+receives the changes after it. A page may end anywhere; a change that arrives between two pages is on a later
+page.
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from collections.abc import Iterator
 class AssignmentChanges:
     def __init__(self) -> None:
         self.revision = 1
-        self.released: dict[str, dict[str, int]] = {}  # of a manager: what it lost, and when
-        self._assigned: dict[str, tuple[str, int]] = {}  # of a resource: whose, and when it changed
-        # Of a manager: (revision, resource), oldest first; what has changed again since is in it once more.
+        self.released: dict[
+            str, dict[str, int]
+        ] = {}  # by manager: the released resources and the revision of each
+        self._assigned: dict[
+            str, tuple[str, int]
+        ] = {}  # by resource: its manager and the revision of the last change
+        # By manager: (revision, resource), oldest first; a later change of a resource adds another entry.
         self._logs: dict[str, list[tuple[int, str]]] = {}
-        self._live: dict[str, int] = {}  # of a manager: how many entries of its log hold
+        self._live: dict[str, int] = {}  # by manager: the number of valid entries in its log
 
     def assign(self, manager: str, resource: str) -> None:
-        """The resource is this manager's, and something about it changed."""
+        """The resource belongs to this manager, and something about it changed."""
         before = self._assigned.get(resource)
         if before is None or before[0] != manager:
             self._live[manager] = self._live.get(manager, 0) + 1
@@ -28,22 +33,22 @@ class AssignmentChanges:
         self._assigned[resource] = (manager, self.revision + 1)
         self._append(manager, resource)
 
-    def release(self, manager: str, resource: str, *, tell: bool) -> None:
-        """The resource is not this manager's any more; ``tell``: the manager has to be told."""
+    def release(self, manager: str, resource: str, *, notify: bool) -> None:
+        """The resource no longer belongs to this manager; ``notify``: the manager has to be informed."""
         if self._assigned.pop(resource, ("", 0))[0] == manager:
             self._live[manager] -= 1
-        if tell:
+        if notify:
             self.released.setdefault(manager, {})[resource] = self.revision + 1
             self._append(manager, resource)
 
     def confirm(self, manager: str, revision: int) -> None:
-        """The manager knows everything up to this revision."""
+        """The manager has received all changes up to this revision."""
         released = self.released.get(manager, {})
-        for resource in [one for one, at in released.items() if at <= revision]:
+        for resource in [name for name, at in released.items() if at <= revision]:
             del released[resource]
 
     def forget(self, manager: str) -> None:
-        """The manager will be told everything anew."""
+        """The manager will receive all its assignments again."""
         self.released.pop(manager, None)
         self._compact(manager)
 

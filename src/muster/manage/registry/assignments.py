@@ -1,14 +1,14 @@
-"""The request processor: the registry's state in memory, and what follows from it. Pure.
+"""The registry's state in memory and the decisions that follow from it. Pure.
 
-It matches resources to managers, spreads them evenly, expires managers that have not renewed, and reassigns
-with a higher epoch.  Each decision is a `Changes`, which the shell commits and then hands to `accept`: memory
-never knows what the store does not.
+It assigns resources to managers evenly, expires managers that did not renew, and reassigns their resources
+with a higher epoch. Each decision is a `RegistryChanges`, which the endpoint commits to the store and then
+passes to `accept`: memory never contains what the store does not.
 
-Epochs come from one counter for all resources, so that a resource that is deleted and made again has a higher
-one than before.  A registry whose store was set back (restored from a copy) would give epochs that agents
-have already seen: the manager reports the epoch that the agent obeys (`protocol.Status.superseded_by`), and
-its resource gets one above.  That raises the epoch of this resource only, so an agent that lies harms only
-what it hosts.
+Epochs come from one counter for all resources, so a resource that is deleted and created again has a higher
+epoch than before. A registry whose store was restored from a backup could assign epochs that agents have
+already seen. In that case the manager reports the epoch that the agent accepted
+(`protocol.ResourceStatus.superseded_by`), and the resource gets a higher one. This raises the epoch of that
+resource only, so a malicious agent affects only the resources it hosts.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from muster.core import errors, health, subjects
 from muster.manage import protocol
 from muster.manage.registry import assignment_changes
 
-EPOCH_MAX = 1 << 62  # of what an agent may report: there is always a higher one
-# Owners changed in one commit: the rest follows in the next.
+EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
+# Owners changed in one commit; the rest follows in the next.
 ASSIGNED_MAX = 25_000  # equivalent: any bound of this order serves
-# Names in `waits_for`: for people to read.
+# Names in `waits_for`, which is meant for people.
 WAITS_MAX = 100  # equivalent: any bound of this order serves
-SLACK = 0.1  # managers may differ by this part of an even share before resources are moved for balance
+SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
 class ResourceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -38,11 +38,11 @@ class ResourceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     generation: int
     by: str = ""
     deleting: bool = False
-    formerly: str = ""  # until its manager has renamed it
+    formerly: str = ""  # the previous name, until the agent has renamed it
 
 
 class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``boot``: of the manager's process, so that one that was restarted owns anew, with a higher epoch."""
+    """``boot`` identifies the manager's process: a restarted manager gets higher epochs."""
 
     manager: str
     epoch: int
@@ -50,7 +50,7 @@ class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``machine`` tells a machine that was set up anew from the one that was enrolled under this name."""
+    """``machine`` distinguishes a reinstalled machine from the one that was enrolled under this name."""
 
     zone: str = "default"
     labels: dict[str, str] = {}
@@ -78,7 +78,7 @@ class RegistryChanges:
 
 @dataclass(slots=True)
 class ManagerRecord:
-    """A manager that renews. ``expires_at`` is of the loop's clock."""
+    """A manager with a valid renewal. ``expires_at`` uses the loop's clock."""
 
     boot: int
     expires_at: float
@@ -89,7 +89,7 @@ class ManagerRecord:
 
 class AssignmentProcessor:
     def __init__(self, *, term: int, ttl_s: float, session: int = 0) -> None:
-        """``session``: random, so that revisions of another processor are never mistaken for this one's."""
+        """``session`` is random, so revisions of another processor are never taken for those of this one."""
         self.term = term  # the acting registry's epoch
         self.ttl_s = ttl_s
         self.session = session
@@ -98,18 +98,18 @@ class AssignmentProcessor:
         self.statuses: dict[str, protocol.ResourceStatus] = {}
         self.agents: dict[str, AgentRecord] = {}
         self.managers: dict[str, ManagerRecord] = {}
-        self.seen: set[str] = set()  # managers that have renewed in this term, also those that are gone since
-        self.epoch = 0  # the highest given
+        self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
+        self.epoch = 0  # the highest assigned epoch
         self._owned: dict[str, set[str]] = {}
-        self._news = assignment_changes.AssignmentChanges()
-        self._expiries: dict[str, int] = {}  # of a manager: how often what it knew was forgotten here
+        self._changes = assignment_changes.AssignmentChanges()
+        self._expiries: dict[str, int] = {}  # by manager: how often its pending changes were discarded
         self._dependants: dict[str, set[str]] = {}
-        self._ordered: list[str] | None = None
+        self._sorted_names: list[str] | None = None
 
-    # What was stored
+    # Stored changes
 
     def accept(self, changes: RegistryChanges) -> set[str]:
-        """It is committed. Returns the managers that have to hear of it."""
+        """Apply committed changes. Returns the managers to notify."""
         touched: set[str] = set()
         self.epoch = max(self.epoch, changes.epoch)
         for name, agent in changes.agents.items():
@@ -119,8 +119,8 @@ class AssignmentProcessor:
                 if agent.cordoned != (before_agent is not None and before_agent.cordoned):
                     touched |= self._hosted_by(name)
         for name, resource in changes.resources.items():
-            for one in (self.resources.get(name), resource):
-                touched |= set(one.spec.depends_on) if one is not None else set()
+            for version in (self.resources.get(name), resource):
+                touched |= set(version.spec.depends_on) if version is not None else set()
             self._set_resource(name, resource)
             touched |= {name, *self._dependants.get(name, ())}
         for name, owner in changes.owners.items():
@@ -139,22 +139,22 @@ class AssignmentProcessor:
         return self._touch(touched)
 
     @property
-    def ordered(self) -> list[str]:
-        """The names of all resources in their order; kept, because lists are read page by page."""
-        if self._ordered is None:
-            self._ordered = sorted(self.resources)
-        return self._ordered
+    def sorted_names(self) -> list[str]:
+        """The names of all resources in order; cached, because lists are read page by page."""
+        if self._sorted_names is None:
+            self._sorted_names = sorted(self.resources)
+        return self._sorted_names
 
     def snapshot(self) -> AssignmentProcessor:
         """A copy of resources, owners, statuses and agents, for a computation in another thread.
 
-        The records are immutable and shared.  What else a processor has is not copied, and changes on.
+        The records are immutable and shared. Everything else is not copied and continues to change.
         """
-        found = copy.copy(self)
-        found._ordered = self.ordered
-        found.resources, found.owners = dict(self.resources), dict(self.owners)
-        found.statuses, found.agents = dict(self.statuses), dict(self.agents)
-        return found
+        copied = copy.copy(self)
+        copied._sorted_names = self.sorted_names
+        copied.resources, copied.owners = dict(self.resources), dict(self.owners)
+        copied.statuses, copied.agents = dict(self.statuses), dict(self.agents)
+        return copied
 
     def owned_count(self, manager: str) -> int:
         return len(self._owned.get(manager, ()))
@@ -167,34 +167,34 @@ class AssignmentProcessor:
         for name in names:
             owner = self.owners.get(name)
             if owner is not None and owner.manager:
-                self._news.assign(owner.manager, name)
+                self._changes.assign(owner.manager, name)
                 managers.add(owner.manager)
         return managers
 
     @property
     def revision(self) -> int:
-        return self._news.revision
+        return self._changes.revision
 
     def _set_resource(self, name: str, resource: ResourceRecord | None) -> None:
         before = self.resources.pop(name, None)
         if (before is None) != (resource is None):
-            self._ordered = None
+            self._sorted_names = None
         if before is not None:
-            for one in before.spec.depends_on:
-                self._dependants.get(one, set()).discard(name)
+            for dependency in before.spec.depends_on:
+                self._dependants.get(dependency, set()).discard(name)
         if resource is None:
             self.statuses.pop(name, None)
             return
         self.resources[name] = resource
-        for one in resource.spec.depends_on:
-            self._dependants.setdefault(one, set()).add(name)
+        for dependency in resource.spec.depends_on:
+            self._dependants.setdefault(dependency, set()).add(name)
 
     def _set_owner(self, name: str, owner: ResourceOwner | None) -> None:
         before = self.owners.pop(name, None)
         if before is not None:
             self._owned.get(before.manager, set()).discard(name)
             if owner is None or owner.manager != before.manager:
-                self._news.release(before.manager, name, tell=before.manager in self.managers)
+                self._changes.release(before.manager, name, notify=before.manager in self.managers)
         if owner is None:
             return
         self.owners[name] = owner
@@ -202,28 +202,28 @@ class AssignmentProcessor:
 
     # Managers
 
-    def renew(self, name: str, said: protocol.RenewRequest, now: float) -> bool:
-        """A manager lives. Whether anything may follow for assignments."""
+    def renew(self, name: str, request: protocol.RenewRequest, now: float) -> bool:
+        """Renew a manager. Returns whether assignments may change because of it."""
         before = self.managers.get(name)
-        self.seen.add(name)
+        self.renewed.add(name)
         self.managers[name] = ManagerRecord(
-            said.boot, now + self.ttl_s, said.broker, said.connection, said.leaving
+            request.boot, now + self.ttl_s, request.broker, request.connection, request.leaving
         )
-        return before is None or before.boot != said.boot or before.leaving != said.leaving
+        return before is None or before.boot != request.boot or before.leaving != request.leaving
 
-    def granted(self, name: str, said: protocol.RenewRequest) -> protocol.RenewResult:
-        """A page of what this manager has to know, beyond what it says it knows: oldest changes first."""
+    def renewal_page(self, name: str, request: protocol.RenewRequest) -> protocol.RenewResult:
+        """A page of changes that this manager has not received yet, oldest first."""
         session = self.session + self._expiries.get(name, 0)
-        anew = (said.term, said.session) != (self.term, session) or said.revision > self.revision
-        since = 0 if anew else said.revision  # equivalent: the first change has revision 2
-        self._news.confirm(name, self.revision if anew else since)
-        beyond = protocol.PAGE + 1  # equivalent (1 -> 2): one beyond the page tells that there is more
-        page = list(itertools.islice(self._news.since(name, since), beyond))
+        resync = (request.term, request.session) != (self.term, session) or request.revision > self.revision
+        since = 0 if resync else request.revision  # equivalent: the first change has revision 2
+        self._changes.confirm(name, self.revision if resync else since)
+        beyond = protocol.PAGE + 1  # equivalent (1 -> 2): one beyond the page shows that there is more
+        page = list(itertools.islice(self._changes.since(name, since), beyond))
         assigned: list[protocol.Assignment] = []
         size = count = 0
-        for _, one, released in page[: protocol.PAGE]:
-            assignment = None if released else self.assignment(one)
-            size += len(one) + 8 if assignment is None else len(msgspec.msgpack.encode(assignment))
+        for _, resource, released in page[: protocol.PAGE]:
+            assignment = None if released else self.assignment(resource)
+            size += len(resource) + 8 if assignment is None else len(msgspec.msgpack.encode(assignment))
             if count and size > protocol.PAGE_BYTES:
                 break
             count += 1
@@ -235,16 +235,16 @@ class AssignmentProcessor:
             session=session,
             revision=page[count - 1][0] if more else self.revision,
             ttl_s=self.ttl_s,
-            anew=anew,
+            anew=resync,
             more=more,
             assigned=tuple(assigned),
-            released=tuple(one for _, one, released in page[:count] if released),
+            released=tuple(resource for _, resource, released in page[:count] if released),
         )
 
     def assignment(self, name: str) -> protocol.Assignment:
         resource, owner = self.resources[name], self.owners[name]
         return protocol.Assignment(
-            spec=msgspec.structs.replace(resource.spec, wanted=self.wanted(name)),
+            spec=msgspec.structs.replace(resource.spec, desired=self.desired_state(name)),
             epoch=owner.epoch,
             generation=resource.generation,
             deleting=resource.deleting,
@@ -253,39 +253,44 @@ class AssignmentProcessor:
             status=self.statuses.get(name),
         )
 
-    def wanted(self, name: str) -> protocol.DesiredState:
-        """The desired state in force: on a drained machine nothing runs."""
+    def desired_state(self, name: str) -> protocol.DesiredState:
+        """The desired state in force: on a drained machine, resources are drained."""
         spec = self.resources[name].spec
         agent = self.agents.get(spec.agent)
-        drained = agent is not None and agent.cordoned and spec.wanted is protocol.DesiredState.UP
-        return protocol.DesiredState.DRAINED if drained else spec.wanted
+        drained = agent is not None and agent.cordoned and spec.desired is protocol.DesiredState.UP
+        return protocol.DesiredState.DRAINED if drained else spec.desired
 
     def waits_for(self, name: str) -> tuple[str, ...]:
-        """What has to be up before it is started; what has to be gone before it is deleted.
+        """Dependencies that have to be up before a start, or dependants that have to be gone before a
+        deletion.
 
-        What runs already waits for nothing: the fall of a dependency takes nobody down with it.
+        A running resource waits for nothing: the failure of a dependency does not stop it.
         """
         resource, status = self.resources[name], self.statuses.get(name)
         if resource.deleting:
-            dependants = (one for one in self._dependants.get(name, ()) if one in self.resources)
-            deleting = (one for one in dependants if self.resources[one].deleting)
+            dependants = (
+                dependant for dependant in self._dependants.get(name, ()) if dependant in self.resources
+            )
+            deleting = (dependant for dependant in dependants if self.resources[dependant].deleting)
             return tuple(heapq.nsmallest(WAITS_MAX, deleting))
         if status is not None and status.generation:
             return ()
-        return tuple(one for one in resource.spec.depends_on if not self._satisfies(one))[:WAITS_MAX]
+        return tuple(
+            dependency for dependency in resource.spec.depends_on if not self._satisfies(dependency)
+        )[:WAITS_MAX]
 
     def _satisfies(self, name: str) -> bool:
-        """Whether those who depend on it may start: it is up, or nobody wants it up."""
+        """Whether dependants may start: it is up, or its desired state is not up."""
         if name not in self.resources:
             return False
-        return self.wanted(name) is not protocol.DesiredState.UP or self._is_up(name)
+        return self.desired_state(name) is not protocol.DesiredState.UP or self._is_up(name)
 
     def _is_up(self, name: str) -> bool:
         status = self.statuses.get(name)
         return status is not None and status.state is health.HealthState.UP
 
-    def closed(self, broker: str, connection: int, now: float, grace_s: float) -> str | None:
-        """A broker says that this connection is closed: whose it was has ``grace_s`` to renew by another."""
+    def connection_closed(self, broker: str, connection: int, now: float, grace_s: float) -> str | None:
+        """A broker reported a closed connection. Its manager has ``grace_s`` to renew over another one."""
         for name, member in self.managers.items():
             if (member.broker, member.connection) == (broker, connection):
                 member.expires_at = min(member.expires_at, now + grace_s)
@@ -296,31 +301,33 @@ class AssignmentProcessor:
         return min((member.expires_at for member in self.managers.values()), default=None)
 
     def expire(self, now: float) -> list[str]:
-        """Managers that have not renewed in time are none any more."""
+        """Remove managers that did not renew in time. Returns their names."""
         late = [name for name, member in self.managers.items() if member.expires_at <= now]
         for name in late:
             del self.managers[name]
-            self._news.forget(name)
+            self._changes.forget(name)
             self._expiries[name] = self._expiries.get(name, 0) + 1
         return late
 
     def assign(self) -> RegistryChanges:
-        """Give what has no owner to those who have least, and even out: a bounded number at once."""
-        takers = sorted(name for name, member in self.managers.items() if not member.leaving)
+        """Assign resources without an owner to the least loaded managers and balance the load, in bounded
+        batches.
+        """
+        candidates = sorted(name for name, member in self.managers.items() if not member.leaving)
         changes = RegistryChanges(epoch=self.epoch)
-        if not takers:
+        if not candidates:
             return changes
-        boots = {name: self.managers[name].boot for name in takers}
+        boots = {name: self.managers[name].boot for name in candidates}
         moving = [
             name
             for name in self.resources
             if (owner := self.owners.get(name)) is None or boots.get(owner.manager) != owner.boot
         ]
         lost = set(moving)
-        counts = {name: len(self._owned.get(name, set()) - lost) for name in takers}
-        share = -(-len(self.resources) // len(takers))
+        counts = {name: len(self._owned.get(name, set()) - lost) for name in candidates}
+        share = -(-len(self.resources) // len(candidates))
         slack = max(1, int(share * SLACK))
-        for name in takers:
+        for name in candidates:
             surplus = counts[name] - share
             is_above = surplus > 0  # equivalent (Gt -> GtE): to move none changes nothing
             if surplus > slack or (is_above and min(counts.values()) < share - slack):
@@ -333,7 +340,7 @@ class AssignmentProcessor:
             heapq.heapreplace(least, (count + 1, manager))
             before = self.owners.get(name)
             if before is not None and (before.manager, before.boot) == (manager, boots[manager]):
-                continue  # it came back to where it was
+                continue  # it returned to its previous owner
             epoch = _next_epoch(changes, before.epoch if before else 0)
             changes.owners[name] = ResourceOwner(manager=manager, epoch=epoch, boot=boots[manager])
             if len(changes.owners) == ASSIGNED_MAX:
@@ -344,19 +351,21 @@ class AssignmentProcessor:
 
     def apply(self, specs: Iterable[protocol.ResourceSpec], by: str) -> RegistryChanges:
         changes = RegistryChanges(epoch=self.epoch)
-        moving = {one.formerly for one in self.resources.values() if one.formerly}
+        moving = {resource.formerly for resource in self.resources.values() if resource.formerly}
         for spec in specs:
             before = self.resources.get(spec.name)
             if spec.name in moving:
-                raise errors.Conflict(f"{spec.name!r} is being renamed", hint="apply again when it has moved")
+                raise errors.Conflict(f"{spec.name!r} is being renamed", hint="apply again after the rename")
             if before is not None and before.deleting:
-                raise errors.Conflict(f"{spec.name!r} is being deleted", hint="apply again when it is gone")
+                raise errors.Conflict(
+                    f"{spec.name!r} is being deleted", hint="apply again after the deletion"
+                )
             if before is not None and before.spec == spec:
                 continue
             if before is not None and before.spec.agent != spec.agent:
                 raise errors.Conflict(
                     f"{spec.name!r} is on {before.spec.agent!r} and cannot move to {spec.agent!r}",
-                    hint="delete it there, then apply",
+                    hint="delete it there, then apply again",
                 )
             if before is not None and before.spec.type != spec.type:
                 raise errors.Conflict(
@@ -369,22 +378,22 @@ class AssignmentProcessor:
             )
         return changes
 
-    def want(self, name: str, wanted: protocol.DesiredState, by: str) -> RegistryChanges:
-        """Drain (``DRAINED``) or stop draining (``UP``) a resource, or a whole machine.
+    def set_desired(self, name: str, desired: protocol.DesiredState, by: str) -> RegistryChanges:
+        """Drain (``DRAINED``) or undrain (``UP``) a resource or a complete machine.
 
-        A resource that is wanted ``down`` stays so.  A drained machine takes nothing more, and what each of
-        its resources should be is kept for when it works again (see `wanted`).
+        A resource whose desired state is ``down`` stays down. A drained machine accepts no more resources;
+        the desired states of its resources are kept for the undrain (see `desired_state`).
         """
-        changes, drain = RegistryChanges(epoch=self.epoch), wanted is protocol.DesiredState.DRAINED
+        changes, drain = RegistryChanges(epoch=self.epoch), desired is protocol.DesiredState.DRAINED
         resource, agent = self.resources.get(name), self.agents.get(name)
         if resource is not None:
-            if not drain and self.wanted(name) is not resource.spec.wanted:
+            if not drain and self.desired_state(name) is not resource.spec.desired:
                 raise errors.Conflict(
                     f"{name!r} is on {resource.spec.agent!r}, which is drained", hint="undrain the machine"
                 )
             before = protocol.DesiredState.UP if drain else protocol.DesiredState.DRAINED
-            if resource.spec.wanted is before and not resource.deleting:
-                spec = msgspec.structs.replace(resource.spec, wanted=wanted)
+            if resource.spec.desired is before and not resource.deleting:
+                spec = msgspec.structs.replace(resource.spec, desired=desired)
                 changes.resources[name] = msgspec.structs.replace(
                     resource, spec=spec, generation=resource.generation + 1, by=by
                 )
@@ -392,35 +401,40 @@ class AssignmentProcessor:
             if agent.cordoned != drain:
                 changes.agents[name] = msgspec.structs.replace(agent, cordoned=drain)
         else:
-            raise errors.NotFound(f"no resource and no agent {name!r}")
+            raise errors.NotFound(f"no resource or agent {name!r}")
         return changes
 
     def rename(self, name: str, to: str, by: str) -> RegistryChanges:
-        """The same resource under another name; those who depend on it follow.
+        """Rename a resource; its dependants refer to the new name.
 
-        It is the registry's at once; its manager then has the agent rename it (`Assignment.formerly`).
+        The registry uses the new name at once. The manager then has the agent rename the resource
+        (`Assignment.formerly`).
         """
         subjects.token(to)
         resource = self.resources.get(name)
         if resource is None:
             raise errors.NotFound(f"no resource {name!r}")
         if to in self.resources:
-            raise errors.AlreadyExists(f"there is a resource {to!r} already")
-        if any(one.formerly == to and other != name for other, one in self.resources.items()):
-            raise errors.Conflict(f"{to!r} is being renamed", hint="rename again when it has moved")
+            raise errors.AlreadyExists(f"the resource {to!r} already exists")
+        if any(record.formerly == to and other != name for other, record in self.resources.items()):
+            raise errors.Conflict(f"{to!r} is being renamed", hint="retry after the rename")
         if resource.deleting or (resource.formerly and resource.formerly != to):
-            hint = None if resource.deleting else f"only back to {resource.formerly!r} until that is done"
+            hint = (
+                None
+                if resource.deleting
+                else f"until then it can only be renamed back to {resource.formerly!r}"
+            )
             being = "deleted" if resource.deleting else "renamed"
             raise errors.Conflict(f"{name!r} is being {being}", hint=hint)
         if protocol.TOPOLOGY in resource.spec.labels:
-            raise errors.Refused(f"{name!r} belongs to a topology, whose brokers know each other by name")
+            raise errors.Refused(f"{name!r} belongs to a topology, whose brokers refer to each other by name")
         changes = RegistryChanges(epoch=self.epoch)
         changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
-        for one in self._dependants.get(name, ()):
-            other = self.resources[one]
+        for dependant in self._dependants.get(name, ()):
+            other = self.resources[dependant]
             needs = tuple(to if need == name else need for need in other.spec.depends_on)
             spec = msgspec.structs.replace(other.spec, depends_on=needs)
-            changes.resources[one] = msgspec.structs.replace(other, spec=spec)
+            changes.resources[dependant] = msgspec.structs.replace(other, spec=spec)
         changes.resources[to] = msgspec.structs.replace(
             resource,
             spec=msgspec.structs.replace(resource.spec, name=to),
@@ -437,23 +451,25 @@ class AssignmentProcessor:
         return changes
 
     def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> RegistryChanges:
-        """Marks them: they are gone when their managers have taken them down, dependants first.
+        """Mark resources for deletion. Their managers remove them, dependants first.
 
         ``force`` removes them at once, without their agents: for machines that are lost.
         """
-        changes, wanted = RegistryChanges(epoch=self.epoch), set(names)
-        for name in sorted(wanted):
+        changes, deleted = RegistryChanges(epoch=self.epoch), set(names)
+        for name in sorted(deleted):
             resource = self.resources.get(name)
             if resource is None:
                 raise errors.NotFound(f"no resource {name!r}")
-            staying = [
-                one
-                for one in self._dependants.get(name, ())
-                if one not in wanted and one in self.resources and not self.resources[one].deleting
+            remaining = [
+                dependant
+                for dependant in self._dependants.get(name, ())
+                if dependant not in deleted
+                and dependant in self.resources
+                and not self.resources[dependant].deleting
             ]
-            if staying:
+            if remaining:
                 raise errors.Conflict(
-                    f"{', '.join(sorted(staying))} depend(s) on {name!r}", hint="delete those as well"
+                    f"{', '.join(sorted(remaining))} depend(s) on {name!r}", hint="delete those as well"
                 )
             if force:
                 changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
@@ -464,7 +480,7 @@ class AssignmentProcessor:
         return changes
 
     def forget(self, agent: str) -> RegistryChanges:
-        """An agent that will not come back: it and its resources are removed without asking it."""
+        """Remove an agent that will not return, and its resources, without contacting it."""
         if agent not in self.agents:
             raise errors.NotFound(f"no agent {agent!r}")
         changes = RegistryChanges(epoch=self.epoch, agents={agent: None})
@@ -472,10 +488,10 @@ class AssignmentProcessor:
             changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         return changes
 
-    def checkpointed(
+    def apply_checkpoints(
         self, manager: str, items: dict[str, tuple[int, protocol.ResourceStatus]]
     ) -> tuple[RegistryChanges, dict[str, int]]:
-        """What to write of a manager's checkpoints, and which are refused, with the epoch that holds."""
+        """Changes from a manager's checkpoints, and the rejected ones with the valid epoch."""
         changes, refused = RegistryChanges(epoch=self.epoch), {}
         for name, (epoch, status) in items.items():
             owner = self.owners.get(name)
@@ -487,7 +503,7 @@ class AssignmentProcessor:
                 if status.superseded_by >= EPOCH_MAX:
                     refused[name] = owner.epoch
                     continue
-                # Only a registry that was set back has given less than an agent has obeyed.
+                # Only a registry restored from a backup assigns a lower epoch than an agent has accepted.
                 later = _next_epoch(changes, status.superseded_by)
                 changes.owners[name] = msgspec.structs.replace(owner, epoch=later)
             elif status.gone and self.resources[name].deleting:
@@ -501,16 +517,16 @@ class AssignmentProcessor:
                     changes.resources[name] = msgspec.structs.replace(resource, formerly="")
         return changes, refused
 
-    def invariants(self) -> None:
-        """For tests: what must hold whatever happened."""
+    def check_invariants(self) -> None:
+        """For tests: assert what must hold after any change."""
         for manager, names in self._owned.items():
             assert all(self.owners[name].manager == manager for name in names)
         assert set(self.owners) <= set(self.resources)
         assert set(self.statuses) <= set(self.resources)
-        assert set(self._news.released) <= set(self.managers)
+        assert set(self._changes.released) <= set(self.managers)
 
 
 def _next_epoch(changes: RegistryChanges, above: int) -> int:
-    """The next of the counter; higher where a resource was raised by itself."""
+    """The next value of the counter, or a higher one if the epoch of the resource was raised separately."""
     changes.epoch += 1
     return max(changes.epoch, above + 1)

@@ -1,9 +1,9 @@
-"""A registry endpoint: of several, the one that holds the lease acts; the others are ready.
+"""A registry endpoint. The endpoint that holds the lease is active; the others are on standby.
 
-Reads are answered from memory; writes are committed first (`records`) and change the memory after.  While the
-store is away, managers go on renewing and nothing can be applied.  When it cannot be known whether a write
-was stored, memory is not to be trusted: the endpoint gives the lease up, and whichever acts next reads the
-store.
+Reads are served from memory. Writes are committed to the store (`record_store`) and then applied to memory.
+While the store is unavailable, managers continue to renew and nothing can be applied. If the outcome of a
+write is unknown, the state in memory is not reliable: the endpoint releases the lease, and the next active
+endpoint loads the store.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ events = log.EventLog("manage")
 MANAGER_TTL_S = 15.0
 CLOSED_GRACE_S = 1.0
 LOOK_S = 5.0
-PENDING_MAX = 20_000  # requests under way: a whole fleet says hello at once
+PENDING_MAX = 20_000  # concurrent requests: a complete fleet may announce itself at once
 
-#: (sender, verb, whether it changes anything): raises, or says whether only for what the sender hosts.
+#: (sender, verb, changes): raises an error, or returns whether the sender is limited to its own resources.
 Authorize = Callable[[str, str, bool], Awaitable[bool]]
 
 
 async def allow_all(sender: str, verb: str, changes: bool) -> bool:
-    """For tests and simulations: no broker that knows who is who."""
+    """For tests and simulations without a broker that authenticates."""
     return False
 
 
@@ -56,9 +56,9 @@ class RegistryEndpoint:
         replicas: int = 1,
         open_key: manage_secrets.OpenKey | None = None,
     ) -> None:
-        """``open_key`` reads the key of secrets; without it none are kept here."""
+        """``open_key`` reads the key of the secrets; without it, no secrets are stored."""
         self.name = bus.identity
-        self.processor: assignments.AssignmentProcessor | None = None  # while it acts
+        self.processor: assignments.AssignmentProcessor | None = None  # while it is active
         self.acting = asyncio.Event()
         self._bus = bus
         self._store = store
@@ -71,11 +71,11 @@ class RegistryEndpoint:
         self._lease: leases.Lease | None = None
         self._leases: leases.Leases | None = None
         self._write = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._wake = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._audit: request_audit.RequestAudit | None = None
-        self._verbs: handlers.RegistryHandlers
+        self._handlers: handlers.RegistryHandlers
         self._refused: collections.Counter[str] = collections.Counter()
 
     async def __aenter__(self) -> Self:
@@ -86,7 +86,7 @@ class RegistryEndpoint:
         await self.stop()
 
     async def start(self) -> None:
-        await self._drop_own()
+        await self._drop_own_lease()
         self._leases = await leases.Leases.open(self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
         self._running = asyncio.create_task(self._run(), name=f"registry {self.name}")
 
@@ -98,10 +98,10 @@ class RegistryEndpoint:
             with contextlib.suppress(errors.Unavailable):
                 await self._leases.close()
 
-    async def _drop_own(self) -> None:
-        """A lease under our own name is of a process that we replace: nobody has to wait for its end.
+    async def _drop_own_lease(self) -> None:
+        """Delete a lease that a previous process with this name left, so that its expiry need not be awaited.
 
-        If it lives after all, its epoch is lower than ours, and the store refuses it.
+        If that process still runs, its epoch is lower than ours, and the store rejects it.
         """
         bucket = await self._bus.key_value(
             api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20, replicas=self._replicas)
@@ -122,11 +122,11 @@ class RegistryEndpoint:
             except errors.MusterError as error:
                 events.warning("registry-interrupted", registry=self.name, error=error)
                 await asyncio.sleep(0.5)
-            except Exception as error:  # noqa: BLE001  (the next one to act reads the store again)
+            except Exception as error:  # noqa: BLE001  (the next active endpoint loads the store)
                 events.error("registry-failed", registry=self.name, error=error)
                 await asyncio.sleep(5.0)
 
-    # Acting
+    # Active
 
     async def _act(self, lease: leases.Lease) -> None:
         self._lease = lease
@@ -135,7 +135,7 @@ class RegistryEndpoint:
         )
         await self._records.load(loaded)
         self.processor = loaded
-        self._verbs = handlers.RegistryHandlers(self, self._open_key)
+        self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(
             self._bus,
             protocol.PART,
@@ -143,7 +143,7 @@ class RegistryEndpoint:
         )
         async with contextlib.AsyncExitStack() as stack:
             await stack.enter_async_context(
-                await self._bus.subscribe(protocol.RENEWALS, handler=self._in_background(self._renewed))
+                await self._bus.subscribe(protocol.RENEWALS, handler=self._in_background(self._renew))
             )
             await stack.enter_async_context(
                 server.RpcServer(
@@ -158,7 +158,7 @@ class RegistryEndpoint:
             )
             with contextlib.suppress(errors.Forbidden):
                 await stack.enter_async_context(
-                    await self._bus.subscribe(leases.DISCONNECTED, handler=self._closed)
+                    await self._bus.subscribe(leases.DISCONNECTED, handler=self._on_disconnect)
                 )
             events.info("registry-acts", registry=self.name, epoch=lease.epoch)
             self.acting.set()
@@ -172,60 +172,62 @@ class RegistryEndpoint:
                     task.cancel()
 
     async def _work(self, lease: leases.Lease) -> None:
-        """Expire, assign, wait."""
+        """Expire and assign until the lease is lost."""
         loop = asyncio.get_running_loop()
         helpers = [
-            asyncio.create_task(self._tell_of_loss(lease)),
-            asyncio.create_task(self._verbs.rollouts.keep()),
+            asyncio.create_task(self._wake_on_loss(lease)),
+            asyncio.create_task(self._handlers.rollouts.run()),
         ]
         try:
-            # Managers of an earlier term have one full time to live to show themselves.
+            # Managers of an earlier term have one full time to live to renew.
             quiet_until = loop.time() + self._manager_ttl_s
             while not lease.lost.is_set():
-                self._changed.clear()
+                self._wake.clear()
                 if (acting := self.processor) is None:
-                    raise errors.Unavailable("it is in doubt what is stored")
-                if not lease.held:  # the connection is away, and the lease may yet outlast that
+                    raise errors.Unavailable("the outcome of a write is unknown")
+                if not lease.held:  # disconnected; the lease may outlast that
                     await asyncio.sleep(0.1)
                     continue
                 await self._expire_and_assign(loop.time(), quiet_until)
                 dues = (acting.next_expiry(), quiet_until, loop.time() + LOOK_S)
-                due = min(one for one in dues if one is not None and one > loop.time())
+                due = min(at for at in dues if at is not None and at > loop.time())
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(max(0.01, due - loop.time())):
-                        await self._changed.wait()
+                        await self._wake.wait()
         finally:
             for helper in helpers:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
 
-    async def _tell_of_loss(self, lease: leases.Lease) -> None:
+    async def _wake_on_loss(self, lease: leases.Lease) -> None:
         await lease.lost.wait()
-        self._changed.set()
+        self._wake.set()
 
     async def _expire_and_assign(self, now: float, quiet_until: float) -> None:
         acting = self._acting()
         late = acting.expire(now)
         for name in late:
             events.warning("manager-expired", manager=name)
-        if now < quiet_until and not self._all_known(acting):
+        if now < quiet_until and not self._all_managers_seen(acting):
             return
         moved, lost = 0, collections.Counter[str]()
-        while changes := await self._assign_some(acting, lost):
+        while changes := await self._assign_batch(acting, lost):
             moved += changes
         if not moved:
             return
         events.info("assigned", resources=moved, managers=len(acting.managers))
         for name in late:
-            await self.record("reassign", name, f"it did not renew; {moved} resources moved", who=self.name)
+            await self.record(
+                "reassign", name, f"did not renew; {moved} resources were reassigned", who=self.name
+            )
         for name in lost.keys() - set(late):
-            why = f"started anew, or relieved by another; {lost[name]} resources taken over"
+            why = f"restarted or rebalanced; {lost[name]} resources were reassigned"
             await self.record("reassign", name, why, who=self.name)
 
-    async def _assign_some(
+    async def _assign_batch(
         self, acting: assignments.AssignmentProcessor, lost: collections.Counter[str]
     ) -> int:
-        """How many resources got another owner; ``lost`` counts them by their former one."""
+        """The number of resources with a new owner; ``lost`` counts them by previous owner."""
         async with self._write:
             changes = acting.assign()
             if not changes.owners:
@@ -239,19 +241,19 @@ class RegistryEndpoint:
                 if self.processor is None:
                     raise
                 await asyncio.sleep(0.5)
-                self._changed.set()
+                self._wake.set()
                 return 0
         lost.update(managers)
         return len(changes.owners)
 
     @staticmethod
-    def _all_known(acting: assignments.AssignmentProcessor) -> bool:
-        """Whether every manager that owns something has shown itself in this term."""
-        return {owner.manager for owner in acting.owners.values()} <= acting.seen
+    def _all_managers_seen(acting: assignments.AssignmentProcessor) -> bool:
+        """Whether every manager that owns resources has renewed in this term."""
+        return {owner.manager for owner in acting.owners.values()} <= acting.renewed
 
     def _acting(self) -> assignments.AssignmentProcessor:
         if self.processor is None or self._lease is None or not self._lease.held:
-            raise errors.Unavailable("this registry endpoint does not act now")
+            raise errors.Unavailable("this registry endpoint is not active")
         return self.processor
 
     @property
@@ -264,7 +266,7 @@ class RegistryEndpoint:
                 await handler(message)
             except errors.MusterError as error:
                 events.info("not-handled", subject=message.subject, error=error)
-            except Exception as error:  # noqa: BLE001  (one message must not cost another)
+            except Exception as error:  # noqa: BLE001  (one message must not affect another)
                 events.error("handler-failed", subject=message.subject, error=error)
 
         def begin(message: api.Message) -> None:
@@ -274,7 +276,7 @@ class RegistryEndpoint:
 
         return begin
 
-    # What it is asked
+    # Requests
 
     def _operations(self) -> list[server.RpcOperation]:
         def of_process(name: str, handler: server.Handler, kind: type[messages.M]) -> server.RpcOperation:
@@ -283,11 +285,11 @@ class RegistryEndpoint:
             )
 
         return [
-            *self._verbs.operations(),
-            of_process("checkpoint", self._checkpointed, protocol.CheckpointBatch),
-            of_process(protocol.HELLO, self._greeted, protocol.AgentHello),
-            of_process("vouch.*", self._vouched_for, protocol.AgentHello),
-            server.RpcOperation(f"vouch.*.{protocol.SECRET}", self._secret_asked),
+            *self._handlers.operations(),
+            of_process("checkpoint", self._store_checkpoints, protocol.CheckpointBatch),
+            of_process(protocol.HELLO, self._agent_hello, protocol.AgentHello),
+            of_process("vouch.*", self._forwarded_hello, protocol.AgentHello),
+            server.RpcOperation(f"vouch.*.{protocol.SECRET}", self._forwarded_secret),
         ]
 
     async def _authorized(
@@ -297,15 +299,15 @@ class RegistryEndpoint:
             case ["read", verb]:
                 await self._authorize(call.identity, verb, False)
             case ["request", verb]:
-                await self._verbs.authorize(call, verb, arguments, self._authorize)
+                await self._handlers.authorize(call, verb, arguments, self._authorize)
             case [protocol.HELLO]:
                 await self._authorize(call.identity, protocol.HELLO, True)
 
-    async def _renewed(self, message: api.Message) -> None:
+    async def _renew(self, message: api.Message) -> None:
         caller = requests.accept(message, protocol.RENEWALS, self._refused)
         if caller is None:
             return
-        said = messages.decode(message.data, protocol.RenewRequest)
+        request = messages.decode(message.data, protocol.RenewRequest)
         manager = caller.identity
         try:
             await self._authorize(manager, protocol.RENEW, True)
@@ -313,97 +315,103 @@ class RegistryEndpoint:
             events.warning("renewal-refused", manager=manager, error=error)
             return
         acting = self._acting()
-        if acting.renew(manager, said, asyncio.get_running_loop().time()):
-            self._changed.set()
-        await message.respond(messages.encode(acting.granted(manager, said), "msgpack"))
+        if acting.renew(manager, request, asyncio.get_running_loop().time()):
+            self._wake.set()
+        await message.respond(messages.encode(acting.renewal_page(manager, request), "msgpack"))
 
-    async def _checkpointed(self, call: server.RpcCall, said: protocol.CheckpointBatch) -> dict[str, Any]:
+    async def _store_checkpoints(
+        self, call: server.RpcCall, batch: protocol.CheckpointBatch
+    ) -> dict[str, Any]:
         async with self._write:
-            changes, refused = self._acting().checkpointed(call.identity, said.items)
+            changes, refused = self._acting().apply_checkpoints(call.identity, batch.items)
             if changes:
                 await self.commit(changes)
         return {"refused": refused}
 
-    async def _greeted(self, call: server.RpcCall, said: protocol.AgentHello) -> dict[str, Any]:
-        return await self._store_agent(call.identity, said)
+    async def _agent_hello(self, call: server.RpcCall, hello: protocol.AgentHello) -> dict[str, Any]:
+        return await self._store_agent(call.identity, hello)
 
-    async def _vouched_for(self, call: server.RpcCall, said: protocol.AgentHello) -> dict[str, Any]:
-        return await self._store_agent(self._vouched(call), said)
+    async def _forwarded_hello(self, call: server.RpcCall, hello: protocol.AgentHello) -> dict[str, Any]:
+        return await self._store_agent(self._forwarding_agent(call), hello)
 
-    async def _store_agent(self, name: str, said: protocol.AgentHello) -> dict[str, Any]:
+    async def _store_agent(self, name: str, hello: protocol.AgentHello) -> dict[str, Any]:
         async with self._write:
             acting = self._acting()
             before = acting.agents.get(name)
             now = assignments.AgentRecord(
-                zone=said.zone,
-                labels=said.labels,
-                facts=said.facts,
-                types=said.types,
-                machine=said.machine,
+                zone=hello.zone,
+                labels=hello.labels,
+                facts=hello.facts,
+                types=hello.types,
+                machine=hello.machine,
                 cordoned=before.cordoned if before else False,
             )
             if len(msgspec.json.encode(now)) > protocol.AGENT_BYTES_MAX:
                 raise errors.LimitExceeded(
-                    f"facts and labels of {name!r} are over {protocol.AGENT_BYTES_MAX} bytes"
+                    f"facts and labels of {name!r} exceed {protocol.AGENT_BYTES_MAX} bytes"
                 )
             if now != before:
                 await self.commit(assignments.RegistryChanges(agents={name: now}, epoch=acting.epoch))
         return {}
 
-    async def _secret_asked(self, call: server.RpcCall, resource: str, name: str, key: str) -> dict[str, str]:
-        """By an agent that comes by way of a manager's line."""
-        call.on_behalf_of = self._vouched(call)
-        return await self._verbs.secret(call.on_behalf_of, resource, name, key)
+    async def _forwarded_secret(
+        self, call: server.RpcCall, resource: str, name: str, key: str
+    ) -> dict[str, str]:
+        """A request of an agent over a direct link, forwarded by its manager."""
+        call.on_behalf_of = self._forwarding_agent(call)
+        return await self._handlers.secret(call.on_behalf_of, resource, name, key)
 
-    def _vouched(self, call: server.RpcCall) -> str:
-        """The agent for which a manager speaks."""
+    def _forwarding_agent(self, call: server.RpcCall) -> str:
+        """The agent for which a manager forwards a request."""
         if call.identity not in self._acting().managers:
-            raise errors.Forbidden(f"{call.identity} is no manager, and vouches for nobody")
+            raise errors.Forbidden(f"{call.identity} is not an active manager and may not forward requests")
         return call.operation.split(".")[1]
 
-    def _closed(self, message: api.Message) -> None:
-        """A broker's report of a closed connection: a manager's, perhaps."""
+    def _on_disconnect(self, message: api.Message) -> None:
+        """A broker reported a closed connection, possibly that of a manager."""
         if self.processor is None:
             return
         with contextlib.suppress(ValueError, KeyError, TypeError):
             report = json.loads(message.data)
             now = asyncio.get_running_loop().time()
-            if self.processor.closed(
+            if self.processor.connection_closed(
                 report["server"]["id"], int(report["client"]["id"]), now, CLOSED_GRACE_S
             ):
-                self._changed.set()
+                self._wake.set()
 
-    # What it keeps
+    # Store
 
     @contextlib.asynccontextmanager
     async def writing(self) -> Any:
-        """One writer at a time; what it commits is seen by the next."""
+        """Exclusive access for a writer; the next writer sees what it committed."""
         async with self._write:
             yield self._acting()
 
     async def commit(self, changes: assignments.RegistryChanges) -> None:
-        """Store, then accept. Call it while writing."""
+        """Store the changes, then apply them. Only within `writing`."""
         acting = self._acting()
 
         async def store() -> None:
             for manager in await self._records.commit(acting, changes):
-                with contextlib.suppress(errors.MusterError):  # it is stored; the manager renews soon anyway
+                with contextlib.suppress(
+                    errors.MusterError
+                ):  # already stored; the manager renews soon anyway
                     await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
             if changes.resources:
-                self._changed.set()
+                self._wake.set()
 
-        await self._stored(store())
+        await self._guard_commit(store())
 
     async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
-        """Other records of the registry's, fenced as all are."""
-        await self._stored(self._records.write(self.term, fill))
+        """Write other records of the registry, fenced by the lease."""
+        await self._guard_commit(self._records.write(self.term, fill))
 
-    async def _stored(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guard_commit(self, work: Coroutine[Any, Any, None]) -> None:
         try:
             await record_store.finish(work)
         except (store_api.CommitOutcomeUnknown, errors.StaleEpoch):
-            self.processor = None  # step down
-            self._changed.set()
+            self.processor = None  # give up the active role
+            self._wake.set()
             raise
 
     @property
@@ -421,6 +429,6 @@ class RegistryEndpoint:
     # The audit
 
     async def record(self, what: str, target: str, why: str, *, who: str, **facts: Any) -> None:
-        """One line of the audit; an act is not undone because its record could not be stored."""
+        """Write an audit entry. An operation is not undone if its entry cannot be stored."""
         if self._audit is not None:
             await self._audit.record(what, target, why, who=who, **facts)

@@ -1,9 +1,9 @@
-"""What users ask of the registry, verb by verb: ``get`` and its like change nothing.
+"""Request handlers of the registry, one method for each verb. `READS` change nothing.
 
-Every verb that changes something is audited: who asked, what for, when, and what became of it, refusals too.
-Lists are answered page by page, because a fleet's are longer than a message may be.  Whatever looks at every
-resource is computed in a thread, so that managers can renew meanwhile: by a verb that changes something while
-no other may, by the others on a snapshot.
+Every verb that changes something is audited: the caller, the target, the time and the outcome, including
+rejected requests. Lists are returned in pages, because those of a fleet exceed the size of a message. Work
+that visits every resource runs in a thread, so that managers can renew meanwhile: changes under the write
+lock, reads on a snapshot.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
     *("exec", "rollout", "pause", "resume", "secret-set", "secret-delete", protocol.SECRET),
 )
-NAMES_MAX = 1_000  # of the resources that an act concerned; all are counted
-PAGE = 2_000  # rows in one answer, as far as they fit (`views.page`)
+NAMES_MAX = 1_000  # names in a reply; all are counted
+PAGE = 2_000  # rows in one reply, as far as they fit (`views.page`)
 NAMES_PAGE = 5_000
-EXEC_MAX = 500  # resources of one exec: each has a share of the room for results
+EXEC_MAX = 500  # resources of one exec: each result has a share of the message
 
 
 class RegistryHandlers:
@@ -49,12 +49,12 @@ class RegistryHandlers:
     ) -> None:
         self._registry = registry
         self.rollouts = rollout_executor.RolloutExecutor(registry)
-        self._keeper = manage_secrets.SecretStore(registry, open_key)
+        self._secret_store = manage_secrets.SecretStore(registry, open_key)
 
     def operations(self) -> list[server.RpcOperation]:
-        """One for each verb: the parameters of its function are its arguments.
+        """An RPC operation for each verb; the parameters of its method are its arguments.
 
-        The first parameter of a function that changes something is the user for whom it is done.
+        The first parameter of a method that changes something is the user on whose behalf it runs.
         """
         reads = [
             server.RpcOperation.plain(f"read.{verb}", self._function(verb), target=_targets) for verb in READS
@@ -70,7 +70,7 @@ class RegistryHandlers:
 
         async def run(call: server.RpcCall, **arguments: Any) -> Any:
             if operation := arguments.get("operation"):
-                call.why = f"{call.actor} asked for {operation[:100]}"
+                call.why = f"{call.actor} requested {operation[:100]}"
             result = await function(call.actor, **arguments)
             if verb == "exec":
                 call.outcome, call.details = _outcome(result)
@@ -83,26 +83,26 @@ class RegistryHandlers:
     async def authorize(
         self, call: server.RpcCall, verb: str, arguments: Mapping[str, Any], may: Any
     ) -> None:
-        """``may``: see `service.Authorize`."""
+        """``may``: see `endpoint.Authorize`."""
         if await may(call.identity, verb, True):
             self._require_own(call.identity, arguments)
-        elif verb != protocol.SECRET:  # whom it acts for is believed of those who may act themselves
+        elif verb != protocol.SECRET:  # only a caller that may act itself can act on behalf of a user
             call.on_behalf_of = call.claims_for
 
     def _require_own(self, agent: str, arguments: Mapping[str, Any]) -> None:
-        """What an agent may ask for concerns what it hosts."""
+        """An agent may only request operations on the resources it hosts."""
         resources = self._registry.state.resources
         for name in arguments.get("names") or ():
             known = resources.get(name)
             if known is not None and known.spec.agent != agent:
-                raise errors.Forbidden(f"{agent} is an agent, and {name!r} is not one of its resources")
+                raise errors.Forbidden(f"{agent} is an agent and does not host {name!r}")
 
-    # What should be
+    # Desired state
 
     async def _apply(self, by: str, entries: list[Any]) -> dict[str, Any]:
         async with self._registry.writing() as state:
             specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
-            await self._keeper.check(specs)
+            await self._secret_store.check(specs)
             lines, changes = await asyncio.to_thread(_decide, state, specs, by)
             if changes:
                 await self._registry.commit(changes)
@@ -114,40 +114,40 @@ class RegistryHandlers:
         }
 
     async def _plan(self, entries: list[Any], after: str = "") -> dict[str, Any]:
-        """A page of it; ``after`` is the number of the last line of the page before."""
+        """A page of the plan; ``after`` is the number of the last line of the previous page."""
         return await asyncio.to_thread(_page_of_plan, self._registry.state.snapshot(), entries, after)
 
     async def _create(self, by: str, entry: dict[str, Any]) -> dict[str, Any]:
-        """One resource, which must not be there yet."""
+        """Create a resource that must not exist yet."""
         async with self._registry.writing() as state:
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
-            await self._keeper.check([spec])
+            await self._secret_store.check([spec])
             if spec.name in state.resources:
-                raise errors.AlreadyExists(f"there is a resource {spec.name!r} already")
+                raise errors.AlreadyExists(f"the resource {spec.name!r} already exists")
             await self._registry.commit(state.apply([spec], by))
             return views.resource_description(state, spec.name)
 
     async def _put(
         self, by: str, name: str, changes: dict[str, Any], generation: int | None = None
     ) -> dict[str, Any]:
-        """Fields of a manifest's entry, of one that is there. ``generation``: only if it still is that."""
+        """Change fields of an existing entry. ``generation``: only if it is still the current one."""
         async with self._registry.writing() as state:
             known = state.resources.get(name)
             if known is None:
                 raise errors.NotFound(f"no resource {name!r}")
             if generation is not None and generation != known.generation:
                 raise errors.Conflict(
-                    f"{name!r} was changed meanwhile: it is generation {known.generation}",
+                    f"{name!r} changed meanwhile: its generation is {known.generation}",
                     actual=known.generation,
                 )
             before = msgspec.to_builtins(known.spec)
             before.pop("digest", None)
             entry = before | changes | {"name": name}
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
-            await self._keeper.check([spec])
-            wanted = state.apply([spec], by)
-            if wanted:
-                await self._registry.commit(wanted)
+            await self._secret_store.check([spec])
+            update = state.apply([spec], by)
+            if update:
+                await self._registry.commit(update)
             return views.resource_description(state, name)
 
     async def _rename(self, by: str, name: str, to: str) -> dict[str, Any]:
@@ -160,12 +160,14 @@ class RegistryHandlers:
     async def _delete(
         self, by: str, names: list[str], generation: int | None = None, force: bool = False
     ) -> dict[str, Any]:
-        """``generation``: only if each still is that. ``force``: without their agents, at once."""
+        """``generation``: only if it is still the current one of each. ``force``: at once, without their
+        agents.
+        """
         async with self._registry.writing() as state:
             for known in filter(None, map(state.resources.get, names)):
                 if generation is not None and generation != known.generation:
                     raise errors.Conflict(
-                        f"{known.spec.name!r} was changed meanwhile: it is generation {known.generation}",
+                        f"{known.spec.name!r} changed meanwhile: its generation is {known.generation}",
                         actual=known.generation,
                     )
             changes = state.delete(names, by, force=force)
@@ -174,37 +176,41 @@ class RegistryHandlers:
         return {"deleting": sorted(set(names))}
 
     async def _drain(self, by: str, name: str) -> dict[str, Any]:
-        """A resource, or all of an agent's, which then takes no more."""
-        return await self._set_wanted(by, name, protocol.DesiredState.DRAINED)
+        """Drain a resource or all resources of an agent, which then accepts no more."""
+        return await self._set_desired(by, name, protocol.DesiredState.DRAINED)
 
     async def _undrain(self, by: str, name: str) -> dict[str, Any]:
-        return await self._set_wanted(by, name, protocol.DesiredState.UP)
+        return await self._set_desired(by, name, protocol.DesiredState.UP)
 
-    async def _set_wanted(self, by: str, name: str, wanted: protocol.DesiredState) -> dict[str, Any]:
+    async def _set_desired(self, by: str, name: str, desired: protocol.DesiredState) -> dict[str, Any]:
         async with self._registry.writing() as state:
-            changes = state.want(name, wanted, by)
+            changes = state.set_desired(name, desired, by)
             changed = set(changes.resources)
             for agent in changes.agents:
-                hosted = (one for one, known in state.resources.items() if known.spec.agent == agent)
+                hosted = (
+                    resource for resource, known in state.resources.items() if known.spec.agent == agent
+                )
                 changed = {
-                    one for one in hosted if state.resources[one].spec.wanted is protocol.DesiredState.UP
+                    resource
+                    for resource in hosted
+                    if state.resources[resource].spec.desired is protocol.DesiredState.UP
                 }
             if changes:
                 await self._registry.commit(changes)
         return {"count": len(changed), "changed": heapq.nsmallest(NAMES_MAX, changed)}
 
     async def _forget(self, by: str, agent: str) -> dict[str, Any]:
-        """An agent that will not come back: it and its resources are removed without asking it."""
+        """Remove an agent that will not return, and its resources, without contacting it."""
         async with self._registry.writing() as state:
             changes = state.forget(agent)
             await self._registry.commit(changes)
         names = heapq.nsmallest(NAMES_MAX, changes.resources)
         return {"forgotten": agent, "count": len(changes.resources), "resources": names}
 
-    # What is
+    # Current state
 
     async def _get(self, names: list[str]) -> list[dict[str, Any]]:
-        """Rows of the first of them: as many as fit into a message."""
+        """Rows of the first names: as many as fit into a message."""
         state = self._registry.state
         selected = views.select(state, names, "", "")
         rows: list[dict[str, Any]] = views.page(selected, lambda name: views.resource_row(state, name), PAGE)[
@@ -215,9 +221,9 @@ class RegistryHandlers:
     async def _enumerate(
         self, where: str = "", after: str = "", limit: int = PAGE, names_only: bool = False
     ) -> dict[str, Any]:
-        """Some of them, in the order of their names; ``next`` is what to go on ``after``, None at the end."""
+        """A page of resources in the order of their names; ``next`` continues ``after``, None at the end."""
         limit = max(1, min(limit, NAMES_PAGE if names_only else PAGE))
-        if not where:  # then a page is all that is looked at
+        if not where:  # then only the page is visited
             return _page_of_resources(self._registry.state, where, after, limit, names_only)
         state = self._registry.state.snapshot()
         return await asyncio.to_thread(_page_of_resources, state, where, after, limit, names_only)
@@ -236,7 +242,7 @@ class RegistryHandlers:
         now = asyncio.get_running_loop().time()
         return views.managers(self._registry.state, now, after, max(1, min(limit, PAGE)))
 
-    # Acts
+    # Operations
 
     async def _exec(
         self,
@@ -247,15 +253,16 @@ class RegistryHandlers:
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[dict[str, Any]]:
-        """On each of them at once. The same ``id`` again does nothing again.
+        """Execute an operation on each resource concurrently. A repeated ``id`` is not executed again.
 
-        Results that do not fit into one message are ``truncated``: ask with the same ``id`` for fewer.
+        Results that do not fit into one message are ``truncated``: repeat the request with the same ``id``
+        and fewer names.
         """
         if len(names) > EXEC_MAX:
-            raise errors.LimitExceeded(f"an exec is for at most {EXEC_MAX} resources at a time")
+            raise errors.LimitExceeded(f"exec accepts at most {EXEC_MAX} resources at a time")
         id = id or secrets.token_hex(8)
         selected = await self._named(names)
-        wanted = [
+        orders = [
             protocol.OperationOrder(
                 id=f"{id}-{name}",
                 resource=name,
@@ -265,8 +272,8 @@ class RegistryHandlers:
             )
             for name in selected
         ]
-        answers = operation_results.fitting(
-            await registry_operations.submit_operation(self._registry, wanted, by)
+        answers = operation_results.fit_message(
+            await registry_operations.submit_operation(self._registry, orders, by)
         )
         return [
             {
@@ -277,12 +284,12 @@ class RegistryHandlers:
                 "code": answer.code,
                 "truncated": answer.truncated,
             }
-            for order, answer in zip(wanted, answers, strict=True)
+            for order, answer in zip(orders, answers, strict=True)
         ]
 
     async def _named(self, names: list[str], where: str = "") -> list[str]:
         if not names and not where:
-            raise errors.InvalidInput("say which resources: names, or an expression")
+            raise errors.InvalidInput("names or an expression is required")
         if names:
             return list(views.select(self._registry.state, names, "", ""))
         state = self._registry.state.snapshot()
@@ -291,50 +298,50 @@ class RegistryHandlers:
     async def _rollout(
         self, by: str, plan: dict[str, Any], names: list[str] | None = None, where: str = ""
     ) -> dict[str, Any]:
-        """Begins it; `rollouts` shows how it goes."""
+        """Start a rollout; `rollouts` shows its progress."""
         return await self.rollouts.begin(by, plan, await self._named(names or [], where))
 
     async def _rollouts(self, id: str | None = None, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return await self.rollouts.listed(id, after, max(1, min(limit, PAGE)))
+        return await self.rollouts.page(id, after, max(1, min(limit, PAGE)))
 
     async def _rollout_steps(self, id: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         return await self.rollouts.steps(id, after, max(1, min(limit, PAGE)))
 
     async def _pause(self, by: str, id: str) -> dict[str, Any]:
-        return await self.rollouts.turn(id, rollout.PAUSED, f"paused by {by}")
+        return await self.rollouts.set_state(id, rollout.PAUSED, f"paused by {by}")
 
     async def _resume(self, by: str, id: str) -> dict[str, Any]:
-        return await self.rollouts.turn(id, rollout.RUNNING, "")
+        return await self.rollouts.set_state(id, rollout.RUNNING, "")
 
     # Secrets
 
     async def _secrets(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
-        return await self._keeper.listed(after, max(1, min(limit, PAGE)))
+        return await self._secret_store.page(after, max(1, min(limit, PAGE)))
 
     async def _secret_key(self) -> str:
-        """For which `secret-set` wants the value sealed."""
-        return await self._keeper.public_key()
+        """The public key for which `secret-set` expects the value to be sealed."""
+        return await self._secret_store.public_key()
 
     async def _secret_set(self, by: str, name: str, box: str) -> dict[str, Any]:
-        return {"name": name, **await self._keeper.keep(by, name, box)}
+        return {"name": name, **await self._secret_store.put(by, name, box)}
 
     async def _secret_delete(self, by: str, name: str) -> dict[str, Any]:
-        await self._keeper.delete(name)
+        await self._secret_store.delete(name)
         return {"deleted": name}
 
     async def secret(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
-        """For an agent that a manager vouches for."""
+        """For an agent whose request a manager forwards."""
         return await self._secret(agent, resource, name, key)
 
     async def _secret(self, by: str, resource: str, name: str, key: str) -> dict[str, str]:
-        """What the agent ``by`` asks when it starts what it hosts."""
-        return await self._keeper.give(by, resource, name, key)
+        """A secret for the agent ``by``, which starts ``resource``."""
+        return await self._secret_store.deliver(by, resource, name, key)
 
 
 def _decide(
     state: assignments.AssignmentProcessor, specs: list[protocol.ResourceSpec], by: str
 ) -> tuple[list[dict[str, Any]], assignments.RegistryChanges]:
-    """The lines of the plan, and what is to be stored for it: all of that together."""
+    """The lines of the plan and the changes to store, computed together."""
     lines = registry_plan.plan(state.resources, specs)
     changes = state.apply(specs, by)
     leftover = [line["name"] for line in lines if line["act"] == "delete"]
@@ -360,33 +367,33 @@ def _require_renamable(name: str, type_: str) -> None:
     try:
         adapter = plugins.load_adapter(type_)
     except errors.NotFound:
-        return  # only its agent knows this type, and refuses
+        return  # only the agent has this adapter, and refuses if necessary
     if not adapter.can_be_renamed:
-        raise errors.Refused(f"{name!r} is a {type_}, which cannot be renamed")
+        raise errors.Refused(f"{name!r} has the type {type_}, which cannot be renamed")
 
 
 def _targets(arguments: Mapping[str, Any]) -> str:
     if isinstance(arguments.get("entries"), list):
-        names = [str(one.get("name", "?")) for one in arguments["entries"] if isinstance(one, dict)]
+        names = [str(entry.get("name", "?")) for entry in arguments["entries"] if isinstance(entry, dict)]
     elif isinstance(arguments.get("entry"), dict):
         names = [str(arguments["entry"].get("name", "?"))]
     else:
-        names = [str(one) for one in arguments.get("names") or ()]
+        names = [str(name) for name in arguments.get("names") or ()]
     text = ", ".join(names) or str(
-        next((arguments[one] for one in ("where", "name", "agent", "id") if arguments.get(one)), "-")
+        next((arguments[field] for field in ("where", "name", "agent", "id") if arguments.get(field)), "-")
     )
     return text[:256]
 
 
 def _outcome(result: list[dict[str, Any]]) -> tuple[messages.DecisionOutcome, dict[str, str]]:
-    """Of an exec: the worst of the outcomes, and counts."""
+    """The worst outcome of an exec, and the counts."""
     counts: dict[str, int] = {}
-    for one in result:
-        counts[one["outcome"]] = counts.get(one["outcome"], 0) + 1
+    for row in result:
+        counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
     order = (
         messages.DecisionOutcome.IN_DOUBT,
         messages.DecisionOutcome.FAILED,
         messages.DecisionOutcome.REFUSED,
     )
-    worst = next((one for one in order if counts.get(one.value)), messages.DecisionOutcome.DONE)
+    worst = next((outcome for outcome in order if counts.get(outcome.value)), messages.DecisionOutcome.DONE)
     return worst, {name: str(count) for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""What an `apply` would do, told before it is done. Pure."""
+"""The plan of an `apply`: what it would do. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from muster.manage import dependencies, protocol
 from muster.manage.registry import assignments
 
-CHANGES_BYTES_MAX = 128 << 10  # of one line
+CHANGES_BYTES_MAX = 128 << 10  # for one line
 
 
 def plan(
     before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
 ) -> list[dict[str, Any]]:
-    """One line for each resource, in the order of the steps; those of one wave go at the same time."""
+    """A line for each resource, in the order of execution; those of one wave run at the same time."""
     lines, by_name = [], {spec.name: spec for spec in specs}
     for number, wave in enumerate(
         dependencies.dependency_waves({spec.name: spec.depends_on for spec in specs}), start=1
@@ -39,23 +39,25 @@ def plan(
 def removed_topology_brokers(
     before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
 ) -> list[str]:
-    """Brokers of a topology that has become smaller: it is one thing, so they go.
+    """Brokers that a topology no longer contains: they are deleted, because a topology is one unit.
 
-    Anything else that a manifest does not name any more stays until it is deleted.
+    Other resources that a manifest no longer names stay until they are deleted.
     """
     named = {spec.name for spec in specs}
-    whole = {spec.labels[protocol.TOPOLOGY] for spec in specs if protocol.TOPOLOGY in spec.labels}
-    if not whole:
+    topologies = {spec.labels[protocol.TOPOLOGY] for spec in specs if protocol.TOPOLOGY in spec.labels}
+    if not topologies:
         return []
     return sorted(
         name
-        for name, one in before.items()
-        if one.spec.labels.get(protocol.TOPOLOGY) in whole and name not in named and not one.deleting
+        for name, record in before.items()
+        if record.spec.labels.get(protocol.TOPOLOGY) in topologies
+        and name not in named
+        and not record.deleting
     )
 
 
 def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> dict[str, list[Any]]:
-    """Field by field: what it is, and what it would be."""
+    """By field: the current and the new value."""
     old, new = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(after))
     return {
         name: [old.get(name), new.get(name)]
@@ -65,25 +67,25 @@ def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> 
 
 
 def _bounded(changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Fields that make a line too long to be sent are left out, and counted."""
+    """Omit and count fields that make a line too long."""
     if len(msgspec.json.encode(changes)) <= CHANGES_BYTES_MAX:
         return changes
-    found: dict[str, list[Any]] = {}
+    shown: dict[str, list[Any]] = {}
     size = 0
     for name, values in changes.items():
         length = len(msgspec.json.encode({name: values}))
         if size + length <= CHANGES_BYTES_MAX:
-            found[name] = values
+            shown[name] = values
             size += length
-    found["…"] = [None, f"{len(changes) - len(found)} more fields, too long to be shown"]
-    return found
+    shown["…"] = [None, f"{len(changes) - len(shown)} more fields, too long to show"]
+    return shown
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, one in value.items():
-        if isinstance(one, dict):
-            found |= _flat(one, f"{prefix}{name}.")
+    flat: dict[str, Any] = {}
+    for name, inner in value.items():
+        if isinstance(inner, dict):
+            flat |= _flat(inner, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = one
-    return found
+            flat[f"{prefix}{name}"] = inner
+    return flat

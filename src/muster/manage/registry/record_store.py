@@ -1,12 +1,12 @@
-"""The registry's records in the store: read once at the start of a term, then only written.
+"""The registry's records in the store: loaded at the start of a term, then only written.
 
-Every decision is one transaction, fenced by the registry's lease, whatever its size: what was decided
-together is stored together or not at all.  A write is never interrupted: a caller that is cancelled gets its
-cancellation when the store has answered, so that memory and store do not part.
+Each decision is one transaction, fenced by the registry's lease, whatever its size. A write is never
+interrupted: a cancelled caller receives its cancellation when the store has replied, so that memory and store
+do not diverge.
 
-The store's identity is recorded too.  A store that was restored from a backup has another one; its counter of
-epochs is then set beyond everything that was given after the backup (by the clock; agents correct it should
-the clock be wrong, see `processor`), and nothing it says of owners holds any more.
+The identity of the store is recorded too. A store restored from a backup has another identity. Its epoch
+counter is then set beyond all epochs assigned after the backup (by the clock; agents correct it if the clock
+is wrong, see `assignments`), and its owners are discarded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ events = log.EventLog("manage")
 RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
 AGENTS, META = "manage.agents", "manage.meta"
 EPOCH, IDENTITY = "epoch", "store"
-EPOCHS_A_SECOND = 1 << 20  # more than are ever given
+EPOCHS_A_SECOND = 1 << 20  # more than are ever assigned
 
 T = TypeVar("T")
 
 
 async def finish(work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which goes on to its end although the caller is cancelled meanwhile."""
+    """The result of ``work``, which runs to its end even if the caller is cancelled."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -55,7 +55,7 @@ class RegistryRecords:
         self._clock = clock
 
     async def write(self, term: int, fill: Callable[[transactions.Transaction], None]) -> None:
-        """What ``fill`` puts into a transaction, for the holder of the lease in this term."""
+        """Write a transaction as the holder of the lease in this term."""
         async with self._store.transaction() as tx:
             tx.fence(protocol.LEASE, term)
             fill(tx)
@@ -63,7 +63,7 @@ class RegistryRecords:
     async def commit(
         self, state: assignments.AssignmentProcessor, changes: assignments.RegistryChanges
     ) -> set[str]:
-        """Store, then accept. Returns the managers that have to be notified."""
+        """Store the changes, then apply them. Returns the managers to notify."""
 
         def fill(tx: transactions.Transaction) -> None:
             if changes.epoch > state.epoch:
@@ -78,8 +78,8 @@ class RegistryRecords:
         return state.accept(changes)
 
     async def load(self, loaded: assignments.AssignmentProcessor) -> None:
-        """All there is, into a new processor."""
-        await self.write(loaded.term, lambda _: None)  # from now on, an earlier term can write nothing
+        """Load all records into a new processor."""
+        await self.write(loaded.term, lambda _: None)  # from now on, earlier terms cannot write
         changes, identity = assignments.RegistryChanges(), ""
         async with self._store.snapshot() as snapshot:
             async for page in snapshot.load(META):

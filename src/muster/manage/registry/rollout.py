@@ -1,7 +1,7 @@
-"""A rollout: the same operation on many resources, some at a time, stopping when too much goes wrong. Pure.
+"""A rollout: one operation on many resources, in batches, stopping after too many errors. Pure.
 
-Resources that cannot be reached are listed apart and are no errors: nothing was done to them.  A step whose
-outcome cannot be known is in doubt; it counts as an error and is not repeated.
+Unreachable resources are listed separately and do not count as errors, because nothing was done to them. A
+step whose outcome is unknown is in doubt; it counts as an error and is not repeated.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 from muster.core import errors, messages
 from muster.manage import protocol
 
-# Of a step; a rollout is running, paused, done or stopped.
+# States of a step; a rollout is running, paused, done or stopped.
 PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
 UNREACHABLE, IN_DOUBT = "unreachable", "in-doubt"
 PAUSED, STOPPED = "paused", "stopped"
 
-NAMED_MAX = 20  # resources in a summary; `rollouts.Rollouts.steps` lists all
-REASON_MAX, RESULT_BYTES_MAX = 1_000, 4_096  # kept of a step
+NAMED_MAX = 20  # resources in a summary; `RolloutExecutor.steps` lists all
+REASON_MAX, RESULT_BYTES_MAX = 1_000, 4_096  # stored of a step
 
 NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED)
 
@@ -29,7 +29,7 @@ NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED
 class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     operation: str
     arguments: dict[str, Any] = {}
-    batch: str = "1"  # a count, or a part such as 10%
+    batch: str = "1"  # a count, or a percentage such as 10%
     pause_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
     errors_max: Annotated[int, msgspec.Meta(ge=0)] = 0
     timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
@@ -42,7 +42,7 @@ class RolloutStep(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """It is stored without its steps, and each step by itself; the next registry goes on from that."""
+    """Stored without its steps; each step is a separate record, from which another registry can continue."""
 
     id: str
     by: str
@@ -51,11 +51,11 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: str = RUNNING
     reason: str = ""
     counts: dict[str, int] = {}
-    unreachable: list[str] = []  # the first of them
+    unreachable: list[str] = []  # the first names
     steps: dict[str, RolloutStep] = {}
 
     def header(self) -> Rollout:
-        """Without its steps, which are counted."""
+        """The rollout without its steps, which are counted."""
         counts: dict[str, int] = {}
         for step in self.steps.values():
             counts[step.state] = counts.get(step.state, 0) + 1
@@ -67,20 +67,20 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
     def batch_size(self) -> int:
         text = self.plan.batch.strip()
         try:
-            # A part of nothing is one, too: then there is nobody whose turn it is.
+            # A percentage of an empty rollout is one; there is nothing to execute.
             many = max(1, len(self.steps))
             size = math.ceil(many * float(text[:-1]) / 100) if text.endswith("%") else int(text)
         except ValueError:
             size = 0
         if size < 1:
-            raise errors.InvalidInput(f"a batch of {text!r}: give a count (5) or a part (10%)")
+            raise errors.InvalidInput(f"invalid batch {text!r}: use a count (5) or a percentage (10%)")
         return size
 
     def next_batch(self) -> list[str]:
-        """Whose turn it is.
+        """The names of the next batch.
 
-        Steps that were running when an earlier registry ended come again, by the same id: the agents know
-        what became of them.
+        Steps that were running when a previous registry ended are repeated under the same id: the agents know
+        their outcome.
         """
         if self.state != RUNNING:
             return []
@@ -98,7 +98,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
         step = self.steps[name]
         step.reason, step.result = answer.reason[:REASON_MAX], answer.result
         if len(msgspec.json.encode(step.result)) > RESULT_BYTES_MAX:
-            step.result, step.reason = None, step.reason or "the result is too long to be kept"
+            step.result, step.reason = None, step.reason or "the result is too long to be stored"
         match answer.outcome:
             case messages.DecisionOutcome.DONE:
                 step.state = DONE
@@ -107,17 +107,19 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
             case _:
                 step.state = UNREACHABLE if answer.code in NOT_REACHED else FAILED
 
-    def judge(self) -> None:
-        """After a batch: is it over? (One that was paused meanwhile stays so while anything is left.)"""
-        wrong = sum(step.state in (FAILED, IN_DOUBT) for step in self.steps.values())
-        if wrong > self.plan.errors_max:
+    def update_state(self) -> None:
+        """Update the state after a batch. A rollout that was paused meanwhile stays paused while steps
+        remain.
+        """
+        failed = sum(step.state in (FAILED, IN_DOUBT) for step in self.steps.values())
+        if failed > self.plan.errors_max:
             self.state = STOPPED
-            self.reason = f"{wrong} went wrong, and at most {self.plan.errors_max} may"
+            self.reason = f"{failed} steps failed; at most {self.plan.errors_max} may fail"
         elif not any(step.state in (PENDING, RUNNING) for step in self.steps.values()):
             self.state = DONE
 
     def summary(self) -> dict[str, Any]:
-        """Of a header."""
+        """The summary of a header."""
         return {
             "id": self.id,
             "at_ms": self.at_ms,

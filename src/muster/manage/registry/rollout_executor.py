@@ -1,10 +1,11 @@
-"""Rollouts carried out: batch after batch, each stored before it begins, so that another registry goes on.
+"""Execution of rollouts: batch after batch, each stored before it starts, so that another registry can
+continue.
 
-What a rollout decides is in `rollout`; the orders themselves go through the resources' managers (`orders`).
-`keep` looks again and again for rollouts that should run and have no task: after a take-over, after a loss of
-connection, after a beginning whose outcome was in doubt.  One that cannot go on is stopped, with the reason.
+`rollout` contains the decisions; the operations go through the managers of the resources (`operations`).
+`run` periodically looks for running rollouts without a task: after a take-over, a lost connection, or a start
+in doubt. A rollout that cannot continue is stopped with the reason.
 
-A rollout is a record, and each of its steps is another, so that a batch writes what it changed.
+A rollout is one record and each of its steps another, so a batch writes only what it changed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ events = log.EventLog("manage")
 
 ROLLOUTS, STEPS = "manage.rollouts", "manage.rollout-steps"
 STEPS_MAX = 200_000
-KEPT = 100  # that have ended
+KEPT = 100  # finished rollouts that are kept
 LOOK_S = 2.0
 RETRY_S = 0.5
 
@@ -45,38 +46,39 @@ class RolloutExecutor:
 
     async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> dict[str, Any]:
         try:
-            wanted = msgspec.convert(plan, rollout.RolloutPlan)
+            rollout_plan = msgspec.convert(plan, rollout.RolloutPlan)
         except msgspec.ValidationError as error:
             raise errors.InvalidInput(str(error)) from error
         if len(names) > STEPS_MAX:
             raise errors.LimitExceeded(
-                f"a rollout on {len(names)} resources; the most is {STEPS_MAX}", hint="narrow the selection"
+                f"a rollout of {len(names)} resources exceeds the limit of {STEPS_MAX}",
+                hint="narrow the selection",
             )
         steps = {name: rollout.RolloutStep() for name in names}
         begun = rollout.Rollout(
-            id=secrets.token_hex(4), by=by, plan=wanted, steps=steps, at_ms=int(time.time() * 1000)
+            id=secrets.token_hex(4), by=by, plan=rollout_plan, steps=steps, at_ms=int(time.time() * 1000)
         )
         begun.batch_size()
-        begun.judge()
-        old = await self._old()
+        begun.update_state()
+        old = await self._expired_keys()
         await self._write(begun, names, old)
-        self._carry_on(begun)
+        self._start_task(begun)
         return begun.header().summary()
 
-    async def listed(self, id: str | None, after: str, limit: int) -> dict[str, Any]:
-        """A page of them, the oldest first; or the one with this id."""
-        found = {_key(one): one for one in await self._headers() if id is None or one.id == id}
-        if id is not None and not found:
+    async def page(self, id: str | None, after: str, limit: int) -> dict[str, Any]:
+        """A page of rollouts, oldest first, or the one with this id."""
+        headers = {_key(header): header for header in await self._headers() if id is None or header.id == id}
+        if id is not None and not headers:
             raise errors.NotFound(f"no rollout {id!r}")
 
         def row(key: str) -> dict[str, Any]:
-            live = self._live.get(found[key].id)
-            return (live.header() if live is not None else found[key]).summary()
+            live = self._live.get(headers[key].id)
+            return (live.header() if live is not None else headers[key]).summary()
 
-        return views.page(sorted(key for key in found if key > after), row, limit)
+        return views.page(sorted(key for key in headers if key > after), row, limit)
 
     async def steps(self, id: str, after: str, limit: int) -> dict[str, Any]:
-        """A page of what became of each resource, in the order of their names."""
+        """A page of the steps, in the order of their names."""
         if await self._registry.store.get(ROLLOUTS, id) is None:
             raise errors.NotFound(f"no rollout {id!r}")
         start = f"{id}/{after}\0" if after else None
@@ -89,89 +91,96 @@ class RolloutExecutor:
 
         return views.page(values, row, limit)
 
-    async def turn(self, id: str, state: str, reason: str) -> dict[str, Any]:
-        """Pause it, or go on."""
+    async def set_state(self, id: str, state: str, reason: str) -> dict[str, Any]:
+        """Pause or resume a rollout."""
         async with self._writing:
-            one = self._live.get(id) or await self._load(id)
-            if one.state not in (rollout.RUNNING, rollout.PAUSED, rollout.STOPPED):
-                raise errors.Conflict(f"rollout {id} is {one.state}")
-            plan = one.plan
-            if one.state == rollout.STOPPED and state == rollout.RUNNING:
-                plan = msgspec.structs.replace(plan, errors_max=len(one.steps))
-            header = msgspec.structs.replace(one, state=state, reason=reason, plan=plan).header()
+            current = self._live.get(id) or await self._load(id)
+            if current.state not in (rollout.RUNNING, rollout.PAUSED, rollout.STOPPED):
+                raise errors.Conflict(f"rollout {id} is {current.state}")
+            plan = current.plan
+            if current.state == rollout.STOPPED and state == rollout.RUNNING:
+                plan = msgspec.structs.replace(plan, errors_max=len(current.steps))
+            header = msgspec.structs.replace(current, state=state, reason=reason, plan=plan).header()
             await self._registry.write(lambda tx: _put(tx, header, {}))
-            one.state, one.reason, one.plan = state, reason, plan
-            self._carry_on(one)
+            current.state, current.reason, current.plan = state, reason, plan
+            self._start_task(current)
         return header.summary()
 
-    async def keep(self) -> None:
-        """Go on with whatever is running; until cancelled."""
+    async def run(self) -> None:
+        """Continue running rollouts, until cancelled."""
         try:
             while True:
                 with contextlib.suppress(errors.MusterError):
-                    for one in await self._headers():
-                        if one.state == rollout.RUNNING and one.id not in self._tasks:
+                    for header in await self._headers():
+                        if header.state == rollout.RUNNING and header.id not in self._tasks:
                             async with self._writing:
-                                self._carry_on(await self._load(one.id))
+                                self._start_task(await self._load(header.id))
                 await asyncio.sleep(LOOK_S)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _carry_on(self, one: rollout.Rollout) -> None:
-        if one.state == rollout.RUNNING and one.id not in self._tasks:
-            self._live[one.id] = one
-            task = self._tasks[one.id] = asyncio.create_task(self._run(one), name=f"rollout {one.id}")
-            task.add_done_callback(lambda _: (self._tasks.pop(one.id, None), self._live.pop(one.id, None)))
+    def _start_task(self, running: rollout.Rollout) -> None:
+        if running.state == rollout.RUNNING and running.id not in self._tasks:
+            self._live[running.id] = running
+            task = self._tasks[running.id] = asyncio.create_task(
+                self._run(running), name=f"rollout {running.id}"
+            )
+            task.add_done_callback(
+                lambda _: (self._tasks.pop(running.id, None), self._live.pop(running.id, None))
+            )
 
-    async def _run(self, one: rollout.Rollout) -> None:
+    async def _run(self, running: rollout.Rollout) -> None:
         try:
-            await self._carry_out(one)
-        except errors.Unavailable as error:  # `keep` begins again with what is stored
-            events.warning("rollout-interrupted", rollout=one.id, error=error)
+            await self._run_batches(running)
+        except errors.Unavailable as error:  # `run` continues from the stored state
+            events.warning("rollout-interrupted", rollout=running.id, error=error)
             return
-        except Exception as error:  # noqa: BLE001  (it must not stay "running" for ever)
-            events.error("rollout-failed", rollout=one.id, error=error)
-            one.state, one.reason = rollout.STOPPED, f"it cannot go on: {error}"[: rollout.REASON_MAX]
-            await self._save(one, ())
-        if one.state == rollout.PAUSED:
+        except Exception as error:  # noqa: BLE001  (it must not stay "running" forever)
+            events.error("rollout-failed", rollout=running.id, error=error)
+            running.state, running.reason = (
+                rollout.STOPPED,
+                f"it cannot continue: {error}"[: rollout.REASON_MAX],
+            )
+            await self._save(running, ())
+        if running.state == rollout.PAUSED:
             return
-        header = one.header()
+        header = running.header()
         await self._registry.record(
             "rollout",
-            one.id,
-            one.reason or f"{one.plan.operation} on {len(one.steps)} resources",
+            running.id,
+            running.reason or f"{running.plan.operation} on {len(running.steps)} resources",
             who=self._registry.name,
-            on_behalf_of=one.by,
+            on_behalf_of=running.by,
             outcome=messages.DecisionOutcome.DONE
-            if one.state == rollout.DONE
+            if running.state == rollout.DONE
             else messages.DecisionOutcome.FAILED,
             **{state: str(count) for state, count in header.counts.items()},
         )
 
-    async def _carry_out(self, one: rollout.Rollout) -> None:
-        while batch := one.next_batch():
-            one.begin(batch)
-            await self._save(one, batch)
-            wanted = [
+    async def _run_batches(self, running: rollout.Rollout) -> None:
+        while batch := running.next_batch():
+            running.begin(batch)
+            await self._save(running, batch)
+            orders = [
                 protocol.OperationOrder(
-                    id=rollout.order_id(one.id, name),
+                    id=rollout.order_id(running.id, name),
                     resource=name,
-                    operation=one.plan.operation,
-                    arguments=one.plan.arguments,
-                    timeout_s=one.plan.timeout_s,
+                    operation=running.plan.operation,
+                    arguments=running.plan.arguments,
+                    timeout_s=running.plan.timeout_s,
                 )
                 for name in batch
             ]
             for name, answer in zip(
-                batch, await operations.submit_operation(self._registry, wanted, one.by), strict=True
+                batch, await operations.submit_operation(self._registry, orders, running.by), strict=True
             ):
-                one.end(name, answer)
-            one.judge()
-            await self._save(one, batch)
-            if one.state == rollout.RUNNING and one.next_batch():
-                await asyncio.sleep(one.plan.pause_s)
+                running.end(name, answer)
+            running.update_state()
+            await self._save(running, batch)
+            if running.state == rollout.RUNNING and running.next_batch():
+                await asyncio.sleep(running.plan.pause_s)
 
     # Records
 
@@ -183,46 +192,46 @@ class RolloutExecutor:
         record = await self._registry.store.get(ROLLOUTS, id)
         if record is None:
             raise errors.NotFound(f"no rollout {id!r}")
-        one = msgspec.json.decode(record.value, type=rollout.Rollout)
+        loaded = msgspec.json.decode(record.value, type=rollout.Rollout)
         prefix = f"{id}/"
-        one.steps = {
+        loaded.steps = {
             record.key.removeprefix(prefix): msgspec.json.decode(record.value, type=rollout.RolloutStep)
             for record in await self._registry.store.scan(STEPS, prefix=prefix)
         }
-        return one
+        return loaded
 
-    async def _old(self) -> list[str]:
-        """Keys of steps of rollouts that ended longest ago."""
-        over = [one for one in await self._headers() if one.state in (rollout.DONE, rollout.STOPPED)]
-        over.sort(key=lambda one: one.at_ms)
-        found = []
-        for one in over[: max(0, len(over) - KEPT + 1)]:
-            found += [record.key for record in await self._registry.store.scan(STEPS, prefix=f"{one.id}/")]
-            found.append(one.id)
-        return found
+    async def _expired_keys(self) -> list[str]:
+        """Keys of the oldest finished rollouts and their steps."""
+        over = [header for header in await self._headers() if header.state in (rollout.DONE, rollout.STOPPED)]
+        over.sort(key=lambda header: header.at_ms)
+        keys = []
+        for header in over[: max(0, len(over) - KEPT + 1)]:
+            keys += [record.key for record in await self._registry.store.scan(STEPS, prefix=f"{header.id}/")]
+            keys.append(header.id)
+        return keys
 
-    async def _save(self, one: rollout.Rollout, names: Iterable[str]) -> None:
-        """However long the store is away: a batch that is not recorded must not begin."""
+    async def _save(self, changed: rollout.Rollout, names: Iterable[str]) -> None:
+        """Retry until the store is available: a batch must be recorded before it starts."""
         while True:
             try:
-                await self._write(one, names, ())
+                await self._write(changed, names, ())
                 return
             except errors.Unavailable:
                 await asyncio.sleep(RETRY_S)
 
-    async def _write(self, one: rollout.Rollout, names: Iterable[str], old: Iterable[str]) -> None:
+    async def _write(self, changed: rollout.Rollout, names: Iterable[str], old: Iterable[str]) -> None:
         def fill(tx: transactions.Transaction) -> None:
             for key in old:
                 tx.delete(STEPS if "/" in key else ROLLOUTS, key)
-            _put(tx, one.header(), {name: one.steps[name] for name in names})
+            _put(tx, changed.header(), {name: changed.steps[name] for name in names})
 
         async with self._writing:
             await self._registry.write(fill)
 
 
-def _key(one: rollout.Rollout) -> str:
-    """The order of a list: by time, and by id where two began in the same millisecond."""
-    return f"{one.at_ms:015}-{one.id}"
+def _key(header: rollout.Rollout) -> str:
+    """The sort key of a list: time, then id."""
+    return f"{header.at_ms:015}-{header.id}"
 
 
 def _put(

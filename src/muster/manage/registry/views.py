@@ -1,7 +1,4 @@
-"""What the registry knows, as users see it: rows, descriptions, and the attributes that predicates select on.
-
-Pure.
-"""
+"""The registry's state as users see it: rows, descriptions, and the attributes for predicates. Pure."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
-PAGE_BYTES = 512 << 10  # of the items of one page: half of what a message holds
-SUMMARY_MAX = 200  # groups, types and managers in one answer: those with most resources
+PAGE_BYTES = 512 << 10  # items of one page: half the size of a message
+SUMMARY_MAX = 200  # groups, types and managers in one reply: those with the most resources
 
 
 def attributes(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
-    """Labels of the resource, facts and labels of its machine, and what it is."""
+    """Labels of the resource, facts and labels of its machine, and its own fields."""
     spec = state.resources[name].spec
     agent = state.agents.get(spec.agent)
     status, owner = state.statuses.get(name), state.owners.get(name)
-    found = agent_attributes(spec.agent, agent) if agent else {}
+    of_agent = agent_attributes(spec.agent, agent) if agent else {}
     return {
-        **found,
+        **of_agent,
         **spec.labels,
         "name": name,
         "type": spec.type,
@@ -46,9 +43,9 @@ FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone")
 
 
 def condition(state: assignments.AssignmentProcessor, where: str) -> ast.Condition:
-    """`errors.ParseError` where it names an attribute that no resource and no machine here has.
+    """Raises `errors.ParseError` if the condition names an attribute that no resource or machine has.
 
-    Such a condition selects nothing (or everything, with IS NULL), and is almost always misspelt.
+    Such a condition selects nothing (or everything, with IS NULL) and is usually misspelt.
     """
     parsed = parser.parse(where)
     unknown = {name.key: name for name in ast.names(parsed) if name.key not in FIELDS}
@@ -61,7 +58,7 @@ def condition(state: assignments.AssignmentProcessor, where: str) -> ast.Conditi
         known |= resource.spec.labels.keys()
     for key, name in unknown.items():
         if key not in known:
-            hint = type_check.closest_name(key, known) or f"there are {', '.join(sorted(known)[:20])}"
+            hint = type_check.closest_name(key, known) or f"known attributes: {', '.join(sorted(known)[:20])}"
             raise errors.ParseError(
                 f"no resource has an attribute {key}", text=where, position=name.span[0], hint=hint
             )
@@ -75,17 +72,17 @@ def agent_attributes(name: str, agent: assignments.AgentRecord) -> dict[str, Any
 def select(
     state: assignments.AssignmentProcessor, names: Sequence[str] | None, where: str, after: str
 ) -> Iterator[str]:
-    """Names in their order, those behind ``after``; `errors.NotFound` where a given one is not there."""
+    """Names in order, after ``after``; `errors.NotFound` if a given name does not exist."""
     if names:
         missing = next((name for name in names if name not in state.resources), None)
         if missing is not None:
             raise errors.NotFound(f"no resource {missing!r}")
         return iter(names)
-    names = state.ordered
+    names = state.sorted_names
     behind = itertools.islice(names, bisect.bisect_right(names, after) if after else 0, None)
     if not where:
         return behind
-    # The names in it are checked with the first page: that looks at every resource.
+    # The attribute names are checked with the first page only, because that visits every resource.
     matches = python.compile(parser.parse(where) if after else condition(state, where))
     return (name for name in behind if matches(attributes(state, name).get))
 
@@ -97,7 +94,7 @@ def resource_row(state: assignments.AssignmentProcessor, name: str) -> dict[str,
         "type": resource.spec.type,
         "group": resource.spec.group,
         "agent": resource.spec.agent,
-        "wanted": "absent" if resource.deleting else state.wanted(name).value,
+        "desired": "absent" if resource.deleting else state.desired_state(name).value,
         "state": status.state.value if status else "starting",
         "reason": (status.fault or status.reason) if status else "not managed yet",
         "since_ms": status.since_ms if status else 0,
@@ -125,7 +122,7 @@ def resource_description(state: assignments.AssignmentProcessor, name: str) -> d
 
 
 def summary(state: assignments.AssignmentProcessor) -> dict[str, Any]:
-    """How many resources there are in each state, and of each group, type and manager."""
+    """Number of resources in each state, group, type and manager."""
     counts: dict[str, collections.Counter[str]] = {
         key: collections.Counter() for key in ("states", "groups", "types", "managers")
     }
@@ -141,12 +138,12 @@ def summary(state: assignments.AssignmentProcessor) -> dict[str, Any]:
         "resources": len(state.resources),
         "agents": len(state.agents),
         "not_applied": not_applied,
-        **{key: dict(found.most_common(SUMMARY_MAX)) for key, found in counts.items()},
+        **{key: dict(counter.most_common(SUMMARY_MAX)) for key, counter in counts.items()},
     }
 
 
 def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> dict[str, Any]:
-    """A page of them."""
+    """A page of agents."""
     load = resources_by_agent(state)
 
     def row_of(name: str) -> dict[str, Any]:
@@ -156,24 +153,24 @@ def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> di
 
 
 def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[str, Any]:
-    """The items of the first ``keys``, at most ``limit`` and as many as fit into a message.
+    """The items of the first ``keys``: at most ``limit``, and as many as fit into a message.
 
     ``next`` is the key to continue ``after``, None at the end: see `rpc.client.pages`.
     """
     items: list[Any] = []
     size, last = 0, ""
     for key in keys:
-        one = item(key)
-        size += len(msgspec.json.encode(one))
+        row = item(key)
+        size += len(msgspec.json.encode(row))
         if items and (len(items) >= limit or size > PAGE_BYTES):
             return {"items": items, "next": last}
-        items.append(one)
+        items.append(row)
         last = key
     return {"items": items, "next": None}
 
 
 def managers(state: assignments.AssignmentProcessor, now: float, after: str, limit: int) -> dict[str, Any]:
-    """A page of them."""
+    """A page of managers."""
 
     def row_of(name: str) -> dict[str, Any]:
         member = state.managers[name]

@@ -35,7 +35,7 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
                 row["group"],
                 row["agent"],
                 widgets.badge(row["state"]),
-                row["wanted"],
+                row["desired"],
                 row["manager"] or "–",
                 f"{row['restarts']:,}",
                 join(widgets.moment(row["since_ms"])),
@@ -49,7 +49,7 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
             "Group",
             "Agent",
             "State",
-            "Wanted",
+            "Desired",
             "Manager",
             "#Restarts",
             "Since",
@@ -114,7 +114,7 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
                 "Since": join(
                     widgets.moment(details["since_ms"]), f" ({widgets.relative_time(details['since_ms'])})"
                 ),
-                "Desired state": details["wanted"] + ("" if details["applied"] else ", not applied yet"),
+                "Desired state": details["desired"] + ("" if details["applied"] else ", not applied yet"),
                 "Drift": details["drift"] or "none",
                 "Type": details["type"],
                 "Group": details["group"],

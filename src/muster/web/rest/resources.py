@@ -22,7 +22,7 @@ _RESOURCE = base.row(
     type="string",
     group="string",
     agent="string",
-    wanted="string",
+    desired="string",
     state="string",
     reason="string",
     since_ms="integer",
@@ -51,7 +51,7 @@ class DesiredStateBody(StrictBody):
     group: str = Field("default", pattern=r"^[A-Za-z0-9_-]{1,128}$")
     labels: dict[str, str] = Field(default_factory=dict)
     depends_on: list[str] = Field(default_factory=list, max_length=1000)
-    wanted: str = Field("up", pattern="^(up|down|drained)$")
+    desired: str = Field("up", pattern="^(up|down|drained)$")
     restart: dict[str, Any] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
 

@@ -1,6 +1,6 @@
 """Fragments of a resource by path: XPath level 1 of the standard.
 
-``Wanted``, ``p:Wanted/text()``, ``Config/Item[2]``, ``/p:Resource/p:State``: steps of element names from the
+``Desired``, ``p:Desired/text()``, ``Config/Item[2]``, ``/p:Resource/p:State``: steps of element names from the
 resource down, each optionally with a position, and ``text()`` at the end.  Prefixes are those of the request;
 a name without a prefix has the namespace of the resource, as existing clients expect.
 
@@ -41,7 +41,7 @@ def read(header: xml.XmlElement, kind: xml.XmlNamespace) -> tuple[Path, bool]:
         if match is None or namespace is None or len(steps) > STEPS_MAX:
             raise faults.fault(
                 namespaces.WSEN("CannotProcessFilter"),
-                f"{header.text[:120]!r} is not a path of element names such as Wanted or Config/Item[2]",
+                f"{header.text[:120]!r} is not a path of element names such as Desired or Config/Item[2]",
             )
         path.append((f"{{{namespace}}}{match[2]}", int(match[3]) if match[3] else None))
     root = kind(namespaces.KINDS[kind])

@@ -2,7 +2,7 @@
 
     <p:Resource xmlns:p="urn:muster:manage:1/Resource">
       <p:Name>web-1</p:Name><p:Type>process</p:Type><p:Agent>host-a</p:Agent><p:Group>web</p:Group>
-      <p:Wanted>up</p:Wanted>
+      <p:Desired>up</p:Desired>
       <p:Labels><p:Item Name="tier">front</p:Item></p:Labels>
       <p:DependsOn>db</p:DependsOn>
       <p:Restart><p:Item Name="attempts" Type="integer">5</p:Item></p:Restart>
@@ -35,7 +35,7 @@ from muster.manage import protocol
 DEPTH_MAX = 20
 
 #: The properties that a Put may change, and their fields in a manifest entry.
-_TEXTS = {"Type": "type", "Agent": "agent", "Where": "where", "Group": "group", "Wanted": "wanted"}
+_TEXTS = {"Type": "type", "Agent": "agent", "Where": "where", "Group": "group", "Desired": "desired"}
 _MAPS = {"Labels": "labels", "Restart": "restart", "Config": "config"}
 _READ_ONLY_NAMES = (
     "State", "Reason", "Since", "Drift", "Restarts", "Manager", "Epoch", "Generation", "Applied", "AppliedBy",
@@ -140,7 +140,7 @@ def resource(described: Mapping[str, Any]) -> xml.XmlElement:
         text_element("Type", described["type"]),
         text_element("Agent", described["agent"]),
         text_element("Group", described["group"]),
-        text_element("Wanted", described["wanted"]),
+        text_element("Desired", described["desired"]),
         _plain(item("", spec.get("labels", {}), p, tag="Labels")),
         *(text_element("DependsOn", dependency) for dependency in spec.get("depends_on", ())),
         _plain(item("", spec.get("restart", {}), p, tag="Restart")),

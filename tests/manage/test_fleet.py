@@ -172,7 +172,7 @@ async def test_draining_an_agent_stops_its_resources_and_gives_it_no_more(small)
     await small.client.wait("a", "up")
     await small.client.drain("host-a")
     await eventually(lambda: small.host.hosted["a"].adapter.state is health.HealthState.DOWN)
-    with pytest.raises(errors.Unavailable, match="no agent"):
+    with pytest.raises(errors.Unavailable, match="no known agent"):
         await small.client.apply("resources: [{name: b, type: memory, where: \"agent = 'host-a'\"}]")
     await small.client.undrain("host-a")
     await eventually(lambda: small.host.hosted["a"].adapter.state is health.HealthState.UP)
@@ -198,7 +198,7 @@ async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
         await small.client.wait(name, "up")
     await second.stop()
     row = await small.client.wait("z", "down")
-    assert "silent while others are heard" in row["reason"]
+    assert "silent while others of its zone are not" in row["reason"]
     assert _state(small, "a") == "up"
     await small.host.stop()
     row = await small.client.wait("a", "unknown")
@@ -214,7 +214,7 @@ async def test_a_manager_that_never_heard_of_it_does_not_repeat_what_a_checkpoin
     # It begins with a checkpoint that says: up.
     row = await small.client.wait("a", "unknown", timeout_s=40)
     assert row["manager"] == "manager-2"
-    assert "has not answered" in row["reason"]
+    assert "has not replied" in row["reason"]
     await small.agent("host-a")
     await small.client.wait("a", "up")
 

@@ -359,7 +359,7 @@ async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
         await eventually(lambda: made > 5)
         assert is_alive(pid)
     await eventually(lambda: house.seen.state is DOWN)
-    assert "did not work" in house.seen.reason
+    assert "health check failed" in house.seen.reason
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
     with pytest.raises(health_checks.InconclusiveCheck):
         await health_checks.find_problem(health_checks.HealthCheck(kind="command", command=("true",)))
@@ -469,7 +469,7 @@ async def test_an_operation_finds_again_what_could_not_be_found_at_the_start(bro
 
     async def never(_: Any) -> None: ...
 
-    monkeypatch.setattr(agent.Agent, "_resume_again", never)
+    monkeypatch.setattr(agent.Agent, "_retry_resume", never)
     await house.start(adapters=find, types=("broken", "memory"))
     broken.faults.clear()
     answer = await house.do("put", "bad", type="broken", config={"value": 2})

@@ -149,7 +149,7 @@ async def test_an_agent_without_the_domain_s_documents_makes_no_broker(fleet):
         protocol.Operation(id="1", verb=protocol.Verb.CREATE, resource="t", epoch=1, type="broker", config={})
     )
     assert made.outcome is not messages.DecisionOutcome.DONE
-    assert "may not make brokers" in made.reason
+    assert "may not run brokers" in made.reason
 
 
 async def test_a_revocation_reaches_the_brokers_of_a_network(fleet, trust, broker_access):

@@ -39,7 +39,7 @@ def test_a_budget_without_a_limit_is_never_full():
 
 
 def told(
-    before: retention.Severities, now: retention.Levels, *uses: retention.BudgetUsage
+    before: retention.Severities, now: retention.Severities, *uses: retention.BudgetUsage
 ) -> list[tuple[str, str, str]]:
     found = retention.alerts(before, now, uses, at_ms=1)
     return [(alert.about, alert.severity.value, alert.state.value) for alert in found]

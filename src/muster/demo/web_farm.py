@@ -326,7 +326,9 @@ class WebFarm:
             done={name: self._tally[name] for name in ("isolate", "patch")},
             not_done=self._tally["not_done"],
             repeated=self._tally["repeated"],
-            up=sum(resource.seen.state is health.HealthState.UP for resource in self._agent.hosted.values()),
+            up=sum(
+                resource.observed.state is health.HealthState.UP for resource in self._agent.hosted.values()
+            ),
             managers=dict(owners),
             commanded=int((self._commanded > 0).sum()),
             dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),

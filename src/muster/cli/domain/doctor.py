@@ -36,7 +36,9 @@ def doctor(invocation: command.Invocation) -> None:
     with invocation.printer.waiting("running checks"):
         results = command.run(operations_doctor.run_checks(_patient(invocation)))
     invocation.printer.rows(
-        [dataclasses.asdict(result) for result in results], ("check", "state", "finding", "advice"), of="check"
+        [dataclasses.asdict(result) for result in results],
+        ("check", "state", "finding", "advice"),
+        of="check",
     )
     if operations_doctor.worst(results) == operations_doctor.FAULT:
         raise click.exceptions.Exit(1)

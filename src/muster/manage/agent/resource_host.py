@@ -68,10 +68,10 @@ class HostedResource(operation_log.OperationHistory):
     def record_observation(self, observed: protocol.ObservedState) -> None:
         """Record an observation made now."""
         self.sequence += 1
-        truncate_result = operation_log.truncate_observation(
+        truncated = operation_log.truncate_observation(
             observed, self.record.digest if observed.exists else ""
         )
-        self.observed = msgspec.structs.replace(truncate_result, boot=self._boot, sequence=self.sequence)
+        self.observed = msgspec.structs.replace(truncated, boot=self._boot, sequence=self.sequence)
 
     def may_publish_event(self, now: float) -> bool:
         """Whether the rate limit allows another event."""

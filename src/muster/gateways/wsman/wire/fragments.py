@@ -1,8 +1,8 @@
 """Fragments of a resource by path: XPath level 1 of the standard.
 
-``Desired``, ``p:Desired/text()``, ``Config/Item[2]``, ``/p:Resource/p:State``: steps of element names from the
-resource down, each optionally with a position, and ``text()`` at the end.  Prefixes are those of the request;
-a name without a prefix has the namespace of the resource, as existing clients expect.
+``Desired``, ``p:Desired/text()``, ``Config/Item[2]``, ``/p:Resource/p:State``: steps of element names from
+the resource down, each optionally with a position, and ``text()`` at the end.  Prefixes are those of the
+request; a name without a prefix has the namespace of the resource, as existing clients expect.
 
 Pure.
 """

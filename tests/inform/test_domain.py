@@ -154,7 +154,7 @@ async def test_the_command(broker, start_node, tmp_path):
     assigned = (await run("put", "-", stdin="from stdin")).json()["key"]
     assert (await run("get", assigned)).json()["value"] == "from stdin"
     assert [row["key"] for row in (await run("find", "floor = 2")).json()] == ["p/1"]
-    assert (await run("where", "p/1")).json()[0]["copy"] == "primary"
+    assert (await run("where", "p/1")).json()[0]["replica_kind"] == "primary"
     assert (await run("nodes")).json()[0]["node"] == "n1"
     assert (await run("put", "p/1", "x", "--if-version", "0")).code == errors.Conflict.exit_code
     await run("delete", "p/1")

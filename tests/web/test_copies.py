@@ -18,7 +18,7 @@ from tests.web import conftest
 EXTRA = """
 [inform]
 nodes = 4
-copies = 1
+replicas = 1
 interval_s = 2.0
 refresh_s = 1.0
 """

@@ -111,8 +111,8 @@ def test_a_context_is_written_read_found_and_deleted_under_its_version(olga):
 
     history = olga.get("/context-history/printers/3").json()["items"]
     assert [one.get("value") for one in history] == ["<printer/>", "new"]
-    copies = olga.get("/context-copies/printers/3").json()["items"]
-    assert copies[0]["copy"] == "primary"
+    replicas = olga.get("/context-replicas/printers/3").json()["items"]
+    assert replicas[0]["replica_kind"] == "primary"
     assert olga.delete(path, headers={"If-Match": first}).status_code == 412
     assert olga.delete(path, headers={"If-Match": changed.headers["etag"]}).status_code == 204
     assert olga.get(path).status_code == 404
@@ -165,7 +165,7 @@ def test_any_key_can_be_said(olga, key):
     place = quote(key, safe="")
     assert olga.put(f"/contexts/{place}", json={"value": "v"}).json()["key"] == key
     assert olga.get(f"/contexts/{place}").json()["key"] == key
-    for of in ("context-history", "context-copies"):
+    for of in ("context-history", "context-replicas"):
         assert len(olga.get(f"/{of}/{place}").json()["items"]) == 1
     assert olga.delete(f"/contexts/{place}").status_code == 204
 

@@ -43,7 +43,7 @@ def _context(context: protocol.Context) -> dict[str, Any]:
         "attributes": context.attributes,
         "version": context.version,
         "age_s": round(context.age_s, 3),
-        "copy": context.replica_kind,
+        "replica_kind": context.replica_kind,
         "source": context.source,
         "writer": context.writer,
         "stamp": context.stamp,
@@ -266,14 +266,14 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
     rows = [
         {
             "node": replica.node,
-            "copy": replica.replica_kind,
+            "replica_kind": replica.replica_kind,
             "version": replica.version,
             "age_s": round(replica.age_s, 3),
             "demand": replica.demand,
         }
         for replica in command.run(work())
     ]
-    invocation.printer.rows(rows, ("node", "copy", "version", "age_s", "demand"), of="copy on")
+    invocation.printer.rows(rows, ("node", "replica_kind", "version", "age_s", "demand"), of="replica on")
 
 
 @inform.command(examples=[("muster inform nodes", "")])

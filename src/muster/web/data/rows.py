@@ -34,7 +34,7 @@ def context_row(context: inform_protocol.Context) -> dict[str, Any]:
         "stamp": context.stamp,
         "writer": context.writer,
         "source": context.source,
-        "copy": context.replica_kind,
+        "replica_kind": context.replica_kind,
         "age_s": round(context.age_s, 6),
         "expires_at_ms": context.expires_at_ns // 1_000_000 or None,
     }

@@ -150,7 +150,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
                     "Version": f"{row['version']:,}",
                     "Written by": row["writer"] or "–",
                     "Stamp": tag("code", row["stamp"]),
-                    "Read from": f"{row['source']}, a {row['copy']} replica",
+                    "Read from": f"{row['source']}, a {row['replica_kind']} replica",
                     "Expires": widgets.moment(row["expires_at_ms"]),
                 }
             ),
@@ -162,7 +162,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         rows: list[list[Child]] = [
             [
                 replica["node"],
-                widgets.badge(replica["copy"]),
+                widgets.badge(replica["replica_kind"]),
                 f"{replica['version']:,}",
                 widgets.seconds(replica["age_s"]),
                 f"{sum(replica['demand'].values()):,}",

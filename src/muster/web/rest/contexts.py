@@ -40,7 +40,7 @@ _CONTEXT = base.row(
     stamp="string",
     writer="string",
     source="string",
-    copy="string",
+    replica_kind="string",
     age_s="number",
     expires_at_ms="integer?",
 )
@@ -231,7 +231,7 @@ async def history(
 
 
 @router.get(
-    "/context-copies/{key:text}",
+    "/context-replicas/{key:text}",
     summary="List the replicas of a context, the primary first",
     **base.answers(base.items()),
 )

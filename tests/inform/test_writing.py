@@ -697,7 +697,7 @@ async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_th
     first = await alone.writer.write(put(expected_version=0, request="r"), "ann")
     await alone.writer.write(put(value=b"later"), "ann")
     repeated = await alone.writer.write(put(expected_version=0, request="r", repeat=True), "ann")
-    assert (repeated.version, repeated.copies) == (first.version, 1)
+    assert (repeated.version, repeated.replicas) == (first.version, 1)
     assert (await record(alone)).value == b"later"
 
 

@@ -202,7 +202,7 @@ async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
     assert _state(small, "a") == "up"
     await small.host.stop()
     row = await small.client.wait("a", "unknown")
-    assert "whole zone default is silent" in row["reason"]
+    assert "the zone default has been silent" in row["reason"]
 
 
 async def test_a_manager_that_never_heard_of_it_does_not_repeat_what_a_checkpoint_said(small):

@@ -93,9 +93,14 @@ async def test_doors_of_a_domain(tmp_path):
         known.remove(ann[0])
         assert (await ask(f"{url}/wsman", ann, "", wsman(namespaces.GET, "r"))).status_code == 401
         status = await running.status()
-        assert {one["door"] for one in status["soap"]} == {"/wsman", "/context", "/contextmanager", "/uddi"}
+        assert {one["endpoint"] for one in status["soap"]} == {
+            "/wsman",
+            "/context",
+            "/contextmanager",
+            "/uddi",
+        }
 
 
 def test_callbacks_in_the_settings_are_checked():
-    with pytest.raises(errors.InvalidInput, match="no address"):
+    with pytest.raises(errors.InvalidInput, match="is not a valid callback address"):
         loader.load(app_settings.Settings, flags={"soap.callbacks": ["file:///etc/passwd"]})

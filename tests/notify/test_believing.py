@@ -72,7 +72,7 @@ async def test_a_grant_that_is_long_over_is_forgotten(notifier, receivers, conne
     monkeypatch.setattr(authorities, "SHOWN_S", 1.0)
     served = await notifier(root=root.key.public, domain="here", serving=False)
     boss = await receivers("boss")
-    await boss.present(root.grant("boss", {"_rank": 1}, tier=1, now=time.time(), lifetime_s=1.0))
+    await boss.present(root.grant("boss", {"_rank": 1}, tier=1, now=time.time(), lifetime_s=5.0))
     await boss.present(root.grant("boss", {"_rank": 2}, tier=1, now=time.time(), lifetime_s=3e9))
     reader = await connect("reader")
     bucket = await reader.key_value(api.KeyValueSettings(protocol.BUCKET))

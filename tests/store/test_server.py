@@ -24,7 +24,7 @@ def test_without_postgresql(pytester, monkeypatch, ci, outcome):
     pytester.makepyfile("def test_it(postgres_server): pass")
     result = pytester.runpytest_inprocess("-rs", "-p", "no:cacheprovider", "-p", "no:asyncio")
     result.assert_outcomes(**outcome)
-    result.stdout.fnmatch_lines("*missing part: PostgreSQL; no PostgreSQL server was found*")
+    result.stdout.fnmatch_lines("*missing dependency: PostgreSQL; no PostgreSQL server was found*")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run PostgreSQL as somebody else")

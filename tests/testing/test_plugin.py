@@ -221,7 +221,7 @@ def test_skipped_for_no_reason():
 @pytest.mark.parametrize("ci", [False, True])
 def test_a_missing_part_is_a_skip_but_not_in_ci(pytester: pytest.Pytester, ci: bool):
     output = run(pytester, SKIPS, ci=ci)["output"]
-    assert "missing part: the moon; look up" in output
+    assert "missing dependency: the moon; look up" in output
     assert "was skipped without a reason" in output
     assert ("2 failed, 1 passed in" if ci else "1 failed, 1 passed, 1 skipped in") in output
 

@@ -21,8 +21,8 @@ print("bye")
 async def test_wait_for_lines_in_their_order(start_process):
     child = await start_process(sys.executable, "-c", TALKS)
     assert (await child.line(r"port (\d+)"))[1] == "4222"
-    await child.say("one")
-    await child.say("two")
+    await child.write_line("one")
+    await child.write_line("two")
     await child.line("heard one")
     await child.line("heard two")
     assert list(child.lines) == ["ready on port 4222", "heard one", "heard two"]
@@ -33,14 +33,16 @@ async def test_kill_minus_nine(start_process):
     await child.line("ready")
     await child.kill()
     assert child.exit_code == -signal.SIGKILL
-    with pytest.raises(AssertionError, match=r"(?s)ended without saying 'bye'.*ready on port"):
+    with pytest.raises(AssertionError, match=r"(?s)ended without printing 'bye'.*ready on port"):
         await child.line("bye")
 
 
 async def test_a_line_that_does_not_come_shows_what_came(start_process):
     child = await start_process(sys.executable, "-c", TALKS)
     await child.line("ready")
-    with pytest.raises(AssertionError, match=r"(?s)did not say 'nothing like it' in 0.1 s.*\| ready on port"):
+    with pytest.raises(
+        AssertionError, match=r"(?s)did not print 'nothing like it' within 0.1 s.*\| ready on port"
+    ):
         await child.line("nothing like it", timeout_s=0.1)
 
 

@@ -153,7 +153,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 async def serve(
     web_settings: settings.WebSettings,
     *,
-    door: connections.DomainLocation,
+    location: connections.DomainLocation,
     trust: keyring.Keyring,
     domain: str,
     folder: Path,
@@ -163,7 +163,7 @@ async def serve(
     measure: metrics.Metrics,
 ) -> None:
     """Serve on ``listener`` until ``stop`` is set."""
-    kept = read_model.ReadModel(door, history=history, domain=domain)
+    kept = read_model.ReadModel(location, history=history, domain=domain)
     runner = actions.ActionRunner(kept)
 
     failures = measure.counter("web_failed_logins", "Logins with a wrong name or password.")

@@ -50,7 +50,7 @@ async def serve_web(
         )
         await server.serve(
             web_settings,
-            door=address,
+            location=address,
             trust=trust,
             domain=domain,
             folder=folder.root / "web",

@@ -62,7 +62,7 @@ def _moment(point: Point) -> float:
 
 
 class BusFeed:
-    def __init__(self, door: connections.DomainLocation, *, domain: str) -> None:
+    def __init__(self, location: connections.DomainLocation, *, domain: str) -> None:
         self.domain = domain
         self.cache = cache.TaggedCache()
         self.machines = latest_reports.LatestReports()
@@ -77,7 +77,7 @@ class BusFeed:
         self.systems = recent.RecentItems(_moment, SYSTEMS_KEPT)
         self._counted: tuple[float, dict[str, int]] = (0.0, {})
         self._listeners: dict[str, set[asyncio.Event]] = {}
-        self.link = connections.BusConnections(door, on_connected=self._begin, on_lost=self._lost)
+        self.link = connections.BusConnections(location, on_connected=self._begin, on_lost=self._lost)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

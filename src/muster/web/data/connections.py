@@ -41,8 +41,8 @@ Setup = Callable[[api.Bus], Awaitable[None]]
 
 
 class BusConnections:
-    def __init__(self, door: DomainLocation, *, on_connected: Setup, on_lost: Callable[[], None]) -> None:
-        self._door = door
+    def __init__(self, location: DomainLocation, *, on_connected: Setup, on_lost: Callable[[], None]) -> None:
+        self._location = location
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._bus: api.Bus | None = None
@@ -70,8 +70,8 @@ class BusConnections:
         """Keep the connection open until cancelled."""
         while True:
             try:
-                place = await self._door.place()
-                bus = await self._door.connect(IDENTITY, roles.Role.WEB)
+                place = await self._location.place()
+                bus = await self._location.connect(IDENTITY, roles.Role.WEB)
             except (errors.MusterError, OSError) as error:
                 self.reason = str(error) or type(error).__name__
                 await asyncio.sleep(RETRY_S)
@@ -95,7 +95,7 @@ class BusConnections:
             await asyncio.sleep(RETRY_S)
             if bus.state is not api.ConnectionState.CONNECTED:
                 self.reason = "the connection was lost; reconnecting"
-                if await self._door.place() != place:
+                if await self._location.place() != place:
                     return
             await self._forget_idle()
 
@@ -106,7 +106,7 @@ class BusConnections:
             kept = self._people.pop((name, role), None)
             bus = kept[0] if kept else None
             if bus is None or bus.state is api.ConnectionState.CLOSED:
-                bus = await self._door.connect(name, role)
+                bus = await self._location.connect(name, role)
             self._people[name, role] = (bus, time.monotonic())
             while len(self._people) > PEOPLE_MAX:
                 _, (oldest, _) = self._people.popitem(last=False)

@@ -37,8 +37,8 @@ T = TypeVar("T")
 
 
 class ReadModel(bus_feed.BusFeed):
-    def __init__(self, door: connections.DomainLocation, *, history: Path, domain: str) -> None:
-        super().__init__(door, domain=domain)
+    def __init__(self, location: connections.DomainLocation, *, history: Path, domain: str) -> None:
+        super().__init__(location, domain=domain)
         self._history = history
 
     # Resources

@@ -92,15 +92,15 @@ def append_entry(folder: Path, line: messages.Decision) -> None:
 
 
 class FailedLogins:
-    """Records each failed login at ``door``. A note that cannot be written does not admit the client.
+    """Records each failed login at ``interface``. A note that cannot be written does not admit the client.
 
     The total number is limited, not the number per account or address: a client can use any account name, and
     may have many addresses.
     """
 
-    def __init__(self, folder: Path, door: str) -> None:
+    def __init__(self, folder: Path, interface: str) -> None:
         self._folder = folder
-        self._door = door
+        self._interface = interface
         self._refusals = request_audit.Refusals(self._summarise, FAILED_LOGINS)
 
     async def __call__(self, name: str, address: str) -> None:
@@ -126,7 +126,7 @@ class FailedLogins:
             why=why,
             at_ms=int(time.time() * 1000),
             outcome=messages.DecisionOutcome.REFUSED,
-            details={"interface": self._door, **details},
+            details={"interface": self._interface, **details},
         )
         try:
             await asyncio.to_thread(append_entry, self._folder, line)

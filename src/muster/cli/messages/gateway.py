@@ -189,9 +189,9 @@ async def _serve(
     async def connect_without_echo(login: passwords.PasswordLogin) -> api.Bus:
         return await connect_as(login.name, login.role, echo=False)
 
-    door = None
+    tls_context = None
     if cert is not None:
-        door = await asyncio.to_thread(tls.for_server, cert, key)
+        tls_context = await asyncio.to_thread(tls.for_server, cert, key)
     elif host not in ("127.0.0.1", "::1", "localhost"):
         raise errors.Refused(
             f"without TLS, passwords would be sent unencrypted to {host}", hint="give --cert and --key"
@@ -205,7 +205,7 @@ async def _serve(
             host=host,
             port=port,
             share_port=share_port,
-            tls=door,
+            tls=tls_context,
             may=dispatcher.TopicPermissions(trust),
             connect_without_echo=connect_without_echo,
             per_address_max=per_address or None,
@@ -221,12 +221,12 @@ async def _serve(
         measure.gauge("amqp_connections", "Number of connected clients.").read_from(
             lambda: float(len(started.connections))
         )
-        scheme = "amqp" if door is None else "amqps"
+        scheme = "amqp" if tls_context is None else "amqps"
         facts = {"url": f"{scheme}://{host}:{started.port}"}
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
         keeping = None
-        if door is not None and cert is not None:
-            keeping = asyncio.create_task(certificates.keep_current(tls.RenewableTls(door, cert, key)))
+        if tls_context is not None and cert is not None:
+            keeping = asyncio.create_task(certificates.keep_current(tls.RenewableTls(tls_context, cert, key)))
         try:
             await stop.wait()
         finally:

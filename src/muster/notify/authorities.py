@@ -32,7 +32,7 @@ class GrantedAttribute:
 
 @dataclass(frozen=True, slots=True)
 class EffectiveAttributes:
-    """Of one receiver: what everybody believes, and what only some receivers do, the prevailing ones last."""
+    """Attributes of one receiver: those that every receiver accepts, then those that only some accept."""
 
     everywhere: dict[str, GrantedAttribute]
     within: tuple[protocol.ScopedAttributes, ...] = ()
@@ -128,8 +128,8 @@ class AuthorityView:
     def grant_key(self, chain: tuple[str, ...], *, now: float) -> tuple[str, float | None]:
         """Also for how long it is to be kept; None: for good.
 
-        `errors.Forbidden` if nobody would believe it, now or when it begins, if that is soon: its authority's
-        clock may be ahead of ours. Until it begins here it is not believed here.
+        `errors.Forbidden` if no receiver would accept it, now or when it begins, if that is soon: its
+        authority's clock may be ahead of ours. Until it begins here it is not believed here.
         """
         try:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)

@@ -244,7 +244,7 @@ class NotifyClient:
     async def _ask(
         self, subject: str, message: messages.WireMessage, *, timeout_s: float = PATIENCE_S
     ) -> protocol.NotifyReply:
-        """Until there is an answer: a shard that moves is nobody's for a moment. Repeats do no harm."""
+        """Until there is an answer: no notifier holds a shard while it moves. Repeats do no harm."""
         data = messages.encode(message)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s

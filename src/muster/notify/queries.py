@@ -37,7 +37,7 @@ async def _everybody(
         spoken_for = {shard for result in results for shard in result.shards}
         if enough is None or len(spoken_for) == protocol.SHARDS:
             break
-        # Shards are moving, or somebody has just come: whoever answers soon is heard.
+        # Shards are moving, or a notifier has just started: replies that arrive soon still count.
         enough, timeout_s = None, min(timeout_s, SOON_S)
     for result in results:
         if result.fault is not None:

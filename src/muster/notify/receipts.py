@@ -33,7 +33,7 @@ class EventReceipts:
             await asyncio.gather(self._acking, return_exceptions=True)
 
     def is_stale(self, delivered: protocol.EventDelivery) -> bool:
-        """Whether somebody sent it who does not hold the shard any more."""
+        """Whether a notifier sent it that no longer holds the shard."""
         try:
             self._fences[delivered.shard].check(delivered.epoch)
         except errors.StaleEpoch:

@@ -1,7 +1,7 @@
 """Events on their way: admitted where their sender is known, decided wherever receivers are held.
 
 An event goes to the shard of its sender.  There the sender's attributes are known; the event is checked, and
-passed to each notifier that may hold somebody it matches.  Senders take turns, so one that floods waits for
+passed to each notifier that may hold a matching receiver.  Senders take turns, so one that floods waits for
 itself.
 """
 
@@ -101,7 +101,7 @@ class EventRouter:
     ) -> tuple[protocol.AdmittedEvent, ast.Condition]:
         """The event as it is believed: checked, and with the sender's attributes as they are now.
 
-        ``state``: the sender's, where another notifier holds it and somebody only asks what would be.
+        ``state``: the sender's, where another notifier holds it and the request is only a query.
         """
         subjects.token(send.sender)
         address = self.address(send.address)
@@ -132,10 +132,10 @@ class EventRouter:
     # -- transient events
 
     async def _decide(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
-        """Deliver here, and pass it to the others who may hold somebody."""
+        """Deliver here, and forward to the notifiers that may hold a receiver."""
         await self._deliver_here(event, address)
         attributes = event.believed()
-        for scope in event.within:  # somebody believes it, whoever that is
+        for scope in event.within:  # at least one receiver accepts the grant
             attributes.update(
                 (f"sender.{name}", True) for name, held in scope.attributes.items() if held is True
             )
@@ -166,7 +166,7 @@ class EventRouter:
         await self.deliver(event, receivers)
 
     async def deliver(self, event: protocol.AdmittedEvent, receivers: list[str]) -> None:
-        """Once, to whoever is there."""
+        """Deliver once, to the receivers that are connected."""
         for process, names in by_process(receivers):
             delivered = protocol.EventDelivery(to=tuple(names), event=event, shard=-1, epoch=0)
             await self._common.bus.publish(

@@ -143,7 +143,7 @@ class GrantView:
     async def _everybody_knows(self, revision: int) -> None:
         """Wait until this notifier and the others have seen a revision of the bucket."""
         await self._until_known(revision)
-        # Whoever does not answer is gone soon, and then nobody waits for it.
+        # A notifier that does not answer is removed soon, and then no request waits for it.
         while others := len(self._members.others()):
             answers = await self._common.bus.gather(
                 KNOWN, str(revision).encode(), enough=others + 1, timeout_s=self._common.settings.beat_s
@@ -228,7 +228,7 @@ class GrantView:
                 )
 
     async def _believe_of(self, processes: set[str]) -> None:
-        """Some at a time: events go on, and whoever handed it in is answered when it holds for all."""
+        """In slices, so that events continue; the caller gets its reply when it holds for all receivers."""
         engine = self._common.engine
         if not any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
             return

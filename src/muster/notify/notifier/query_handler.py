@@ -1,4 +1,4 @@
-"""What people ask a notifier: who is there, who would be reached, why somebody was not."""
+"""Queries to a notifier: which receivers exist, which would be reached, why others would not."""
 
 from __future__ import annotations
 

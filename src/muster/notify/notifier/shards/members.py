@@ -57,7 +57,7 @@ class NotifierMembers:
         if not confirmed:
             await bus.publish(SUBJECT, data)
             return
-        # Whoever does not answer is gone soon, and then nobody waits for it.
+        # A notifier that does not answer is removed soon, and then no request waits for it.
         while others := len(self.others()):
             answers = await bus.gather(SUBJECT, data, enough=others, timeout_s=self._common.settings.beat_s)
             if len(answers) >= others:
@@ -128,7 +128,7 @@ class NotifierMembers:
     # -- what follows from it
 
     def shards(self) -> set[protocol.Shard]:
-        """Those that somebody is known to hold."""
+        """Those that a known notifier holds."""
         return set(self._common.held).union(*(summary.shards for _, summary in self._heard.values()))
 
     def floors(self) -> dict[protocol.Shard, int]:
@@ -142,7 +142,7 @@ class NotifierMembers:
         return floors
 
     def to_be_told(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str] | None:
-        """The notifiers that may hold somebody for an event; None: say it to everybody."""
+        """The notifiers that may hold a receiver of an event; None: all notifiers."""
         if len(self.shards()) < protocol.SHARDS:
             # Somebody holds, or is about to hold, shards that we were not told of.
             return None

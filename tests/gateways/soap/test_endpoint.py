@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from muster.bus.rpc import origin
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, envelope, faults
+from muster.gateways.soap import addressing, endpoint, envelope, faults
 from tests.gateways.soap.conftest import NS, message, request
 
 ANN = "Basic YW5uOnNlc8OkbQ=="
@@ -46,6 +49,20 @@ async def test_the_answer_has_the_version_of_the_question(echo, version):
 async def test_an_empty_body_is_answered_by_an_empty_body(echo):
     response = await echo.endpoint.respond(request(message("")))
     assert envelope.read(xml.parse(response.body)).body == []
+
+
+async def test_requests_to_services_state_the_endpoint_and_the_address(echo):
+    stated = []
+
+    async def handle(_: object) -> endpoint.SoapResponse:
+        stated.append(origin.headers())
+        return endpoint.SoapResponse()
+
+    echo.endpoint.handle = handle
+    sent = dataclasses.replace(request(message()), address="192.0.2.7")
+    assert (await echo.endpoint.respond(sent)).status == 200
+    assert stated == [{origin.HEADER: "echo 192.0.2.7"}]
+    assert origin.headers() == {}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+from muster.bus.rpc import origin
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
@@ -293,8 +294,9 @@ class SoapEndpoint:
 
     async def _invoke(self, call: SoapRequest) -> SoapHttpResponse:
         try:
-            async with asyncio.timeout(self.timeout_s):
-                response = await self.handle(call)
+            with origin.acting(self.name, call.address):
+                async with asyncio.timeout(self.timeout_s):
+                    response = await self.handle(call)
         except TimeoutError as error:
             raise errors.TimedOut(f"the operation did not finish in {self.timeout_s:g} s") from error
         if response.accepted:

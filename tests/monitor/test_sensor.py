@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import pathlib
 import socket
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -14,7 +17,7 @@ from muster.bus.http import server as http_server
 from muster.core import errors, health
 from muster.core.telemetry import metrics
 from muster.monitor import client, report_xml
-from muster.monitor.sensor import sensor
+from muster.monitor.sensor import host_metrics, sensor
 from muster.testing.eventually import eventually
 from tests.monitor import test_services
 
@@ -39,6 +42,25 @@ async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel
     by_name = {one.name: one for one in report.services}
     assert by_name["tests"].metrics["memory_bytes"] > 1e6
     assert by_name["nobody"].state is health.HealthState.DOWN
+
+
+def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path):
+    """The command lines of a sensor, and of a shell that starts it, contain the text of the option."""
+    pattern = f"shop {tmp_path}"
+    watching = [sys.executable, "-c", "input()", "--process", f"shop={pattern}"]
+    shell = ["sh", "-c", f"read line; exec muster sensor --process 'shop={pattern}'"]
+    with contextlib.ExitStack() as stack:
+        for command in (watching, shell):
+            child = stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE))
+            stack.callback(child.kill)
+        host = host_metrics.HostMetrics({"shop": pattern})
+        assert [report.state for report in host.services()] == [health.HealthState.DOWN]
+        service = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", "input()", pattern], stdin=subprocess.PIPE)
+        )
+        stack.callback(service.kill)
+        (report,) = host.services()
+        assert (report.state, report.metrics["processes"]) == (health.HealthState.UP, 1.0)
 
 
 async def test_what_was_made_while_nobody_listened_is_sent_once_and_in_order(
@@ -198,8 +220,10 @@ async def test_a_service_is_scraped(connect, tmp_path):
         scrape = {"jobs": f"{server.url}/metrics", "gone": "http://127.0.0.1:1/metrics"}
         async with sensor.Sensor(bus, settings(tmp_path, period_s=3600.0, scrape=scrape)) as running:
             report = await running.sample()
-    assert [(one.name, one.metrics["muster_jobs_done_total"]) for one in report.services] == [("jobs", 3.0)]
-    assert running.services.dropped["scrape-unavailable"] >= 1
+    by_name = {service.name: service.metrics for service in report.services}
+    assert set(by_name) == {"jobs", "sensor"}
+    assert by_name["jobs"]["muster_jobs_done_total"] == 3.0
+    assert by_name["sensor"]["dropped_scrape-unavailable"] >= 1
 
 
 async def test_nobody_reports_as_somebody_else(connect, tmp_path):

@@ -31,8 +31,15 @@ def test_services_are_bounded():
         held.push(told(str(number)), 0.0)
     with pytest.raises(errors.LimitExceeded):
         held.push(told("one too many"), 0.0)
-    with pytest.raises(errors.LimitExceeded):
-        held.push(told("0", **{f"m{i}": 1.0 for i in range(service_reports.METRICS_MAX + 1)}), 0.0)
+
+
+def test_metrics_of_a_service_beyond_the_limit_are_dropped_and_counted():
+    held = service_reports.ServiceReports()
+    names = [f"m{number}" for number in range(service_reports.METRICS_MAX + 2)]
+    for _ in range(2):
+        held.push(told("shop", **dict.fromkeys(names, 1.0)), 0.0)
+    assert list(held.collect(1.0)[0].metrics) == names[:-2]
+    assert held.dropped == {"service-metrics": 4}
 
 
 def test_statsd_counters_are_rates_timers_means_and_sets_counts():

@@ -9,6 +9,7 @@ Blocking; the sensor calls it in a thread.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -84,7 +85,7 @@ class HostMetrics:
     def _service(self, name: str, pattern: str) -> messages.ServiceReport:
         known = [process for process in self._known.get(name, []) if process.is_running()]
         if not known:
-            known = list(_matching(pattern))
+            known = list(_matching(pattern, f"{name}={pattern}"))
         self._known[name] = known
         totals: dict[str, float] = {}
         for process in known:
@@ -99,10 +100,15 @@ class HostMetrics:
         return messages.ServiceReport(name=name, metrics=totals)
 
 
-def _matching(pattern: str) -> Iterator[psutil.Process]:
+def _matching(pattern: str, option: str) -> Iterator[psutil.Process]:
+    """Processes with ``pattern`` in their command line.
+
+    The option of a sensor that watches them, and of the shell that started it, contains the pattern as well.
+    """
     for process in psutil.process_iter(["cmdline", "name"]):
         words: Any = process.info.get("cmdline") or [process.info.get("name") or ""]
-        if pattern in " ".join(words):
+        command = " ".join(words)
+        if pattern in command and option not in re.sub(r"[\'\"\\\\]", "", command):
             yield process
 
 

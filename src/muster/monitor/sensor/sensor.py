@@ -33,6 +33,7 @@ DRAIN_AT_ONCE = 100
 DRAIN_PAUSE_S = 0.05  # so that a reconnecting fleet does not cause a load peak
 SCRAPE_TIMEOUT_S = 3.0
 SCRAPE_BYTES_MAX = 4 << 20
+OWN_SERVICE = "sensor"  # in the report: what the sensor itself dropped, by reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class Sensor:
         self._drain_now = asyncio.Event()
         self._lock = asyncio.Lock()  # one sender at a time, to keep the order of sequences
         self._forget_listener = bus.on_state(self._connection_changed)
+        self._failed_scrapes: set[str] = set()  # a failure is logged once, until a scrape succeeds
         self.sent = 0
         self.moves = 0
 
@@ -126,6 +128,9 @@ class Sensor:
         metrics, processes = await asyncio.to_thread(lambda: (self._host.sample(), self._host.services()))
         pushed = {report.name: report for report in self.services.collect(time.monotonic())}
         services = {**{report.name: report for report in processes}, **pushed}
+        if self.services.dropped:
+            counts = {f"dropped_{reason}": float(count) for reason, count in self.services.dropped.items()}
+            services = {OWN_SERVICE: messages.ServiceReport(name=OWN_SERVICE, metrics=counts), **services}
         self._sequence += 1
         return messages.NodeReport(
             machine=self.machine,
@@ -158,7 +163,11 @@ class Sensor:
                 self.services.push(report, time.monotonic(), period_s=self._settings.period_s)
         except errors.MusterError as error:
             self.services.dropped[f"scrape-{error.code}"] += 1
-            events.debug("scrape-failed", service=name, error=error)
+            if name not in self._failed_scrapes:
+                events.warning("scrape-failed", service=name, url=url, error=error)
+            self._failed_scrapes.add(name)
+        else:
+            self._failed_scrapes.discard(name)
 
     async def _report_always(self) -> None:
         # A random start within the first period distributes the reports of a fleet.

@@ -12,6 +12,7 @@ The numbers of services, of metrics and of values of a set are bounded; excess i
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import re
 from dataclasses import dataclass, field
@@ -19,9 +20,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.core import errors, health, messages
+from muster.core.telemetry import log
+
+events = log.EventLog("monitor")
 
 SERVICES_MAX = 256  # the limit of a node report
-METRICS_MAX = 256  # of one service
+METRICS_MAX = 1024  # of one service; the limit of a service report
 SET_MAX = 10_000
 LATE_AFTER = 3
 FORGET_AFTER = 30
@@ -61,13 +65,21 @@ class ServiceReports:
     def __init__(self) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()
         self._pushed: dict[str, _PushedReport] = {}
+        self._truncated: set[str] = set()  # services with too many metrics, each logged once
         self._statsd: dict[str, _Statsd] = {}
         self._collected_s: float | None = None
 
     def push(self, report: messages.ServiceReport, now_s: float, *, period_s: float = 10.0) -> None:
-        """`errors.LimitExceeded` if there are too many services."""
+        """`errors.LimitExceeded` if there are too many services. Excess metrics are dropped and counted."""
         if len(report.metrics) > METRICS_MAX:
-            raise errors.LimitExceeded(f"{report.name!r} has more than {METRICS_MAX} metrics")
+            self.dropped["service-metrics"] += len(report.metrics) - METRICS_MAX
+            if report.name not in self._truncated:
+                self._truncated.add(report.name)
+                events.warning(
+                    "metrics-truncated", service=report.name, metrics=len(report.metrics), kept=METRICS_MAX
+                )
+            kept = dict(itertools.islice(report.metrics.items(), METRICS_MAX))
+            report = msgspec.structs.replace(report, metrics=kept)
         try:
             msgspec.json.encode(report)
         except UnicodeEncodeError as error:  # the node report could not be encoded

@@ -10,7 +10,7 @@ from muster.core import health, messages
 from muster.core.reports import columns
 from muster.monitor.channel import interpreters
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import cells, node_columns, rollups
+from muster.pipeline.fleet import blocks, cells, node_columns, rollups
 from muster.pipeline.fleet import state as fleet_state
 from tests.pipeline import traffic
 
@@ -88,6 +88,32 @@ def test_a_report_counts_once_even_if_reports_overtake_each_other():
     assert known.feed([arrival(restarted, T0 + 30, 3)], T0 + 30).counts == {}
     cell = closed(known.feed([], T0 + 20_000))["group", "default", 0].cell
     assert (cell.total, cell.machines) == (6, 1)
+
+
+def test_reports_of_the_boot_before_a_reboot_count_once():
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
+    before = [traffic.report("a", n, T0 + n, boot=8) for n in (1, 2, 3)]
+    after = [traffic.report("a", n, T0 + 10 + n, boot=9) for n in (1, 2)]
+    assert known.feed([arrival([*before, *after], T0 + 20)], T0 + 20).counts == {}
+    known = again(known, plan)
+    last = traffic.report("a", 4, T0 + 4, boot=8)
+    repeated = arrival([*before, last, *after, last], T0 + 30, 2)
+    assert known.feed([repeated], T0 + 30).counts == {"duplicated": 6}
+    cell = closed(known.feed([], T0 + 20_000))["group", "default", 0].cell
+    assert (cell.total, cell.machines) == (6, 1)
+
+
+def test_metrics_beyond_the_limit_are_counted():
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan())
+    names = [f"extra_{n}" for n in range(blocks.EXTRA_MAX + 3)]
+    rows = [
+        traffic.report("a", n, T0 + n, metrics=dict.fromkeys(part, 1.0))
+        for n, part in enumerate((names[:1000], names[1000:]))
+    ]
+    assert known.feed([arrival(rows, T0)], T0).counts == {"metrics-truncated": 3}
+    cell = closed(known.feed([], T0 + 20_000))["group", "default", 0].cell
+    assert len(cell.extra) == blocks.EXTRA_MAX
 
 
 def test_late_and_future_reports_are_counted_and_change_nothing_else():

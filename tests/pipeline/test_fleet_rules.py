@@ -640,7 +640,7 @@ def test_what_is_usual_is_learned_as_described():
     for number in range(200):
         value = 50.0 + dice.gauss(0, 4) + (500.0 if number in (10, 60, 61, 150) else 0.0)
         rows = [report("a", number, metrics={"cpu_percent": value})]
-        block = blocks.ReportBlock.from_message(arrival(rows, T0), known, {})
+        block = blocks.ReportBlock.from_message(arrival(rows, T0), known, blocks.MetricCodes())
         place = known.places(block.machines)
         (score,) = judge._scores(known, "cpu_percent", block, place, [slice(None)])
         away = value - mean
@@ -664,7 +664,7 @@ def test_a_report_without_the_metric_teaches_nothing():
     judge = node_rules.NodeRuleEvaluator((rule,))
     known = node_columns.NodeColumns(judge.column_schema)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
-    block = blocks.ReportBlock.from_message(arrival(rows, T0), known, {})
+    block = blocks.ReportBlock.from_message(arrival(rows, T0), known, blocks.MetricCodes())
     place = known.places(block.machines)
     scores = judge._scores(known, "load_1m", block, place, [slice(None)])
     assert np.isnan(scores).all()

@@ -24,9 +24,25 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 ROWS = 32_768  # of one block: a few megabytes, which fit into a cache
-EXTRA_MAX = 256  # metrics that are not standard, of one shard in one micro-batch
+EXTRA_MAX = 1024  # metrics that are not standard, of one shard in one micro-batch
 STATES = tuple(state.value for state in health.HealthState)
 _PERIOD_MS_MAX = 2**31 - 1
+
+
+class MetricCodes(dict[str, int]):
+    """Codes of metrics that are not standard, by name; -1 beyond `EXTRA_MAX` names."""
+
+    dropped = 0  # values without a code
+
+    def add(self, name: str) -> int:
+        return self.setdefault(name, len(self)) if name in self or len(self) < EXTRA_MAX else -1
+
+    def valid(self, codes: Ints, values: Floats) -> Bools:
+        """Which values are finite and have a code; the others are counted."""
+        coded = codes >= 0
+        self.dropped += len(codes) - int(np.count_nonzero(coded))
+        good: Bools = coded & np.isfinite(values)
+        return good
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +80,11 @@ class ReportBlock:
 
     @classmethod
     def from_message(
-        cls, arrival: DecodedMessage, known: node_columns.NodeColumns, words: dict[str, int]
+        cls, arrival: DecodedMessage, known: node_columns.NodeColumns, words: MetricCodes
     ) -> ReportBlock:
         """Decode a message; raises the errors of pyarrow and numpy for invalid content.
 
-        ``words`` maps the names of metrics that are not standard to codes, and grows.
+        ``words`` grows by new names of metrics.
         """
         batch = arrival.batch
         rows = batch.num_rows
@@ -148,7 +164,7 @@ def _joined(first: Extra, other: Extra) -> Extra:
     return rows, words, values
 
 
-def _services(lists: pa.ListArray, words: dict[str, int]) -> Extra:
+def _services(lists: pa.ListArray, words: MetricCodes) -> Extra:
     """The metrics of a service ``shop`` as ``shop_<metric>``, and ``shop_up``, which is 1 or 0."""
     if lists.null_count == len(lists):
         return _NOTHING
@@ -157,9 +173,7 @@ def _services(lists: pa.ListArray, words: dict[str, int]) -> Extra:
     name, state, _, metrics = lists.values.slice(ends[0], len(row)).flatten()
     name = name.fill_null("").dictionary_encode()
     services, service = name.dictionary.to_pylist(), name.indices.to_numpy()
-    up = np.array([_word(_plain(f"{service_name}_up"), words) for service_name in services], np.int64)[
-        service
-    ]
+    up = np.array([words.add(_plain(f"{service_name}_up")) for service_name in services], np.int64)[service]
     is_up = (np.asarray(state.to_numpy(zero_copy_only=False)) == health.HealthState.UP.value).astype(
         np.float64
     )
@@ -171,14 +185,14 @@ def _services(lists: pa.ListArray, words: dict[str, int]) -> Extra:
     pairs, which = np.unique(pair, return_inverse=True)
     word = np.array(
         [
-            _word(_plain(f"{services[code // len(keys)]}_{keys[code % len(keys)]}"), words)
+            words.add(_plain(f"{services[code // len(keys)]}_{keys[code % len(keys)]}"))
             for code in pairs.tolist()
         ],
         np.int64,
     )[which]
     value = metrics.items.slice(inner[0], size.sum()).to_numpy(zero_copy_only=False).astype(np.float64)
     rows, codes, values = _joined((row, up, is_up), (np.repeat(row, size), word, value))
-    good = np.isfinite(values) & (codes >= 0)
+    good = words.valid(codes, values)
     return rows[good], codes[good], values[good]
 
 
@@ -187,22 +201,18 @@ def _plain(name: str) -> str:
     return re.sub(r"\W", "_", name)
 
 
-def _extra(maps: pa.MapArray, words: dict[str, int]) -> Extra:
+def _extra(maps: pa.MapArray, words: MetricCodes) -> Extra:
     if maps.null_count == len(maps):
         return _NOTHING
     ends = maps.offsets.to_numpy()
     row = np.repeat(np.arange(len(maps)), np.diff(ends))
     # The keys and items of a slice are those of the whole.
     names = maps.keys.slice(ends[0], len(row)).dictionary_encode()
-    code = np.array([*(_word(name, words) for name in names.dictionary.to_pylist()), -1], np.int64)
+    code = np.array([*(words.add(name) for name in names.dictionary.to_pylist()), -1], np.int64)
     word = code[names.indices.fill_null(-1).to_numpy()]
     value = maps.items.slice(ends[0], len(row)).to_numpy(zero_copy_only=False).astype(np.float64)
-    good = np.isfinite(value) & (word >= 0)
+    good = words.valid(word, value)
     return row[good], word[good], value[good]
-
-
-def _word(name: str, words: dict[str, int]) -> int:
-    return words.setdefault(name, len(words)) if name in words or len(words) < EXTRA_MAX else -1
 
 
 _NUMBERS = ("stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")

@@ -6,6 +6,7 @@ are compressed; most values of a column are equal.
 
 **Deduplication.**  (machine, boot, sequence) identifies a report.  For each machine the highest sequence is
 stored, with a bitmap of the 63 sequences before it, so duplicates are detected even if reports are reordered.
+The same is stored for the boot before: its last reports may arrive after the first ones of the new boot.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ COLUMNS: Mapping[str, tuple[Any, float]] = {
     "boot": (np.int64, 0),
     "sequence": (np.int64, -1),
     "seen": (np.uint64, 0),  # bit i: sequence (highest - i) was received
+    "former_boot": (np.int64, 0),
+    "former_sequence": (np.int64, -1),
+    "former_seen": (np.uint64, 0),
     "received_ms": (np.int64, 0),  # by the broker's clock
     "period_ms": (np.int32, 0),
     "window_ms": (np.int64, -1),  # the last window in which it was counted
@@ -158,18 +162,33 @@ class NodeColumns:
             data["seen"][place] = seen << np.uint64(1) | np.uint64(1)
             data["sequence"][place] = sequence
             return np.ones(len(place), np.bool_)
-        newer = ~same_boot | (ahead > 0)
+        unseen: Bools = np.ones(len(place), np.bool_)
+        unseen[same_boot] = self._observe("", place[same_boot], sequence[same_boot])
+        former = ~same_boot & (data["former_boot"][place] == boot)
+        unseen[former] = self._observe("former_", place[former], sequence[former])
+        restarted = ~(same_boot | former)
+        at = place[restarted]
+        for name in ("boot", "sequence", "seen"):
+            data[f"former_{name}"][at] = data[name][at]
+        data["boot"][at] = boot[restarted]
+        data["sequence"][at] = sequence[restarted]
+        data["seen"][at] = 1
+        return unseen
+
+    def _observe(self, prefix: str, place: Array, sequence: Array) -> Bools:
+        """As `unseen`, for reports of one boot."""
+        highest, bitmap = self.data[f"{prefix}sequence"], self.data[f"{prefix}seen"]
+        ahead, seen = sequence - highest[place], bitmap[place]
+        newer = ahead > 0
         # The bitmap is shifted by ``ahead``; new sequences get their bit.
         shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        kept = np.where(same_boot & (ahead < _HISTORY_BITS), seen << shift, np.uint64(0))
+        kept = np.where(ahead < _HISTORY_BITS, seen << shift, np.uint64(0))
         back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
         bit = np.where(newer, np.uint64(1), np.uint64(1) << back)
-        known = same_boot & (ahead <= 0) & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
-        data["seen"][place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
-        data["sequence"][place] = np.where(newer, sequence, data["sequence"][place])
-        data["boot"][place] = boot
-        unseen: Bools = ~known
-        return unseen
+        known = ~newer & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
+        bitmap[place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
+        highest[place] = np.where(newer, sequence, highest[place])
+        return ~known
 
     def first_in_window(self, place: Array, window_ms: Array, counted: Array, width_ms: int) -> Bools:
         """Which of these reports (at most one for each machine) are the first of their machine in a window;

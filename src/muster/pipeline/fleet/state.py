@@ -38,6 +38,7 @@ FUTURE = "future"
 DUPLICATED = "duplicated"
 LATE = "late"
 UNUSABLE = "unusable"
+TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` names
 
 LAYOUT = 2  # of the data of `FleetState.pack`
 UNREADABLE = (
@@ -126,11 +127,12 @@ class FleetState:
         """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it."""
         output = ShardOutput(max(clock_ms, self._clock_ms))
         changes = node_rules.Changes(self._plan.changes_max)
-        words: dict[str, int] = {}
+        words = blocks.MetricCodes()
         evaluated_ms = self._clock_ms
         for block in blocks.concat_blocks(self._decoded_blocks(arrivals, words, output)):
             self._ingest(block, list(words), output, changes, evaluated_ms)
             evaluated_ms = max(evaluated_ms, int(block.stored_ms.max()))
+        output.count(TRUNCATED, words.dropped)
         for summary in sorted(summaries, key=lambda summary: summary.sequence):
             self._ingest_summaries(summary, output)
         self._clock_ms = output.clock_ms
@@ -145,7 +147,7 @@ class FleetState:
     # Reports
 
     def _decoded_blocks(
-        self, arrivals: Iterable[Arrival], words: dict[str, int], output: ShardOutput
+        self, arrivals: Iterable[Arrival], words: blocks.MetricCodes, output: ShardOutput
     ) -> Iterator[blocks.ReportBlock]:
         for arrival in sorted(arrivals, key=lambda message: message.sequence):
             try:
@@ -297,7 +299,8 @@ class FleetState:
                 output.count("summaries", 1)
                 for scope, code in (("group", group_code), ("zone", zone_code)):
                     cell = self._open.setdefault((window, scope, code), cells.WindowCell())
-                    row.add_to(cell)
+                    if not row.add_to(cell) and scope == "group":
+                        output.count(TRUNCATED, 1)
                     cell.partial |= facts.partial
                     cells.add_counts(cell.dropped, lost)
                 lost = {}  # reported once

@@ -38,7 +38,8 @@ class ChannelSummary(msgspec.Struct, frozen=True):
             row["partial"],
         )
 
-    def add_to(self, cell: cells.WindowCell) -> None:
+    def add_to(self, cell: cells.WindowCell) -> bool:
+        """False if the cell has too many metrics already."""
         total, least, most = self.figures
         cell.partial |= self.partial
         if not self.metric:  # this row counts reports and machines
@@ -55,3 +56,6 @@ class ChannelSummary(msgspec.Struct, frozen=True):
             cells.fold_sketch(cell, at, self.sketch)
         elif self.metric in cell.extra or len(cell.extra) < blocks.EXTRA_MAX:
             cell.fold_extra(self.metric, cells.ExtraMetric(self.count, total, least, most))
+        else:
+            return False
+        return True

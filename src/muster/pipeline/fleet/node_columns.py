@@ -188,7 +188,8 @@ class NodeColumns:
         known = ~newer & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
         bitmap[place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
         highest[place] = np.where(newer, sequence, highest[place])
-        return ~known
+        unseen: Bools = ~known
+        return unseen
 
     def first_in_window(self, place: Array, window_ms: Array, counted: Array, width_ms: int) -> Bools:
         """Which of these reports (at most one for each machine) are the first of their machine in a window;

@@ -9,9 +9,15 @@ import subprocess
 
 import pytest
 
+from muster import __version__
 from muster.cli import main, output
 from muster.core import errors
 from tests.cli import driver
+
+
+def test_the_version_is_printed(muster):
+    answer = muster("--version")
+    assert (answer.code, answer.out) == (0, f"muster {__version__}\n")
 
 
 def test_a_misspelt_command_is_told_the_nearest(muster):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import click
 
+from muster import __version__
 from muster.cli import command as cli_command
 from muster.cli import extras, interrupts, output
 from muster.core import errors
@@ -177,7 +178,7 @@ class RootGroup(cli_command.MusterGroup):
         ("muster status", ""),
     ],
 )
-@click.version_option(package_name="muster", message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 def muster() -> None:
     """A publish/subscribe control plane for fleets of services."""
 

@@ -366,6 +366,34 @@ async def test_a_new_dispatcher_marks_what_a_lost_consumer_had_received(
         assert again.redelivered
 
 
+async def test_the_mark_of_an_earlier_delivery_survives_a_dispatcher_that_delivered_nothing(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch, wall_clock: None
+):
+    """The second dispatcher loses its consumer before it has read the log; the third one delivers."""
+    net = simulated_network
+    async with serving(net):
+        first = client_api.Connection(await net.connect("a"))
+        session = first.session(client_api.AcknowledgeMode.CLIENT)
+        await session.producer(JOBS).send("job")
+        assert await (await session.consumer(JOBS)).receive(2) is not None
+        await first.close(lost=True)
+    read_page = streams.SimulatedStream.page
+    async with serving(net), client_api.Connection(await net.connect("b")) as second:
+
+        async def slow_page(*args: Any) -> Any:
+            await asyncio.sleep(1)
+            return await read_page(*args)
+
+        monkeypatch.setattr(streams.SimulatedStream, "page", slow_page)
+        await (await second.session().consumer(JOBS)).close()
+        await asyncio.sleep(3)
+        monkeypatch.setattr(streams.SimulatedStream, "page", read_page)
+    async with serving(net), client_api.Connection(await net.connect("c")) as third:
+        again = await (await third.session().consumer(JOBS)).receive(10)
+        assert again is not None
+        assert again.redelivered
+
+
 async def test_a_connection_that_was_refused_is_served_when_there_is_room(
     simulated_network: network.SimulatedNetwork, wall_clock: None
 ):

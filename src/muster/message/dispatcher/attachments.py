@@ -238,7 +238,7 @@ class Attachments:
             source.settle(self._ledger.end)
             self._delivery.set_live(source, live=False)
             source.unload()
-            if source.counts:
+            if source.counts or source.suspect > source.floor:
                 return  # a successor must mark what was delivered before as redelivered
             # Now: a consumer that attaches meanwhile is recorded again
             self._ledger.consumed.discard(key)

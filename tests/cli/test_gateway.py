@@ -104,7 +104,7 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
     """Each is connected to the bus as itself, and may what its role may; who has no name is the guest."""
     import proton
 
-    from tests.message import raw_client
+    from tests.gateways.amqp import raw_client
 
     looks = driver.quick(
         "gateway", "password", "vic", "--role", "viewer", home=home, stdin="another secret\n"

@@ -98,7 +98,7 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
     from muster.gateways.amqp.links import producers
-    from tests.message import raw_client
+    from tests.gateways.amqp import raw_client
 
     each, size = 2_500, 2_000  # more than their credit
     storage = config.BrokerStorage(directory=small_disk / "store")

@@ -341,7 +341,7 @@ async def test_amqp_clients_may_what_their_login_may(
 ):
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
-    from tests.message import raw_client
+    from tests.gateways.amqp import raw_client
 
     may = app_message.TopicPermissions(trust)
     _, _, _, on_orders, on_the_dead = WHO[identity]

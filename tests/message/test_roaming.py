@@ -71,7 +71,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
     """Nothing is lost, and nothing whose acknowledgement is confirmed comes again."""
     proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
     from muster.gateways.amqp import gateway as amqp_gateway
-    from tests.message import raw_client
+    from tests.gateways.amqp import raw_client
 
     async def join(login: passwords.PasswordLogin) -> api.Bus:
         return await connect(login.name)

@@ -17,7 +17,8 @@ from proton import utils as proton_utils  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.message import destinations  # noqa: E402
 from muster.trust import certificates  # noqa: E402
-from tests.message import conftest, java_project, raw_client  # noqa: E402
+from tests.gateways.amqp import java_project, raw_client  # noqa: E402
+from tests.message import conftest  # noqa: E402
 
 
 def _in_thread(gateway: amqp_gateway.AmqpGateway, work, **options):

@@ -15,7 +15,7 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 
 from muster.gateways.amqp.links import consumers  # noqa: E402 - where proton is not, these cannot be had
 from muster.gateways.amqp.protocol import endpoints  # noqa: E402 - where proton is not, these cannot be had
-from tests.message import raw_client  # noqa: E402
+from tests.gateways.amqp import raw_client  # noqa: E402
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import gateway as amqp_gateway

@@ -15,7 +15,7 @@ import pytest
 
 proton = pytest.importorskip("proton", reason="the AMQP engine is not installed")
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 FUNCTIONS = [
     "pn_collector_peek",
     "pn_collector_pop",

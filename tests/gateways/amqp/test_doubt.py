@@ -13,7 +13,8 @@ from muster.core import errors  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.message import destinations  # noqa: E402
 from muster.message.client import outbox  # noqa: E402
-from tests.message import conftest, raw_client  # noqa: E402
+from tests.gateways.amqp import raw_client  # noqa: E402
+from tests.message import conftest  # noqa: E402
 
 ORDERS = destinations.queue("orders")
 

@@ -28,7 +28,7 @@ from muster.message.dispatcher import leadership  # noqa: E402
 from muster.trust import keyring  # noqa: E402
 from muster.trust.login import password_checker, passwords  # noqa: E402
 from muster.trust.permissions import queue_rights, roles  # noqa: E402
-from tests.message import raw_client  # noqa: E402
+from tests.gateways.amqp import raw_client  # noqa: E402
 from tests.trust import servers  # noqa: E402
 
 PASSWORD = "a long secret"

@@ -17,7 +17,7 @@ from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.testing import eventually  # noqa: E402
 from muster.trust.login import password_checker, passwords  # noqa: E402
 from muster.trust.permissions import roles  # noqa: E402
-from tests.message import raw_client  # noqa: E402
+from tests.gateways.amqp import raw_client  # noqa: E402
 
 ACTIVE, CLOSED = proton.Endpoint.REMOTE_ACTIVE, proton.Endpoint.REMOTE_CLOSED
 

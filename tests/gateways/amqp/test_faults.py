@@ -22,7 +22,8 @@ from muster.message import destinations, protocol  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust.login import passwords  # noqa: E402
-from tests.message import conftest, raw_client, test_gateway_doubt  # noqa: E402
+from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
+from tests.message import conftest  # noqa: E402
 
 
 async def test_what_a_vanished_client_had_comes_again_marked(
@@ -439,7 +440,7 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
 
     def work(port: int) -> list[object]:
         found: list[object] = []
-        clients = [test_gateway_doubt.Transacting(port, name) for name in ("first", "second")]
+        clients = [test_doubt.Transacting(port, name) for name in ("first", "second")]
         names = [client.declare() for client in clients]
         senders = [client.raw.session.sender("out") for client in clients]
 

@@ -19,7 +19,8 @@ from muster.gateways.amqp.protocol import engine  # noqa: E402
 from muster.message import destinations  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
 from muster.testing import eventually  # noqa: E402
-from tests.message import conftest, raw_client  # noqa: E402
+from tests.gateways.amqp import raw_client  # noqa: E402
+from tests.message import conftest  # noqa: E402
 
 WAIT_S = 30
 

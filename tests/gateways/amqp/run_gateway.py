@@ -1,4 +1,4 @@
-"""A gateway as a separate process, to be killed: ``python -m tests.message.run_gateway URL NAME [PORT]``."""
+"""A gateway as a process to kill: ``python -m tests.gateways.amqp.run_gateway URL NAME [PORT]``."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from muster.bus.brokers import broker as brokers
 from muster.message import destinations, settings
 from muster.message.client import api
 from muster.testing import child_process, fixtures
-from tests.message import conftest, java_project
+from tests.gateways.amqp import java_project
+from tests.message import conftest
 
 TOTAL = 90
 KILLS = 3
@@ -35,7 +36,7 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
 
     async def begin(name: str, port: int = 0) -> tuple[child_process.ChildProcess, int]:
         made = await start_process(
-            sys.executable, "-m", "tests.message.run_gateway", broker.url, name, str(port)
+            sys.executable, "-m", "tests.gateways.amqp.run_gateway", broker.url, name, str(port)
         )
         return made, int((await made.line(r"serving (\d+)", timeout_s=60))[1])
 

@@ -16,9 +16,11 @@ from muster import connection
 from muster.app import domain, enrolment
 from muster.app import settings as app_settings
 from muster.app.components import management
+from muster.app.supervisor import module_process
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
 from muster.core.settings import loader
+from muster.core.supervision import children
 from muster.manage import client, protocol
 from muster.manage.agent import agent
 from muster.testing.eventually import eventually
@@ -39,8 +41,8 @@ WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret
 
 @pytest.fixture
 async def running(tmp_path, monkeypatch):
-    monkeypatch.setattr(management, "LOOK_S", 0.5)
-    monkeypatch.setattr(management, "SILENT_S", 15.0)
+    probes = children.ProbePolicy(period_s=0.5, timeout_s=5.0, failures_max=3)
+    monkeypatch.setattr(module_process, "PROBE_POLICY", probes)
     flags = {
         "domain.data_dir": str(tmp_path),
         "manage.enabled": True,

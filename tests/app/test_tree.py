@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +59,19 @@ async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
     child = await start_process(sys.executable, "-c", code, *words)
     await child.line("ready")
     monkeypatch.setattr(domain_tree, "_pid_of", lambda _: child.pid)
-    watching: list[Any] = []
-    passive = domain_tree.ParentNode(settings.ManageSettings(children=(str(tmp_path),)))
-    passive._context = types.SimpleNamespace(spawn=watching.append)  # type: ignore[assignment]
-    await passive._find_running()
-    now = asyncio.get_running_loop().time()
-    silent = passive._restarts.silent(now + 3600)
-    assert bool(silent) is not by_hand
-    await passive.stop()
+    monkeypatch.setattr(domain_tree, "SILENT_S", 0.0)
+    home_ = str(tmp_path)
+    parent = domain_tree.ParentNode(settings.ManageSettings(children=(home_,)))
+    await parent._supervise(home_)
+    try:
+        assert await parent._is_heard(home_) is by_hand
+        if by_hand:
+            parent._last_beat_s[home_] = 0.0
+            assert not await parent._is_heard(home_), "one that beats is expected to go on beating"
+            del parent._last_beat_s[home_]
+    finally:
+        await parent.stop()
     if by_hand:
         os.kill(child.pid, 0)  # it runs
-        passive._restarts.record_heartbeat(str(tmp_path), now)
-        assert passive._restarts.silent(now + 3600), "one that beats is expected to go on beating"
     else:
         await eventually(lambda: child.exit_code is not None)
-    watching[0].close()

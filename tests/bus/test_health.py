@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from muster.bus import tasks
 from muster.bus.http import client, health
 from muster.core.settings import domain
+from muster.core.supervision import tasks
 from muster.core.telemetry import metrics
 from muster.testing.eventually import eventually
 

@@ -5,7 +5,6 @@ import asyncio
 import msgspec
 import pytest
 
-from muster.app.supervisor import restarts
 from muster.bus.rpc import single_flight
 from muster.core import errors
 from muster.manage.agent import operation_log
@@ -62,13 +61,6 @@ async def test_it_is_cancelled_with_the_last_who_asked():
     await asyncio.sleep(0)
     task.cancel()
     await ended.wait()
-
-
-def test_a_process_that_fell_thousands_of_times_is_started_again():
-    care = restarts.RestartPlanner(["a"])
-    for number in range(2_000):
-        care.ended("a", float(number), "it ended")
-    assert care.next_at() == 1_999.0 + restarts.PAUSE_S_MAX
 
 
 def test_an_agent_that_restarts_still_rejects_a_manager_that_was_replaced():

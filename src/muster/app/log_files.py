@@ -3,7 +3,7 @@
 A log is stored in several pieces: the current one and numbered older ones. Together they never exceed their
 share of ``retention.logs``, and older pieces are deleted at the maximum age. Brokers write their own files;
 `broker_file_bytes` is their share of the same budget. The output of other processes goes through a pipe to
-the domain's process, which writes a file for each (`capture_output`).
+the domain's process, which writes a file for each (`CapturedProcess`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from muster.core.settings import domain
+from muster.core.supervision import tasks
 from muster.core.telemetry import log
 
 PIECES = 4  # per log: the current and three older ones
@@ -58,7 +59,40 @@ def configure(settings: domain.BaseSettings, file: Path | None = None) -> Callab
     return end
 
 
-async def capture_output(
+class CapturedProcess:
+    """A process whose output is written into ``file`` (a `children.ProcessHandle`)."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        file: Path,
+        settings: domain.BaseSettings,
+        *,
+        processes: int,
+    ) -> None:
+        assert process.stdout is not None
+        self._process = process
+        self._tasks = tasks.TaskSupervisor(f"log {file.name}")
+        self._capture = self._tasks.spawn(
+            "capture", _capture_output(process.stdout, file, settings, processes=processes)
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait for its end and the rest of its output. Its own children may still hold the pipe."""
+        code = await self._process.wait()
+        await asyncio.wait((self._capture,), timeout=LINGER_S)
+        await self._tasks.close()
+        return code
+
+    def send_signal(self, number: int, /) -> None:
+        self._process.send_signal(number)
+
+
+async def _capture_output(
     output: asyncio.StreamReader, file: Path, settings: domain.BaseSettings, *, processes: int
 ) -> None:
     """Write the output of a process into ``file`` until it ends."""
@@ -70,15 +104,6 @@ async def capture_output(
             await asyncio.to_thread(log_file.write, data.decode(errors="replace"))
     finally:
         log_file.close()
-
-
-async def end_captures(*captures: asyncio.Task[None]) -> None:
-    """End `capture_output` tasks whose processes have ended. Their children may still hold the pipe."""
-    if captures:
-        await asyncio.wait(captures, timeout=LINGER_S)
-    for task in captures:
-        task.cancel()
-    await asyncio.gather(*captures, return_exceptions=True)
 
 
 class RotatingFile(io.TextIOBase):

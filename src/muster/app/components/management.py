@@ -9,7 +9,6 @@ creates and redeems enrolment tokens, and kills processes on request (for drills
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import pathlib
 import signal
@@ -21,13 +20,13 @@ import msgspec
 from muster.app import certificates, enrolment, identities, log_files
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import fork_server, restarts, worker
+from muster.app.supervisor import fork_server, module_process, worker
 from muster.bus import api
-from muster.bus.http import client
 from muster.bus.http import health as http_health
 from muster.bus.rpc import client as rpc
 from muster.bus.rpc import server
 from muster.core import errors, health, subjects
+from muster.core.supervision import children
 from muster.manage import client as manage_client
 from muster.manage import protocol, settings
 from muster.manage.adapters import os_process
@@ -38,9 +37,6 @@ if TYPE_CHECKING:
 
 KIND = "domain"
 ENROL = f"{KIND}.enrol"
-LOOK_S = 2.0
-SILENT_S = 20.0  # a process whose health page does not reply for this long is killed and restarted
-STOP_S = 5.0
 
 _ROLES = {
     "registry": roles.Role.REGISTRY,
@@ -68,46 +64,35 @@ class ManagementComponent:
     def __init__(self, manage_settings: settings.ManageSettings) -> None:
         self._settings = manage_settings
         self._context: context_.ComponentContext
-        self._restarts = restarts.RestartPlanner(_names(manage_settings), silent_s=SILENT_S)
-        self._children: dict[str, int] = {}
+        self._children: dict[str, children.ChildSupervisor] = {}
         self._unready: set[str] = set()
         self._fork_server: fork_server.ForkServer
-        self._changed = asyncio.Event()
         self._server: server.RpcServer | None = None
         self._enrolment: enrolment.EnrolmentService
-        self._stopping = False
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         self._enrolment = enrolment.EnrolmentService(context.store, context.trust)
         self._fork_server = fork_server.ForkServer(self._unready.discard)
-        context.spawn(self._supervise())
-        if context.settings.health.enabled:
-            context.spawn(self._check_health_pages())
+        for name in _names(self._settings):
+            self._children[name] = self._supervisor(name)
+            self._children[name].start_soon()
         self._server = server.RpcServer(
             context.bus, protocol.PART, self._operations(), authorize=self._authorize, at_once=1
         )
         await self._server.start()
 
     async def stop(self) -> None:
-        self._stopping = True
         if self._server is not None:
             await self._server.close()
+        await asyncio.gather(*(child.stop() for child in self._children.values()))
         await self._fork_server.close()
-        waits = [asyncio.create_task(os_process.wait_for_exit(pid)) for pid in self._children.values()]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=STOP_S)
-            if late:
-                for pid in self._children.values():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                await asyncio.wait(late)
 
     def health(self) -> component.ComponentHealth:
         missing = [
             name
-            for name, process in self._restarts.processes.items()
-            if process.phase is restarts.ProcessPhase.MISSING or name in self._unready
+            for name, child in self._children.items()
+            if child.state is not children.ChildState.RUNNING or name in self._unready
         ]
         facts = {"management": self._processes()}
         if missing:
@@ -120,65 +105,29 @@ class ManagementComponent:
         return [
             {
                 "name": name,
-                "state": process.phase.value,
-                "pid": self._children.get(name),
-                "starts": process.starts,
-                "reason": process.reason,
+                "state": child.state.value,
+                "pid": child.pid,
+                "starts": child.starts,
+                "reason": child.reason,
             }
-            for name, process in self._restarts.processes.items()
+            for name, child in self._children.items()
         ]
 
-    # Processes
-
-    async def _supervise(self) -> None:
-        loop = asyncio.get_running_loop()
-        while not self._stopping:
-            self._changed.clear()
-            for name in self._restarts.due(loop.time()):
-                await self._begin(name)
-            due = self._restarts.next_at()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(None if due is None else max(0.01, due - loop.time())):
-                    await self._changed.wait()
-
-    async def _check_health_pages(self) -> None:
-        """Check that each process works, not only runs: its health page replies."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(LOOK_S)
-            places = await asyncio.to_thread(lambda: list(http_health.advertised(self._context.folder.pages)))
-            known = [endpoint for endpoint in places if self._children.get(endpoint.process) == endpoint.pid]
-            for name in await asyncio.gather(*map(_live_name, known)):
-                if name in self._children:
-                    self._restarts.record_heartbeat(name, loop.time())
-            for name in self._restarts.silent(loop.time()):
-                self._context.log.warning("process-silent", process=name)
-                with contextlib.suppress(ProcessLookupError, KeyError):
-                    os.kill(self._children[name], signal.SIGKILL)
-
-    async def _begin(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
-        try:
+    def _supervisor(self, name: str) -> children.ChildSupervisor:
+        async def launch() -> children.ProcessHandle:
             task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
             self._unready.add(name)
-            pid = await self._fork_server.spawn(name, task)
-        except (OSError, errors.MusterError) as error:
-            self._restarts.ended(name, loop.time(), str(error))
-            self._context.log.error("not-started", process=name, error=error)
-            return
-        self._children[name] = pid
-        self._restarts.started(name, loop.time())
-        self._context.log.info("process-started", process=name, pid=pid)
-        self._context.spawn(self._watch(name, pid))
+            return os_process.ForeignProcess(await self._fork_server.spawn(name, task))
 
-    async def _watch(self, name: str, pid: int) -> None:
-        await os_process.wait_for_exit(pid)
-        if self._children.get(name) == pid:
-            del self._children[name]
-        if not self._stopping:
-            self._context.log.warning("process-ended", process=name, pid=pid)
-            self._restarts.ended(name, asyncio.get_running_loop().time(), "ended")
-            self._changed.set()
+        async def responds() -> bool:
+            return await http_health.responds(self._context.folder.pages, self._children[name].pid)
+
+        return children.ChildSupervisor(
+            name,
+            launch,
+            probe=responds if self._context.settings.health.enabled else None,
+            probe_policy=module_process.PROBE_POLICY,
+        )
 
     # Requests
 
@@ -213,9 +162,9 @@ class ManagementComponent:
         return self._processes()
 
     async def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
-        pid = self._children.get(name)
+        pid = self._children[name].pid if name in self._children else None
         if pid is None:
-            known = ", ".join(self._restarts.processes)
+            known = ", ".join(self._children)
             raise errors.NotFound(f"no process {name!r} runs here", hint=f"running: {known}")
         os.kill(pid, number)
         return {"killed": name, "pid": pid}
@@ -255,15 +204,6 @@ class ManagementComponent:
                 tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
             self._context.spawn(_publish_accounts(self._context, running.servers, tls))
         return {"name": admitted.name, "jwt": admitted.jwt}
-
-
-async def _live_name(place: http_health.HealthEndpoint) -> str:
-    """The name of the process, if its health page replies."""
-    try:
-        answer = await client.get(f"{place.url}/livez", timeout_s=LOOK_S)
-    except errors.MusterError:
-        return ""
-    return place.process if answer.status == 200 else ""
 
 
 async def _publish_accounts(context: context_.ComponentContext, servers: Sequence[str], tls: Any) -> None:

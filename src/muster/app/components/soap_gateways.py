@@ -18,7 +18,7 @@ import msgspec
 from muster.app import caller_connections
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import server_process
+from muster.app.supervisor import module_process, server_process
 from muster.core import errors, health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
@@ -139,7 +139,9 @@ class SoapComponent:
         self._all_settings = all_settings
         self._settings: settings.SoapSettings = all_settings.soap
         self._listener: socket.socket | None = None
-        self._process = server_process.ServerProcess("soap", "muster.app.supervisor.soap_process")
+        self._process = module_process.ModuleProcess(
+            "soap", "muster.app.supervisor.soap_process", log_share=8
+        )
 
     @property
     def url(self) -> str:
@@ -156,7 +158,7 @@ class SoapComponent:
             health=msgspec.structs.replace(self._all_settings.health, port=0),
             log_level=self._all_settings.log.level,
         )
-        self._process.start(context, self._listener, msgspec.json.encode(task))
+        self._process.start(context, config=msgspec.json.encode(task), pass_fds=(self._listener.fileno(),))
 
     async def stop(self) -> None:
         await self._process.stop()

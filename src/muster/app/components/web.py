@@ -1,4 +1,4 @@
-"""The web server as a component of a domain: a separate process (`muster.app.supervisor.server_process`).
+"""The web server as a component of a domain: a separate process (`muster.app.supervisor.module_process`).
 
 Only that process imports the packages of the web server, so the domain starts without delay.
 """
@@ -19,7 +19,7 @@ import msgspec
 from muster.app import home, identities
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import server_process
+from muster.app.supervisor import module_process, server_process
 from muster.bus import api
 from muster.bus.client import client
 from muster.core import errors, health
@@ -116,7 +116,7 @@ class WebComponent:
         self._all_settings = all_settings
         self._settings: settings_.WebSettings = all_settings.web
         self._listener: socket.socket | None = None
-        self._process = server_process.ServerProcess("web", "muster.app.supervisor.web_process")
+        self._process = module_process.ModuleProcess("web", "muster.app.supervisor.web_process", log_share=8)
         self._missing = ""
 
     @property
@@ -140,7 +140,7 @@ class WebComponent:
             health=msgspec.structs.replace(self._all_settings.health, port=0),
             log_level=self._all_settings.log.level,
         )
-        self._process.start(context, self._listener, msgspec.json.encode(task))
+        self._process.start(context, config=msgspec.json.encode(task), pass_fds=(self._listener.fileno(),))
 
     async def stop(self) -> None:
         await self._process.stop()

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from muster.app import home
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.app.supervisor import restarts
 from muster.core import errors, files, health
+from muster.core.supervision import children
 from muster.manage import settings
 from muster.manage.adapters import os_process
 
@@ -44,8 +44,10 @@ class ParentNode:
         self._homes = [
             str(pathlib.Path(child_home).expanduser().absolute()) for child_home in manage_settings.children
         ]
-        self._restarts = restarts.RestartPlanner(self._homes, silent_s=SILENT_S)
-        self._pids: dict[str, int] = {}
+        self._children: dict[str, children.ChildSupervisor] = {}
+        self._last_beat_s: dict[
+            str, float
+        ] = {}  # of children that send heartbeats, so silence means something
         self._server: asyncio.Server | None = None
         self._port = 0
         self._context: context_.ComponentContext
@@ -60,37 +62,30 @@ class ParentNode:
             self._server = await asyncio.start_server(self._receive_heartbeats, "127.0.0.1", 0)
         self._port = self._server.sockets[0].getsockname()[1]
         await asyncio.to_thread(files.write, kept, str(self._port).encode())
-        await self._find_running()
-        context.spawn(self._supervise())
+        for name in self._homes:
+            await self._supervise(name)
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        own = [pid for name, pid in self._pids.items() if self._restarts.processes[name].beats]
-        for pid in own:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S):
-                for pid in own:
-                    await os_process.wait_for_exit(pid)
+        await asyncio.gather(*map(self._stop_child, self._homes))
+
+    async def _stop_child(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is not None and name in self._last_beat_s:
+            await child.stop((signal.SIGTERM, STOP_S), kill=False)
+        elif child is not None:  # it was started manually
+            await child.release()
 
     def health(self) -> component.ComponentHealth:
         facts = {
             "children": [
-                {
-                    "home": name,
-                    "state": process.phase.value,
-                    "pid": self._pids.get(name),
-                    "starts": process.starts,
-                }
-                for name, process in self._restarts.processes.items()
+                {"home": name, "state": child.state.value, "pid": child.pid, "starts": child.starts}
+                for name, child in self._children.items()
             ]
         }
         missing = [
-            name
-            for name, process in self._restarts.processes.items()
-            if process.phase is restarts.ProcessPhase.MISSING
+            name for name, child in self._children.items() if child.state is not children.ChildState.RUNNING
         ]
         if missing:
             return component.ComponentHealth(
@@ -98,55 +93,41 @@ class ParentNode:
             )
         return component.ComponentHealth(facts=facts)
 
-    async def _find_running(self) -> None:
-        """Adopt children that continued without their parent instead of starting them again."""
-        for name in self._homes:
-            pid = await asyncio.to_thread(_pid_of, name)
-            if pid is not None:
-                self._adopt(name, pid, beats=await asyncio.to_thread(_was_started_by_parent, pid))
+    async def _supervise(self, name: str) -> None:
+        """Keep a child running. One that continued without its parent is adopted instead of started again."""
+        child = self._children[name] = children.ChildSupervisor(
+            name,
+            lambda: self._launch(name),
+            probe=lambda: self._is_heard(name),
+            probe_policy=children.ProbePolicy(period_s=BEAT_S, failures_max=1, grace_s=SILENT_S),
+        )
+        pid = await asyncio.to_thread(_pid_of, name)
+        if pid is None:
+            child.start_soon()
+            return
+        if await asyncio.to_thread(_was_started_by_parent, pid):
+            self._last_beat_s[name] = asyncio.get_running_loop().time()
+        child.start_soon(os_process.ForeignProcess(pid))
 
-    def _adopt(self, name: str, pid: int, *, beats: bool = True) -> None:
-        self._pids[name] = pid
-        self._restarts.started(name, asyncio.get_running_loop().time(), beats=beats)
-        self._context.spawn(self._watch(name, pid))
-
-    async def _supervise(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            for name in self._restarts.due(loop.time()):
-                await self._begin(name)
-            for name in self._restarts.silent(loop.time()):
-                self._context.log.warning("child-silent", home=name)
-                with contextlib.suppress(ProcessLookupError, KeyError):
-                    os.kill(self._pids[name], signal.SIGKILL)
-            await asyncio.sleep(BEAT_S / 4)
-
-    async def _begin(self, name: str) -> None:
+    async def _launch(self, name: str) -> children.ProcessHandle:
         command = [sys.executable, "-m", "muster", "up", "--log-file", "--home", name]
         command += ["--set", f"{PARENT}127.0.0.1:{self._port}", "--set", f"manage.known_as={name}"]
-        try:
-            error_file = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
-            pid = await asyncio.to_thread(_spawn, command, error_file)
-        except OSError as error:
-            self._restarts.ended(name, asyncio.get_running_loop().time(), str(error))
-            return
-        self._context.log.info("child-started", home=name, pid=pid)
-        self._adopt(name, pid)
+        error_file = self._context.folder.logs / f"child-{1 + self._homes.index(name)}.err"
+        pid = await asyncio.to_thread(_spawn, command, error_file)
+        self._last_beat_s[name] = asyncio.get_running_loop().time()
+        return os_process.ForeignProcess(pid)
 
-    async def _watch(self, name: str, pid: int) -> None:
-        await os_process.wait_for_exit(pid)
-        if self._pids.get(name) == pid:
-            del self._pids[name]
-            self._context.log.warning("child-ended", home=name)
-            self._restarts.ended(name, asyncio.get_running_loop().time(), "ended")
+    async def _is_heard(self, name: str) -> bool:
+        last_s = self._last_beat_s.get(name)
+        return last_s is None or asyncio.get_running_loop().time() - last_s <= SILENT_S
 
     async def _receive_heartbeats(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The heartbeats of one child: lines with its home."""
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError):
             while line := await reader.readline():
                 name = line.decode("utf-8", "replace").strip()
-                if name in self._restarts.processes:
-                    self._restarts.record_heartbeat(name, asyncio.get_running_loop().time())
+                if name in self._children:
+                    self._last_beat_s[name] = asyncio.get_running_loop().time()
         writer.close()
 
 

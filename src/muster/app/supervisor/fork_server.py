@@ -45,6 +45,7 @@ class ForkServer:
     def __init__(self, on_ready: Any) -> None:
         self._on_ready = on_ready
         self._process: asyncio.subprocess.Process | None = None
+        self._begin = asyncio.Lock()
         self._listening: set[asyncio.Task[None]] = set()
         self._requests = itertools.count(1)
         # By request number: processes that are awaited, and the names of those not ready yet.
@@ -62,8 +63,9 @@ class ForkServer:
         A process that starts after its request was abandoned is killed, because another one has its task by
         then.
         """
-        if self._process is None or self._process.returncode is not None:
-            await self._start()
+        async with self._begin:
+            if self._process is None or self._process.returncode is not None:
+                await self._start()
         assert self._process is not None
         assert self._process.stdin is not None
         started: asyncio.Future[int] = asyncio.get_running_loop().create_future()

@@ -1,11 +1,8 @@
-"""Servers in separate processes, supervised by the domain.
+"""Servers in separate processes (`muster.app.supervisor.module_process`): their socket and configuration.
 
-Load and failures caused by clients affect that process and not the domain's leases, heartbeats and health
-pages. The domain opens the socket and passes it on, so the address is known at once and stays the same after
-a restart, and clients that connect meanwhile wait instead of being refused.
-
-The process reads its configuration, one line of JSON, from standard input, and ends when the input does: the
-domain holds the other end, so the process does not outlive it.
+The domain opens the socket and passes it on, so the address is known at once and stays the same after a
+restart, and clients that connect meanwhile wait instead of being refused. The process reads its
+configuration, one line of JSON, from standard input, and ends when the input does.
 """
 
 from __future__ import annotations
@@ -18,11 +15,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 
-from muster.app.components import context as context_
 from muster.core import errors
-
-STOP_S = 5.0
-WAIT_MAX_S = 30.0
 
 
 def listen(host: str, port: int, *, hint: str, or_any_port: bool = False) -> socket.socket:
@@ -49,67 +42,6 @@ def listen(host: str, port: int, *, hint: str, or_any_port: bool = False) -> soc
 
 def url(scheme: str, host: str, listener: socket.socket) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
-
-
-class ServerProcess:
-    """Keeps ``python -m MODULE`` running; the delay between failures doubles."""
-
-    def __init__(self, name: str, module: str) -> None:
-        self._name = name
-        self._module = module
-        self._process: asyncio.subprocess.Process | None = None
-        self._task: asyncio.Task[None] | None = None
-        self.reason = ""  # why it last ended
-
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it runs, or is starting for the first time."""
-        return self._process is None or self._process.returncode is None
-
-    def start(self, context: context_.ComponentContext, listener: socket.socket, task: bytes) -> None:
-        self._task = context.spawn(self._keep_running(context, listener.fileno(), task))
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        process = self._process
-        if process is not None and process.returncode is None:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                await asyncio.wait_for(process.wait(), STOP_S)
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-
-    async def _keep_running(self, context: context_.ComponentContext, listener: int, task: bytes) -> None:
-        wait_s = 0.5
-        path = context.folder.logs / f"{self._name}.log"
-        while True:
-            with path.open("ab") as output:  # not in a thread, in which a cancellation would leave it open
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    self._module,
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=output,
-                    stderr=output,
-                    pass_fds=(listener,),
-                    start_new_session=True,
-                )
-            assert self._process.stdin is not None
-            self._process.stdin.write(task + b"\n")
-            code = await self._process.wait()
-            self.reason = f"ended with code {code}; see {path}"
-            context.log.error(f"{self._name}-ended", code=code)
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, WAIT_MAX_S)
 
 
 @contextlib.asynccontextmanager

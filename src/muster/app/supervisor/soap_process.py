@@ -1,6 +1,6 @@
 """The SOAP endpoints as a process: ``python -m muster.app.supervisor.soap_process``.
 
-The domain supervises it (`muster.app.supervisor.server_process`).
+The domain supervises it (`muster.app.supervisor.module_process`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The web server as a process: ``python -m muster.app.supervisor.web_process``.
 
-The domain supervises it (`muster.app.supervisor.server_process`). ``muster web`` calls `serve_web` in its own
+The domain supervises it (`muster.app.supervisor.module_process`). ``muster web`` calls `serve_web` in its own
 process instead.
 """
 

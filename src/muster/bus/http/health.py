@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from muster.bus import api, tasks
-from muster.bus.http import otlp_exporter
+from muster.bus import api
+from muster.bus.http import client, otlp_exporter
 from muster.bus.http import server as http_server
 from muster.core import health
 from muster.core.settings import domain
+from muster.core.supervision import tasks
 from muster.core.telemetry import metrics as metrics_
 
 PID = "__meta_pid"  # a label that Prometheus drops: a new process id must not create a new series
@@ -69,7 +70,7 @@ async def serve(
 ) -> http_server.HttpServer | None:
     """Start the server; None if the settings disable it. ``more_routes`` adds pages of the process.
 
-    ``/readyz`` also requires that no supervised background task has a problem (`muster.bus.tasks`).
+    ``/readyz`` also requires that no background task has a problem (`muster.core.supervision.tasks`).
     """
     if not settings.enabled:
         return None
@@ -165,6 +166,14 @@ def advertised(folder: Path) -> Iterator[HealthEndpoint]:
                 yield endpoint
             else:
                 file.unlink(missing_ok=True)
+
+
+async def responds(folder: Path, pid: int | None) -> bool:
+    """Whether the endpoints of the process with this pid reply. `errors.Unavailable` if they do not."""
+    for endpoint in await asyncio.to_thread(lambda: list(advertised(folder))):
+        if endpoint.pid == pid:
+            return (await client.get(f"{endpoint.url}/livez")).status == 200
+    return False
 
 
 def _is_running(pid: int) -> bool:

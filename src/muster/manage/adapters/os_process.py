@@ -41,6 +41,19 @@ async def wait_for_exit(pid: int, started: str = "") -> int | None:
         await asyncio.sleep(POLL_S)
 
 
+class ForeignProcess:
+    """A process that another one started, by its pid (a `muster.core.supervision.children.ProcessHandle`)."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    async def wait(self) -> int | None:
+        return await wait_for_exit(self.pid)
+
+    def send_signal(self, number: int, /) -> None:
+        os.kill(self.pid, number)
+
+
 async def _readable(fd: int) -> bool:
     """Wait until the pidfd reports the end of its process; False if the loop cannot watch it."""
     ended = asyncio.Event()

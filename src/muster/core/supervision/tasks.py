@@ -8,9 +8,10 @@
     await tasks.close()
 
 Every exception is logged and counted (`failures`).  A loop is declared `RESTART` or `FATAL`.  A restarted
-loop waits longer after each failure (`muster.core.backoff`), and `problem` names it until it has run for the
-policy's window without another failure.  A fatal failure stays in `problem` and is passed to ``on_fatal``,
-which ends the service or its process.  A task of `spawn` that fails is over: it is logged and counted only.
+loop waits longer after each failure (`muster.core.backoff`), and `problem` names it until it has
+run for the policy's window without another failure.  A fatal failure stays in `problem` and is passed to
+``on_fatal``, which ends the service or its process.  A task of `spawn` that fails is over: it is logged and
+counted only.
 
 `problems` lists the problems of all supervisors of the process.  `muster.bus.http.health` shows them in
 ``/readyz`` and the counts of `failures` in ``/metrics``.
@@ -21,18 +22,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from muster.core import backoff
 from muster.core.telemetry import log
 
 events = log.EventLog("tasks")
 
+T = TypeVar("T")
+
 #: A loop is restarted without limit: its owner decides whether the service can work without it.
-POLICY = backoff.BackoffPolicy(crashes_max=1_000_000, window_s=60.0, pause_s=0.1, pause_s_max=10.0)
+POLICY = backoff.BackoffPolicy(crashes_max=None)
 
 _supervisors: weakref.WeakSet[TaskSupervisor] = weakref.WeakSet()
 _failures: Counter[tuple[str, ...]] = Counter()
@@ -62,7 +66,6 @@ class TaskSupervisor:
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._runs: dict[str, asyncio.Future[None]] = {}  # the current run of each loop
         self._problems: dict[str, tuple[str, float]] = {}  # by loop: the last failure and its time
-        _supervisors.add(self)
 
     def loop(
         self,
@@ -78,19 +81,22 @@ class TaskSupervisor:
         )
         self._loops[name] = task
         self._add(task)
+        task.add_done_callback(lambda ended: self._forget(name, ended))
         return task
 
-    def spawn(self, name: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Run ``work`` once."""
+    def spawn(
+        self, name: str, work: Coroutine[Any, Any, T], *, on_failure: OnFailure | None = None
+    ) -> asyncio.Task[T]:
+        """Run ``work`` once. Its failure is fatal if so declared; it is never restarted."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self.owner}: {name}")
         self._add(task)
-        task.add_done_callback(lambda ended: self._report(name, ended))
+        task.add_done_callback(functools.partial(self._report, name, on_failure))
         return task
 
     @property
     def loops(self) -> tuple[str, ...]:
         """Names of the loops that are running or waiting to be restarted."""
-        return tuple(name for name, task in self._loops.items() if not task.done())
+        return tuple(self._loops)
 
     @property
     def pending(self) -> int:
@@ -109,29 +115,51 @@ class TaskSupervisor:
                 return f"{self.owner}: {name} failed: {reason}"
         return None
 
+    def record_failure(self, name: str, error: Exception) -> None:
+        """Log, count and show an error that a loop handled: one failed iteration of a loop that continues."""
+        self._count_failure(name)
+        events.error("task-failed", owner=self.owner, task=name, error=error)
+        self._problems[name] = (_text(error), asyncio.get_running_loop().time())
+
     def inject(self, name: str, error: Exception) -> None:
         """Fail the current run of a loop with ``error``, as drills and tests do."""
         run = self._runs[name]
         if not run.done():
             run.set_exception(error)
 
-    async def close(self) -> None:
-        """Cancel all tasks and wait for their end."""
+    def cancel(self) -> list[asyncio.Task[Any]]:
+        """Cancel all tasks without waiting for their end; returns them."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return tasks
+
+    async def wait_idle(self, timeout_s: float | None = None) -> None:
+        """Wait until all tasks have ended by themselves."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        await asyncio.gather(*self.cancel(), return_exceptions=True)
         self._problems.clear()
         _supervisors.discard(self)
 
     def _add(self, task: asyncio.Task[Any]) -> None:
+        _supervisors.add(self)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
+        if self._loops.get(name) is ended:
+            del self._loops[name]
+            self._problems.pop(name, None)
+
     async def _supervise(self, name: str, run: Callable[[], Awaitable[None]], on_failure: OnFailure) -> None:
         clock = asyncio.get_running_loop().time
-        crashes: list[float] = []
+        crashes = backoff.CrashHistory(self._policy)
         while True:
+            crashes.started(clock())
             try:
                 await self._run_once(name, run)
                 return
@@ -141,8 +169,7 @@ class TaskSupervisor:
                     events.error("task-failed", owner=self.owner, task=name, fatal=True, error=error)
                     self._fail(error)
                     return
-                crashes = [*backoff.recent(self._policy, crashes, clock()), clock()]
-                delay_s = backoff.next_delay_s(self._policy, len(crashes)) or 0.0
+                delay_s = crashes.crashed(clock()) or 0.0
                 events.error("task-failed", owner=self.owner, task=name, restart_s=delay_s, error=error)
                 self._problems[name] = (_text(error), clock())
                 await asyncio.sleep(delay_s)
@@ -157,18 +184,21 @@ class TaskSupervisor:
                 injected.result()
             await work
         finally:
-            self._runs.pop(name, None)
+            if self._runs.get(name) is injected:
+                del self._runs[name]
             injected.cancel()
             if not work.done():
                 work.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await work
 
-    def _report(self, name: str, ended: asyncio.Task[Any]) -> None:
+    def _report(self, name: str, on_failure: OnFailure | None, ended: asyncio.Task[Any]) -> None:
         if ended.cancelled() or (error := ended.exception()) is None:
             return
         self._count_failure(name)
         events.error("task-failed", owner=self.owner, task=name, error=error)
+        if on_failure is OnFailure.FATAL and isinstance(error, Exception):
+            self._fail(error)
 
     def _count_failure(self, name: str) -> None:
         self.failures[name] += 1

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 
-from muster.bus import tasks
 from muster.core import backoff
+from muster.core.supervision import tasks
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.virtual_time]
 

@@ -1,0 +1,113 @@
+"""Modules of Muster as child processes of the domain: ``python -m MODULE``.
+
+Load and failures of such a module affect its process and not the domain's leases, heartbeats and health
+pages. Its standard input stays open as long as the domain runs and ends with it, so the process does not
+outlive the domain. Its output goes to a log file with a size limit. A process whose health page does not
+reply is killed and replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+
+from muster.app import log_files
+from muster.app.components import context as context_
+from muster.bus.http import health as http_health
+from muster.core import errors
+from muster.core.supervision import children
+
+PROBE_POLICY = children.ProbePolicy(period_s=2.0, failures_max=5)
+
+
+class ModuleProcess:
+    """``log_share``: its log has this fraction of the budget for the logs of child processes. ``stop_s``: the
+    time to end. ``restart_after_success`` False: it may end by itself."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        *,
+        log_share: int,
+        stop_s: float = children.STOP_S,
+        restart_after_success: bool = True,
+        probe_policy: children.ProbePolicy = PROBE_POLICY,
+    ) -> None:
+        self._name = name
+        self._module = module
+        self._log_share = log_share
+        self._stop_s = stop_s
+        self._restart_after_success = restart_after_success
+        self._probe_policy = probe_policy
+        self._child: children.ChildSupervisor | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    @property
+    def state(self) -> children.ChildState:
+        return children.ChildState.STOPPED if self._child is None else self._child.state
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs, or is starting for the first time."""
+        return self.state in (children.ChildState.STARTING, children.ChildState.RUNNING)
+
+    @property
+    def reason(self) -> str:
+        """Why it last ended."""
+        return "" if self._child is None else self._child.reason
+
+    def start(
+        self,
+        context: context_.ComponentContext,
+        *,
+        arguments: Callable[[], Awaitable[Sequence[str]]] | None = None,
+        config: bytes = b"",
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        """Start it in the background. ``arguments`` are determined before each start; ``config`` is the first
+        line of its input."""
+        log_file = context.folder.logs / f"{self._name}.log"
+
+        async def launch() -> children.ProcessHandle:
+            options = await arguments() if arguments is not None else ()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._module,
+                *options,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            if config:
+                process.stdin.write(config + b"\n")
+            return log_files.CapturedProcess(process, log_file, context.settings, processes=self._log_share)
+
+        async def describe_end(exit_code: int | None) -> errors.MusterError:
+            return errors.Unavailable(f"ended with code {exit_code}; see {log_file}")
+
+        async def responds() -> bool:
+            return await http_health.responds(context.folder.pages, self.pid)
+
+        self._child = children.ChildSupervisor(
+            self._name,
+            launch,
+            restart_after_success=self._restart_after_success,
+            describe_end=describe_end,
+            probe=responds if context.settings.health.enabled else None,
+            probe_policy=self._probe_policy,
+        )
+        self._child.start_soon()
+
+    async def stop(self) -> None:
+        if self._child is not None:
+            await self._child.stop((signal.SIGTERM, self._stop_s))

@@ -1,0 +1,1 @@
+"""Supervision of background tasks and child processes."""

@@ -1,0 +1,276 @@
+"""Supervised child processes: started, restarted after a crash or when they stop responding, ended.
+
+    child = ChildSupervisor("web", launch, probe=responds)
+    child.start_soon()        # or: await child.start(), which raises the error of the first start
+    ...
+    await child.stop()
+
+``launch`` starts the process; it returns when the process runs or, if it can tell, is ready. Whatever it
+started before it raises an exception it ends itself. The delay before a restart follows the policy
+(`muster.core.backoff`) and is reset by a stable run.
+
+A process can exist and do nothing: it is frozen, its disk or its event loop hangs. Only a reply proves that
+it works. ``probe`` requests one and is called periodically, each time with a deadline (`ProbePolicy`); after
+``failures_max`` failed probes in a row the process is killed and replaced.
+
+The supervisor survives its own errors (`muster.core.supervision.tasks`); the child keeps running meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from muster.core import backoff, errors
+from muster.core.supervision import tasks
+from muster.core.telemetry import log
+
+events = log.EventLog("children")
+
+POLICY = backoff.BackoffPolicy(crashes_max=None, window_s=60.0, pause_s=0.5, pause_s_max=30.0)
+STOP_S = 5.0
+
+
+class ProcessHandle(Protocol):
+    """A running process; `asyncio.subprocess.Process` is one."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int | None:
+        """Wait for its end; returns the exit code (None: unknown, because it is not a child of ours)."""
+        ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+class ChildState(enum.Enum):
+    STOPPED = "stopped"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"  # it crashed; the next start is scheduled
+    FINISHED = "finished"  # it ended with code 0, which ends the supervision if so declared
+    FAILED = "failed"  # it crashed too often; no further restart
+
+
+#: False, a MusterError, an OSError or no result before the deadline: the child does not respond.
+Probe = Callable[[], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePolicy:
+    """A child that stops responding is killed after at most ``failures_max * (period_s + timeout_s)``."""
+
+    period_s: float = 1.0
+    timeout_s: float = 2.0  # of one probe
+    failures_max: int = 3  # in a row
+    grace_s: float = 30.0  # after a start, until the first response
+
+
+class ChildSupervisor:
+    """Keeps one process running.
+
+    ``on_change`` is called after each change of `state`. ``describe_end`` explains an end, given the exit
+    code. ``restart_after_success`` False: a child that ends with code 0 is not restarted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        launch: Callable[[], Awaitable[ProcessHandle]],
+        *,
+        policy: backoff.BackoffPolicy = POLICY,
+        probe: Probe | None = None,
+        probe_policy: ProbePolicy = ProbePolicy(),  # noqa: B008  (immutable)
+        restart_after_success: bool = True,
+        describe_end: Callable[[int | None], Awaitable[errors.MusterError]] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.state = ChildState.STOPPED
+        self.failure: errors.MusterError | None = None  # of the last crash or failed start
+        self.starts = 0
+        self.restarts = 0  # starts after a crash
+        self._launch = launch
+        self._policy = policy
+        self._crashes = backoff.CrashHistory(policy)
+        self._probe = probe
+        self._probe_policy = probe_policy
+        self._restart_after_success = restart_after_success
+        self._describe_end = describe_end or self._default_description
+        self._on_change = on_change
+        self._process: ProcessHandle | None = None
+        self._started_at_s = 0.0
+        self._unresponsive = False
+        self._tasks = tasks.TaskSupervisor(f"child {name}")
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def process(self) -> ProcessHandle | None:
+        return self._process
+
+    @property
+    def crashes(self) -> int:
+        """In a row, since the last stable run."""
+        return self._crashes.count
+
+    @property
+    def reason(self) -> str:
+        """Why it last ended or could not be started."""
+        return "" if self.failure is None else str(self.failure)
+
+    async def start(self) -> None:
+        """Start the child; raises the error of this first start and supervises nothing then."""
+        self._set(ChildState.STARTING)
+        try:
+            self._record_start(await self._launch())
+        except BaseException:
+            self._set(ChildState.STOPPED)
+            raise
+        self._supervise()
+
+    def start_soon(self, process: ProcessHandle | None = None) -> None:
+        """Start the child in the background, or supervise ``process``, which runs already. A start that fails
+        is repeated like one after a crash."""
+        if process is None:
+            self._set(ChildState.STARTING)
+        else:
+            self._record_start(process)
+        self._supervise()
+
+    async def stop(self, *steps: tuple[int, float], kill: bool = True) -> None:
+        """End the supervision, then the child: each signal with the seconds to wait for its effect, finally
+        SIGKILL. Without ``steps``: SIGTERM for `STOP_S`. ``kill`` False: a child that ignores all steps is
+        left alone."""
+        process = await self.release()
+        if process is not None:
+            await end_process(process, *(steps or ((signal.SIGTERM, STOP_S),)), kill=kill)
+
+    async def release(self) -> ProcessHandle | None:
+        """End the supervision and leave the child alone; returns it."""
+        await self._tasks.close()
+        process, self._process = self._process, None
+        self._set(ChildState.STOPPED)
+        return process
+
+    def _supervise(self) -> None:
+        self._crashes = backoff.CrashHistory(self._policy)
+        self._crashes.started(asyncio.get_running_loop().time())
+        self._tasks.loop("supervision", self._run)
+        if self._probe is not None:
+            self._tasks.loop("probe", self._probe_forever)
+
+    async def _run(self) -> None:
+        while self.state not in (ChildState.FAILED, ChildState.FINISHED):
+            if self._process is None:
+                await self._start_again()
+            else:
+                exit_code = await self._process.wait()
+                await self._handle_end(exit_code)
+
+    async def _start_again(self) -> None:
+        try:
+            process = await self._launch()
+        except (errors.MusterError, OSError) as error:
+            failure = error if isinstance(error, errors.MusterError) else errors.Unavailable(str(error))
+            await self._handle_crash(failure)
+        else:
+            self.restarts += self.state is ChildState.RESTARTING
+            self._record_start(process)
+
+    def _record_start(self, process: ProcessHandle) -> None:
+        self._process = process
+        self._started_at_s = asyncio.get_running_loop().time()
+        self._crashes.started(self._started_at_s)
+        self._unresponsive = False
+        self.starts += 1
+        events.info("child-started", child=self.name, pid=process.pid)
+        self._set(ChildState.RUNNING)
+
+    async def _handle_end(self, exit_code: int | None) -> None:
+        if exit_code == 0 and not self._restart_after_success:
+            self._process = None
+            self.failure = None
+            self._set(ChildState.FINISHED)
+            return
+        if self._unresponsive:
+            failure: errors.MusterError = errors.Unavailable("it did not respond and was killed")
+        else:
+            failure = await self._describe_end(exit_code)
+        self._process = None
+        await self._handle_crash(failure)
+
+    async def _handle_crash(self, failure: errors.MusterError) -> None:
+        self.failure = failure
+        delay_s = self._crashes.crashed(asyncio.get_running_loop().time())
+        events.error("child-ended", child=self.name, restart_s=delay_s, error=failure)
+        if delay_s is None:
+            self._set(ChildState.FAILED)
+            return
+        self._set(ChildState.RESTARTING)
+        await asyncio.sleep(delay_s)
+
+    async def _default_description(self, exit_code: int | None) -> errors.MusterError:
+        return errors.Unavailable("ended" if exit_code is None else f"ended with code {exit_code}")
+
+    async def _probe_forever(self) -> None:
+        policy, loop = self._probe_policy, asyncio.get_running_loop()
+        probed: ProcessHandle | None = None
+        failures, responded = 0, False
+        while True:
+            await asyncio.sleep(policy.period_s)
+            if self._process is not probed:
+                probed, failures, responded = self._process, 0, False
+            if probed is None:
+                continue
+            if await self._responds():
+                failures, responded = 0, True
+            elif responded or loop.time() - self._started_at_s > policy.grace_s:
+                failures += 1
+                if failures >= policy.failures_max and self._process is probed:
+                    self._unresponsive = True
+                    events.error("child-unresponsive", child=self.name, pid=probed.pid, probes=failures)
+                    _signal(probed, signal.SIGKILL)
+
+    async def _responds(self) -> bool:
+        assert self._probe is not None
+        try:
+            async with asyncio.timeout(self._probe_policy.timeout_s):
+                return await self._probe()
+        except (errors.MusterError, OSError):  # a TimeoutError is an OSError
+            return False
+
+    def _set(self, state: ChildState) -> None:
+        self.state = state
+        if self._on_change is not None:
+            self._on_change()
+
+
+async def end_process(process: ProcessHandle, *steps: tuple[int, float], kill: bool = True) -> None:
+    """Send each signal and wait for its effect for the given seconds; finally SIGKILL if ``kill``. A step of
+    0 seconds is skipped."""
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        for number, patience_s in steps:
+            if patience_s > 0 and not ended.done():
+                _signal(process, number)
+                await asyncio.wait((ended,), timeout=patience_s)
+        if kill and not ended.done():
+            _signal(process, signal.SIGKILL)
+            await asyncio.wait((ended,))
+    finally:
+        ended.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await ended
+
+
+def _signal(process: ProcessHandle, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)

@@ -1,0 +1,183 @@
+"""Supervised child processes: real processes that end, freeze, cannot start, or do not want to end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from muster.core import backoff, errors
+from muster.core.supervision import children, tasks
+from muster.testing.eventually import eventually
+
+State = children.ChildState
+QUICK = backoff.BackoffPolicy(crashes_max=None, pause_s=0.01, pause_s_max=0.05)
+
+
+def python(code: str) -> Callable[[], Awaitable[children.ProcessHandle]]:
+    async def launch() -> children.ProcessHandle:
+        return await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+
+    return launch
+
+
+SLEEP = python("import time; time.sleep(600)")
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.write(int(sys.argv[1]), b'.')
+time.sleep(600)
+"""
+
+
+async def test_a_child_that_is_killed_is_restarted():
+    states: list[State] = []
+    child = children.ChildSupervisor("a", SLEEP, on_change=lambda: states.append(child.state))
+    await child.start()
+    first = child.pid
+    assert first
+    os.kill(first, signal.SIGKILL)
+    await eventually(lambda: child.restarts == 1)
+    assert child.pid != first
+    assert child.reason == "ended with code -9"
+    await child.stop()
+    assert states == [State.STARTING, State.RUNNING, State.RESTARTING, State.RUNNING, State.STOPPED]
+    assert child.pid is None
+
+
+async def test_a_frozen_child_is_killed_and_replaced():
+    """The process exists all the time: only the missing reply shows that it does not work."""
+
+    async def responds() -> bool:
+        pid = child.pid
+        with open(f"/proc/{pid}/stat") as file:  # noqa: ASYNC230  (procfs does not block)
+            return file.read().rpartition(")")[2].split()[0] != "T"
+
+    quick = children.ProbePolicy(period_s=0.01, failures_max=3, grace_s=0.0)
+    child = children.ChildSupervisor("a", SLEEP, policy=QUICK, probe=responds, probe_policy=quick)
+    await child.start()
+    frozen = child.pid
+    assert frozen
+    os.kill(frozen, signal.SIGSTOP)
+    await eventually(lambda: child.state is State.RUNNING and child.pid != frozen)
+    assert child.reason == "it did not respond and was killed"
+    await child.stop()
+
+
+async def test_a_probe_that_hangs_or_fails_counts_as_no_response_and_one_reply_clears_the_count():
+    outcomes = iter([True, None, errors.Unavailable("x"), True, OSError("y"), False, None])
+
+    async def probe() -> bool:
+        outcome = next(outcomes)
+        if outcome is None:
+            await asyncio.Event().wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return bool(outcome)
+
+    quick = children.ProbePolicy(period_s=0.001, timeout_s=0.01, failures_max=3)
+    child = children.ChildSupervisor("a", SLEEP, policy=backoff.NO_RESTART, probe=probe, probe_policy=quick)
+    await child.start()
+    await eventually(lambda: child.state is State.FAILED)
+    assert next(outcomes, "all were used") == "all were used"
+    await child.stop()
+
+
+async def test_a_child_has_time_for_its_first_response():
+    probes = itertools.count()
+
+    async def probe() -> bool:
+        return next(probes) >= 20
+
+    quick = children.ProbePolicy(period_s=0.001, failures_max=2)
+    child = children.ChildSupervisor("a", SLEEP, probe=probe, probe_policy=quick)
+    await child.start()
+    await eventually(lambda: next(probes) > 30)
+    assert child.restarts == 0
+    await child.stop()
+
+
+async def test_a_child_that_crashes_too_often_is_given_up():
+    limited = backoff.BackoffPolicy(crashes_max=3, pause_s=0.001)
+    child = children.ChildSupervisor("a", python("raise SystemExit(3)"), policy=limited)
+    child.start_soon()
+    await eventually(lambda: child.state is State.FAILED)
+    assert (child.starts, child.crashes, child.reason) == (3, 3, "ended with code 3")
+    await child.stop()
+
+
+async def test_a_child_may_end_by_itself():
+    child = children.ChildSupervisor("a", python(""), restart_after_success=False)
+    child.start_soon()
+    await eventually(lambda: child.state is State.FINISHED)
+    assert child.starts == 1
+    await child.stop()
+
+
+async def test_a_start_that_fails_is_raised_at_first_and_repeated_later():
+    async def fail() -> children.ProcessHandle:
+        raise OSError("no memory")
+
+    child = children.ChildSupervisor("a", fail, policy=QUICK)
+    with pytest.raises(OSError, match="no memory"):
+        await child.start()
+    assert child.state is State.STOPPED
+    child.start_soon()
+    await eventually(lambda: child.crashes > 3)
+    assert child.reason == "no memory"
+    await child.stop()
+
+
+async def test_a_child_that_ignores_sigterm_is_killed_unless_it_may_stay():
+    near, far = os.pipe()
+
+    async def launch() -> children.ProcessHandle:
+        return await asyncio.create_subprocess_exec(sys.executable, "-c", STUBBORN, str(far), pass_fds=(far,))
+
+    child = children.ChildSupervisor("a", launch)
+    await child.start()
+    process = child.process
+    assert process is not None
+    await asyncio.to_thread(os.read, near, 1)
+    await child.stop((signal.SIGTERM, 0.05), kill=False)
+    os.kill(process.pid, 0)  # it runs
+    await children.end_process(process, (signal.SIGTERM, 0.05))
+    assert await process.wait() == -signal.SIGKILL
+    os.close(near)
+    os.close(far)
+
+
+async def test_an_error_of_the_supervisor_does_not_lose_the_child():
+    child = children.ChildSupervisor("a", SLEEP, policy=QUICK)
+    await child.start()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    child._tasks.inject("supervision", RuntimeError("injected"))
+    await eventually(tasks.problems)
+    assert tasks.problems() == ["child a: supervision failed: RuntimeError: injected"]
+    pid = child.pid
+    assert pid
+    os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: child.restarts == 1)
+    await child.stop()
+    assert tasks.problems() == []
+
+
+def test_the_delay_grows_with_crashes_in_a_row_and_a_stable_run_resets_it():
+    policy = backoff.BackoffPolicy(crashes_max=None, window_s=60.0, pause_s=0.5, pause_s_max=30.0)
+    history = backoff.CrashHistory(policy)
+    now_s, delays = 0.0, []
+    for _ in range(1000):
+        history.started(now_s)
+        now_s += 1.0
+        delays.append(history.crashed(now_s))
+        now_s += delays[-1] or 0.0
+    assert delays[:9] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert set(delays[9:]) == {30.0}
+    history.started(now_s)
+    assert history.crashed(now_s + 60.0) == 0.0

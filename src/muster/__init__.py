@@ -1,29 +1,71 @@
 """Muster: a publish/subscribe control plane for fleets of services.
 
-Folders, from the top of the house to its foundation (ARCHITECTURE.md is the map, and a test compares
-the two): ``cli``, ``app``, ``testing``, then the services, then ``bus``, ``store``, ``trust``, then
-``predicates``, then ``core``.
+    with muster.open() as m:                              # the domain that the command line uses
+        m.publish("orders/eu", "17 boxes")                # messages of topics
+        m.queue("orders").send("four chairs")             # persistent messages
+        m.contexts["servers/web"] = "host-1"              # metadata under keys
+        m.notify.send("alert", {"level": 4}, to="load > 0.8")   # events to receivers selected by their state
+        m.fleet.resources(where="group = 'web'")          # managed resources, also `.to_pandas()`
+
+`open_async` is the same for programs with an event loop.  `connect` and `blocking.connect` return the bus
+itself, with streams, key/value buckets and subjects.  ARCHITECTURE.md is the map of the packages.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from muster import blocking
+    from muster.client.front import AsyncMuster, open_async
+    from muster.client.messages import Message
+    from muster.client.rows import Rows
+    from muster.client.synchronous import Muster, open
     from muster.connection import connect
+    from muster.core import errors
+    from muster.core.errors import MusterError
+    from muster.manage.adapters.base import Adapter
 
-__all__ = ["__version__", "blocking", "connect"]
+__all__ = [
+    "Adapter",
+    "AsyncMuster",
+    "Message",
+    "Muster",
+    "MusterError",
+    "Rows",
+    "__version__",
+    "blocking",
+    "connect",
+    "errors",
+    "open",
+    "open_async",
+]
 __version__ = "0.1.0"
 
+# Imported when they are first used: `import muster` alone must stay quick.
+_MODULES = {
+    "Adapter": "muster.manage.adapters.base",
+    "AsyncMuster": "muster.client.front",
+    "Message": "muster.client.messages",
+    "Muster": "muster.client.synchronous",
+    "MusterError": "muster.core.errors",
+    "Rows": "muster.client.rows",
+    "connect": "muster.connection",
+    "open": "muster.client.synchronous",
+    "open_async": "muster.client.front",
+}
 
-def __getattr__(name: str) -> object:
-    # Imported when first asked for: `import muster` alone must stay quick.
-    if name == "connect":
-        from muster import connection
 
-        return connection.connect
+def __getattr__(name: str) -> Any:
     if name == "blocking":
         return importlib.import_module("muster.blocking")
+    if name == "errors":
+        return importlib.import_module("muster.core.errors")
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'muster' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 from muster import connection
@@ -24,8 +24,8 @@ from muster.core.telemetry import trace
 T = TypeVar("T")
 
 
-class _Loop:
-    """An event loop in a separate thread."""
+class EventLoopThread:
+    """An event loop in a separate thread, for callers that have none or must not block their own."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -36,6 +36,12 @@ class _Loop:
         if self._loop.is_closed():
             work.close()
             raise errors.NotConnected("the connection is closed")
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise errors.InvalidInput(
+                "a blocking call in the event loop would never return",
+                hint="use a plain function as the handler, or `muster.open_async`",
+            )
         future = asyncio.run_coroutine_threadsafe(_under(trace.current.get(), work), self._loop)
         try:
             return future.result()
@@ -43,11 +49,42 @@ class _Loop:
             future.cancel()  # for an interrupt; does nothing where the work itself failed
             raise
 
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """The items of an asynchronous iterator, which is closed when the iteration ends."""
+        try:
+            while True:
+                try:
+                    yield self.wait(_anext(items))
+                except _Ended:
+                    return
+        finally:
+            if isinstance(items, AsyncGenerator) and not self._loop.is_closed():
+                self.wait(items.aclose())
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call a function in the loop, soon; also from a signal handler."""
+        self._loop.call_soon_threadsafe(function)
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._loop.is_closed()
+
     def stop(self) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+class _Ended(Exception):
+    """The end of an iterator: a future cannot hold `StopAsyncIteration`."""
+
+
+async def _anext(items: AsyncIterator[T]) -> T:
+    try:
+        return await anext(items)
+    except StopAsyncIteration:
+        raise _Ended from None
 
 
 async def _under(working_for: trace.TraceContext | None, work: Coroutine[Any, Any, T]) -> T:
@@ -58,7 +95,7 @@ async def _under(working_for: trace.TraceContext | None, work: Coroutine[Any, An
 class BlockingMessage:
     """See `api.Message`."""
 
-    def __init__(self, message: api.Message, loop: _Loop) -> None:
+    def __init__(self, message: api.Message, loop: EventLoopThread) -> None:
         self._message = message
         self._loop = loop
         self.subject = message.subject
@@ -74,7 +111,7 @@ class BlockingMessage:
 class BlockingSubscription:
     """Iterate over it until it is closed, or read the `next` message with a timeout."""
 
-    def __init__(self, subscription: api.Subscription, loop: _Loop) -> None:
+    def __init__(self, subscription: api.Subscription, loop: EventLoopThread) -> None:
         self._subscription = subscription
         self._loop = loop
 
@@ -105,7 +142,7 @@ class BlockingSubscription:
 class BlockingStream:
     """See `api.Stream`."""
 
-    def __init__(self, stream: api.Stream, loop: _Loop) -> None:
+    def __init__(self, stream: api.Stream, loop: EventLoopThread) -> None:
         self._stream = stream
         self._loop = loop
         self.name = stream.name
@@ -134,25 +171,16 @@ class BlockingStream:
     def read(
         self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
     ) -> Iterator[api.StoredMessage]:
-        messages = self._stream.read(first, last, subject=subject, gaps=gaps)
-        while True:
-            message = self._loop.wait(_next(messages))
-            if message is None:
-                return
-            yield message
+        return self._loop.iterate(self._stream.read(first, last, subject=subject, gaps=gaps))
 
     def state(self) -> api.StreamState:
         return self._loop.wait(self._stream.state())
 
 
-async def _next(messages: AsyncIterator[api.StoredMessage]) -> api.StoredMessage | None:
-    return await anext(messages, None)
-
-
 class BlockingKeyValue:
     """See `api.KeyValue`."""
 
-    def __init__(self, bucket: api.KeyValue, loop: _Loop) -> None:
+    def __init__(self, bucket: api.KeyValue, loop: EventLoopThread) -> None:
         self._bucket = bucket
         self._loop = loop
 
@@ -178,7 +206,7 @@ class BlockingKeyValue:
 class BlockingBus:
     """See `api.Bus`; made by `connect`."""
 
-    def __init__(self, bus: api.Bus, loop: _Loop) -> None:
+    def __init__(self, bus: api.Bus, loop: EventLoopThread) -> None:
         self._bus = bus
         self._loop = loop
 
@@ -254,7 +282,7 @@ class BlockingBus:
 
 def connect(servers: str | Iterable[str] | None = None, **options: Any) -> BlockingBus:
     """`muster.connect` for blocking programs, with the same options."""
-    loop = _Loop()
+    loop = EventLoopThread()
     try:
         return BlockingBus(loop.wait(connection.connect(servers, **options)), loop)
     except BaseException:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import ssl
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from muster.bus.client import client
 from muster.bus.locator import client as locator_client
 from muster.core import errors
 from muster.core.telemetry import metrics
 from muster.trust import credentials
-
-if TYPE_CHECKING:
-    from muster.cli import connection
 
 DEFAULT_SERVER = "nats://127.0.0.1:4222"
 
@@ -49,7 +44,9 @@ async def connect(
     """
     addresses = [servers] if isinstance(servers, str) else list(servers or ())
     if not addresses and locator is None:
-        profile = await asyncio.to_thread(_find)
+        from muster.client import location
+
+        profile = await asyncio.to_thread(location.find)
         if profile is not None:
             addresses, locator, creds = list(profile.servers), profile.locator, creds or profile.creds
             tls = tls or (ssl.create_default_context(cafile=str(profile.ca)) if profile.ca else None)
@@ -70,21 +67,6 @@ async def connect(
         proxy=proxy,
         echo=echo,
     )
-
-
-def _find() -> connection.ConnectionOptions | None:
-    """The domain that a command without options would use; None where there is neither profile nor home."""
-    from muster.app import home
-    from muster.cli import command, connection, profiles
-
-    place = os.environ.get("MUSTER_HOME")
-    invocation = command.Invocation(
-        home=Path(place) if place else None, profile=os.environ.get("MUSTER_PROFILE") or None
-    )
-    chosen = invocation.profile or invocation.home or profiles.current()
-    if not chosen and not home.Home.find().settings_file.is_file():
-        return None
-    return connection.resolve(invocation, connection.ConnectionOptions())
 
 
 def _read(path: Path) -> credentials.Credentials:

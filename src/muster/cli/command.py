@@ -102,7 +102,7 @@ COMMON_NAMES = ("output", "home", "profile", "debug")
 
 def complete_profiles(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """Shell completion of profile names."""
-    from muster.cli import profiles
+    from muster.client import profiles
 
     return [name for name in profiles.names() if name.startswith(begun)]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ import click
 
 from muster.cli import command, connection
 from muster.cli.domain import config as config_
+from muster.client import signals
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -68,21 +68,6 @@ async def _from_home(
 
 
 @contextlib.asynccontextmanager
-async def until_signal() -> AsyncIterator[asyncio.Event]:
-    """An event that SIGINT or SIGTERM sets, for a graceful shutdown."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
-    try:
-        yield stop
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
-
-
-@contextlib.asynccontextmanager
 async def serve_until_signal(
     invocation: command.Invocation,
     bus: api.Bus | None,
@@ -91,7 +76,7 @@ async def serve_until_signal(
     process: str | None = None,
     folder: Path | None = None,
 ) -> AsyncIterator[asyncio.Event]:
-    """As `until_signal`, with the health pages of a process (`muster.bus.http.health`).
+    """As `signals.until_signal`, with the health pages of a process (`muster.bus.http.health`).
 
     ``folder``: where the address of the pages is published; default: the folder of the home's domain.
     """
@@ -113,5 +98,5 @@ async def serve_until_signal(
     ) as server:
         if server is not None:
             invocation.printer.note(f"health pages: {server.url}")
-        async with until_signal() as stop:
+        async with signals.until_signal() as stop:
             yield stop

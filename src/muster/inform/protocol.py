@@ -89,6 +89,11 @@ class Context(InformMessage, frozen=True):
     expires_at_ns: int = 0
 
     @property
+    def text(self) -> str:
+        """The value as text."""
+        return self.value.decode()
+
+    @property
     def stamp(self) -> str:
         """When the primary wrote it, by its hybrid logical clock; sorts by time. Empty in a mount."""
         return str(clock.HybridTimestamp(self.stamp_time, self.stamped_by)) if self.stamped_by else ""

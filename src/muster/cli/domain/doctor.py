@@ -50,7 +50,7 @@ def _patient(invocation: command.Invocation) -> operations_doctor.DoctorTarget:
     from muster.app import home
     from muster.app import settings as app_settings
     from muster.app.operations import doctor as operations_doctor
-    from muster.cli import profiles
+    from muster.client import profiles
     from muster.core.settings import loader
 
     name = invocation.profile or (None if invocation.home else profiles.current())

@@ -9,9 +9,8 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -194,20 +193,21 @@ def sub(
     the headers of a message and, if its data is a JSON object, to the fields. With --count, the exit code is
     5 if --timeout expires first.
     """
+    from muster.client import messages
+
     printer = invocation.printer
-    selects = _selector(where)
+    messages.selector(where)  # report syntax errors before connecting
 
     async def show() -> None:
         seen = 0
         async with (
             await connection.connect(invocation, to) as bus,
-            _messages(bus, topic, raw, group) as received,
+            await messages.AsyncSubscription.open(bus, topic, where=where, group=group, raw=raw) as received,
         ):
             if printer.for_people and sys.stderr.isatty():
                 printer.note(f"listening on {topic} as {bus.identity}; Ctrl-C ends it")
-            async for message in received:
-                if not selects(message):
-                    continue
+            while True:
+                message = await received.next_delivery()
                 record = _record(message)
                 printer.item(record, _line(record))
                 if reply is not None and message.reply:
@@ -230,66 +230,6 @@ async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: s
     except TimeoutError:
         if complain:
             raise errors.TimedOut(f"received fewer than {what} in {timeout_s:g} s") from None
-
-
-@contextlib.asynccontextmanager
-async def _messages(
-    bus: api.Bus, topic: str, raw: bool, group: str | None
-) -> AsyncIterator[AsyncIterator[api.Message]]:
-    """Receive the messages of a pattern, which may need several subscriptions."""
-    import asyncio
-
-    from muster.core import errors, topics
-
-    pattern = None if raw else topics.TopicPattern.parse(topic)
-    subjects = (topic,) if pattern is None else pattern.subjects
-    # Size 1: the bus itself bounds the number of waiting messages.
-    queue: asyncio.Queue[api.Message | errors.MusterError] = asyncio.Queue(maxsize=1)
-
-    async def pump(subscription: api.Subscription, via: int) -> None:
-        try:
-            async for message in subscription:
-                if pattern is None or pattern.take(message.subject, via) is not None:
-                    await queue.put(message)
-            await queue.put(errors.NotConnected(f"the subscription to {topic} has ended"))
-        except errors.MusterError as error:
-            await queue.put(error)
-
-    async def merged() -> AsyncIterator[api.Message]:
-        while not isinstance(item := await queue.get(), errors.MusterError):
-            yield item
-        raise item
-
-    async with contextlib.AsyncExitStack() as stack:
-        opened = [
-            await stack.enter_async_context(await bus.subscribe(subject, group=group)) for subject in subjects
-        ]
-        pumps = [asyncio.create_task(pump(subscription, via)) for via, subscription in enumerate(opened)]
-        try:
-            yield merged()
-        finally:
-            for task in pumps:
-                task.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-
-
-def _selector(where: str | None) -> Callable[[api.Message], bool]:
-    if where is None:
-        return lambda message: True
-    from muster.predicates.backends import python
-    from muster.predicates.syntax import parser
-
-    matches = python.compile(parser.parse(where))
-
-    def selects(message: api.Message) -> bool:
-        attributes: dict[str, Any] = dict(message.headers)
-        with contextlib.suppress(ValueError):
-            fields = json.loads(message.data)
-            if isinstance(fields, dict):
-                attributes |= fields
-        return bool(matches(attributes.get))
-
-    return selects
 
 
 @click.command(

@@ -1,4 +1,4 @@
-"""``muster profile``: manage named connection settings (`muster.cli.profiles`)."""
+"""``muster profile``: manage named connection settings (`muster.client.profiles`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def profile() -> None:
 @command.pass_invocation
 def list_(invocation: command.Invocation) -> None:
     """List the profiles of this user."""
-    from muster.cli import profiles
+    from muster.client import profiles
 
     now = profiles.current()
     rows = [
@@ -64,7 +64,7 @@ def add(
     ca: Path | None,
 ) -> None:
     """Create or replace a profile."""
-    from muster.cli import profiles
+    from muster.client import profiles
 
     home = None if servers or locator else invocation.home
     if not (servers or locator or home):
@@ -87,7 +87,7 @@ def add(
 @command.pass_invocation
 def use(invocation: command.Invocation, name: str) -> None:
     """Make a profile the default."""
-    from muster.cli import profiles
+    from muster.client import profiles
 
     profiles.use(name)
     invocation.printer.done({"current": name}, f"{name} is now the current profile")
@@ -98,7 +98,7 @@ def use(invocation: command.Invocation, name: str) -> None:
 @command.pass_invocation
 def show(invocation: command.Invocation, name: str | None) -> None:
     """Show a profile."""
-    from muster.cli import profiles
+    from muster.client import profiles
 
     chosen = name or invocation.profile or profiles.current()
     if chosen is None:
@@ -121,7 +121,7 @@ def show(invocation: command.Invocation, name: str | None) -> None:
 @command.pass_invocation
 def delete(invocation: command.Invocation, name: str) -> None:
     """Delete a profile."""
-    from muster.cli import profiles
+    from muster.client import profiles
 
     profiles.remove(name)
     invocation.printer.done({"deleted": name}, f"profile {name} was deleted")

@@ -24,14 +24,29 @@ BUILT_IN = {
 }
 
 
+_registered: dict[str, type[base.Adapter]] = {}
+
+
+def register(name: str, adapter: type[base.Adapter]) -> None:
+    """Add an adapter of this process, which no distribution declares."""
+    if name in BUILT_IN:
+        raise errors.AlreadyExists(f"the type {name!r} is built in")
+    _registered[name] = adapter
+    load_adapter.cache_clear()
+
+
 def names() -> list[str]:
-    return sorted({*BUILT_IN, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))})
+    return sorted(
+        {*BUILT_IN, *_registered, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))}
+    )
 
 
 @functools.cache
 def load_adapter(name: str) -> type[base.Adapter]:
     """Import the adapter of this type; `errors.NotFound` lists the available types."""
     adapter: type[base.Adapter]
+    if name in _registered:
+        return _registered[name]
     if name in BUILT_IN:
         module, _, attribute = BUILT_IN[name].partition(":")
         adapter = getattr(importlib.import_module(module), attribute)

@@ -1,0 +1,89 @@
+"""`m.contexts`: the contexts of the information service."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+from muster.bus import api
+from muster.client import rows
+from muster.inform import client, protocol
+
+LIMIT = 100
+
+
+class AsyncContexts:
+    """Metadata under keys, replicated close to its readers; as `muster inform`.
+
+    >>> written = await m.contexts.put("printers/3", "idle", attributes={"floor": 2})
+    >>> (await m.contexts.get("printers/3", max_staleness_s=0)).text
+    'idle'
+    >>> [context.key for context in await m.contexts.find("floor >= 2")]
+    ['printers/3']
+    """
+
+    def __init__(self, bus: api.Bus) -> None:
+        self._client = client.InformClient(bus)
+
+    async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
+        """Read a context; `errors.NotFound` if it does not exist.
+
+        ``max_staleness_s``: the maximum age of the replica that is read; 0 for the newest value there is.
+        """
+        return await self._client.get(key, max_staleness_s=max_staleness_s)
+
+    async def put(
+        self,
+        key: str | None,
+        value: str | bytes,
+        *,
+        attributes: Mapping[str, protocol.Attribute] | None = None,
+        lease_s: float = 0.0,
+        if_version: int | None = None,
+        replicated: bool = False,
+    ) -> protocol.WriteResult:
+        """Write a context; without a key the system assigns one.
+
+        ``lease_s``: delete it after this time. ``if_version``: only if it has this version, 0: only if it
+        does not exist; otherwise `errors.Conflict`. ``replicated``: wait for all permanent replicas.
+        """
+        return await self._client.put(
+            key,
+            value.encode() if isinstance(value, str) else value,
+            attributes=attributes,
+            lease_s=lease_s,
+            expected_version=if_version,
+            ack="replicated" if replicated else "logged",
+        )
+
+    async def delete(self, key: str, *, if_version: int | None = None) -> protocol.WriteResult:
+        return await self._client.delete(key, expected_version=if_version)
+
+    async def find(
+        self, where: str = "TRUE", *, limit: int = LIMIT, after: str = ""
+    ) -> rows.Rows[protocol.Context]:
+        """The contexts whose attributes match a predicate, sorted by key: at most ``limit``, after a key."""
+        found = await self._client.find(where, limit=limit, after=after)
+        return rows.Rows(found.contexts, complete=not (found.more or found.silent or found.failed))
+
+    async def keys(self) -> AsyncIterator[str]:
+        """The keys of all contexts, sorted."""
+        after, more = "", True
+        while more:
+            found = await self._client.find("TRUE", limit=1_000, after=after)
+            for context in found.contexts:
+                yield context.key
+            after, more = found.reached, found.more
+
+    async def history(self, key: str, *, after_version: int = 0) -> rows.Rows[protocol.ContextChange]:
+        """The changes of a context, as far back as the log goes, oldest first."""
+        history = await self._client.history(key, after_version=after_version)
+        return rows.Rows(history.changes, complete=history.complete)
+
+    async def watch(self, key: str, *, after_version: int = 0) -> AsyncIterator[protocol.ContextChange]:
+        """Every change of a context after that version, without end."""
+        async for change in self._client.watch(key, after_version=after_version):
+            yield change
+
+    async def where(self, key: str) -> rows.Rows[protocol.ReplicaInfo]:
+        """The replicas of a context, the primary first."""
+        return rows.Rows(await self._client.where(key))

@@ -1,0 +1,410 @@
+"""`muster.open_async`: one object for everything that a program does in a domain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from muster import connection
+from muster.bus import api
+from muster.bus.client import requests
+from muster.client import (
+    contexts,
+    fleet,
+    location,
+    messages,
+    notifications,
+    queues,
+    rows,
+    services,
+    signals,
+)
+from muster.core import errors
+from muster.manage.adapters import base, plugins
+from muster.manage.agent import agent as agent_
+from muster.message import destinations
+from muster.notify import models
+
+if TYPE_CHECKING:
+    from muster.client import monitoring
+
+H = TypeVar("H", bound=Callable[..., Any])
+A = TypeVar("A", bound=type[base.Adapter])
+REQUEST_TIMEOUT_S = 5.0
+QUEUE = "queue:"
+
+
+@contextlib.asynccontextmanager
+async def open_async(
+    server: str | None = None,
+    *,
+    home: str | Path | None = None,
+    profile: str | None = None,
+    locator: str | None = None,
+    creds: str | Path | None = None,
+    ca: str | Path | None = None,
+) -> AsyncIterator[AsyncMuster]:
+    """A connection to a domain, for programs with an event loop; see `muster.open` for the parameters.
+
+    >>> async with muster.open_async() as m:
+    ...     await m.publish("orders/eu", "17 boxes")
+    """
+    m = await connect(server, home=home, profile=profile, locator=locator, creds=creds, ca=ca)
+    try:
+        yield m
+    finally:
+        await m.close()
+
+
+async def connect(
+    server: str | None = None,
+    *,
+    home: str | Path | None = None,
+    profile: str | None = None,
+    locator: str | None = None,
+    creds: str | Path | None = None,
+    ca: str | Path | None = None,
+) -> AsyncMuster:
+    """As `open_async`; the caller closes the result."""
+    chosen_home, chosen_profile = location.from_environment(home, profile)
+    options = location.ConnectionOptions(
+        (server,) if server else (), Path(creds) if creds else None, Path(ca) if ca else None, locator
+    )
+    place = None
+    if options.names_server:
+        found = await asyncio.to_thread(location.resolve, chosen_home, profile, options)
+    else:
+        place = await asyncio.to_thread(location.find_home, chosen_home, chosen_profile)
+        found = await asyncio.to_thread(location.resolve, chosen_home, chosen_profile, options)
+    tls = await asyncio.to_thread(ssl.create_default_context, cafile=str(found.ca)) if found.ca else None
+    bus = await connection.connect(found.servers, locator=found.locator, creds=found.creds, tls=tls)
+    return AsyncMuster(bus, home=place.root if place is not None else None)
+
+
+class AsyncMuster:
+    """A domain, as a program sees it. The parts are
+
+    | `publish`, `subscribe`, `request`, `on` | messages of topics |
+    | `queue`, `queues` | persistent messages |
+    | `contexts` | metadata under keys |
+    | `notify`, `receiver` | events to receivers selected by their state |
+    | `fleet`, `adapter` | resources and their desired state |
+    | `alerts`, `reports`, `history` | what sensors report, and what the pipeline makes of it |
+    | `bus` | the connection itself, with streams and key/value buckets |
+    """
+
+    def __init__(self, bus: api.Bus, *, home: Path | None = None) -> None:
+        self.bus = bus
+        self.home = home  # of the domain, if it is on this machine
+        self._stack = contextlib.AsyncExitStack()
+        self._jms = queues.Connector(bus, self._stack)
+        self._publishing = asyncio.Lock()
+        self._starting: list[asyncio.Task[None]] = []
+        self._serving: set[asyncio.Task[None]] = set()
+        self._adapters: dict[str, type[base.Adapter]] = {}
+        self._agent: agent_.Agent | None = None
+        self._stopped = asyncio.Event()
+        self._failure: BaseException | None = None
+        self.contexts = contexts.AsyncContexts(bus)
+        self.notify = notifications.AsyncNotify(bus, self._stack)
+        self.fleet = fleet.AsyncFleet(bus)
+
+    @property
+    def identity(self) -> str:
+        """The identity that this program has in the domain."""
+        return self.bus.identity
+
+    @functools.cached_property
+    def alerts(self) -> monitoring.AsyncAlerts:
+        from muster.client import monitoring
+
+        return monitoring.AsyncAlerts(self.bus)
+
+    @functools.cached_property
+    def reports(self) -> monitoring.AsyncReports:
+        from muster.client import monitoring
+
+        return monitoring.AsyncReports(self.bus)
+
+    # Messages of topics
+
+    async def publish(
+        self,
+        topic: str,
+        content: messages.Content,
+        *,
+        headers: Mapping[str, str] | None = None,
+        stream: str | None = None,
+    ) -> int | None:
+        """Publish a text, bytes, or a value that is sent as JSON; `errors.Forbidden` if it is refused.
+
+        ``stream``: store it in this durable stream and return its sequence there.
+
+        >>> await m.publish("orders/eu", "17 boxes")
+        >>> await m.publish("orders/eu", {"boxes": 17}, headers={"kind": "order"})
+        """
+        await self._started()
+        subject, data = messages.to_subject(topic), messages.encode(content)
+        if stream is not None:
+            opened = await self.bus.open_stream(stream)
+            return await opened.publish(subject, data, headers=headers)
+        async with self._publishing:  # so that a refusal is that of this message
+            refused = self.bus.statistics().violations
+            await self.bus.publish(subject, data, headers=headers)
+            await self.bus.flush()
+            if self.bus.statistics().violations > refused:
+                raise errors.Forbidden(
+                    f"{self.identity} may not publish to {topic}",
+                    hint=f"`muster creds show {self.identity}` lists its permissions",
+                )
+        return None
+
+    async def subscribe(
+        self, topic: str, *, where: str | None = None, group: str | None = None
+    ) -> messages.AsyncSubscription:
+        """Receive the messages of a topic or a pattern of topics.
+
+        ``where``: only messages whose headers and JSON fields match this predicate. ``group``: share the
+        messages among the subscribers of this group.
+
+        >>> async with await m.subscribe("orders/>") as orders:
+        ...     await m.publish("orders/eu", "17 boxes")
+        ...     order = await orders.next(timeout_s=10)
+        >>> order
+        Message('orders/eu', '17 boxes')
+        """
+        return await messages.AsyncSubscription.open(self.bus, topic, where=where, group=group)
+
+    async def request(
+        self,
+        topic: str,
+        content: messages.Content = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> messages.Message:
+        """Send a request to a topic and return the reply; `errors.Unavailable` if there is no subscriber."""
+        await self._started()
+        subject = messages.to_subject(topic)
+        try:
+            reply = await self.bus.request(
+                subject, messages.encode(content), headers=headers, timeout_s=timeout_s
+            )
+        except requests.NoResponders as error:
+            raise errors.Unavailable(f"there is no subscriber on {topic}") from error
+        return messages.Message(topic, reply.data, reply.headers, reply)
+
+    async def reply(self, message: messages.Message, content: messages.Content) -> None:
+        """Reply to a received request."""
+        if message.received is None:
+            raise errors.InvalidInput("the message was not received from a topic")
+        await message.received.respond(messages.encode(content))
+
+    # Persistent messages
+
+    def queue(self, name: str) -> queues.AsyncQueue:
+        """The queue of this name; it exists as soon as a message is sent to it."""
+        return queues.AsyncQueue(name, self._jms)
+
+    async def queues(self) -> rows.Rows[dict[str, Any]]:
+        """All queues, with the number of waiting messages."""
+        return await self._jms.queues()
+
+    # Services
+
+    def on(self, topic: str, *, where: str | None = None, group: str | None = None) -> Callable[[H], H]:
+        """Call the decorated function for each message of a topic, or of a queue (``queue:NAME``).
+
+        Its parameter receives the message; annotated with `str`, `bytes`, or any other type, it receives the
+        text, the data, or the JSON decoded as that type.  What it returns is the reply to a request.  If it
+        raises for a message of a queue, the message is delivered again.
+
+        >>> @m.on("echo")
+        ... async def echo(text: str) -> str:
+        ...     return text.upper()
+        >>> (await m.request("echo", "hello")).text
+        'HELLO'
+        """
+
+        def decorate(handler: H) -> H:
+            self._start(self.serve(handler, topic, where=where, group=group))
+            return handler
+
+        return decorate
+
+    def receiver(
+        self,
+        name: str | None = None,
+        *,
+        model: str,
+        policy: str,
+        state: models.State | None = None,
+        durable: bool = False,
+    ) -> Callable[[H], H]:
+        """Register a receiver and call the decorated function for each event that its policy accepts.
+
+        The receiver is called ``name`` or like the function.
+        """
+
+        def decorate(handler: H) -> H:
+            self._start(self.serve_events(handler, name, model, state, policy, durable=durable))
+            return handler
+
+        return decorate
+
+    def adapter(self, type_name: str, *, agent: str | None = None, zone: str = "default") -> Callable[[A], A]:
+        """Manage resources of the type ``type_name`` with the decorated `muster.Adapter` class.
+
+        This program becomes an agent. Its name, which manifests use, is the identity of this connection or
+        ``agent``; a name of its own needs the domain's home on this machine.
+        """
+
+        def decorate(adapter: A) -> A:
+            self._start(self.serve_adapter(adapter, type_name, agent, zone))
+            return adapter
+
+        return decorate
+
+    async def serve(
+        self,
+        handler: Callable[..., Any],
+        topic: str,
+        *,
+        where: str | None = None,
+        group: str | None = None,
+    ) -> None:
+        """As `on`, without a decorator; when this returns, no later message is missed."""
+        if not topic.startswith(QUEUE):
+            services.reader(handler)
+            subscription = await self.subscribe(topic, where=where, group=group)
+            self._spawn(services.serve_topic(subscription, handler, self.reply))
+            return
+        arguments = services.reader(handler)
+        session = (await self._jms()).session()
+        queue = destinations.queue(topic.removeprefix(QUEUE))
+        consumer = await session.consumer(queue, where, prefetch=1)
+
+        async def handle(message: Any) -> None:
+            await services.call(handler, arguments(message))
+
+        self._spawn(consumer.listen(handle))
+
+    async def serve_events(
+        self,
+        handler: Callable[..., Any],
+        name: str | None,
+        model: str,
+        state: models.State | None,
+        policy: str,
+        *,
+        durable: bool = False,
+    ) -> None:
+        """As `receiver`, without a decorator."""
+        services.reader(handler)
+        receiver = await self.notify.join(
+            name or services.name_of(handler), model, state, policy=policy, durable=durable
+        )
+        if not durable:
+            self._stack.push_async_exit(receiver.__aexit__)
+        self._spawn(services.serve_receiver(receiver._handle, handler))
+
+    async def serve_adapter(
+        self, adapter: type[base.Adapter], type_name: str, agent: str | None = None, zone: str = "default"
+    ) -> None:
+        """As `adapter`, without a decorator."""
+        if not issubclass(adapter, base.Adapter):
+            raise errors.InvalidInput(f"{adapter.__name__} is not a subclass of muster.Adapter")
+        adapter.type_name = type_name
+        if not hasattr(adapter, "config_type"):
+            adapter.config_type = dict  # type: ignore[assignment]  # any configuration
+        plugins.register(type_name, adapter)
+        self._adapters[type_name] = adapter
+        if self._agent is not None:
+            await self._agent.stop()
+        else:
+            self._stack.push_async_callback(self._stop_agent)
+        bus = self.bus if agent in (None, self.identity) else await self._connect_agent(str(agent))
+        self._agent = agent_.Agent(
+            bus, zone=zone, adapters=self._adapters.__getitem__, types=tuple(self._adapters)
+        )
+        await self._agent.start()
+
+    async def run(self) -> None:
+        """Wait until SIGINT, SIGTERM or `stop`; raises if a handler could not be started."""
+        async with signals.on_signal(self.stop):
+            await self.wait_stopped()
+
+    async def wait_stopped(self) -> None:
+        """As `run`, without the signals."""
+        await self._started()
+        await self._stopped.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stopped.set()
+
+    # Lifecycle
+
+    async def close(self) -> None:
+        """Stop all handlers and close the connection."""
+        self.stop()
+        for task in (*self._starting, *self._serving):
+            task.cancel()
+        await asyncio.gather(*self._starting, *self._serving, return_exceptions=True)
+        await self._stack.aclose()
+        await self.bus.close()
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if not name.startswith("_")]
+
+    def __repr__(self) -> str:
+        return f"<muster domain, connected as {self.identity}: {self.bus.state.value}>"
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._starting.append(asyncio.create_task(work))
+
+    async def _started(self) -> None:
+        """Wait for the decorated handlers."""
+        starting, self._starting = self._starting, []
+        await asyncio.gather(*starting)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._serving.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._serving.discard(task)
+        if not task.cancelled() and not self._stopped.is_set():
+            self._failure = task.exception() or errors.NotConnected("the connection was closed")
+            self._stopped.set()
+
+    async def _stop_agent(self) -> None:
+        if self._agent is not None:
+            await self._agent.stop()
+
+    async def _connect_agent(self, name: str) -> api.Bus:
+        """A connection as the agent ``name``; issues its credentials with the keys of the home."""
+        from muster.app import identities
+        from muster.trust.permissions import roles
+
+        if self.home is None:
+            raise errors.InvalidInput(
+                f"an agent called {name!r} needs credentials of its own",
+                hint="connect with `creds` of this agent, or open the home of the domain",
+            )
+        settings = await asyncio.to_thread(location.load_settings, self.home)
+        trust = await asyncio.to_thread(identities.open_keyring, settings)
+        creds = await asyncio.to_thread(identities.credentials, trust, name, roles.Role.AGENT)
+        found = await asyncio.to_thread(location.resolve, self.home, None)
+        tls = await asyncio.to_thread(ssl.create_default_context, cafile=str(found.ca)) if found.ca else None
+        bus = await connection.connect(found.servers, creds=creds, tls=tls)
+        self._stack.push_async_callback(bus.close)
+        return bus

@@ -1,0 +1,116 @@
+"""Where the domain is: the servers and credentials that a command or a program connects with.
+
+`muster.client.profiles` lists the sources in their order.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from muster.app import home as home_
+    from muster.app import settings as app_settings
+    from muster.client import profiles
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    servers: tuple[str, ...] = ()
+    creds: Path | None = None
+    ca: Path | None = None
+    locator: str | None = None
+
+    @property
+    def names_server(self) -> bool:
+        return bool(self.servers or self.locator)
+
+
+NO_OPTIONS = ConnectionOptions()
+
+
+def from_environment(
+    home: str | Path | None = None, profile: str | None = None
+) -> tuple[Path | None, str | None]:
+    """The home and the profile that were given or, without both, those of ``MUSTER_HOME`` and
+    ``MUSTER_PROFILE``.
+    """
+    if home is None and profile is None:
+        home, profile = os.environ.get("MUSTER_HOME") or None, os.environ.get("MUSTER_PROFILE") or None
+    return Path(home) if home is not None else None, profile
+
+
+def resolve(
+    home: Path | None, profile: str | None, options: ConnectionOptions = NO_OPTIONS
+) -> ConnectionOptions:
+    """Combine the options, the profile and the home; options override."""
+    chosen = _profile(home, profile, options)
+    creds = options.creds or (Path(chosen.creds) if chosen.creds else None)
+    ca = options.ca or (Path(chosen.ca) if chosen.ca else None)
+    named = options.names_server
+    servers, locator = (options.servers, options.locator) if named else (chosen.servers, chosen.locator)
+    return ConnectionOptions(tuple(servers), creds, ca, locator or None)
+
+
+def find_home(home: Path | None, profile: str | None) -> home_.Home | None:
+    """The home on this machine that the domain is run from; None for a domain elsewhere."""
+    from muster.app import home as home_
+    from muster.client import profiles
+
+    name = profile or (None if home else profiles.current())
+    if name is not None:
+        place = profiles.load(name).home
+        return home_.Home.find(Path(place)) if place else None
+    found = home_.Home.find(home)
+    return found if home is not None or found.settings_file.is_file() else None
+
+
+def find() -> ConnectionOptions | None:
+    """The domain that a command without options uses; None where there is neither a profile nor a home."""
+    from muster.client import profiles
+
+    home, profile = from_environment()
+    if not (home or profile or profiles.current()) and find_home(None, None) is None:
+        return None
+    return resolve(home, profile)
+
+
+def load_settings(home: Path | None) -> app_settings.Settings:
+    """The settings of a home, with those of the environment."""
+    from muster.app import home as home_
+    from muster.app import settings as app_settings
+    from muster.core.settings import loader
+
+    file = home_.Home.find(home).expect().settings_file
+    return loader.load(app_settings.Settings, file=file, env=os.environ)
+
+
+def _profile(home: Path | None, profile: str | None, options: ConnectionOptions) -> profiles.Profile:
+    from muster.client import profiles
+
+    name = profile or (None if home or options.names_server else profiles.current())
+    if name is not None:
+        chosen = profiles.load(name)
+        return _of_home(Path(chosen.home)) if chosen.home else chosen
+    return profiles.Profile() if options.names_server else _of_home(home)
+
+
+def _of_home(home: Path | None) -> profiles.Profile:
+    """The profile of a home's running domain, as its administrator."""
+    from muster.app import home as home_
+    from muster.app import identities
+    from muster.client import profiles
+    from muster.core import errors
+
+    settings = load_settings(home)
+    running = home_.DomainFolder(settings.domain.folder).running()
+    if running is None:
+        option = f" --home {home}" if home else ""
+        raise errors.Unavailable(
+            f"the domain {settings.domain.name} of {home_.Home.find(home).root} is not running",
+            hint=f"start it with `muster up{option}`, or select another bus with --server or --profile",
+        )
+    creds = identities.open_keyring(settings).credentials_path(identities.ADMINISTRATOR)
+    return profiles.Profile(servers=running.servers, creds=str(creds), ca=running.ca or "")

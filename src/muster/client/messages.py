@@ -1,0 +1,205 @@
+"""Messages of topics: what is published, what a subscriber receives, and subscriptions to topic patterns.
+
+All notations of topics (`muster.core.topics`) are accepted: ``Course/CPS616``, ``Course=CPS616``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar, overload
+
+import msgspec
+
+from muster.bus import api
+from muster.core import errors, topics
+from muster.predicates.backends import python
+from muster.predicates.syntax import parser
+
+T = TypeVar("T")
+#: The content of a message: text is sent as UTF-8, a mapping or a list as JSON.
+Content = str | bytes | Mapping[str, Any] | Sequence[Any]
+SHOWN_CHARACTERS = 60
+
+
+def encode(content: Content) -> bytes:
+    if isinstance(content, bytes):
+        return content
+    return content.encode() if isinstance(content, str) else msgspec.json.encode(content)
+
+
+def to_subject(topic: str) -> str:
+    return topics.Topic.parse(topic).subject
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Message:
+    """A received message.
+
+    >>> message = Message("orders/eu", b'{"boxes": 17}')
+    >>> message
+    Message('orders/eu', '{"boxes": 17}')
+    >>> message.text
+    '{"boxes": 17}'
+    >>> message.json()["boxes"]
+    17
+    """
+
+    topic: str  # as in the command line; the subject, if it is no topic
+    data: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    received: api.Message | None = field(default=None, compare=False)  # as the bus delivered it
+
+    @classmethod
+    def from_bus(cls, message: api.Message) -> Message:
+        topic = message.subject
+        with contextlib.suppress(errors.MusterError):
+            topic = str(topics.Topic.from_subject(topic))
+        return cls(topic, message.data, message.headers, message)
+
+    @property
+    def text(self) -> str:
+        """The data as text; `errors.InvalidInput` if it is not UTF-8."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            raise errors.InvalidInput(f"the message on {self.topic} is not text: {error}") from error
+
+    @overload
+    def json(self) -> Any: ...
+    @overload
+    def json(self, kind: type[T]) -> T: ...
+    def json(self, kind: Any = Any) -> Any:
+        """The data decoded from JSON, as ``kind`` if it is given: a dataclass, a msgspec struct, `int`, …"""
+        try:
+            return msgspec.json.decode(self.data, type=kind)
+        except msgspec.MsgspecError as error:
+            raise errors.InvalidInput(f"the message on {self.topic}: {error}") from error
+
+    @property
+    def wants_reply(self) -> bool:
+        return self.received is not None and bool(self.received.reply)
+
+    def __repr__(self) -> str:
+        text = self.data.decode("utf-8", "replace")
+        shown = text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+        return f"Message({self.topic!r}, {shown!r})"
+
+
+def selector(where: str | None) -> Callable[[api.Message], bool]:
+    """A predicate over the headers of a message and, if its data is a JSON object, its fields."""
+    if where is None:
+        return lambda message: True
+    matches = python.compile(parser.parse(where))
+
+    def selects(message: api.Message) -> bool:
+        attributes: dict[str, Any] = dict(message.headers)
+        with contextlib.suppress(ValueError):
+            fields = json.loads(message.data)
+            if isinstance(fields, dict):
+                attributes |= fields
+        return bool(matches(attributes.get))
+
+    return selects
+
+
+class AsyncSubscription:
+    """The messages of a topic or a pattern of topics: iterate, or read the `next` one.
+
+    A pattern of tags may need several subscriptions of the bus; their messages are merged.
+    """
+
+    def __init__(self, topic: str, subscriptions: Sequence[api.Subscription], accepts: _Accepts) -> None:
+        self.topic = topic
+        self._subscriptions = subscriptions
+        self._accepts = accepts
+        # Size 1: the bus itself bounds the number of waiting messages.
+        self._queue: asyncio.Queue[api.Message | errors.MusterError] = asyncio.Queue(maxsize=1)
+        self._pumps = [
+            asyncio.create_task(self._pump(subscription, index))
+            for index, subscription in enumerate(subscriptions)
+        ]
+        self._ended: errors.MusterError | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        bus: api.Bus,
+        topic: str,
+        *,
+        where: str | None = None,
+        group: str | None = None,
+        raw: bool = False,
+    ) -> Self:
+        """``raw``: the topic is a subject of the broker."""
+        selects = selector(where)
+        pattern = None if raw else topics.TopicPattern.parse(topic)
+        async with contextlib.AsyncExitStack() as stack:
+            opened = [
+                await stack.enter_async_context(await bus.subscribe(subject, group=group))
+                for subject in ((topic,) if pattern is None else pattern.subjects)
+            ]
+            await bus.flush()  # the broker knows it, so that no later message is missed
+            stack.pop_all()
+
+        def accepts(message: api.Message, index: int) -> bool:
+            return (pattern is None or pattern.take(message.subject, index) is not None) and selects(message)
+
+        return cls(topic, opened, accepts)
+
+    async def next(self, *, timeout_s: float | None = None) -> Message:
+        """The next message; `errors.TimedOut` if there is none within ``timeout_s``."""
+        return Message.from_bus(await self.next_delivery(timeout_s=timeout_s))
+
+    async def next_delivery(self, *, timeout_s: float | None = None) -> api.Message:
+        """As `next`; the message as the bus delivered it."""
+        if self._ended is not None:
+            raise self._ended
+        try:
+            async with asyncio.timeout(timeout_s):
+                item = await self._queue.get()
+        except TimeoutError:
+            raise errors.TimedOut(f"no message on {self.topic} in {timeout_s:g} s") from None
+        if isinstance(item, errors.MusterError):
+            self._ended = item
+            raise item
+        return item
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        while True:
+            try:
+                yield await self.next()
+            except errors.NotConnected:
+                return
+
+    async def close(self) -> None:
+        self._ended = self._ended or errors.NotConnected(f"the subscription to {self.topic} is closed")
+        for task in self._pumps:
+            task.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<subscription to {self.topic!r}>"
+
+    async def _pump(self, subscription: api.Subscription, index: int) -> None:
+        try:
+            async for message in subscription:
+                if self._accepts(message, index):
+                    await self._queue.put(message)
+            await self._queue.put(errors.NotConnected(f"the subscription to {self.topic} has ended"))
+        except errors.MusterError as error:
+            await self._queue.put(error)
+
+
+_Accepts = Callable[[api.Message, int], bool]

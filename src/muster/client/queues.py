@@ -1,0 +1,108 @@
+"""`m.queue(…)`: persistent messages in queues, as in JMS."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from muster.client import rows
+from muster.core import errors
+from muster.message import destinations, protocol
+from muster.message import messages as jms
+from muster.message.client import api, producers
+
+Connect = Callable[[], Awaitable[api.Connection]]
+
+
+class AsyncQueue:
+    """A queue; its messages survive the failure of any process.
+
+    >>> orders = m.queue("orders")
+    >>> await orders.send("four chairs", priority=7)
+    >>> (await orders.receive(timeout_s=10)).body()
+    'four chairs'
+    """
+
+    def __init__(self, name: str, connect: Connect) -> None:
+        self.name = name
+        self._queue = destinations.queue(name)
+        self._connect = connect
+
+    async def send(
+        self,
+        body: producers.Body,
+        *,
+        properties: dict[str, Any] | None = None,
+        priority: int = jms.DEFAULT_PRIORITY,
+        ttl_s: float = 0.0,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Send a text, bytes, a mapping or a list; when this returns, the message is stored."""
+        message = producers.to_message(body)
+        if properties:
+            message.properties.update(properties)
+        session = (await self._connect()).session()
+        async with session:
+            producer = session.producer(self._queue, priority=priority, ttl_s=ttl_s, delay_s=delay_s)
+            await producer.send(message)
+
+    async def receive(self, *, where: str | None = None, timeout_s: float | None = None) -> jms.JmsMessage:
+        """Remove the next message that matches the selector ``where``; `errors.TimedOut` without one."""
+        async with (
+            (await self._connect()).session() as session,
+            await session.consumer(self._queue, where, prefetch=1) as consumer,
+        ):
+            message = await consumer.receive(timeout_s)
+        if message is None:
+            raise errors.TimedOut(f"no message in the queue {self.name} in {timeout_s or 0:g} s")
+        return message
+
+    async def messages(
+        self, *, where: str | None = None, timeout_s: float | None = None
+    ) -> AsyncIterator[jms.JmsMessage]:
+        """The messages as they arrive; ends after ``timeout_s`` without one.
+
+        A message is removed from the queue when the next one is requested: if its handling fails, it is
+        delivered again.
+        """
+        async with (
+            (await self._connect()).session(api.AcknowledgeMode.CLIENT) as session,
+            await session.consumer(self._queue, where, prefetch=1) as consumer,
+        ):
+            while (message := await consumer.receive(timeout_s)) is not None:
+                yield message
+                await message.acknowledge()
+
+    async def browse(self, *, where: str | None = None) -> AsyncIterator[jms.JmsMessage]:
+        """The waiting messages, which stay in the queue."""
+        async with (await self._connect()).session() as session:
+            async for message in session.browse(self._queue, where):
+                yield message
+
+    async def depth(self) -> int:
+        """The number of waiting messages."""
+        connection = await self._connect()
+        listed = (await connection.request(protocol.ListQueues())).rows
+        return next((int(row["depth"]) for row in listed if row["queue"] == self.name), 0)
+
+    def __repr__(self) -> str:
+        return f"<queue {self.name!r}>"
+
+
+class Connector:
+    """Opens one JMS connection, when it is first needed."""
+
+    def __init__(self, bus: Any, stack: contextlib.AsyncExitStack) -> None:
+        self._bus = bus
+        self._stack = stack
+        self._connection: api.Connection | None = None
+
+    async def __call__(self) -> api.Connection:
+        if self._connection is None:
+            self._connection = api.Connection(self._bus)
+            await self._stack.enter_async_context(self._connection)
+        return self._connection
+
+    async def queues(self) -> rows.Rows[dict[str, Any]]:
+        return rows.Rows((await (await self()).request(protocol.ListQueues())).rows)

@@ -1,0 +1,143 @@
+"""`Rows`: a result of many rows, as a sequence and as a data frame."""
+
+from __future__ import annotations
+
+import functools
+import html
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import msgspec
+
+from muster.core import errors
+
+if TYPE_CHECKING:
+    import pandas
+    import polars
+    import pyarrow as pa
+
+T = TypeVar("T")
+SHOWN_ROWS = 20
+
+
+class Rows(Sequence[T], Generic[T]):
+    """A sequence of rows with `to_arrow`, `to_pandas` and `to_polars`.
+
+    >>> rows = Rows([{"name": "web-1", "state": "up"}, {"name": "web-2", "state": "down"}])
+    >>> len(rows), rows[0]["name"]
+    (2, 'web-1')
+    >>> rows.columns
+    ['name', 'state']
+    >>> rows.to_pandas().groupby("state").size().to_dict()
+    {'down': 1, 'up': 1}
+
+    A notebook shows them as a table.  ``complete`` is False if the domain has more rows than were returned.
+    """
+
+    def __init__(self, rows: Iterable[T] = (), *, complete: bool = True, table: Any = None) -> None:
+        """``table``: the rows as a pyarrow table, in place of ``rows``."""
+        self._given = list(rows)
+        self._table = table
+        self.complete = complete
+
+    @functools.cached_property
+    def _rows(self) -> list[T]:
+        return self._given if self._table is None else self._table.to_pylist()
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Rows[T]:
+        if isinstance(index, slice):
+            table = None if self._table is None else self._table.take(list(range(len(self))[index]))
+            return Rows(self._given[index], complete=self.complete, table=table)
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._given) if self._table is None else self._table.num_rows
+
+    def __eq__(self, other: object) -> bool:
+        return self._rows == (other._rows if isinstance(other, Rows) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def columns(self) -> list[str]:
+        if self._table is not None:
+            return list(self._table.column_names)
+        return list(dict.fromkeys(name for row in self.to_dicts() for name in row))
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Each row as a dictionary of plain values."""
+        return [_plain(row) for row in self._rows]
+
+    def to_arrow(self) -> pa.Table:
+        """A pyarrow table. Columns whose values have several types contain JSON."""
+        if self._table is not None:
+            return self._table
+        pa = _require("pyarrow", "monitor")
+        records = self.to_dicts()
+        return pa.table(
+            {name: _column(pa, [record.get(name) for record in records]) for name in self.columns}
+        )
+
+    def to_pandas(self) -> pandas.DataFrame:
+        _require("pandas", "spark")
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        return _require("polars").from_arrow(self.to_arrow())
+
+    def __repr__(self) -> str:
+        more = "" if self.complete else ", and there are more"
+        shown = [repr(row) for row in self._rows[:SHOWN_ROWS]]
+        if len(self) > SHOWN_ROWS:
+            shown.append(f"… {len(self) - SHOWN_ROWS} more")
+        lines = "".join(f"\n  {line}" for line in shown)
+        return f"<{len(self)} {'row' if len(self) == 1 else 'rows'}{more}>{lines}"
+
+    def _repr_html_(self) -> str:
+        names = self.columns
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(_cell(row.get(name)))}</td>" for name in names) + "</tr>"
+            for row in self[:SHOWN_ROWS].to_dicts()
+        )
+        count = f"{len(self)} rows" if self.complete else f"{len(self)} rows, and there are more"
+        return (
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{html.escape(count)}</p>"
+        )
+
+
+def _plain(row: object) -> dict[str, Any]:
+    if isinstance(row, msgspec.Struct):  # by name, also where the struct is encoded as an array
+        values = {name: getattr(row, name) for name in row.__struct_fields__}
+    else:
+        values = msgspec.to_builtins(row, builtin_types=(bytes,))
+    return {name: msgspec.to_builtins(value, builtin_types=(bytes,)) for name, value in values.items()}
+
+
+def _column(pa: Any, values: list[Any]) -> Any:
+    if all(isinstance(value, dict) and not value for value in values if value is not None):
+        return pa.array([None if value is None else "{}" for value in values], pa.string())
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array([None if value is None else msgspec.json.encode(value).decode() for value in values])
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def _require(package: str, extra: str = "") -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        install = f"muster-fabric[{extra}]" if extra else package
+        raise errors.MissingDependency(
+            f"{package} is not installed", hint=f"pip install '{install}'"
+        ) from error

@@ -1,0 +1,504 @@
+"""`muster.open` and `muster.open_async` against a real domain, which runs in a process of its own."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import doctest
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import muster
+from muster import blocking
+from muster.client import messages, rows, synchronous
+from muster.core import errors, health
+from muster.manage import protocol
+from tests.cli import driver
+
+PARTS = [
+    synchronous.Muster,
+    synchronous.Contexts,
+    synchronous.Queue,
+    synchronous.Notify,
+    synchronous.Fleet,
+]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = driver.init(tmp_path_factory.mktemp("client") / "home")
+    answer = driver.run("up", "--detach", home=home)
+    assert answer.code == 0, answer.err
+    yield home
+    assert driver.run("down", home=home).code == 0
+
+
+@pytest.fixture
+def m(home: Path) -> Iterator[synchronous.Muster]:
+    with muster.open(home=home) as opened:
+        yield opened
+
+
+def examples(found: object, globs: dict[str, Any]) -> list[doctest.DocTest]:
+    tests = doctest.DocTestFinder(exclude_empty=True).find(found, globs=globs)
+    return [test for test in tests if test.examples]
+
+
+# Examples in the documentation
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: str(part.__name__))
+def test_the_examples_of_the_blocking_objects_are_true(part: type, m: synchronous.Muster):
+    runner = doctest.DocTestRunner(optionflags=doctest.REPORT_NDIFF)
+    tests = examples(part, {"m": m, "muster": muster})
+    assert tests
+    for test in tests:
+        runner.run(test)
+    assert runner.failures == 0
+
+
+@pytest.mark.parametrize("part", [muster.Message, muster.Rows, synchronous.open], ids=str)
+def test_the_examples_without_a_domain_or_with_its_address_are_true(
+    part: object, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    runner = doctest.DocTestRunner()
+    for test in examples(part, {"muster": muster, "Message": muster.Message, "Rows": muster.Rows}):
+        runner.run(test)
+    assert runner.failures == 0
+    assert runner.tries
+
+
+async def test_the_examples_of_the_asynchronous_objects_are_true(home: Path):
+    """The same examples with ``await``; what they print is compared in the blocking form."""
+    async with muster.open_async(home=home) as m:
+        for part in PARTS:
+            asynchronous = part.__orig_bases__[0].__args__[0]  # type: ignore[attr-defined]
+            scope = {"m": m, "muster": muster}
+            for test in examples(asynchronous, scope):
+                for example in test.examples:
+                    code = compile(example.source, test.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                    result = eval(code, scope)
+                    if inspect.isawaitable(result):
+                        await result
+
+
+def test_each_method_of_a_blocking_object_is_that_of_the_asynchronous_one():
+    """Same names, same parameters: only `__getitem__` and the like, which cannot be awaited, are added."""
+    for part in (*PARTS, synchronous.Alerts, synchronous.Reports, synchronous.Receiver):
+        asynchronous = part.__orig_bases__[0].__args__[0]  # type: ignore[attr-defined]
+        offered = {
+            name: inspect.signature(member)
+            for name, member in inspect.getmembers(asynchronous, inspect.isfunction)
+            if not name.startswith("_") and not name.startswith("serve") and name != "wait_stopped"
+        }
+        for name, signature in offered.items():
+            mine = inspect.signature(getattr(part, name))
+            assert list(mine.parameters) == list(signature.parameters), f"{part.__name__}.{name}"
+
+
+# Messages
+
+
+def test_a_publish_that_is_refused_raises(home: Path, tmp_path: Path):
+    creds = tmp_path / "ann.creds"
+    issued = driver.quick(
+        *("creds", "issue", "ann", "--role", "user", "--topic", "orders/>", "--to", creds), home=home
+    )
+    assert issued.code == 0, issued.err
+    running = driver.quick("status", "-o", "json", home=home).json()
+    with muster.open(running["servers"][0], creds=creds) as ann:
+        assert ann.identity == "ann"
+        assert ann.home is None
+        ann.publish("orders/eu", "17 boxes")
+        with pytest.raises(errors.Forbidden, match="ann may not publish to secrets/eu"):
+            ann.publish("secrets/eu", "17 boxes")
+        ann.publish("orders/eu", b"18 boxes")
+
+
+def test_messages_in_all_forms_and_patterns(m: synchronous.Muster):
+    with m.subscribe("Course=CPS616") as by_tag, m.subscribe("Course/>", where="rooms > 1") as by_field:
+        m.publish("Course/CPS616/Session/HPJava", {"rooms": 2}, headers={"kind": "move"})
+        first, second = by_tag.next(timeout_s=WAIT_S), by_field.next(timeout_s=WAIT_S)
+        assert first == second
+        assert (first.topic, first.json(), first.headers["kind"]) == (
+            "Course/CPS616/Session/HPJava",
+            {"rooms": 2},
+            "move",
+        )
+        m.publish("Course/CPS616", "moved")
+        assert by_tag.next(timeout_s=WAIT_S).text == "moved"
+        with pytest.raises(errors.TimedOut):
+            by_field.next(timeout_s=0.05)
+    with pytest.raises(errors.NotConnected):
+        by_tag.next(timeout_s=1)
+    with pytest.raises(errors.InvalidInput):
+        messages.Message("x", b"\xff").text  # noqa: B018
+    with pytest.raises(errors.InvalidInput):
+        m.publish("", "nowhere")
+    with pytest.raises(errors.Unavailable, match="no subscriber on nothing"):
+        m.request("nothing", "")
+
+
+# Services
+
+
+class Order(msgspec.Struct):
+    boxes: int
+
+
+def test_handlers_receive_what_their_parameter_declares(m: synchronous.Muster):
+    seen: list[Any] = []
+    arrived = threading.Semaphore(0)
+
+    def keep(value: Any) -> None:
+        seen.append(value)
+        arrived.release()
+
+    @m.on("kinds/>")
+    def whole(message: muster.Message) -> None:
+        keep(message.topic)
+
+    @m.on("kinds/>")
+    def data(content: bytes) -> None:
+        keep(content)
+
+    @m.on("kinds/>")
+    async def order(order: Order) -> None:
+        keep(order)
+
+    m.publish("kinds/a", {"boxes": 3})
+    for _ in range(3):
+        assert arrived.acquire(timeout=WAIT_S)
+    assert [value for value in seen if isinstance(value, Order)] == [Order(3)]
+    assert {value for value in seen if not isinstance(value, Order)} == {"kinds/a", b'{"boxes":3}'}
+
+    m.publish("kinds/b", "not an order")  # logged; the handlers continue
+    m.publish("kinds/c", {"boxes": 4})
+    for _ in range(5):
+        assert arrived.acquire(timeout=WAIT_S)
+    assert Order(4) in seen
+
+    with pytest.raises(errors.InvalidInput, match="2 parameters"):
+
+        @m.on("kinds/>")
+        def two(a: str, b: str) -> None: ...
+
+
+def test_a_blocking_call_in_a_coroutine_handler_is_refused_and_does_not_hang(m: synchronous.Muster):
+    @m.on("nested")
+    async def nested(text: str) -> str:
+        try:
+            m.publish("other", text)
+        except errors.InvalidInput as error:
+            return error.message
+        return "published"
+
+    assert "would never return" in m.request("nested", "x", timeout_s=WAIT_S).text
+
+    @m.on("plain")
+    def plain(text: str) -> str:
+        m.publish("other", text)
+        return "published"
+
+    assert m.request("plain", "x", timeout_s=WAIT_S).text == "published"
+
+
+def test_a_queued_message_whose_handler_fails_is_delivered_again(m: synchronous.Muster):
+    tries: list[str] = []
+    handled = threading.Event()
+
+    @m.on("queue:work")
+    def work(text: str) -> None:
+        tries.append(text)
+        if len(tries) == 1:
+            raise RuntimeError("the first attempt fails")
+        handled.set()
+
+    m.queue("work").send("four chairs")
+    assert handled.wait(WAIT_S)
+    assert tries == ["four chairs"] * 2
+
+
+def test_iterating_a_queue_removes_what_was_handled(m: synchronous.Muster):
+    queue = m.queue("iterated")
+    for number in range(3):
+        queue.send({"number": number}, properties={"number": number})
+    assert len(queue) == 3
+    assert [message.body()["number"] for message in queue.browse(where="number > 0")] == [1, 2]
+    with contextlib.suppress(RuntimeError):
+        for message in queue:
+            assert message.body() == {"number": 0}
+            raise RuntimeError("this one is not handled")
+    assert [message.body()["number"] for message in queue.messages(timeout_s=2)] == [0, 1, 2]
+    assert len(queue) == 0
+    with pytest.raises(errors.TimedOut, match="queue iterated"):
+        queue.receive(timeout_s=0.05)
+    assert "iterated" in m.queues().to_pandas()["queue"].tolist()
+
+
+def test_a_decorated_receiver_gets_the_events_that_its_policy_accepts(m: synchronous.Muster):
+    m.notify.define("Printer", floor=int, tags={"colour", "fast"})
+    m.notify.define_event("maintenance", floor=int)
+    received: list[Any] = []
+    arrived = threading.Event()
+
+    @m.receiver(model="Printer", state={"floor": 2}, policy="maintenance AND floor < 5")
+    def printer(event: dict[str, Any]) -> None:
+        received.append(event)
+        arrived.set()
+
+    m.notify.send("maintenance", {"floor": 9}, to="floor = 2")
+    m.notify.send("maintenance", {"floor": 3}, to="floor = 2")
+    assert arrived.wait(WAIT_S)
+    assert received == [{"floor": 3}]
+    listed = m.notify.receivers("floor = 2")
+    assert [row["receiver"] for row in listed] == [f"{m.identity}/printer"]
+    assert listed.complete
+    with pytest.raises(errors.InvalidInput, match="cannot have the type"):
+        m.notify.define("Broken", when=complex)
+
+
+class Lamp(muster.Adapter):
+    """Manages a value in memory."""
+
+    state = health.HealthState.DOWN
+    exists = False
+
+    async def create(self, config: dict[str, Any], *, start: bool) -> None:
+        self.exists, self.config = True, config
+        if start:
+            await self.do_start()
+
+    async def put(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    async def delete(self) -> None:
+        self.exists = False
+
+    async def observe(self) -> protocol.ObservedState:
+        return protocol.ObservedState(self.exists, self.state)
+
+    async def resume(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    async def do_start(self) -> None:
+        self.state = health.HealthState.UP
+
+    async def do_stop(self) -> None:
+        self.state = health.HealthState.DOWN
+
+    async def do_colour(self) -> str:
+        return str(self.config["colour"])
+
+
+def test_a_program_is_an_agent_with_its_own_type_of_resources(m: synchronous.Muster):
+    m.adapter("lamp", agent="lamps")(Lamp)
+    entry = {"name": "lamp-1", "type": "lamp", "agent": "lamps", "config": {"colour": "green"}}
+    m.fleet.apply({"resources": [entry]}, wait_s=WAIT_S)
+    assert m.fleet.execute("lamp-1", "colour") == "green"
+    assert m.fleet["lamp-1"]["type"] == "lamp"
+    assert "lamps" in m.fleet.agents().to_pandas()["name"].tolist()
+    m.fleet.delete("lamp-1", wait_s=WAIT_S)
+    with pytest.raises(KeyError):
+        m.fleet["lamp-1"]
+    with pytest.raises(errors.InvalidInput, match="not a subclass"):
+        m.adapter("other")(dict)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_example_of_a_service_works_and_ends_well_at_a_signal(
+    number: signal.Signals, home: Path, m: synchronous.Muster
+):
+    program = EXAMPLES / "service.py"
+    child = subprocess.Popen(
+        [sys.executable, program], env=driver.environment(home), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "serving as admin; Ctrl-C ends it\n"
+        assert m.request("prices/chair", timeout_s=WAIT_S).text == "17.5"
+        with m.subscribe("orders/accepted") as accepted:
+            m.queue("orders").send('{"item": "chair", "count": 4}')
+            assert accepted.next(timeout_s=WAIT_S).json() == {"item": "chair", "price": 70.0}
+        m.publish("orders/done", "")
+        assert child.stdout.readline() == "Order(item='chair', count=4)\n"
+        os.kill(child.pid, number)
+        assert child.wait(WAIT_S) == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.may_block(reason="the cells of a notebook run in the thread of its event loop")
+async def test_the_notebook_works_as_in_a_kernel(home: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    notebook = json.loads((EXAMPLES / "notebook.ipynb").read_text())
+    assert notebook["nbformat"] == 4
+    scope: dict[str, Any] = {}
+    results: list[Any] = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            *statements, last = ast.parse("".join(cell["source"])).body
+            exec(compile(ast.Module(statements, []), "cell", "exec"), scope)
+            if isinstance(last, ast.Expr):
+                results.append(eval(compile(ast.Expression(last.value), "cell", "eval"), scope))
+            else:
+                exec(compile(ast.Module([last], []), "cell", "exec"), scope)
+    assert results[1:3] == [("orders/eu", 17), "17.50"]
+    assert results[3]["key"].tolist() == ["printers/2", "printers/3"]
+    assert results[4] == 3
+    assert results[5]["name"].tolist() == ["sleeper-1", "sleeper-2"]
+
+
+async def test_decorators_of_the_asynchronous_form_and_run(home: Path):
+    async with muster.open_async(home=home) as m:
+
+        @m.on("sum")
+        async def add(numbers: list[int]) -> dict[str, int]:
+            return {"sum": sum(numbers)}
+
+        # A request waits for handlers that are just being started.
+        assert (await m.request("sum", [1, 2], timeout_s=WAIT_S)).json() == {"sum": 3}
+        running = asyncio.create_task(m.run())
+        m.stop()
+        await running
+
+        @m.on("wrong/**/topic/>/x")
+        async def never() -> None: ...
+
+        with pytest.raises(errors.MusterError):
+            await m.publish("x", "y")
+
+
+# Finding the domain, and the objects themselves
+
+
+def test_the_domain_is_found_as_the_command_line_finds_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("MUSTER_HOME", "MUSTER_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.NotFound, match="is not a home"):
+        muster.open()
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    with muster.open() as m:
+        assert (m.identity, m.home) == ("admin", home)
+    monkeypatch.delenv("MUSTER_HOME")
+    added = driver.quick("profile", "add", "lab", "--home", home, home=tmp_path)
+    assert added.code == 0, added.err
+    with muster.open(profile="lab") as m:
+        assert (m.identity, m.home) == ("admin", home)
+    with pytest.raises(errors.NotFound, match="no profile 'other'"):
+        muster.open(profile="other")
+    stopped = driver.init(tmp_path / "stopped")
+    with pytest.raises(errors.Unavailable, match="is not running"):
+        muster.open(home=stopped)
+
+
+def test_completion_and_help_show_what_there_is(m: synchronous.Muster):
+    assert {"publish", "contexts", "fleet", "queue"} <= set(dir(m))
+    assert not [name for name in dir(m) if name.startswith("_")]
+    assert {"open", "open_async", "connect", "Adapter"} <= set(dir(muster))
+    m.contexts["printers/9"] = "busy"
+    assert "printers/9" in m.contexts._ipython_key_completions_()
+    assert "printers/9" in list(m.contexts)
+    assert repr(m) == "<muster domain, connected as admin: connected>"
+    assert "servers/web" in (muster.__doc__ or "")
+    assert "await" not in (synchronous.Contexts.__doc__ or "")
+    assert [change.reason for change in m.contexts.history("printers/9")] == ["put"]
+    with pytest.raises(KeyError):
+        m.contexts["nothing"]
+    with pytest.raises(KeyError):
+        del m.contexts["nothing"]
+
+
+def test_a_closed_object_says_so(home: Path):
+    m = muster.open(home=home)
+    m.close()
+    m.close()
+    with pytest.raises(errors.NotConnected):
+        m.publish("x", "y")
+
+
+async def test_the_blocking_form_works_inside_a_running_event_loop(home: Path):
+    """As in a notebook."""
+
+    def cell() -> str:
+        with muster.open(home=home) as m, m.subscribe("cells") as cells:
+            m.publish("cells", "hello")
+            return cells.next(timeout_s=WAIT_S).text
+
+    assert await asyncio.to_thread(cell) == "hello"
+
+
+# Rows
+
+
+def test_rows_become_data_frames_whatever_they_contain():
+    class Row(msgspec.Struct, array_like=True):
+        name: str
+        value: Any
+        labels: dict[str, str]
+
+    mixed = rows.Rows(
+        [Row("a", 1, {}), Row("b", "text", {"tier": "front"}), Row("c", None, {"zone": "east"})],
+        complete=False,
+    )
+    table = mixed.to_arrow()
+    assert table.column("value").to_pylist() == ["1", '"text"', None]
+    assert table.column("name").to_pylist() == ["a", "b", "c"]
+    assert mixed.to_pandas().shape == (3, 3)
+    assert len(mixed[1:]) == 2
+    assert "and there are more" in repr(mixed)
+    assert "<td>b</td>" in mixed._repr_html_()
+    assert rows.Rows([]).to_arrow().num_rows == 0
+    assert "0 rows" in repr(rows.Rows([]))
+    assert rows.Rows(table=table).to_arrow() is table
+    assert rows.Rows(table=table)[0]["name"] == "a"
+    assert rows.Rows(table=table)[::2].to_arrow().column("name").to_pylist() == ["a", "c"]
+
+
+def test_a_missing_library_for_data_frames_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(errors.MissingDependency, match="polars is not installed"):
+        rows.Rows([{"a": 1}]).to_polars()
+
+
+def test_an_iterator_that_is_left_early_is_closed_in_the_loop():
+    closed = threading.Event()
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            closed.set()
+
+    loop = blocking.EventLoopThread()
+    try:
+        iterator = loop.iterate(items())
+        assert next(iterator) == 1
+        iterator.close()  # type: ignore[attr-defined]
+        assert closed.is_set()
+        assert list(loop.iterate(items())) == [1, 2]
+    finally:
+        loop.stop()

@@ -13,7 +13,7 @@ from muster.core import errors, subjects
 from muster.message import destinations, messages, protocol, settings
 from muster.message.client import api as client_api
 from muster.message.client import consumers
-from muster.message.dispatcher import admin, delivery, dispatcher, leadership
+from muster.message.dispatcher import admin, dispatcher, leadership
 from muster.message.dispatcher.log import ledger
 from muster.testing import eventually, fixtures
 from muster.trust.permissions import roles
@@ -37,7 +37,7 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
         producer = session.producer(ORDERS)
         with pytest.raises(errors.Forbidden):
             await session.producer(SECRET).send("straight")
-        await producer.send(messages.TextMessage("moved", properties={delivery.FROM: str(SECRET)}))
+        await producer.send(messages.TextMessage("moved", properties={messages.DEAD_FROM: str(SECRET)}))
         for to in (str(SECRET), None):
             with pytest.raises(errors.Forbidden):
                 await connection.request(protocol.MoveMessages("orders", to))

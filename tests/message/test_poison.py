@@ -7,7 +7,7 @@ import pytest
 from muster.bus import api
 from muster.core import errors
 from muster.message import destinations, messages, protocol, selectors
-from muster.message.dispatcher import delivery, leadership
+from muster.message.dispatcher import leadership
 from muster.testing import eventually
 from tests.message import conftest
 
@@ -122,5 +122,5 @@ async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
     assert taken is not None, "it does not die again and again"
     for found in (shown, taken):
         assert found.body() == BODY
-        assert found.properties[delivery.FROM] == "queue:orders"
-        assert "not JSON of the expected type" in str(found.properties[delivery.REASON])
+        assert found.properties[messages.DEAD_FROM] == "queue:orders"
+        assert "not JSON of the expected type" in str(found.properties[messages.DEAD_REASON])

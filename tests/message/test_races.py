@@ -21,7 +21,7 @@ from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import admin as dispatcher_admin
-from muster.message.dispatcher import backlog, delivery, dispatcher, leadership, state
+from muster.message.dispatcher import backlog, dispatcher, leadership, state
 from muster.message.dispatcher.log import journal
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
@@ -775,7 +775,7 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
         producer = connection.session().producer(JOBS)
-        died = {delivery.FROM: str(OTHER)}
+        died = {messages.DEAD_FROM: str(OTHER)}
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
         with pytest.raises(

@@ -15,7 +15,7 @@ from muster.bus.memory import network
 from muster.core import errors
 from muster.message import destinations, messages, protocol
 from muster.message.client import api as client_api
-from muster.message.dispatcher import delivery, leadership
+from muster.message.dispatcher import leadership
 from muster.testing import fixtures
 from muster.trust import keyring
 from muster.trust.login import passwords
@@ -128,7 +128,7 @@ async def test_rights_are_not_got_by_a_detour(
         client_api.Connection(await net.connect("keeper")) as keeper,
         client_api.Connection(await net.connect("sender")) as sender,
     ):
-        disguised = messages.TextMessage("theirs", properties={delivery.FROM: "queue:orders-2"})
+        disguised = messages.TextMessage("theirs", properties={messages.DEAD_FROM: "queue:orders-2"})
         await operator.session().producer(ORDERS).send(disguised)
         (waiting,) = (await operator.request(protocol.BrowseQueue("orders"))).messages
         for to in ("queue:orders-2", "queue:dead-letters", None):

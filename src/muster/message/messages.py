@@ -5,6 +5,9 @@ a map, a JSON list for a stream. Everything else is in one header, `HEADER`: a `
 message from an AMQP client, its AMQP sections. A message without this header came from a plain client: its
 text (or bytes) is the body, and its headers are properties.
 
+The payload of a message from an AMQP client whose body has no such form is its AMQP sections, and its type is
+`AMQP_SECTIONS`. In queues, that is the case for every body except one section of text or data.
+
 The dispatcher and the selectors read the `MessageMeta` only, never the body.
 """
 
@@ -26,6 +29,11 @@ HEADER: Final = "Muster-Message"
 FOREIGN: Final = "~"  # first character of a header that contains AMQP sections instead of JSON
 DEFAULT_PRIORITY: Final = 4
 JSON: Final = "application/json"
+AMQP_SECTIONS: Final = (
+    "x"  # the type of a message whose payload is AMQP sections, which its readers translate
+)
+DEAD_REASON: Final = "JMS_MUSTER_DEAD_REASON"  # properties of dead letters
+DEAD_FROM: Final = "JMS_MUSTER_DEAD_FROM"
 MAY_BE_DELAYED: Final = '"due":'  # part of the header of a message with a delivery time, rarely of others
 
 
@@ -33,7 +41,7 @@ _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)
 
 
 class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
-    """Everything except the body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one)."""
+    """Everything except the body. ``t``: t(ext) b(ytes) m(ap) s(tream) o(bject), n(one), `AMQP_SECTIONS`."""
 
     kind: str = msgspec.field(default="b", name="t")
     message_id: str | None = msgspec.field(default=None, name="id")
@@ -56,7 +64,7 @@ class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     origin: str | None = msgspec.field(default=None, name="by")  # client id or connection
     sequence: int = msgspec.field(default=0, name="seq")  # number in the log, if it was captured
     mark: str | None = None  # by which its sender identifies a delayed message (`topic_publisher`)
-    amqp: str | None = None  # AMQP sections before the body, unchanged (`amqp_format`)
+    amqp: str | None = None  # AMQP sections as they were sent (`amqp_format.message_codec`)
 
     @property
     def group(self) -> str | None:
@@ -404,10 +412,7 @@ def unreadable(meta: MessageMeta) -> MessageMeta:
 
 
 def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destination | None) -> JmsMessage:
-    kind = _TYPES.get(meta.kind)
-    if kind is None:
-        raise message_errors.FormatError(f"unknown message type {meta.kind!r}")
-    message = kind.__new__(kind)
+    message = _read_body(meta, data)
     message.frozen = True
     message.message_id = meta.message_id
     message.timestamp_ms = meta.timestamp_ms
@@ -432,11 +437,57 @@ def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destinati
         message.amqp = meta.amqp
     if meta.properties:
         kinds = meta.kinds
-        message.properties = values.Properties.received(
-            {name: _typed_value(value, kinds.get(name)) for name, value in meta.properties.items()}
-        )
+        typed = {name: _typed_value(value, kinds.get(name)) for name, value in meta.properties.items()}
+        message.properties = values.Properties.received(typed | message.properties.typed)
+    return message
+
+
+def _read_body(meta: MessageMeta, data: bytes) -> JmsMessage:
+    if meta.kind == AMQP_SECTIONS:
+        from muster.message.amqp_format import message_codec  # imports this module, and is rarely needed
+
+        message = message_codec.translate(meta.amqp or AMQP_SECTIONS, data)
+        message.properties.frozen = True
+        return message
+    kind = _TYPES.get(meta.kind)
+    if kind is None:
+        raise message_errors.FormatError(f"unknown message type {meta.kind!r}")
+    message = kind.__new__(kind)
     message._read(meta, data)
     return message
+
+
+def to_dead_letter(meta: MessageMeta, reason: str, origin: str) -> MessageMeta:
+    """The header of a message that moves to the queue of dead letters, where it does not expire."""
+    added = {DEAD_REASON: reason, DEAD_FROM: origin}
+    made = msgspec.structs.replace(
+        meta, expiration_ms=0, destination=None, properties=meta.properties | added
+    )
+    _amend(made, to=None, added=added, expires=False)
+    return made
+
+
+def moved(meta: MessageMeta, to: str) -> MessageMeta:
+    """The header of a message that moves to another destination."""
+    gone = (DEAD_REASON, DEAD_FROM)
+    destination = destinations.Destination.parse(to)
+    properties = {name: value for name, value in meta.properties.items() if name not in gone}
+    made = msgspec.structs.replace(meta, destination=to, mark=None, properties=properties)
+    _amend(made, to=destination, removed=gone)
+    return made
+
+
+def _amend(meta: MessageMeta, **changes: Any) -> None:
+    """Change the AMQP sections as well. Malformed ones, which any client may have written, are dropped."""
+    if meta.amqp is None:
+        return
+    from muster.message.amqp_format import amqp_types, sections  # import this module, and are rarely needed
+
+    try:
+        meta.amqp = sections.amend(meta.amqp, **changes)
+    except amqp_types.MALFORMED:
+        meta.amqp = None
+        meta.kind = "b" if meta.kind == AMQP_SECTIONS else meta.kind
 
 
 def from_plain(data: bytes, headers: Mapping[str, str]) -> MessageMeta:

@@ -358,13 +358,12 @@ def dead_letters(
     invocation: command.Invocation, selector: str | None, limit: int, to: connection.ConnectionOptions
 ) -> None:
     """Show undeliverable messages and the reasons."""
-    from muster.message import destinations
-    from muster.message.dispatcher import delivery
+    from muster.message import destinations, messages
 
     rows = _browse(invocation, destinations.DEAD_LETTERS, selector, limit, to)
     for row in rows:
-        row["reason"] = row["properties"].get(delivery.REASON)
-        row["from"] = row["properties"].get(delivery.FROM)
+        row["reason"] = row["properties"].get(messages.DEAD_REASON)
+        row["from"] = row["properties"].get(messages.DEAD_FROM)
     invocation.printer.rows(rows, ("id", "from", "reason", "body"), empty="there are no dead letters")
 
 

@@ -24,7 +24,7 @@ from muster.gateways.amqp.protocol import conditions, endpoints, engine, frames,
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations, protocol
 from muster.message import errors as message_errors
-from muster.message.amqp_format import message_codec
+from muster.message.amqp_format import fast_path
 from muster.message.client import api, topic_listeners
 from muster.trust.login import passwords
 
@@ -363,7 +363,7 @@ class AmqpConnection(asyncio.Protocol):
             self._refuse_open(conditions.condition_of(error))
             return
         self.jms = jms
-        self.origin_token = message_codec.origin_token(jms.origin)
+        self.origin_token = fast_path.origin_token(jms.origin)
         jms.on_released = self._on_released
         jms.add_unacknowledged(self._unsettled_by_backlog)
         connection.open()

@@ -4,12 +4,13 @@ Proton's message class costs tens of microseconds per message, mostly for fields
 section can be skipped by its size, and values are decoded only where they are needed. This module needs
 Python only, so clients without proton can read messages that came through a gateway.
 
-A primitive is a `values.TypedValue`; maps and lists are Python's; values without a JMS type (uuid) are
-unchanged.
+A primitive is a `values.TypedValue`; maps, lists and arrays are Python's; values without a JMS type (uuid,
+decimals) are Python's as well. Keys of maps that are strings are plain ``str``.
 """
 
 from __future__ import annotations
 
+import decimal
 import struct
 import uuid
 from typing import Any, Final
@@ -20,7 +21,8 @@ HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, PROPERTIES, APPLICATION, DATA, SEQUEN
     0x70, 0x79
 )
 MALFORMED: Final = (ValueError, IndexError, struct.error, OverflowError)  # errors that reading may raise
-_DEPTH_MAX: Final = 32
+_DEPTH_MAX: Final = 64
+_EMPTY_ELEMENTS_MAX: Final = 1 << 16  # of an array: each costs its readers memory, and the sender nothing
 _FIXED: Final = {4: 0, 5: 1, 6: 2, 7: 4, 8: 8, 9: 16}
 _SMALL: Final = (0xC0, 0xC1)  # a list or map of up to 255 bytes
 _U32: Final = struct.Struct(">I")
@@ -49,6 +51,10 @@ _READERS: Final = {
 _NULL: Final = values.TypedValue(_K.STRING, None)
 _TRUE: Final = values.TypedValue(_K.BOOLEAN, True)
 _FALSE: Final = values.TypedValue(_K.BOOLEAN, False)
+
+
+class UnhashableMap(list[tuple[Any, Any]]):
+    """The keys and values of a map with a list or a map among its keys."""
 
 
 class DescribedValue:
@@ -84,7 +90,7 @@ def skip(data: bytes, at: int) -> int:
 def split(data: bytes) -> list[tuple[int, int, int, int]]:
     """For each section: its code, its start, the start of its value, and its end."""
     sections = []
-    at, size = 0, len(data)
+    at, size, last = 0, len(data), 0
     while at < size:
         if data[at] != 0:
             raise ValueError("a section has no descriptor")
@@ -97,6 +103,13 @@ def split(data: bytes) -> list[tuple[int, int, int, int]]:
         end = skip(data, value)
         if end > size:
             raise ValueError("a section extends beyond the message")
+        if not HEADER <= code <= FOOTER:
+            raise ValueError(f"unknown section {code:#x}")
+        if code < last or (code == last and code not in (DATA, SEQUENCE)):
+            raise ValueError(f"section {code:#x} after section {last:#x}")
+        if DATA <= last < code <= VALUE:
+            raise ValueError("the body has sections of different types")
+        last = code
         sections.append((code, at, value, end))
         at = end
     return sections
@@ -105,69 +118,120 @@ def split(data: bytes) -> list[tuple[int, int, int, int]]:
 def read(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
     """The value that begins at ``at``, and its end."""
     code = data[at]
+    if code:
+        return _read_content(code, data, at + 1, depth)
+    if depth >= _DEPTH_MAX:
+        raise ValueError("values are nested too deeply")
+    descriptor, at = read(data, at + 1, depth + 1)
+    value, at = read(data, at, depth + 1)
+    return DescribedValue(_plain_descriptor(descriptor), value), at
+
+
+def _plain_descriptor(descriptor: Any) -> Any:
+    return descriptor.value if isinstance(descriptor, values.TypedValue) else descriptor
+
+
+def _read_content(code: int, data: bytes, at: int, depth: int) -> tuple[Any, int]:
+    """The value of type ``code`` whose content begins at ``at``, and its end."""
     reader = _READERS.get(code)
     if reader is not None:
         unpack, size, kind = reader
-        return values.TypedValue(kind, unpack(data, at + 1)[0]), at + 1 + size
+        return values.TypedValue(kind, unpack(data, at)[0]), at + size
     match code:
         case 0xA1 | 0xA3:
-            end = at + 2 + data[at + 1]
-            return values.TypedValue(_K.STRING, _text(data, at + 2, end)), end
+            end = at + 1 + data[at]
+            return values.TypedValue(_K.STRING, _text(data, at + 1, end)), end
         case 0xB1 | 0xB3:
-            end = at + 5 + _U32.unpack_from(data, at + 1)[0]
-            return values.TypedValue(_K.STRING, _text(data, at + 5, end)), end
+            end = at + 4 + _U32.unpack_from(data, at)[0]
+            return values.TypedValue(_K.STRING, _text(data, at + 4, end)), end
         case 0xA0:
-            end = at + 2 + data[at + 1]
-            return values.TypedValue(_K.BYTES, _bytes(data, at + 2, end)), end
+            end = at + 1 + data[at]
+            return values.TypedValue(_K.BYTES, _bytes(data, at + 1, end)), end
         case 0xB0:
-            end = at + 5 + _U32.unpack_from(data, at + 1)[0]
-            return values.TypedValue(_K.BYTES, _bytes(data, at + 5, end)), end
+            end = at + 4 + _U32.unpack_from(data, at)[0]
+            return values.TypedValue(_K.BYTES, _bytes(data, at + 4, end)), end
         case 0x40:
-            return _NULL, at + 1
+            return _NULL, at
         case 0x41:
-            return _TRUE, at + 1
+            return _TRUE, at
         case 0x42:
-            return _FALSE, at + 1
+            return _FALSE, at
         case 0x56:
-            return (_TRUE if data[at + 1] else _FALSE), at + 2
+            return (_TRUE if data[at] else _FALSE), at + 1
         case 0x43 | 0x44:
-            return values.TypedValue(_K.LONG, 0), at + 1
+            return values.TypedValue(_K.LONG, 0), at
         case 0x73:
-            return values.TypedValue(_K.CHAR, chr(_U32.unpack_from(data, at + 1)[0])), at + 5
+            return values.TypedValue(_K.CHAR, _character(_U32.unpack_from(data, at)[0])), at + 4
+        case 0x74 | 0x84 | 0x94:
+            end = at + _FIXED[code >> 4]
+            return _decimal(_bytes(data, at, end)), end
         case 0x98:
-            return uuid.UUID(bytes=_bytes(data, at + 1, at + 17)), at + 17
+            return uuid.UUID(bytes=_bytes(data, at, at + 16)), at + 16
         case 0x45:
-            return [], at + 1
+            return [], at
         case 0xC0 | 0xD0 | 0xC1 | 0xD1:
             return _compound(data, at, code, depth)
         case 0xE0 | 0xF0:
             return _array(data, at, code, depth)
-        case 0x00 if depth < _DEPTH_MAX:
-            descriptor, at = read(data, at + 1, depth + 1)
-            if not isinstance(descriptor, values.TypedValue):
-                raise ValueError("a descriptor must be a number or a symbol")
-            value, at = read(data, at, depth + 1)
-            return DescribedValue(descriptor.value, value), at
     raise ValueError(f"unexpected type {code:#x}")
 
 
+def _character(code: int) -> str:
+    if 0xD800 <= code < 0xE000:
+        raise ValueError(f"{code:#x} is not a character")
+    return chr(code)
+
+
+def _decimal(raw: bytes) -> decimal.Decimal:
+    """A decimal number in IEEE 754 binary integer encoding."""
+    bits = 8 * len(raw)
+    exponent_bits, bias = {32: (8, 101), 64: (10, 398), 128: (14, 6176)}[bits]
+    number = int.from_bytes(raw, "big")
+    sign, magnitude = number >> (bits - 1), number & ((1 << (bits - 1)) - 1)
+    if magnitude >> (bits - 5) == 0b1111:
+        return decimal.Decimal("NaN" if magnitude >> (bits - 6) & 1 else "-Infinity" if sign else "Infinity")
+    large = magnitude >> (bits - 3) == 0b11
+    coefficient_bits = bits - 1 - exponent_bits - (2 if large else 0)
+    exponent = magnitude >> coefficient_bits & ((1 << exponent_bits) - 1)
+    coefficient = magnitude & ((1 << coefficient_bits) - 1) | (0b100 << coefficient_bits if large else 0)
+    return decimal.Decimal((sign, tuple(map(int, str(coefficient))), exponent - bias))
+
+
 def _compound(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
-    if depth >= _DEPTH_MAX:
-        raise ValueError("values are nested too deeply")
-    end = skip(data, at)
-    if end > len(data):
-        raise ValueError("a value extends beyond the message")
-    count, at = _count(data, at, code)
+    count, at, end = _extent(data, at, code, depth)
     items = []
     for _ in range(count):
         item, at = read(data, at, depth + 1)
         items.append(item)
+    if at != end:
+        raise ValueError("the size of a list or map does not match its elements")
     if code in (0xC0, 0xD0):
         return items, end
-    names = items[::2]
-    if len(items) % 2 or any(not isinstance(name, values.TypedValue) for name in names):
-        raise ValueError("a map has a key that is not a primitive value")
-    return {str(name.value): value for name, value in zip(names, items[1::2], strict=True)}, end
+    if len(items) % 2:
+        raise ValueError("a map has a key without a value")
+    pairs = list(zip(items[::2], items[1::2], strict=True))
+    try:
+        return {_map_key(key): value for key, value in pairs}, end
+    except TypeError:
+        return UnhashableMap(pairs), end
+
+
+def _map_key(key: Any) -> Any:
+    return key.value if isinstance(key, values.TypedValue) and key.value.__class__ is str else key
+
+
+def _extent(data: bytes, at: int, code: int, depth: int) -> tuple[int, int, int]:
+    """Of a list, map or array whose size is at ``at``: number of elements, start of the first, end."""
+    if depth >= _DEPTH_MAX:
+        raise ValueError("values are nested too deeply")
+    if code < 0xD0 or code == 0xE0:
+        count, begin, end = data[at + 1], at + 2, at + 1 + data[at]
+    else:
+        count, begin = _U32.unpack_from(data, at + 4)[0], at + 8
+        end = at + 4 + _U32.unpack_from(data, at)[0]
+    if end > len(data) or begin > end:
+        raise ValueError("a value extends beyond the message")
+    return count, begin, end
 
 
 def _count(data: bytes, at: int, code: int) -> tuple[int, int]:
@@ -177,17 +241,24 @@ def _count(data: bytes, at: int, code: int) -> tuple[int, int]:
 
 
 def _array(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
-    end = skip(data, at)
-    count, at = _count(data, at, code)
-    constructor = data[at : at + 1]
-    if constructor == b"\x00" or depth >= _DEPTH_MAX or end > len(data):
-        raise ValueError("an array has described values, or is too deep or too long")
-    at += 1
+    count, at, end = _extent(data, at, code, depth)
+    descriptors: list[Any] = []
+    while data[at] == 0:
+        descriptor, at = read(data, at + 1, depth + len(descriptors) + 1)
+        descriptors.append(_plain_descriptor(descriptor))
+        if len(descriptors) > _DEPTH_MAX:
+            raise ValueError("values are nested too deeply")
+    element, at = data[at], at + 1
+    if element >> 4 == 4 and count > _EMPTY_ELEMENTS_MAX:
+        raise ValueError(f"an array of {count} elements without content")
     items = []
-    for _ in range(min(count, end - at if constructor[0] >> 4 != 4 else 0)):
-        size = skip(constructor + data[at:end], 0) - 1
-        items.append(read(constructor + data[at : at + size], 0, depth + 1)[0])
-        at += size
+    for _ in range(count):
+        item, at = _read_content(element, data, at, depth + 1)
+        for descriptor in reversed(descriptors):
+            item = DescribedValue(descriptor, item)
+        items.append(item)
+    if at != end:
+        raise ValueError("the size of an array does not match its elements")
     return items, end
 
 
@@ -210,12 +281,29 @@ def fields(data: bytes, value: int) -> list[Any]:
 
 
 def entries(data: bytes, value: int) -> dict[str, Any]:
+    """The entries of a map, without those whose key is not a string or symbol."""
     items, _ = read(data, value)
     if isinstance(items, values.TypedValue) and items.value is None:
         return {}
     if not isinstance(items, dict):
         raise ValueError("a section is not a map")
-    return items
+    return {name: item for name, item in items.items() if isinstance(name, str)}
+
+
+def elements(data: bytes, value: int) -> list[bytes]:
+    """The encoded elements of a list, or keys and values of a map."""
+    code = data[value]
+    if code in (0x40, 0x45):
+        return []
+    if code not in (0xC0, 0xC1, 0xD0, 0xD1):
+        raise ValueError("a section is not a list or map")
+    count, at, _ = _extent(data, value + 1, code, 0)
+    found = []
+    for _ in range(count):
+        end = skip(data, at)
+        found.append(data[at:end])
+        at = end
+    return found
 
 
 _ttls_ms: dict[bytes, int] = {}  # time to live in ms, by header section: few differ
@@ -335,6 +423,8 @@ def encode_value(value: Any) -> bytes:
             return mapping({str(name): encode_value(item) for name, item in value.items()})
         case list() | tuple():
             return sequence([encode_value(item) for item in value])
+        case int() if not -(1 << 63) <= value < 1 << 63:
+            return ulong(value) if 0 <= value < 1 << 64 else primitive(values.typed(float(value)))
         case _:
             return primitive(values.typed(value))
 
@@ -349,10 +439,17 @@ def sequence(items: list[bytes]) -> bytes:
 
 
 def mapping(items: dict[str, bytes], *, symbols: bool = False) -> bytes:
-    content = b"".join(text(name, symbol=symbols) + value for name, value in items.items())
-    if len(content) < 255 and len(items) < 128:
-        return bytes((0xC1, len(content) + 1, 2 * len(items))) + content
-    return b"\xd1" + _U32.pack(len(content) + 4) + _U32.pack(2 * len(items)) + content
+    return encoded_map(
+        [part for name, value in items.items() for part in (text(name, symbol=symbols), value)]
+    )
+
+
+def encoded_map(parts: list[bytes]) -> bytes:
+    """A map of encoded keys and values in turn."""
+    content = b"".join(parts)
+    if len(content) < 255 and len(parts) < 256:
+        return bytes((0xC1, len(content) + 1, len(parts))) + content
+    return b"\xd1" + _U32.pack(len(content) + 4) + _U32.pack(len(parts)) + content
 
 
 def section(code: int, value: bytes) -> bytes:

@@ -178,12 +178,10 @@ class QueueAdmin:
             raise errors.InvalidInput(f"the messages are already in the queue {request.queue!r}")
 
         def to(meta: messages.MessageMeta, held: pages.PagedMessage) -> journal.JournalMessage:
-            origin = meta.properties.pop(delivery.FROM, None)
-            meta.properties.pop(delivery.REASON, None)
-            meta.destination, meta.amqp, meta.mark = request.to or str(origin or ""), None, None
-            if not meta.destination:
+            name = request.to or str(meta.properties.get(messages.DEAD_FROM) or "")
+            if not name:
                 raise errors.InvalidInput("a message that is not a dead letter needs a destination")
-            target = destinations.Destination.parse(meta.destination)
+            meta, target = messages.moved(meta, name), destinations.Destination.parse(name)
             self._state.check_may_send(mover, target)
             raw = messages.encode_meta(meta).decode()
             return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)

@@ -11,15 +11,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-import msgspec
-
 from muster.core import errors, topics
 from muster.message import destinations, messages, protocol, selectors
 from muster.message.dispatcher import backlog, delayed_messages, state
 from muster.message.dispatcher.log import journal, ledger, pages, tail
 
-REASON: Final = "JMS_MUSTER_DEAD_REASON"
-FROM: Final = "JMS_MUSTER_DEAD_FROM"
 BATCH_BYTES: Final = 512 << 10
 PUBLISH_S: Final = 2.0  # how long to wait for a sender to publish a due message
 RETRY_S: Final = 1.0  # before a retry after the log had no room
@@ -216,13 +212,7 @@ class DeliveryQueue:
             )
 
     def _dead_letter(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
-        meta = msgspec.structs.replace(
-            entry.meta,
-            expiration_ms=0,
-            destination=None,
-            amqp=None,
-            properties=entry.meta.properties | {REASON: reason, FROM: self._origin(source, entry)},
-        )
+        meta = messages.to_dead_letter(entry.meta, reason, self._origin(source, entry))
         raw = messages.encode_meta(meta).decode()
         target = destinations.queue(destinations.DEAD_LETTERS)
         copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
@@ -246,7 +236,7 @@ class DeliveryQueue:
 
     def _origin(self, source: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
         """The original destination, even of a message that becomes a dead letter again."""
-        before = entry.meta.properties.get(FROM) or entry.meta.destination
+        before = entry.meta.properties.get(messages.DEAD_FROM) or entry.meta.destination
         return str(before or destinations.queue(source.key.removeprefix(ledger.QUEUE_MARK)))
 
     # Out of the log.

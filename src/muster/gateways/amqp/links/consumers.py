@@ -20,7 +20,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.gateways.amqp.protocol import engine, frames
 from muster.message import destinations, messages, protocol, selectors
-from muster.message.amqp_format import amqp_types, message_codec
+from muster.message.amqp_format import amqp_types, fast_path, message_codec
 from muster.message.client import dispatcher_connection, flow_control, topic_listeners
 from muster.message.dispatcher.log import ledger
 
@@ -223,7 +223,7 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
     def origin(self) -> str | None:
         if self._origin is None:
             raw = self._foreign
-            self._origin = self.meta.origin if raw is None else message_codec.origin_of(raw)
+            self._origin = self.meta.origin if raw is None else fast_path.origin_of(raw)
         return self._origin
 
     def matches(self, selector: selectors.Matches) -> bool:
@@ -239,7 +239,7 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
             if raw is None:
                 self._amqp = message_codec.encode(self.meta, data, 0, _now_ms())
             else:
-                self._amqp = message_codec.unwrap(raw, data)
+                self._amqp = fast_path.unwrap(raw, data)
         return self._amqp
 
     @property

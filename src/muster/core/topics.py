@@ -20,7 +20,8 @@ otherwise text with an ``=`` is tags and all other text is a path.
 code points, so the same tags in different orders are the same topic; each tag may then occur only once. Tags
 joined by semicolons keep their order: this notation is for paths whose tags are not sorted, or repeated. A
 path of odd length ends with a tag that has no value (``Course=CPS616,Session``). Spaces after a separator are
-not part of a tag.
+not part of a tag. Only the first ``=`` of a pair separates: ``a=b=c`` is the tag ``a`` with the value
+``b=c``.
 
 **Escapes in paths and tags.** A backslash is an ordinary character, except in two places: before a separator
 (``/`` in paths; ``,`` ``;`` ``=`` in tags) it makes that character part of the level, and at the start of a
@@ -201,20 +202,21 @@ class _Pair:
 def _pairs_of_text(text: str) -> tuple[list[_Pair], str]:
     """The pairs of tag notation as written, and what joins them (empty where there is but one)."""
     pairs: list[_Pair] = []
-    joint = ""
+    joint = value_start = ""
     tag: str | None = None
     for piece, separator in _split(text, ",;="):
         if separator == "=":
-            if tag is not None:
-                raise errors.InvalidInput(
-                    f"{text[:100]!r}: a second = in one pair; write \\= for a literal one"
-                )
-            tag = piece
+            if tag is None:
+                tag = piece
+            else:
+                value_start += f"{piece}="
             continue
         if separator:
             if joint and separator != joint:
                 raise errors.InvalidInput(f"{text[:100]!r}: join tags by commas or by semicolons, not both")
             joint = separator
+        if value_start:
+            piece, value_start = value_start + piece, ""
         name, value = (piece, None) if tag is None else (tag, _read_level(piece, _TAG_WILDCARDS))
         name = name.lstrip(" ")
         if name[:1] == "\\" and name.lstrip("\\").startswith(" "):

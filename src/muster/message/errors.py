@@ -1,6 +1,8 @@
 """The errors of JMS, as branches of the project's error tree.
 
-InvalidInput   └── FormatError          a value cannot be read or set as that type
+InvalidInput   ├── FormatError          a value cannot be read or set as that type
+               ├── InvalidSelector      a ParseError: the text is not a selector
+               └── NotSupported         an optional feature of JMS or AMQP that Muster does not have
 Refused        ├── IllegalState         the object is closed or in the wrong mode
                ├── NotReadable / NotWriteable
                ├── TransactionRolledBack
@@ -16,6 +18,14 @@ from muster.core import errors
 
 class FormatError(errors.InvalidInput):
     code = "message-format"
+
+
+class InvalidSelector(errors.ParseError):
+    code = "invalid-selector"
+
+
+class NotSupported(errors.InvalidInput):
+    code = "not-supported"
 
 
 class IllegalState(errors.Refused):

@@ -48,8 +48,9 @@ LOGS: Final = (
 )
 
 CLIENT_ID_BYTES_MAX: Final = 1024
-SENDS_MAX: Final = 900  # in one work: the broker limits a batch to 1,000
-WORK_BYTES_MAX: Final = 16 << 20  # messages and acknowledgements of a transaction
+SENDS_MAX: Final = 50_000  # in one work
+WORK_BYTES_MAX: Final = 32 << 20  # messages and acknowledgements of a transaction
+SHARED_SENDS_MAX: Final = 900  # of several senders in one work
 REQUEST_BYTES_MAX: Final = 512 << 10  # in one request, unless its first message alone is larger
 ACK_BYTES: Final = 10  # size of an acknowledgement
 
@@ -246,10 +247,16 @@ class EndSubscription(_Request, frozen=True, tag="unsubscribe"):
     owner: tuple[str, str] | None = None
 
 
-class DeleteQueue(_Request, frozen=True, tag="delete-queue"):
-    """Delete a temporary queue."""
+class DeleteTemporary(_Request, frozen=True, tag="delete-temporary"):
+    """Delete a temporary queue or topic of a connection of the sender."""
 
-    name: str
+    destination: str
+
+
+class CheckTemporary(_Request, frozen=True, tag="check-temporary"):
+    """`message.errors.InvalidDestination` if the temporary queue or topic does not exist any more."""
+
+    destination: str
 
 
 class BrowseQueue(_Request, frozen=True, tag="browse"):
@@ -303,7 +310,8 @@ DispatcherRequest = (
     | StopDelivery
     | ReleaseMessages
     | EndSubscription
-    | DeleteQueue
+    | DeleteTemporary
+    | CheckTemporary
     | BrowseQueue
     | ListQueues
     | ListSubscriptions

@@ -12,6 +12,8 @@ import functools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
+from muster.core import errors
+from muster.message import errors as message_errors
 from muster.message import messages
 from muster.predicates import ast
 from muster.predicates.analysis import normal_forms
@@ -24,8 +26,17 @@ Matches = Callable[[Callable[[str], object]], bool]
 
 @functools.lru_cache(4096)
 def compiled(selector: str) -> Matches:
-    """Compile a selector. Raises `errors.ParseError` if it is not a JMS selector."""
-    return python.compile(parser.parse(selector, strict=True))
+    """Compile a selector. Raises `message_errors.InvalidSelector` if it is not a JMS selector."""
+    return python.compile(parse(selector))
+
+
+def parse(selector: str) -> ast.Condition:
+    try:
+        return parser.parse(selector, strict=True)
+    except errors.ParseError as error:
+        raise message_errors.InvalidSelector(
+            error.message, text=error.text, position=error.position, hint=error.hint
+        ) from error
 
 
 def accepts(selector: str | None, meta: messages.MessageMeta) -> bool:
@@ -35,7 +46,7 @@ def accepts(selector: str | None, meta: messages.MessageMeta) -> bool:
 @functools.lru_cache(4096)
 def terms(selector: str) -> tuple[str, tuple[object, ...]] | None:
     """A name and its possible values, if the selector requires one of them; otherwise None."""
-    condition = normal_forms.negation_normal(parser.parse(selector, strict=True))
+    condition = normal_forms.negation_normal(parse(selector))
     clauses = condition.operands if isinstance(condition, ast.And) else (condition,)
     for clause in clauses:
         match clause:

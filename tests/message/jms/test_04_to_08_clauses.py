@@ -87,7 +87,7 @@ async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
         for number in range(count):
             await producer.send(f"{number} " + "x" * size, to=done[number % 2])
 
-    await send(60, 300_000)
+    await send(120, 300_000)
     with pytest.raises(message_errors.TransactionRolledBack, match="the maximum is"):
         await session.commit()
     await send(12, 300_000)

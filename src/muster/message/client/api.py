@@ -233,10 +233,10 @@ class Session:
         self.check_open()
         return destinations.temporary_topic(self.connection.name, self.connection.next_number())
 
-    async def delete_temporary(self, queue: destinations.Destination) -> None:
+    async def delete_temporary(self, destination: destinations.Destination) -> None:
         """Delete a temporary destination before its connection closes. It must have no consumers."""
         self.check_open()
-        await self.connection.request(protocol.DeleteQueue(queue.name))
+        await self.connection.request(protocol.DeleteTemporary(str(destination)))
 
     async def _dispatched_consumer(
         self,

@@ -28,7 +28,7 @@ PING_S = 4.0
 REQUEST_S = 5.0
 CLOSE_S = 3.0  # maximum wait for a dispatcher when closing
 #: Not repeated when another dispatcher starts: the new one would find nothing to do.
-_ONCE = (protocol.EndSubscription, protocol.DeleteQueue, protocol.PurgeQueue, protocol.MoveMessages)
+_ONCE = (protocol.EndSubscription, protocol.DeleteTemporary, protocol.PurgeQueue, protocol.MoveMessages)
 IN_DOUBT_S = 60.0  # how long a work is retried before its outcome counts as unknown
 
 

@@ -159,7 +159,7 @@ class Outbox:
         while not taken[0].atomic and self._waiting and not self._waiting[0].atomic:
             size += len(self._waiting[0].sends)
             total += self._waiting[0].size
-            if size > protocol.SENDS_MAX or total > protocol.REQUEST_BYTES_MAX:
+            if size > protocol.SHARED_SENDS_MAX or total > protocol.REQUEST_BYTES_MAX:
                 break
             taken.append(self._waiting.popleft())
         return taken

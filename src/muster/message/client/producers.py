@@ -62,7 +62,8 @@ class Producer:
         self.ttl_s = ttl_s
         self.delay_s = delay_s
         self._name = str(destination)
-        self._subject = destination.subject if destination and not destination.is_queue else None
+        self._subject = destination.subject if destination and _is_direct(destination) else None
+        self._is_temporary = destination is not None and destination.is_temporary
         self._heads: dict[tuple[type, int, bool], str] = {}
         self._follows_slow = False
 
@@ -96,7 +97,10 @@ class Producer:
         if direct is not None:
             subject, data, headers = direct
             await self._connection.publish_bus.publish(subject, data, headers=headers)
-        elif future is not None and options.get("persistent", self.persistent):
+        elif future is not None and (
+            options.get("persistent", self.persistent)
+            or (destination is not None and destination.is_temporary)
+        ):
             await future
 
     async def _send_plain(self, kind: type, data: bytes) -> None:
@@ -111,7 +115,7 @@ class Producer:
         if connection.outbox.is_full:
             await connection.outbox.wait_for_room()
         future = connection.submit([protocol.SendMessage(self._name, self._fast_header(kind), data)])
-        if self.persistent:
+        if self.persistent or self._is_temporary:
             await future
 
     def _fast_header(self, kind: type) -> str:
@@ -182,7 +186,7 @@ class Producer:
         self._stamp(message, destination, **options)
         meta, data = message.meta()
         raw = messages.encode_meta(meta).decode()
-        direct = not destination.is_queue and not message.persistent and not meta.delivery_time_ms
+        direct = _is_direct(destination) and not message.persistent and not meta.delivery_time_ms
         if direct and not session.transacted:
             subject = self._subject or destination.subject
             return (subject, data, {messages.HEADER: raw}), None
@@ -216,6 +220,13 @@ class Producer:
         message.expiration_ms = now_ms + round(ttl_s * 1000) if ttl_s else 0
         message.origin = self._connection.origin
         message.amqp = None  # a received message that is sent again: its AMQP sections are outdated
+
+
+def _is_direct(destination: destinations.Destination) -> bool:
+    """Whether non-persistent messages go to the bus directly. Those of temporary topics do not, because the
+    dispatcher knows which of them were deleted.
+    """
+    return not destination.is_queue and not destination.is_temporary
 
 
 def _checked(priority: int) -> int:

@@ -290,14 +290,21 @@ class Attachments:
         if owner != identity and not self._state.may(identity, "subscriptions", "end"):
             raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
 
-    def drop_queue(self, sender: str, name: str, reply: state.ReplyCallback) -> None:
-        """Delete a temporary queue on request of its owner."""
-        owner = self._state.connections.get(destinations.queue(name).owner)
-        if not name.startswith(destinations.TEMPORARY) or owner is None or owner.identity != sender:
-            raise errors.Forbidden("only a temporary queue can be deleted, and only by its own connection")
-        key = ledger.queue_key(name)
+    def delete_temporary(self, sender: str, name: str, reply: state.ReplyCallback) -> None:
+        """Delete a temporary destination on request of its owner."""
+        destination = destinations.Destination.parse(name)
+        owner = self._state.connections.get(destination.owner)
+        if not destination.is_temporary or owner is None or owner.identity != sender:
+            raise errors.Forbidden(
+                "only a temporary destination can be deleted, and only by its own connection"
+            )
+        key = ledger.queue_key(destination.name)
         if key in self._uses:
             raise message_errors.IllegalState("the temporary queue has consumers: close them first")
+        owner.add_deleted(destination.name)
+        if not destination.is_queue:
+            reply(protocol.DispatcherReply())
+            return
         self._state.journal.add(
             journal.JournalItem(
                 [],

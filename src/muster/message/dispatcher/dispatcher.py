@@ -264,8 +264,11 @@ class Dispatcher:
                 self._attachments.unsubscribe(
                     self._require_connection(sender, request.connection), request, reply
                 )
-            case protocol.DeleteQueue():
-                self._attachments.drop_queue(sender, request.name, reply)
+            case protocol.DeleteTemporary():
+                self._attachments.delete_temporary(sender, request.destination, reply)
+            case protocol.CheckTemporary():
+                self._check_exists(destinations.Destination.parse(request.destination))
+                reply(protocol.DispatcherReply())
             case protocol.ListQueues():
                 reply(protocol.DispatcherReply(rows=self._admin.queue_rows(sender)))
             case protocol.ListSubscriptions():
@@ -510,13 +513,22 @@ class Dispatcher:
             return queue.owner == connection.name
         return self._state.may(connection.identity, "receive", queue.name)
 
+    def _check_exists(self, destination: destinations.Destination) -> None:
+        """Reject a temporary destination that was deleted, or whose connection is gone."""
+        if not destination.is_temporary:
+            return
+        owner = self._state.connections.get(destination.owner)
+        deleted = destination.name in owner.deleted if owner else self._is_gone(destination.owner)
+        if deleted:
+            kind = "queue" if destination.is_queue else "topic"
+            raise message_errors.InvalidDestination(f"the temporary {kind} {destination.name!r} was deleted")
+
     def _journal_message(
         self, connection: dispatcher_state.ClientConnection, send: protocol.SendMessage
     ) -> journal.JournalMessage:
         destination = destinations.Destination.parse(send.destination)
         meta, raw = messages.decode_meta(send.meta), send.meta
-        if destination.is_temporary and destination.is_queue and self._is_gone(destination.owner):
-            raise message_errors.InvalidDestination(f"the temporary queue {destination.name!r} was deleted")
+        self._check_exists(destination)
         self._state.check_may_send(connection.identity, destination)
         if meta.delivery_time_ms and meta.destination != send.destination:
             meta.destination = send.destination  # used when it is due

@@ -17,6 +17,7 @@ from muster.message.dispatcher.log import journal, ledger, pages
 FULL: Final = 0.8
 LAG_S: Final = 0.05
 LAG_TRIES: Final = 100
+DELETED_MAX: Final = 10_000  # deleted temporary destinations that a connection's entry contains
 
 #: Whether an identity may publish on (``"pub"``) or subscribe to (``"sub"``) a users' subject, use a queue
 #: (``"send"``, ``"receive"``, ``"browse"``, ``"admin"``), or manage durable subscriptions of other identities
@@ -53,6 +54,12 @@ class ClientConnection:
     due: list[tuple[int, str]] = field(default_factory=list)  # its own messages that it has to publish
     without_echo: bool = False
     staged: StagedWork | None = None
+    deleted: dict[str, None] = field(default_factory=dict)  # its deleted temporary destinations, latest last
+
+    def add_deleted(self, name: str) -> None:
+        self.deleted[name] = None
+        if len(self.deleted) > DELETED_MAX:
+            del self.deleted[next(iter(self.deleted))]
 
     @property
     def origin(self) -> str:

@@ -168,12 +168,6 @@ class OperandStack:
         node, span = operand.node, (operand.start, operand.end)
         match node:
             case ast.Name():
-                if self.strict:
-                    self.fail(
-                        "a name alone is not a condition in strict selectors",
-                        operand.start,
-                        f"write {node.key} = TRUE",
-                    )
                 self.count_clauses(1, operand.start)
                 return ast.Comparison("=", node, ast.Literal(True, span), span)
             case ast.Literal(value=bool(value)):

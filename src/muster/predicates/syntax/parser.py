@@ -4,11 +4,11 @@ An operator-precedence parser with its own stacks: it does not recurse, so no te
 recursion limit. It alternates between two states, "operand expected" and "operator expected", and every error
 names the state and the valid tokens.
 
-*Strict* is the grammar of JMS message selectors and nothing else.  *Extended*, the default, adds
+*Strict* is the grammar of JMS message selectors and nothing else; as for other JMS providers, a name alone is
+a condition where one is needed (``alert`` is ``alert = TRUE``).  *Extended*, the default, adds
 
     ==  !=                       the same as  =  <>
     "northwest"                  the same as  'northwest'
-    alert                        the same as  alert = TRUE, where a condition is needed
     services CONTAINS 'cgi'      whether a set holds a word
     sender.entity                an attribute of somebody else than the subject itself
     sender: ( a = 1 AND b = 2 )  the bare names in this group are the sender's

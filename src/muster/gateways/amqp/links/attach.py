@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import proton
 
 from muster.core import errors
-from muster.gateways.amqp.links import consumers, producers, terminus
+from muster.gateways.amqp.links import consumers, producers, terminus, transactions
 from muster.gateways.amqp.protocol import conditions
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations, protocol, selectors
@@ -36,7 +36,7 @@ class LinkFactory:
             if link.is_sender:
                 await self._attach_outgoing(link)
             else:
-                self._attach_producer(link)
+                await self._attach_producer(link)
         except errors.MusterError as error:
             if not self._is_gone(link):
                 self._refuse(link, error)
@@ -73,8 +73,7 @@ class LinkFactory:
 
     async def drop(self, temporary: destinations.Destination) -> None:
         self.temporaries.discard(temporary.name)
-        if temporary.is_queue:
-            await self._connection.jms.request(protocol.DeleteQueue(temporary.name))
+        await self._connection.jms.request(protocol.DeleteTemporary(str(temporary)))
 
     def _check_there(self, destination: destinations.Destination) -> None:
         """Reject temporary destinations of other connections, and own ones that were deleted."""
@@ -98,7 +97,7 @@ class LinkFactory:
         if not queue.is_temporary and not self._connection.gateway.may(identity, "browse", queue.name):
             raise errors.Forbidden(f"{identity} may not browse the queue {queue.name!r}")
 
-    def _attach_producer(self, link: Any) -> None:
+    async def _attach_producer(self, link: Any) -> None:
         """Attach a link on which the client sends."""
         target = link.remote_target
         link.source.copy(link.remote_source)
@@ -116,6 +115,12 @@ class LinkFactory:
         elif not coordinator and target.address:
             destination = message_codec.address(target.address, capabilities)
             self.check_may_send(destination)
+            if destination.is_temporary and destination.name not in self.temporaries:
+                await self._connection.jms.request(protocol.CheckTemporary(str(destination)))
+                if self._is_gone(link):
+                    return
+        elif coordinator:
+            transactions.check_capabilities(capabilities)
         link.max_message_size = producers.MESSAGE_BYTES_MAX
         link.open()
         self._connection.running.sync()
@@ -132,15 +137,15 @@ class LinkFactory:
             await self._attach_unsubscribe(link, name, without_client_id=without_client_id)
             return
         capabilities = terminus.symbols(source.capabilities)
-        selector, no_local = terminus.filters(source.filter)
-        if selector:
-            selectors.compiled(selector)
         durable = source.durability != proton.Terminus.NONDURABLE
         if source.dynamic:
             destination = self._temporary(topic=False)
         else:
             destination = message_codec.address(source.address or "", capabilities)
             self._check_there(destination)
+        filters = terminus.filters(source.filter, topic=not destination.is_queue)
+        if filters.selector:
+            selectors.compiled(filters.selector)
         jms = self._connection.jms
         request = protocol.AttachConsumer(
             jms.name,
@@ -149,15 +154,15 @@ class LinkFactory:
             subscription=None if destination.is_queue else name,
             durable=durable and not destination.is_queue,
             shared="shared" in capabilities,
-            selector=selector,
-            no_local=no_local,
+            selector=filters.selector,
+            no_local=filters.no_local,
             without_client_id=without_client_id,
         )
         outgoing: consumers.OutgoingLink
         if destination.is_queue and source.distribution_mode == proton.Terminus.DIST_MODE_COPY:
             self._check_may_browse(destination)
             outgoing = consumers.BrowserLink(
-                self._connection, self._connection.running, link, destination.name, selector
+                self._connection, self._connection.running, link, destination.name, filters.selector
             )
         elif destination.is_queue or durable:
             outgoing = consumers.DispatcherLink(self._connection, self._connection.running, link, request)
@@ -170,10 +175,12 @@ class LinkFactory:
             await outgoing.close(destroy=False)
             return
         link.source.copy(source)
+        terminus.set_filters(link.source.filter, filters.applied)
         link.target.copy(link.remote_target)
         if source.dynamic:
             link.source.address = destination.name
         link.snd_settle_mode = link.remote_snd_settle_mode
+        link.rcv_settle_mode = link.remote_rcv_settle_mode
         self._connection.outgoing_links[link._impl] = outgoing
         link.open()
         self._connection.running.sync()

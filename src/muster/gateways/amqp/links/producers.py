@@ -2,7 +2,7 @@
 
 Credit is granted in windows, and withheld while earlier messages are in transit; this slows a client down. A
 simple non-persistent topic message takes the fast path: it is forwarded without decoding
-(`message_codec.locate_body`) and accepted when it is on the bus. Other messages are decoded, sent to the
+(`fast_path.locate_body`) and accepted when it is on the bus. Other messages are decoded, sent to the
 dispatcher, and accepted when they are stored.
 """
 
@@ -17,7 +17,7 @@ from muster.core import errors
 from muster.gateways.amqp.protocol import engine, frames
 from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
-from muster.message.amqp_format import message_codec
+from muster.message.amqp_format import fast_path, message_codec
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import connection
@@ -49,9 +49,9 @@ class ProducerLink:
         self.link = amqp_engine.link_of(wrapper)
         self._destination = destination
         self._coordinator = coordinator
-        direct = destination is not None and not destination.is_queue and not coordinator
+        direct = destination is not None and _is_direct(destination) and not coordinator
         self._subject = destination.subject if destination is not None and direct else None
-        self._fast_path = message_codec.FastPath()
+        self._fast_path = fast_path.FastPath()
         self.under_way = 0
         self.link.on_message = self.arrived
         self.link.on_too_large = self._too_large
@@ -89,7 +89,7 @@ class ProducerLink:
             plain = self._fast_path(data)
             if plain is not None:
                 at, start, kind = plain
-                raw = message_codec.foreign_header(data, at, kind, self._connection.origin_token)
+                raw = fast_path.foreign_header(data, at, kind, self._connection.origin_token)
                 self._connection.forwarder.add(self, number, settled, self._subject, data[start:], raw)
                 if link.credit <= CREDIT // 2:
                     self.grant()
@@ -125,7 +125,7 @@ class ProducerLink:
             if not settled:
                 self._engine.settle(self.link, number, outcome)
             return
-        if not destination.is_queue and not meta.persistent and meta.delivery_time_ms <= now_ms:
+        if _is_direct(destination) and not meta.persistent and meta.delivery_time_ms <= now_ms:
             self._connection.forwarder.add(self, number, settled, destination.subject, body, raw)
             return
         future = self._connection.jms.submit([send])
@@ -160,6 +160,13 @@ class ProducerLink:
             self._connection.reject(self.link, number, error)
         else:
             self._engine.accept(self.link, number)
+
+
+def _is_direct(destination: destinations.Destination) -> bool:
+    """Whether non-persistent messages go to the bus directly. Those of temporary topics do not, because the
+    dispatcher knows which of them were deleted.
+    """
+    return not destination.is_queue and not destination.is_temporary
 
 
 class TopicForwarder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import proton
@@ -24,14 +25,33 @@ def symbols(data: Any) -> frozenset[str]:
     return frozenset(map(str, value if isinstance(value, list) else [value]))
 
 
-def filters(data: Any) -> tuple[str | None, bool]:
-    """The selector, and whether no-local is set."""
-    selector, no_local = None, False
+@dataclass(slots=True)
+class Filters:
+    """The filters of a source. ``applied``: those that the gateway knows, as the client wrote them."""
+
+    selector: str | None = None
+    no_local: bool = False
+    applied: dict[Any, Any] = field(default_factory=dict)
+
+
+def filters(data: Any, *, topic: bool) -> Filters:
+    """No-local applies to a ``topic`` only."""
+    found = Filters()
     for name, value in (_object(data) or {}).items():
         raw = getattr(value, "descriptor", "")
         descriptor = str(int(raw)) if isinstance(raw, int) else str(raw)
         if descriptor in _SELECTOR:
-            selector = str(value.value)
-        elif descriptor in _NO_LOCAL or name == "no-local":
-            no_local = True
-    return selector, no_local
+            found.selector = str(value.value)
+        elif topic and (descriptor in _NO_LOCAL or name == "no-local"):
+            found.no_local = True
+        else:
+            continue
+        found.applied[name] = value
+    return found
+
+
+def set_filters(data: Any, applied: dict[Any, Any]) -> None:
+    """State the filters that are in effect: a client recognises by their absence that others are not."""
+    data.clear()
+    if applied:
+        data.put_object(applied)

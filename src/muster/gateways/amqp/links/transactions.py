@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 _REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
+_LOCAL: Final = "amqp:local-transactions"
+_GLOBAL: Final = {"amqp:distributed-transactions", "amqp:promotable-transactions"}
+_LOCAL_ONLY: Final = (
+    "there are no distributed (XA) transactions; use a local transaction, and make the receiver idempotent"
+)
 OPEN_MAX: Final = 1000  # of a connection; their messages are limited by its budget
 
 
@@ -119,13 +124,17 @@ class TransactionCoordinator:
         command = _described(data)
         code = command.descriptor if command is not None else None
         if command is not None and code in _DECLARE:
+            if command.value and _plain(command.value[0]) is not None:
+                raise message_errors.NotSupported(f"a global transaction id: {_LOCAL_ONLY}")
             if len(self._open) >= OPEN_MAX:
                 raise errors.LimitExceeded(f"a connection has at most {OPEN_MAX} open transactions")
             made = secrets.token_bytes(8)
             self._open[made] = AmqpTransaction(link)
             self._connection.running.settle(link, number, frames.declared(made))
         elif command is not None and code in _DISCHARGE:
-            name, failed = (*(item.value for item in command.value), False)[:2]
+            name, failed = (*map(_plain, command.value), None, None)[:2]
+            if not isinstance(name, bytes):
+                raise errors.InvalidInput("a discharge names no transaction")
             transaction = self._open.pop(name, None)
             if transaction is None:
                 raise errors.InvalidInput("unknown transaction")
@@ -187,17 +196,23 @@ class TransactionCoordinator:
             topic_link.redeliver(place, data, counted=True)
 
 
+def check_capabilities(capabilities: frozenset[str]) -> None:
+    """Refuse a coordinator for transactions of another kind than the gateway has."""
+    if capabilities and _LOCAL not in capabilities and capabilities & _GLOBAL:
+        raise message_errors.NotSupported(f"{', '.join(sorted(capabilities))}: {_LOCAL_ONLY}")
+
+
+def _plain(item: object) -> object:
+    return item.value if isinstance(item, values.TypedValue) else item
+
+
 def _described(data: bytes) -> amqp_types.DescribedValue | None:
     """The described list in the value section of a message, if there is one."""
     try:
         for code, _, value, _ in amqp_types.split(data):
             if code == amqp_types.VALUE:
                 described, _ = amqp_types.read(data, value)
-                if (
-                    isinstance(described, amqp_types.DescribedValue)
-                    and isinstance(described.value, list)
-                    and all(isinstance(item, values.TypedValue) for item in described.value)
-                ):
+                if isinstance(described, amqp_types.DescribedValue) and isinstance(described.value, list):
                     return described
     except amqp_types.MALFORMED as error:
         raise message_errors.FormatError(f"not an AMQP message: {error}") from error

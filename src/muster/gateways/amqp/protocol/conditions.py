@@ -16,6 +16,7 @@ _NAMES: Final[tuple[tuple[type[errors.MusterError], str], ...]] = (
     (errors.Overloaded, "amqp:resource-limit-exceeded"),
     (errors.NotFound, "amqp:not-found"),
     (message_errors.FormatError, "amqp:decode-error"),
+    (message_errors.NotSupported, "amqp:not-implemented"),
     (message_errors.IllegalState, "amqp:resource-locked"),
     (errors.InvalidInput, "amqp:invalid-field"),
 )
@@ -29,4 +30,9 @@ def name(error: errors.MusterError) -> str:
 
 
 def condition_of(error: errors.MusterError) -> proton.Condition:
-    return proton.Condition(name(error), error.message)
+    return proton.Condition(name(error), description(error))
+
+
+def description(error: errors.MusterError) -> str:
+    """What is wrong, and what would be right if that is known: clients show this text only."""
+    return f"{error.message} ({error.hint})" if error.hint else error.message

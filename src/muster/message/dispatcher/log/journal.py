@@ -128,6 +128,11 @@ class Journal:
         record_bytes = sum(item.record_bytes for item in items)
         batch, places = _build_pages([copy for item in items for copy in item.copies], record, record_bytes)
         try:
+            if len(batch) > BATCH:
+                raise errors.LimitExceeded(
+                    f"{len(batch)} pages in one transaction: the maximum is {BATCH}. Each destination and "
+                    "each delayed message needs one; use fewer, or several transactions"
+                )
             if batch:
                 last = await self._stream.publish_batch(
                     [

@@ -105,7 +105,9 @@ def _topic(name: str) -> topics.Topic:
     try:
         return topics.Topic.parse(name)
     except errors.InvalidInput as error:
-        raise message_errors.InvalidDestination(f"{name!r} is not a topic: {error.message}") from error
+        raise message_errors.InvalidDestination(
+            f"{name!r} is not a topic: {error.message}", hint=error.hint
+        ) from error
 
 
 @functools.lru_cache(8192)

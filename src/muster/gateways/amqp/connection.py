@@ -157,7 +157,9 @@ class AmqpConnection(asyncio.Protocol):
             self._login_alarm.cancel()
             self._login = self._sasl.login.name
             self._budget = self.gateway.open_budget(self._login)
-            self._engine = engine.AmqpEngine(self.gateway.idle_s, self._settled, self._handle, self._budget)
+            self._engine = engine.AmqpEngine(
+                self.gateway.idle_s, self._settled, self._handle, self._budget, self._confirm_when_stored
+            )
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
@@ -504,15 +506,30 @@ class AmqpConnection(asyncio.Protocol):
         release = protocol.ReleaseMessages(self.jms.name, {key: [number]}, counted=counted, reason=reason)
         self.spawn(self.jms.notify(release))
 
-    def _acknowledge(self) -> None:
+    def _acknowledge(self) -> asyncio.Future[None] | None:
         """Acknowledgements of one read are sent to the dispatcher together."""
-        if self._acks and not self.ended:
-            acks, self._acks = self._acks, {}
-            self.jms.submit([], acks)
+        if not self._acks or self.ended:
+            return None
+        acks, self._acks = self._acks, {}
+        return self.jms.submit([], acks)
+
+    def _confirm_when_stored(self, confirm: Callable[[], None]) -> None:
+        """Call ``confirm`` when the acknowledgements until now are stored."""
+        future = self._acknowledge()
+        if future is None:
+            confirm()
+            return
+
+        def stored(done: asyncio.Future[None]) -> None:
+            if not (self.ended or done.cancelled() or done.exception()):
+                confirm()
+                self.flush_soon()
+
+        future.add_done_callback(stored)
 
     def reject(self, link: endpoints.AmqpLink, number: int, error: errors.MusterError) -> None:
         if self._engine is not None and not self.ended:
-            state = frames.rejected(conditions.name(error), error.message)
+            state = frames.rejected(conditions.name(error), conditions.description(error))
             self._engine.settle(link, number, state)
             self.flush_soon()
 

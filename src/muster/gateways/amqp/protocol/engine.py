@@ -11,6 +11,7 @@ this module are queued in `_out`, and `sync` adds those of proton, after a link 
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -31,7 +32,8 @@ _FIRST_FRAME_BYTES_MAX: Final = 512  # until the peer has stated its maximum fra
 
 class AmqpEngine:
     """``on_outcome`` is called with the outcome of a message (its token, the code of the state, the state),
-    ``on_event`` with proton's events.
+    ``on_event`` with proton's events. ``on_unsettled_outcome`` is called after outcomes that the peer did not
+    settle, with a function to call when they are stored.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class AmqpEngine:
         on_outcome: Callable[[endpoints.Token, int, bytes | None], None],
         on_event: Callable[[Any], None],
         budget: budget_.ConnectionBudget | None = None,
+        on_unsettled_outcome: Callable[[Callable[[], None]], None] = lambda confirm: confirm(),
     ) -> None:
         self.budget = budget or budget_.ConnectionBudget(budget_.CONNECTION)
         self.budget.on_room = self.resume_links
@@ -48,6 +51,7 @@ class AmqpEngine:
         self.transport = self._library.transport
         self._on_outcome = on_outcome
         self._on_event = on_event
+        self._on_unsettled_outcome = on_unsettled_outcome
         self._greeted = False
         self._rest = b""
         self._received = False
@@ -310,9 +314,15 @@ class AmqpEngine:
                 self._on_outcome(token, code, state)
         if session.over_unsettled_limit:
             self.check_unsettled(session)
-        if not settled and session.channel is not None:
-            end = first if last is None else last
-            self._put(frames.disposition(session.channel, first, end, state or b"\x40", receiver=False))
+        if not settled:
+            # The receiver settles after this side (rcv-settle-mode second): when the outcome is stored.
+            self._on_unsettled_outcome(
+                functools.partial(self._confirm, session, first, first if last is None else last, state)
+            )
+
+    def _confirm(self, session: endpoints.AmqpSession, first: int, last: int, state: bytes | None) -> None:
+        if session.channel is not None:
+            self._put(frames.disposition(session.channel, first, last, state or b"\x40", receiver=False))
 
     def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
         incoming, incoming_window, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)

@@ -1,0 +1,268 @@
+"""Clauses of AMQP 1.0 and JMS 2.0 at the gateway that are easy to accept and not to fulfil."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from muster.message import destinations, messages, protocol
+from muster.message import errors as message_errors
+from muster.message.client import api as client_api
+from tests.message import conftest
+
+proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
+
+from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
+
+if TYPE_CHECKING:
+    from muster.gateways.amqp import gateway as amqp_gateway
+
+ORDERS = destinations.queue("orders")
+SELECTOR = proton.symbol("apache.org:selector-filter:string")
+
+
+@pytest.fixture
+def clients(gateway: amqp_gateway.AmqpGateway) -> Iterator[Any]:
+    opened: list[raw_client.Raw] = []
+
+    def make(name: str) -> raw_client.Raw:
+        opened.append(raw_client.Raw(gateway.port, name))
+        return opened[-1]
+
+    yield make
+    for raw in opened:
+        raw.socket.close()
+
+
+def _sender(raw: raw_client.Raw, address: str | None, name: str = "out") -> Any:
+    sender = raw.session.sender(name)
+    sender.target.address = address
+    sender.open()
+    raw.until(lambda: sender.credit > 0 or sender.state & proton.Endpoint.REMOTE_CLOSED)
+    return sender
+
+
+def _send(raw: raw_client.Raw, sender: Any, message: Any) -> Any:
+    delivery = sender.delivery("1")
+    sender.send(message.encode())
+    sender.advance()
+    raw.until(lambda: delivery.remote_state)
+    return delivery
+
+
+async def test_3_rcv_settle_mode_second_is_settled_when_the_outcome_is_stored(
+    clients: Any, dial: conftest.Dial
+):
+    connection = await dial()
+    await connection.session().producer(ORDERS).send("one")
+
+    def work() -> tuple[object, ...]:
+        raw = clients("second")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.rcv_settle_mode = proton.Link.RCV_SECOND
+        receiver.open()
+        receiver.flow(1)
+        message, delivery = raw_client.receive(raw, receiver)
+        delivery.update(proton.Delivery.ACCEPTED)
+        raw.until(lambda: delivery.settled)
+        state = delivery.remote_state
+        delivery.settle()
+        raw.write()
+        return message.body, receiver.remote_rcv_settle_mode, state
+
+    assert await asyncio.to_thread(work) == ("one", proton.Link.RCV_SECOND, proton.Delivery.ACCEPTED)
+    (row,) = (await connection.request(protocol.ListQueues())).rows
+    assert (row["depth"], row["in_flight"]) == (0, 0)
+
+
+async def test_3_5_only_filters_that_apply_are_echoed(clients: Any):
+    def work() -> list[set[str]]:
+        raw, echoed = clients("filters"), []
+        for address in ("queue:orders", "topic:news"):
+            receiver = raw.session.receiver(address)
+            receiver.source.address = address
+            receiver.source.filter.put_dict(
+                {
+                    proton.symbol("mine"): proton.Described(SELECTOR, "amount > 3"),
+                    proton.symbol("no-local"): proton.Described(
+                        proton.symbol("apache.org:no-local-filter:list"), []
+                    ),
+                    proton.symbol("other"): proton.Described(proton.symbol("example:xquery"), "//a"),
+                }
+            )
+            receiver.open()
+            raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)  # noqa: B023
+            data = receiver.remote_source.filter
+            data.rewind()
+            echoed.append(set(map(str, data.get_dict())) if data.next() else set())
+        return echoed
+
+    assert await asyncio.to_thread(work) == [{"mine"}, {"mine", "no-local"}]
+
+
+async def test_4_a_global_transaction_is_refused(gateway: amqp_gateway.AmqpGateway):
+    def work() -> tuple[str, str]:
+        client = test_doubt.Transacting(gateway.port)
+        delivery = client.say("declare", [b"global"])
+        client.raw.until(lambda: delivery.remote_state)
+        declared = client.declare()
+        client.raw.socket.close()
+        assert declared
+        return delivery.remote.condition.name, delivery.remote.condition.description
+
+    condition, description = await asyncio.to_thread(work)
+    assert condition == "amqp:not-implemented"
+    assert "XA" in description
+
+
+async def test_4_a_coordinator_of_distributed_transactions_is_refused(clients: Any):
+    def work() -> str:
+        raw = clients("xa")
+        coordinator = raw.session.sender("transactions")
+        coordinator.target.type = proton.Terminus.COORDINATOR
+        coordinator.target.capabilities.put_symbol("amqp:distributed-transactions")
+        coordinator.open()
+        raw.until(lambda: coordinator.state & proton.Endpoint.REMOTE_CLOSED)
+        return str(coordinator.remote_condition.name)
+
+    assert await asyncio.to_thread(work) == "amqp:not-implemented"
+
+
+@pytest.mark.parametrize("kind", ["temporary-queue", "temporary-topic"])
+async def test_6_3_6_a_deleted_temporary_destination_is_refused(clients: Any, kind: str):
+    """By name and by the anonymous relay, persistent or not; and it is no longer there for a new producer."""
+
+    def work() -> list[object]:
+        owner, other = clients("owner"), clients("other")
+        creator = owner.session.sender("creator")
+        creator.target.dynamic = True
+        creator.target.capabilities.put_symbol(kind)
+        creator.open()
+        owner.until(lambda: creator.remote_target.address)
+        address = creator.remote_target.address
+        target = f"{kind}:{address}"
+        attached, relay = _sender(other, target), _sender(other, None, "relay")
+        results: list[object] = [_send(other, attached, proton.Message(body="there")).remote_state]
+        creator.close()
+        owner.until(lambda: creator.state & proton.Endpoint.REMOTE_CLOSED)
+        for durable in (False, True):
+            for sender in (attached, relay):
+                message = proton.Message(body="gone", durable=durable, address=target)
+                results.append(_send(other, sender, message).remote.condition.name)
+        late = _sender(other, target, "late")
+        other.until(lambda: late.state & proton.Endpoint.REMOTE_CLOSED)
+        return [*results, late.remote_condition.name]
+
+    assert await asyncio.to_thread(work) == [proton.Delivery.ACCEPTED, *["amqp:not-found"] * 5]
+
+
+async def test_3_8_a_boolean_property_is_a_selector(clients: Any, dial: conftest.Dial):
+    producer = (await dial()).session().producer(ORDERS)
+    for paid in (False, True):
+        await producer.send(messages.TextMessage(str(paid), properties={"paid": paid}))
+
+    def work() -> object:
+        raw = clients("paid")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.source.filter.put_dict({proton.symbol("s"): proton.Described(SELECTOR, "paid")})
+        receiver.open()
+        receiver.flow(5)
+        return raw_client.receive(raw, receiver)[0].body
+
+    assert await asyncio.to_thread(work) == "True"
+
+
+async def test_3_8_an_invalid_selector_is_refused(clients: Any):
+    def work() -> tuple[str, str]:
+        raw = clients("wrong")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.source.filter.put_dict({proton.symbol("s"): proton.Described(SELECTOR, "paid = = 1")})
+        receiver.open()
+        raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_CLOSED)
+        return receiver.remote_condition.name, receiver.remote_condition.description
+
+    condition, description = await asyncio.to_thread(work)
+    assert condition == "amqp:invalid-field"
+    assert "due here" in description
+
+
+@pytest.mark.parametrize("name", ["*", "a/>", ">"])
+async def test_4_1_3_a_topic_to_send_to_has_no_wildcards(clients: Any, name: str):
+    def work() -> tuple[str, str]:
+        raw = clients("wild")
+        sender = raw.session.sender("out")
+        sender.target.address = name
+        sender.target.capabilities.put_symbol("topic")
+        sender.open()
+        raw.until(lambda: sender.state & proton.Endpoint.REMOTE_CLOSED)
+        return sender.remote_condition.name, sender.remote_condition.description
+
+    condition, description = await asyncio.to_thread(work)
+    assert condition == "amqp:not-found"
+    assert "wildcards" in description
+    assert "\\*" in description
+
+
+async def test_4_1_3_a_topic_may_contain_equals_signs(clients: Any, dial: conftest.Dial):
+    def work() -> object:
+        raw = clients("equals")
+        receiver = raw_client.receiver(raw, "topic:a=b=c")
+        raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+        _send(raw, _sender(raw, "topic:a=b=c"), proton.Message(body="x"))
+        return raw_client.receive(raw, receiver)[0].body
+
+    assert await asyncio.to_thread(work) == "x"
+
+
+async def test_6_2_7_a_transaction_of_thousands_of_messages(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
+    count = 3000
+
+    def work() -> int:
+        client = test_doubt.Transacting(gateway.port)
+        name = client.declare()
+        sender = client.raw.session.sender("out")
+        sender.target.address = "queue:done"
+        sender.open()
+        deliveries = []
+        for number in range(count):
+            client.raw.until(lambda: sender.credit > 0)
+            delivery = sender.delivery(str(number))
+            delivery.local.data = [name]
+            delivery.update(0x34)
+            sender.send(proton.Message(body=number, durable=True).encode())
+            sender.advance()
+            deliveries.append(delivery)
+        client.raw.until(lambda: deliveries[-1].remote_state)
+        discharged = client.say("discharge", [name, False])
+        client.raw.until(lambda: discharged.remote_state)
+        client.raw.socket.close()
+        return int(discharged.remote_state)
+
+    assert await asyncio.to_thread(work) == proton.Delivery.ACCEPTED
+    (row,) = [
+        row for row in (await (await dial()).request(protocol.ListQueues())).rows if row["queue"] == "done"
+    ]
+    assert row["depth"] == count
+
+
+async def test_6_2_7_a_transaction_to_too_many_destinations_is_rolled_back(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
+    session = (await dial()).session(client_api.AcknowledgeMode.TRANSACTED)
+    producer = session.producer()
+    for number in range(1001):
+        await producer.send("x", to=destinations.queue(f"q{number}"))
+    with pytest.raises(message_errors.TransactionRolledBack, match="pages in one transaction"):
+        await session.commit()
+    await producer.send("x", to=ORDERS)
+    await session.commit()
+    rows = (await session.connection.request(protocol.ListQueues())).rows
+    assert {row["queue"]: row["depth"] for row in rows if row["depth"]} == {"orders": 1}

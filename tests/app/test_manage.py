@@ -20,9 +20,9 @@ from muster.app.supervisor import module_process
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
 from muster.core.settings import loader
-from muster.core.supervision import children
 from muster.manage import client, protocol
 from muster.manage.agent import agent
+from muster.supervision import children
 from muster.testing.eventually import eventually
 from muster.trust import credentials, sealed_box
 from muster.trust.permissions import roles

@@ -6,8 +6,8 @@ import asyncio
 
 from muster.bus.http import client, health
 from muster.core.settings import domain
-from muster.core.supervision import tasks
 from muster.core.telemetry import metrics
+from muster.supervision import tasks
 from muster.testing.eventually import eventually
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from muster.core.settings import domain
-from muster.core.supervision import tasks
 from muster.core.telemetry import log
+from muster.supervision import tasks
 
 PIECES = 4  # per log: the current and three older ones
 CHUNK_BYTES = 64 << 10

@@ -26,10 +26,10 @@ from muster.bus.http import health as http_health
 from muster.bus.rpc import client as rpc
 from muster.bus.rpc import server
 from muster.core import errors, health, subjects
-from muster.core.supervision import children
 from muster.manage import client as manage_client
 from muster.manage import protocol, settings
 from muster.manage.adapters import os_process
+from muster.supervision import children
 from muster.trust.permissions import roles
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from muster.app.components import context as context_
 from muster.app.supervisor import module_process
 from muster.core import files, health
 from muster.core.settings import domain
-from muster.core.supervision import children
 from muster.pipeline import settings as settings_
+from muster.supervision import children
 from muster.trust import keyring
 from muster.trust.permissions import roles
 

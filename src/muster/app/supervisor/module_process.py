@@ -17,7 +17,7 @@ from muster.app import log_files
 from muster.app.components import context as context_
 from muster.bus.http import health as http_health
 from muster.core import errors
-from muster.core.supervision import children
+from muster.supervision import children
 
 PROBE_POLICY = children.ProbePolicy(period_s=2.0, failures_max=5)
 

@@ -29,8 +29,8 @@ from muster.bus.http import client, otlp_exporter
 from muster.bus.http import server as http_server
 from muster.core import health
 from muster.core.settings import domain
-from muster.core.supervision import tasks
 from muster.core.telemetry import metrics as metrics_
+from muster.supervision import tasks
 
 PID = "__meta_pid"  # a label that Prometheus drops: a new process id must not create a new series
 TASKS = "tasks"  # the part of /readyz for background tasks
@@ -70,7 +70,7 @@ async def serve(
 ) -> http_server.HttpServer | None:
     """Start the server; None if the settings disable it. ``more_routes`` adds pages of the process.
 
-    ``/readyz`` also requires that no background task has a problem (`muster.core.supervision.tasks`).
+    ``/readyz`` also requires that no background task has a problem (`muster.supervision.tasks`).
     """
     if not settings.enabled:
         return None

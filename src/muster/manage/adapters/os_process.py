@@ -42,7 +42,7 @@ async def wait_for_exit(pid: int, started: str = "") -> int | None:
 
 
 class ForeignProcess:
-    """A process that another one started, by its pid (a `muster.core.supervision.children.ProcessHandle`)."""
+    """A process that another one started, by its pid (a `muster.supervision.children.ProcessHandle`)."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

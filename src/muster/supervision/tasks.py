@@ -48,19 +48,23 @@ class OnFailure(enum.Enum):
 
 
 class TaskSupervisor:
-    """``owner`` names the service in logs. ``on_fatal`` is called once, with the first fatal error."""
+    """``owner`` names the service in logs. ``on_fatal`` is called once, with the first fatal error.
+    ``handles`` is called with the error of a task; True: the owner has handled it, so it does not count as a
+    failure, and the task or loop has ended."""
 
     def __init__(
         self,
         owner: str,
         *,
         on_fatal: Callable[[Exception], None] | None = None,
+        handles: Callable[[BaseException], bool] | None = None,
         policy: backoff.BackoffPolicy = POLICY,
     ) -> None:
         self.owner = owner
         self.failures: Counter[str] = Counter()  # by the name of the task
         self.fatal: Exception | None = None
         self._on_fatal = on_fatal
+        self._handles = handles
         self._policy = policy
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: dict[str, asyncio.Task[None]] = {}
@@ -164,6 +168,8 @@ class TaskSupervisor:
                 await self._run_once(name, run)
                 return
             except Exception as error:  # noqa: BLE001  (every exception is logged, counted and shown)
+                if self._handles is not None and self._handles(error):
+                    return
                 self._count_failure(name)
                 if on_failure is OnFailure.FATAL:
                     events.error("task-failed", owner=self.owner, task=name, fatal=True, error=error)
@@ -194,6 +200,8 @@ class TaskSupervisor:
 
     def _report(self, name: str, on_failure: OnFailure | None, ended: asyncio.Task[Any]) -> None:
         if ended.cancelled() or (error := ended.exception()) is None:
+            return
+        if self._handles is not None and self._handles(error):
             return
         self._count_failure(name)
         events.error("task-failed", owner=self.owner, task=name, error=error)

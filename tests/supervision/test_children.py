@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from muster.core import backoff, errors
-from muster.core.supervision import children, tasks
+from muster.supervision import children, tasks
 from muster.testing.eventually import eventually
 
 State = children.ChildState

@@ -13,7 +13,7 @@ A process can exist and do nothing: it is frozen, its disk or its event loop han
 it works. ``probe`` requests one and is called periodically, each time with a deadline (`ProbePolicy`); after
 ``failures_max`` failed probes in a row the process is killed and replaced.
 
-The supervisor survives its own errors (`muster.core.supervision.tasks`); the child keeps running meanwhile.
+The supervisor survives its own errors (`muster.supervision.tasks`); the child keeps running meanwhile.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.core import backoff, errors
-from muster.core.supervision import tasks
 from muster.core.telemetry import log
+from muster.supervision import tasks
 
 events = log.EventLog("children")
 

@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from muster.core import backoff
-from muster.core.supervision import tasks
+from muster.supervision import tasks
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.virtual_time]
 

@@ -425,12 +425,13 @@ def test_a_tick_that_fails_does_not_end_the_loop():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(world.manager, "_claim_soon", lambda: 1 / 0)
             await asyncio.sleep(5)
-        assert world.manager.failed_ticks
-        assert world.manager.renewal.failed
+        failures = world.manager._tasks.failures
+        assert failures["tick"]
+        assert failures["renewal"]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(world.manager._checkpoints, "flush", lambda: 1 / 0)
             await asyncio.sleep(5)
-        assert world.manager._checkpoints.failed
+        assert failures["checkpoints"]
         await world.apply("a")
         await world.host.stop()
         await eventually(

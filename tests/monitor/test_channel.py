@@ -71,9 +71,8 @@ async def test_what_a_parent_had_when_it_died_goes_through_another(connect, chan
     await eventually(lambda: leaf._parents["up"].choose(_now()) == "p1")
     await say(sensor, "leaf", report("m1", 1), report("m1", 2))
     await eventually(lambda: first.aggregator.held == 2)
-    for task in first._tasks:
-        task.cancel()  # as if killed: no beat, no flush, no word to its children
-    first._tasks.clear()
+    first._tasks.cancel()  # as if killed: no beat, no flush, no word to its children
+    first._receiving.clear()
 
     async def there():
         return sorted(row.sequence for row in await rows(sensor))

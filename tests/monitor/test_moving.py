@@ -42,8 +42,7 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
         # As kill -9 would: no word of it, and what it holds is gone.
         for subscription in victim._subscriptions:
             await subscription.close()
-        for task in victim._tasks:
-            task.cancel()
+        victim._tasks.cancel()
         died_at = {one.machine: one._sequence for one in running}
         known = set(died_at)
 

@@ -107,9 +107,8 @@ async def test_the_children_of_a_dead_channel_move_and_nothing_is_lost_or_double
     async with sensor.Sensor(bus, settings(tmp_path, channels=("c1", "c2"))) as running:
         await eventually(lambda: first.aggregator.held >= 3)
         await channel("c2", parents=("top",))
-        for task in first._tasks:
-            task.cancel()  # as if killed, with all it held
-        first._tasks.clear()
+        first._tasks.cancel()  # as if killed, with all it held
+        first._receiving.clear()
         await eventually(lambda: running.moves == 2)
         await eventually(lambda: running.sent > 15)
         sent = running.sent

@@ -24,7 +24,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import msgspec
@@ -32,6 +32,7 @@ import msgspec
 from muster.bus import api, lease_state
 from muster.core import errors, subjects
 from muster.core.telemetry import log
+from muster.supervision import tasks
 
 events = log.EventLog("bus")
 
@@ -199,13 +200,13 @@ class _Run:
         self._lease: Lease | None = None
         self._gained: asyncio.Future[Lease | None] = self._loop.create_future()  # None: another holds it
         self._alarm: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor(f"lease {name}")
         self._watching: asyncio.Task[None] | None = None
         self.candidate = lease_state.LeaseCandidate(bus.identity, secrets.token_hex(8), ttl_s=ttl_s)
 
     async def gained(self) -> Lease | None:
         if self._wait:
-            self._watching = self._start(self._watch())
+            self._watching = self._tasks.loop("watch", self._watch)
         self.state_changed(self._bus.state)
         return await self._gained
 
@@ -229,8 +230,7 @@ class _Run:
         if not self.candidate.ended:
             self._obey(self.candidate.release())
             self._finish("released")
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.wait_idle()
 
     async def _watch(self) -> None:
         """Pass changes to the candidate while it waits."""
@@ -256,22 +256,16 @@ class _Run:
         for instruction in instructions:
             match instruction:
                 case lease_state.StoreLease():
-                    self._start(self._store(instruction))
+                    self._tasks.spawn("store", self._store(instruction))
                 case lease_state.RemoveLease(revision):
-                    self._start(self._remove(revision))
+                    self._tasks.spawn("remove", self._remove(revision))
                 case lease_state.ReadLease():
-                    self._start(self._look())
+                    self._tasks.spawn("read", self._look())
                 case lease_state.LeaseGained(epoch):
                     self._begin(epoch)
                 case lease_state.LeaseLost(reason):
                     self._finish(reason)
         self._set_alarm()
-
-    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work, name=f"lease {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:

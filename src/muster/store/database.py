@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Self, TypeVar
 
 from muster.core import errors
 from muster.store import api, commit_plan, engine, group_commit, transactions, urls
+from muster.supervision import tasks
 
 T = TypeVar("T")
 
@@ -242,7 +244,8 @@ class Store:
         """
         position = await self.version() if after is None else after
         if self.engine.tells and self._listening is None:
-            self._listening = asyncio.create_task(self.engine.listen(self._wake), name="store-listener")
+            listen = functools.partial(self.engine.listen, self._wake)
+            self._listening = tasks.TaskSupervisor("store").loop("notifications", listen)
         while not self._closed:
             tick, poll_s = self._tick, self._settings.poll_s * (TOLD_POLL_FACTOR if self.engine.tells else 1)
             try:

@@ -18,6 +18,7 @@ import msgspec
 
 from muster.core import errors
 from muster.store import api, commit_plan, engine
+from muster.supervision import tasks
 
 BATCH_COMMITS_MAX = 1_000
 BATCH_BYTES_MAX = 16 << 20
@@ -50,7 +51,7 @@ class StoreCommitter:
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._wake = asyncio.Event()
         self._closing = False
-        self._task = asyncio.create_task(self._run(), name="store-committer")
+        self._task = tasks.TaskSupervisor("store").loop("commits", self._run)
 
     @property
     def waiting(self) -> int:
@@ -110,6 +111,9 @@ class StoreCommitter:
         except errors.MusterError as error:
             self._fail(batch, error)
             return
+        except asyncio.CancelledError:
+            self._fail(batch, errors.Unavailable("the commit was interrupted; it may be stored all the same"))
+            raise
         except Exception as error:  # noqa: BLE001  (any error is passed to the callers, and the task continues)
             broken = errors.InvariantViolation(f"the store's engine failed in an unknown way: {error!r}")
             broken.__cause__ = error

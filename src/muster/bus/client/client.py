@@ -25,6 +25,7 @@ from muster.bus.streams import key_value as streams_key_value
 from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
 from muster.core.telemetry import log, metrics
+from muster.supervision import tasks
 
 events = log.EventLog("bus")
 
@@ -54,7 +55,7 @@ class NatsBus:
         self._listeners = state_listeners.StateListeners()
         self._subscriptions: dict[int, subscriptions.BoundedSubscription] = {}
         self._may_ask = True  # whether the identity may request its subscriptions from the brokers
-        self._auditor: asyncio.Task[None] | None = None
+        self._tasks = tasks.TaskSupervisor("connection")
         self._durable: streams_stream.StreamFactory
 
     def __repr__(self) -> str:
@@ -105,7 +106,7 @@ class NatsBus:
         self._durable = streams_stream.StreamFactory(self._wire, self._counts)
         self._changed("connected")
         if self._audit_s > 0:
-            self._auditor = asyncio.create_task(self._audit_always(), name=f"audit of {self._identity}")
+            self._tasks.loop("audit of subscriptions", self._audit_always)
 
     # State.
 
@@ -370,10 +371,7 @@ class NatsBus:
         await self._wire.round_trip(timeout_s)
 
     async def close(self) -> None:
-        if self._auditor is not None:
-            self._auditor.cancel()
-            await asyncio.wait([self._auditor])
-            self._auditor = None
+        await self._tasks.close()
         if self._state is api.ConnectionState.CLOSED:
             return
         mine = list(self._subscriptions.items())

@@ -19,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http import h11_impl
 
 from muster.core.net import connection_limits, http1
+from muster.supervision import tasks
 
 HEAD_TIMEOUT_S = 10.0
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -39,7 +40,7 @@ class AsgiServer(uvicorn.Server):
         self.ready = asyncio.Event()
         self.open = connection_limits.ConnectionLimits(connections_max, of_address_max)
         self._tls: ssl.SSLContext | None = None
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes = tasks.TaskSupervisor("TLS")
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn would have the event loop do the handshakes, where they cannot be counted.
@@ -49,8 +50,7 @@ class AsgiServer(uvicorn.Server):
         self.ready.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for task in self._handshakes:
-            task.cancel()
+        self._handshakes.cancel()
         await super().shutdown(sockets)
 
     def _accept(self, **parts: Any) -> asyncio.Protocol:
@@ -65,9 +65,7 @@ class AsgiServer(uvicorn.Server):
             protocol.connection_made(transport)
             return
         transport.pause_reading()
-        task = asyncio.get_running_loop().create_task(self._secure(transport, protocol, self._tls))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
+        self._handshakes.spawn("handshake", self._secure(transport, protocol, self._tls))
 
     async def _secure(
         self, transport: asyncio.Transport, protocol: AsgiProtocol, tls: ssl.SSLContext

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import platform
 import time
@@ -16,6 +17,7 @@ from muster.bus.http import client
 from muster.core import errors
 from muster.core.settings import domain
 from muster.core.telemetry import log, metrics, otlp
+from muster.supervision import tasks
 
 TIMEOUT_S = 5.0
 
@@ -31,12 +33,12 @@ async def otlp_export(
         yield
         return
     exporter = OtlpExporter(settings.otlp_url, process, measure)
-    task = asyncio.create_task(exporter.run(settings.otlp_period_s), name="OTLP export")
+    supervisor = tasks.TaskSupervisor("OTLP")
+    supervisor.loop("export", functools.partial(exporter.run, settings.otlp_period_s))
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await supervisor.close()
         await exporter.export()
 
 

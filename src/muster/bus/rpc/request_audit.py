@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from muster.bus import api
 from muster.core import errors, leaky_buckets, messages, subjects
 from muster.core.telemetry import log
+from muster.supervision import tasks
 
 MAX_BYTES = 256 << 20
 MAX_AGE_S = 365 * 86400.0
@@ -47,7 +48,7 @@ class Refusals:
         self._buckets: leaky_buckets.LeakyBuckets[str] = leaky_buckets.LeakyBuckets(budget)
         self._counts: Counter[str] = Counter()  # since the last summary
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor("audit")
 
     def admit(self, key: str) -> bool:
         """Whether a record is to be stored; if not, it is counted."""
@@ -65,9 +66,7 @@ class Refusals:
 
     def _summarise_later(self) -> None:
         self._timer = None
-        task = asyncio.get_running_loop().create_task(self._summarise_all())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn("summary", self._summarise_all())
 
     async def _summarise_all(self) -> None:
         counts, self._counts = self._counts, Counter()
@@ -79,7 +78,7 @@ class Refusals:
         if self._timer is not None:
             self._timer.cancel()
             self._summarise_later()
-        await asyncio.gather(*self._tasks)
+        await self._tasks.wait_idle()
 
 
 def summary(key: str, count: int) -> dict[str, str]:

@@ -33,6 +33,7 @@ from muster.bus import api
 from muster.bus.rpc import answer_memory, error_replies, origin, request_audit, requests
 from muster.core import errors, messages, subjects
 from muster.core.telemetry import log
+from muster.supervision import tasks
 
 events = log.EventLog("rpc")
 
@@ -202,6 +203,7 @@ class RpcServer:
         self._pending: Counter[str] = Counter()  # requests by identity
         self._finishing: set[asyncio.Task[Any]] = set()  # done, and on their way to record and reply
         self._records: set[asyncio.Task[None]] = set()
+        self._supervisor = tasks.TaskSupervisor(f"requests to {part}")
         self._answers = answer_memory.AnswerMemory()
 
     async def __aenter__(self) -> Self:
@@ -226,9 +228,9 @@ class RpcServer:
             await self._subscriptions.pop().close()
         for task in self._tasks - self._finishing:
             task.cancel()
-        for tasks in (self._tasks, self._records):
-            if tasks:
-                _, late = await asyncio.wait(tasks, timeout=AUDIT_S)
+        for pending in (self._tasks, self._records):
+            if pending:
+                _, late = await asyncio.wait(pending, timeout=AUDIT_S)
                 for task in late:
                     task.cancel()
         await self._audit.close()
@@ -270,7 +272,7 @@ class RpcServer:
             del self._pending[caller.identity]
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._supervisor.spawn("request", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._finishing.discard)
@@ -393,7 +395,7 @@ class RpcServer:
     ) -> None:
         if operation.is_audited:
             call.details["error"] = why
-            task = asyncio.get_running_loop().create_task(self._record(call, operation, arguments))
+            task = self._supervisor.spawn("record", self._record(call, operation, arguments))
             self._records.add(task)
             task.add_done_callback(self._records.discard)
 

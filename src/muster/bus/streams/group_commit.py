@@ -27,6 +27,7 @@ from muster.bus import api, message_format
 from muster.bus.client import requests
 from muster.bus.streams import commit_groups, jetstream
 from muster.core import errors
+from muster.supervision import tasks
 
 PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the next one starts
 GRACE_S = 0.5  # the same after a reconnection: acknowledgements on the old connection are lost
@@ -147,6 +148,7 @@ class PublishCommitter:
         self._on_full = on_full
         self._queue: deque[PendingPublish] = deque()
         self._queued_bytes = 0
+        self._tasks = tasks.TaskSupervisor(f"commits to {stream}")
         self._task: asyncio.Task[None] | None = None
         self._costs = commit_groups.CommitCosts()
         self._batch_prefix = secrets.token_hex(8)
@@ -168,7 +170,7 @@ class PublishCommitter:
             self._queue.append(item)
             self._queued_bytes += item.size
         if self._task is None:
-            self._task = loop.create_task(self._run(express), name=f"commits of {self._stream}")
+            self._task = self._tasks.spawn("rounds", self._run(express))
         return item.future
 
     def _expired(self, item: PendingPublish, timeout_s: float) -> None:

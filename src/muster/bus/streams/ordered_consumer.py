@@ -27,6 +27,7 @@ from typing import Any, Self
 from muster.bus import api, message_format
 from muster.bus.streams import jetstream, key_value
 from muster.core import errors
+from muster.supervision import tasks
 
 BEAT_S = 5.0
 BEATS_MISSED = 2.5
@@ -82,7 +83,7 @@ class NatsOrderedConsumer:
 
     async def step(self) -> api.StoredMessage | key_value.Mark:
         if self._task is None and not self._ended:
-            self._task = asyncio.create_task(self._run(), name=f"following {self._stream}")
+            self._task = tasks.TaskSupervisor(f"consumer of {self._stream}").spawn("read", self._run())
         while True:
             while not self._queue:
                 if self._error is not None:

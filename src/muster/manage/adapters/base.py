@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import functools
 import os
 import pathlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -31,6 +32,7 @@ from muster.bus.brokers import config
 from muster.core import errors
 from muster.core.settings import loader
 from muster.manage import protocol
+from muster.supervision import tasks
 
 OPERATION_PREFIX = "do_"
 
@@ -84,6 +86,12 @@ class Adapter(abc.ABC):
 
     def __init__(self, context: AdapterContext) -> None:
         self.context = context
+
+    @functools.cached_property
+    def tasks(self) -> tasks.TaskSupervisor:
+        """For background work: a failure is logged, counted and shown, and the work is restarted. `close` has
+        to end it."""
+        return tasks.TaskSupervisor(f"resource {self.context.name}")
 
     @abc.abstractmethod
     async def create(self, config: Any, *, start: bool) -> None:

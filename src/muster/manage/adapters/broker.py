@@ -116,7 +116,7 @@ class BrokerAdapter(base.Adapter):
             await self.do_stop()
             raise
         self._restart_watch()
-        self._trusting = asyncio.create_task(self._refresh_trust_forever(), name=f"trust {self.context.name}")
+        self._trusting = self.tasks.loop("trust", self._refresh_trust_forever)
         self._report_state()
 
     async def do_stop(self) -> None:
@@ -262,7 +262,7 @@ class BrokerAdapter(base.Adapter):
             self._watching.cancel()
             self._watching = None
         if self._config is not None and self._config.reserve is not None:
-            self._watching = asyncio.create_task(self._watch_ring(), name=f"ring {self.context.name}")
+            self._watching = self.tasks.loop("ring", self._watch_ring)
 
     async def _watch_ring(self) -> None:
         while True:

@@ -105,7 +105,7 @@ class HttpAdapter(base.Adapter):
     async def _restart_watch(self) -> None:
         await self.close()
         await self._check_now()
-        self._watching = asyncio.create_task(self._watch(), name=f"http {self.context.name}")
+        self._watching = self.tasks.loop("watch", self._watch)
 
     async def _watch(self) -> None:
         failed = 0

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pathlib
 import resource
@@ -330,9 +331,7 @@ class ProcessAdapter(base.Adapter):
         except OSError:  # no descriptor left: after a restart, it is found by its token
             birth = ""
         self.context.runtime |= {"leader": pid, "birth": birth}
-        self._watching = asyncio.create_task(
-            self._wait_for_end(pid, birth), name=f"process {self.context.name}"
-        )
+        self._watching = self.tasks.loop("watch", functools.partial(self._wait_for_end, pid, birth))
         self._restart_checks()
 
     def _restart_checks(self) -> None:
@@ -343,7 +342,7 @@ class ProcessAdapter(base.Adapter):
             self._set_state(*self._running_state())
         else:
             self._set_state(health.HealthState.STARTING, "not checked yet")
-            self._checking = asyncio.create_task(self._check_forever(), name=f"check {self.context.name}")
+            self._checking = self.tasks.loop("check", self._check_forever)
 
     def _running_state(self) -> tuple[health.HealthState, str]:
         """The state of a process that runs, if no health check is configured."""

@@ -111,7 +111,7 @@ class SparkQueryAdapter(process.ProcessAdapter):
             self._progress.cancel()
             self._progress = None
         if self._query is not None and self._query.progress_s:
-            self._progress = asyncio.create_task(self._watch_forever(), name=f"query {self.context.name}")
+            self._progress = self.tasks.loop("progress", self._watch_forever)
 
     async def _end_progress(self) -> None:
         if self._progress is not None:

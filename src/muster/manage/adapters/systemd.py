@@ -56,7 +56,7 @@ class SystemdAdapter(base.Adapter):
             await self._systemctl("daemon-reload")
             await self._systemctl("try-restart", unit=True)  # the running unit has the old definition
         await self.close()
-        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.context.name}")
+        self._watching = self.tasks.loop("watch", self._watch)
 
     async def delete(self) -> None:
         if self._config is None:
@@ -85,7 +85,7 @@ class SystemdAdapter(base.Adapter):
 
     async def resume(self, config: SystemdUnitConfig) -> None:
         self._config = config
-        self._watching = asyncio.create_task(self._watch(), name=f"unit {self.context.name}")
+        self._watching = self.tasks.loop("watch", self._watch)
 
     async def close(self) -> None:
         if self._watching is not None:

@@ -25,6 +25,7 @@ from muster.core.telemetry import log
 from muster.manage import protocol, secrets
 from muster.manage.adapters import base, plugins
 from muster.manage.agent import resource_host
+from muster.supervision import tasks
 from muster.trust import sealed_box
 
 events = log.EventLog("manage")
@@ -82,7 +83,7 @@ class Agent(resource_host.ResourceHost):
         self._boot = int(clock() * 1000)
         self._types = tuple(types if types is not None else plugins.names())
         self._sequence = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor(f"agent {self.name}")
         self._subscriptions: list[Closable] = []
         self.dropped_events = 0
 
@@ -101,24 +102,17 @@ class Agent(resource_host.ResourceHost):
             await self._bus.subscribe(protocol.claim(self.name), handler=self._on_claim),
             await self._bus.subscribe(protocol.operations_of(self.name), handler=self._on_operation),
         ]
-        self._spawn(self._announce_forever())
-        self._spawn(self._heartbeat_forever())
+        self._tasks.loop("announcement", self._announce_forever)
+        self._tasks.loop("heartbeat", self._heartbeat_forever)
 
     async def stop(self) -> None:
         """Stop the agent. Its resources continue to run."""
         for subscription in self._subscriptions:
             await subscription.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for resource in self.hosted.values():
             if resource.adapter is not None:
                 await resource.adapter.close()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work, name=f"agent {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Outgoing messages
 
@@ -153,7 +147,7 @@ class Agent(resource_host.ResourceHost):
             except errors.Unavailable:
                 pass
             except Exception as error:  # noqa: BLE001  (one resource must not stop the heartbeats of the others)
-                events.error("beat-failed", agent=self.name, error=error)
+                self._tasks.record_failure("heartbeat", error)
             await asyncio.sleep(self._beat_s)
 
     async def send_heartbeats(self) -> None:
@@ -216,7 +210,10 @@ class Agent(resource_host.ResourceHost):
             at_ms=int(self._clock() * 1000),
             details=dict(details or {}),
         )
-        self._spawn(self._publish(protocol.event(self.name, hosted.record.manager), messages.encode(event)))
+        self._tasks.spawn(
+            "event",
+            self._publish(protocol.event(self.name, hosted.record.manager), messages.encode(event)),
+        )
 
     async def _publish(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
@@ -258,7 +255,7 @@ class Agent(resource_host.ResourceHost):
             await message.respond(data)
 
     def _on_operation(self, message: api.Message) -> None:
-        self._spawn(self._execute_message(message))
+        self._tasks.spawn("operation", self._execute_message(message))
 
     async def _execute_message(self, message: api.Message) -> None:
         try:

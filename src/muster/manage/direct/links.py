@@ -27,6 +27,7 @@ from muster.bus import api, subject_patterns
 from muster.core import errors, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
+from muster.supervision import tasks
 
 events = log.EventLog("manage")
 
@@ -141,6 +142,10 @@ class DirectLink:
         self._writer.close()
 
 
+async def _as_coroutine(work: Awaitable[None]) -> None:
+    await work
+
+
 def _write(writer: asyncio.StreamWriter, value: msgspec.Struct) -> None:
     data = msgspec.msgpack.encode(value)
     writer.write(len(data).to_bytes(4, "big") + data)
@@ -159,9 +164,9 @@ async def _read(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
 class _SubjectHandlers:
     """Handlers by subject pattern."""
 
-    def __init__(self) -> None:
+    def __init__(self, supervisor: tasks.TaskSupervisor) -> None:
         self._all: list[tuple[str, api.Handler]] = []
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._tasks = supervisor
 
     def add(self, subject: str, handler: api.Handler) -> Callable[[], None]:
         entry = (subject, handler)
@@ -176,9 +181,7 @@ class _SubjectHandlers:
         for handler in matching:
             work = handler(message)
             if work is not None:
-                task = asyncio.ensure_future(work)
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._tasks.spawn("handler", _as_coroutine(work))
         return bool(matching)
 
 
@@ -202,20 +205,16 @@ class AgentLinks:
         self._creds = creds
         self._addresses = list(addresses)
         self._tls = tls
-        self._handlers = _SubjectHandlers()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks.TaskSupervisor(f"links of {self.identity}")
+        self._handlers = _SubjectHandlers(self._tasks)
 
     async def __aenter__(self) -> Self:
-        self._tasks = [
-            asyncio.create_task(self._keep_connected(address), name=f"link {address}")
-            for address in self._addresses
-        ]
+        for address in self._addresses:
+            self._tasks.loop(f"link {address}", functools.partial(self._keep_connected, address))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     async def publish(self, subject: str, data: bytes) -> None:
         self._link_for(subject).send(DirectFrame(subject, "", data))
@@ -306,8 +305,8 @@ class DirectEndpoint:
         self._bus = bus
         self._check = check
         self._listen = (host, port, tls)
-        self._handlers = _SubjectHandlers()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor(f"direct links of {bus.identity}")
+        self._handlers = _SubjectHandlers(self._tasks)
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
@@ -318,9 +317,7 @@ class DirectEndpoint:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     @property
     def port(self) -> int:
@@ -332,9 +329,7 @@ class DirectEndpoint:
         self._handlers.add(subject, handler)
 
     def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._serve(reader, writer), name="direct")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn("link", self._serve(reader, writer))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -368,9 +363,7 @@ class DirectEndpoint:
         forwarded = _FORWARDED.get(message.subject.split(".", 4)[4])
         if forwarded is not None:
             subject = protocol.vouch_subject(self._bus.identity, identity, *forwarded)
-            task = asyncio.create_task(self._forward(link, message, subject, recheck))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn("request", self._forward(link, message, subject, recheck))
         else:
             self._handlers.dispatch(message)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable
 
@@ -33,7 +34,6 @@ class CheckpointWriter:
         superseded: Callable[[str, int], None],
     ) -> None:
         self.due: set[str] = set()
-        self.failed = 0
         self._bus = bus
         self._manager = manager
         self._may_act = may_act
@@ -43,13 +43,8 @@ class CheckpointWriter:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            try:
+            with contextlib.suppress(errors.MusterError):  # the registry is unavailable: they stay due
                 await self.flush()
-            except errors.MusterError:
-                pass  # the registry is unavailable: they stay due
-            except Exception as error:  # noqa: BLE001  (one bad checkpoint must not stop the others)
-                self.failed += 1
-                events.error("checkpoints-failed", manager=self._manager, failed=self.failed, error=error)
 
     async def flush(self) -> None:
         while self.due and self._may_act():

@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Self
 
 from muster.bus import api
-from muster.core import errors, health, messages, subjects
+from muster.core import backoff, errors, health, messages, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.manager import agent_calls, checkpoints, orders, reconciler, renewal, zones
+from muster.supervision import tasks
 
 events = log.EventLog("manage")
 
@@ -28,6 +29,7 @@ TICK_S = 0.5
 CLAIMS_MAX = 250  # in one message: an agent stores each claim before it replies, and disks may be slow
 CLAIMS_AT_ONCE = 16  # messages; separate from operations, of which thousands may be queued
 CLAIM_TIMEOUT_S = 3.0
+RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s_max=0.5)  # renewals have to continue
 OUTRANKED_S = 2.0  # between two reports of higher epochs; an agent may invent them
 
 _VERBS = {
@@ -86,10 +88,9 @@ class Manager:
             checkpoint_of=self._checkpoint_of,
             superseded=self._superseded,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor(f"manager {self.name}", policy=RESTART_POLICY)
         self._subscriptions: list[api.Subscription] = []
         self._operations = 0
-        self.failed_ticks = 0
         self._listening: Callable[[], None] | None = None
 
     # Lifecycle
@@ -116,9 +117,9 @@ class Manager:
             await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._on_orders),
         ]
         self._listening = bus.on_state(self._connection_changed)
-        self._spawn(self.renewal.run())
-        self._spawn(self._tick_forever())
-        self._spawn(self._checkpoints.run())
+        self._tasks.loop("renewal", self.renewal.run)
+        self._tasks.loop("tick", self._tick_forever)
+        self._tasks.loop("checkpoints", self._checkpoints.run)
 
     async def stop(self) -> None:
         """Release all resources, so that other managers need not wait for the expiry."""
@@ -131,19 +132,12 @@ class Manager:
     async def abandon(self) -> None:
         """End at once, as a crash would."""
         self.renewal.valid_until = 0.0
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         for subscription in self._subscriptions:
             with contextlib.suppress(errors.Unavailable):
                 await subscription.close()
         if self._listening is not None:
             self._listening()
-
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.create_task(work, name=f"manager {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is api.ConnectionState.CONNECTED:
@@ -196,7 +190,7 @@ class Manager:
             names = list(epochs)
             for first in range(0, len(names), CLAIMS_MAX):
                 page = {name: epochs[name] for name in names[first : first + CLAIMS_MAX]}
-                self._spawn(self._claim(agent, page))
+                self._tasks.spawn("claim", self._claim(agent, page))
         self._start_steps()
 
     async def _claim(self, agent: str, epochs: dict[str, int]) -> None:
@@ -309,12 +303,14 @@ class Manager:
             self._observed(resource, event.observed, asyncio.get_running_loop().time(), self._now_ms())
             self._start_steps()
         if event.what != protocol.CHANGED:  # an event of the resource itself: forward it to subscribers
-            self._spawn(self._publish(protocol.resource_event_subject(event.resource), message.data))
+            self._tasks.spawn(
+                "event", self._publish(protocol.resource_event_subject(event.resource), message.data)
+            )
         if subjects.may_reply(message.subject, message.reply) and not message.respond_now(b"{}"):
-            self._spawn(_respond(message, b"{}"))
+            self._tasks.spawn("reply", _respond(message, b"{}"))
 
     def _on_orders(self, message: api.Message) -> None:
-        self._spawn(self._orders.execute(message))
+        self._tasks.spawn("orders", self._orders.execute(message))
 
     def _find(self, name: str) -> protocol.Assignment | None:
         resource = self.managed.get(name)
@@ -350,7 +346,7 @@ class Manager:
                 epoch=resource.assignment.epoch,
             )
             resource.published_state = change.state
-            self._spawn(self._publish(protocol.state(resource.name), messages.encode(change)))
+            self._tasks.spawn("state", self._publish(protocol.state(resource.name), messages.encode(change)))
 
     async def _publish(self, subject: str, data: bytes) -> None:
         with contextlib.suppress(errors.Unavailable):
@@ -392,11 +388,7 @@ class Manager:
         while True:
             await asyncio.sleep(self._tick_s)
             if self.may_act:
-                try:
-                    self.tick()
-                except Exception as error:  # noqa: BLE001  (one resource must not stop the others)
-                    self.failed_ticks += 1
-                    events.error("tick-failed", manager=self.name, failed=self.failed_ticks, error=error)
+                self.tick()
 
     def tick(self) -> None:
         """Detect silence, report outranked resources and retry postponed steps."""
@@ -456,7 +448,7 @@ class Manager:
                     self._checkpoints.due.add(name)
             elif step.action is not reconciler.ReconcileAction.CLAIM:
                 runtime.busy = True
-                self._spawn(self._run_step(resource, step))
+                self._tasks.spawn("step", self._run_step(resource, step))
 
     async def _run_step(self, resource: ManagedResource, step: reconciler.ReconcileStep) -> None:
         spec, runtime, epoch = resource.assignment.spec, resource.runtime, resource.assignment.epoch

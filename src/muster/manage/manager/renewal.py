@@ -31,7 +31,6 @@ class ManagerRenewal:
     def __init__(self, bus: api.Bus, manager: str, apply: Callable[[protocol.RenewResult], None]) -> None:
         self.boot = secrets.randbits(48)
         self.valid_until = 0.0  # by the loop's clock
-        self.failed = 0  # renewals that failed with an internal error
         self.leaving = False  # it accepts no more resources and releases its own
         self._bus = bus
         self._manager = manager
@@ -56,10 +55,7 @@ class ManagerRenewal:
             self._wake.clear()
             try:
                 again = await self.renew(timeout_s=self._ttl_s / 3)
-            except Exception as error:  # noqa: BLE001  (without renewals the manager loses its resources)
-                if not isinstance(error, errors.MusterError):
-                    self.failed += 1
-                    events.error("renewal-failed", manager=self._manager, failed=self.failed, error=error)
+            except errors.MusterError:
                 await asyncio.sleep(min(0.5, self._ttl_s / 10))
                 continue
             if again:

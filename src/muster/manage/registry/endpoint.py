@@ -20,19 +20,21 @@ import msgspec
 
 from muster.bus import api, leases
 from muster.bus.rpc import request_audit, requests, server
-from muster.core import errors, messages
+from muster.core import backoff, errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage import secrets as manage_secrets
 from muster.manage.registry import assignments, handlers, record_store
 from muster.store import api as store_api
 from muster.store import database, transactions
+from muster.supervision import tasks
 
 events = log.EventLog("manage")
 
 MANAGER_TTL_S = 15.0
 CLOSED_GRACE_S = 1.0
 LOOK_S = 5.0
+RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s=5.0)  # another endpoint may act meanwhile
 PENDING_MAX = 20_000  # concurrent requests: a complete fleet may announce itself at once
 
 #: (sender, verb, changes): raises an error, or returns whether the sender is limited to its own resources.
@@ -72,8 +74,8 @@ class RegistryEndpoint:
         self._leases: leases.Leases | None = None
         self._write = asyncio.Lock()
         self._wake = asyncio.Event()
-        self._running: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor(f"registry {self.name}", policy=RESTART_POLICY)
+        self._requests = tasks.TaskSupervisor(f"requests of registry {self.name}")
         self._audit: request_audit.RequestAudit | None = None
         self._handlers: handlers.RegistryHandlers
         self._refused: collections.Counter[str] = collections.Counter()
@@ -88,12 +90,11 @@ class RegistryEndpoint:
     async def start(self) -> None:
         await self._drop_own_lease()
         self._leases = await leases.Leases.open(self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas)
-        self._running = asyncio.create_task(self._run(), name=f"registry {self.name}")
+        self._tasks.loop("leadership", self._run)
 
     async def stop(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, *self._tasks, return_exceptions=True)
+        await self._tasks.close()
+        await self._requests.close()
         if self._leases is not None:
             with contextlib.suppress(errors.Unavailable):
                 await self._leases.close()
@@ -122,9 +123,6 @@ class RegistryEndpoint:
             except errors.MusterError as error:
                 events.warning("registry-interrupted", registry=self.name, error=error)
                 await asyncio.sleep(0.5)
-            except Exception as error:  # noqa: BLE001  (the next active endpoint loads the store)
-                events.error("registry-failed", registry=self.name, error=error)
-                await asyncio.sleep(5.0)
 
     # Active
 
@@ -168,15 +166,14 @@ class RegistryEndpoint:
                 self.acting.clear()
                 self.processor = None
                 events.info("registry-rests", registry=self.name, epoch=lease.epoch)
-                for task in list(self._tasks):
-                    task.cancel()
+                self._requests.cancel()
 
     async def _work(self, lease: leases.Lease) -> None:
         """Expire and assign until the lease is lost."""
         loop = asyncio.get_running_loop()
         helpers = [
-            asyncio.create_task(self._wake_on_loss(lease)),
-            asyncio.create_task(self._handlers.rollouts.run()),
+            self._tasks.spawn("lease loss", self._wake_on_loss(lease)),
+            self._tasks.loop("rollouts", self._handlers.rollouts.run),
         ]
         try:
             # Managers of an earlier term have one full time to live to renew.
@@ -266,13 +263,9 @@ class RegistryEndpoint:
                 await handler(message)
             except errors.MusterError as error:
                 events.info("not-handled", subject=message.subject, error=error)
-            except Exception as error:  # noqa: BLE001  (one message must not affect another)
-                events.error("handler-failed", subject=message.subject, error=error)
 
         def begin(message: api.Message) -> None:
-            task = asyncio.create_task(guarded(message))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._requests.spawn("request", guarded(message))
 
         return begin
 

@@ -24,6 +24,7 @@ from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.registry import operations, rollout, views
 from muster.store import transactions
+from muster.supervision import tasks
 
 if TYPE_CHECKING:
     from muster.manage.registry import endpoint
@@ -40,7 +41,8 @@ RETRY_S = 0.5
 class RolloutExecutor:
     def __init__(self, registry: endpoint.RegistryEndpoint) -> None:
         self._registry = registry
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tasks = tasks.TaskSupervisor(f"rollouts of registry {registry.name}")
+        self._running: set[str] = set()
         self._live: dict[str, rollout.Rollout] = {}
         self._writing = asyncio.Lock()
 
@@ -112,24 +114,23 @@ class RolloutExecutor:
             while True:
                 with contextlib.suppress(errors.MusterError):
                     for header in await self._headers():
-                        if header.state == rollout.RUNNING and header.id not in self._tasks:
+                        if header.state == rollout.RUNNING and header.id not in self._running:
                             async with self._writing:
                                 self._start_task(await self._load(header.id))
                 await asyncio.sleep(LOOK_S)
         finally:
-            for task in self._tasks.values():
-                task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await self._tasks.close()
 
     def _start_task(self, running: rollout.Rollout) -> None:
-        if running.state == rollout.RUNNING and running.id not in self._tasks:
+        if running.state == rollout.RUNNING and running.id not in self._running:
+            self._running.add(running.id)
             self._live[running.id] = running
-            task = self._tasks[running.id] = asyncio.create_task(
-                self._run(running), name=f"rollout {running.id}"
-            )
-            task.add_done_callback(
-                lambda _: (self._tasks.pop(running.id, None), self._live.pop(running.id, None))
-            )
+            task = self._tasks.spawn(f"rollout {running.id}", self._run(running))
+            task.add_done_callback(lambda _: self._forget(running.id))
+
+    def _forget(self, id: str) -> None:
+        self._running.discard(id)
+        self._live.pop(id, None)
 
     async def _run(self, running: rollout.Rollout) -> None:
         try:

@@ -21,6 +21,7 @@ from muster.core.telemetry import log
 from muster.message import errors as message_errors
 from muster.message import protocol
 from muster.message.client import flow_control, outbox, topic_listeners
+from muster.supervision import tasks
 
 events = log.EventLog("message")
 
@@ -88,7 +89,7 @@ class DispatcherConnection:
         self._numbers = 0
         self._message_number = 0
         self._id_head = f"ID:{unique}-"
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor(f"JMS connection {self.name}", handles=self._handle_error)
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.outbox = outbox.Outbox(self)
         self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
@@ -142,9 +143,7 @@ class DispatcherConnection:
         if self._registered:
             with contextlib.suppress(errors.MusterError):
                 await self._request_once(protocol.Disconnect(self.name, lost, self._seen_with([])))
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         self.outbox.abandon(errors.NotConnected("the connection was closed before the message was stored"))
         for subscription in self._subscriptions:
             await subscription.close()
@@ -173,33 +172,34 @@ class DispatcherConnection:
         A commit or release changes the state of several objects; stopping halfway would leave them
         inconsistent.
         """
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: on_end())
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if not task.done():
-                task.add_done_callback(self._task_done)  # the caller no longer sees its failure
-            raise
+        outcome: asyncio.Future[None] = self._loop.create_future()
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:
+                if outcome.done():  # the caller no longer sees its failure
+                    raise
+                outcome.set_exception(error)
+            else:
+                if not outcome.done():
+                    outcome.set_result(None)
+            finally:
+                on_end()
+
+        task = self.spawn(run())
+        task.add_done_callback(lambda _: outcome.cancel())
+        await outcome
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-        return task
+        return self._tasks.spawn("task", work)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+    def _handle_error(self, error: BaseException) -> bool:
+        """Errors of requests are reported to the user of the connection."""
         if isinstance(error, errors.MusterError):
             self.report(error)
-        else:
-            self._loop.call_exception_handler(
-                {"message": "a task of a JMS connection failed", "exception": error}
-            )
+            return True
+        return False
 
     def report(self, error: errors.MusterError) -> None:
         if self.on_error is not None:
@@ -243,7 +243,7 @@ class DispatcherConnection:
                     await self.bus.subscribe(protocol.STARTED, handler=self._dispatcher_started)
                 )
                 self._end_state_callback = self.bus.on_state(self._bus_changed)
-                self.spawn(self._ping())
+                self._tasks.loop("ping", self._ping)
             if not self._registered:
                 at = self.bus.connection
                 hello = protocol.ClientHello(

@@ -26,6 +26,7 @@ from muster.message import errors as message_errors
 from muster.message.dispatcher import admin, admin_requests, attachments, delivery, topic_capture
 from muster.message.dispatcher import state as dispatcher_state
 from muster.message.dispatcher.log import checkpoints, journal, ledger
+from muster.supervision import tasks
 
 events = log.EventLog("message")
 
@@ -100,14 +101,14 @@ class Dispatcher:
         except errors.Forbidden:
             events.info("disconnect-events-unavailable", identity=bus.identity)
         try:
-            for work in (
-                self._state.journal.run(),
-                self._delivery.send(),
-                self._watch(),
-                self._sweep(),
-                self._capture.run(),
+            for name, run in (
+                ("journal", self._state.journal.run),
+                ("delivery", self._delivery.send),
+                ("watch", self._watch),
+                ("sweep", self._sweep),
+                ("capture", self._capture.run),
             ):
-                self._state.spawn(work)
+                self._state.tasks.loop(name, run, on_failure=tasks.OnFailure.FATAL)
             await bus.publish(
                 protocol.STARTED, protocol.encode(protocol.DispatcherStarted(self._state.epoch))
             )

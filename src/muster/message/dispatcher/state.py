@@ -13,6 +13,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.message import destinations, messages, protocol, selectors, settings
 from muster.message.dispatcher.log import journal, ledger, pages
+from muster.supervision import tasks
 
 FULL: Final = 0.8
 LAG_S: Final = 0.05
@@ -101,7 +102,9 @@ class DispatcherState:
         # Called when messages are in the log
         self.on_stored: Callable[[journal.Placed], None] = lambda _: None
         self.failure: asyncio.Future[None] = self.loop.create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = tasks.TaskSupervisor(
+            "dispatcher", on_fatal=self._end_with, handles=self._is_interruption
+        )
 
     def is_short_of_room(self, within_s: float) -> bool:
         """Whether the log is full, or a message was recently rejected for lack of room."""
@@ -159,19 +162,21 @@ class DispatcherState:
     # Tasks. The first failure ends the dispatcher.
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self.tasks.spawn("task", work, on_failure=tasks.OnFailure.FATAL)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) and not self.failure.done():
+    def _end_with(self, error: BaseException) -> None:
+        if not self.failure.done():
             self.failure.set_exception(error)
 
+    def _is_interruption(self, error: BaseException) -> bool:
+        """Such as a lost connection or a new owner of the log: the next dispatcher reads the log again."""
+        if isinstance(error, errors.MusterError):
+            self._end_with(error)
+            return True
+        return False
+
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tasks.close()
         self.journal.abandon(errors.NotConnected("the dispatcher has stopped"))
 
     def reply_when_done(

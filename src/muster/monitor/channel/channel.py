@@ -14,7 +14,6 @@ import asyncio
 import collections
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from muster.core.reports import columns
 from muster.core.telemetry import log, metrics
 from muster.monitor import parent_selection, protocol
 from muster.monitor.channel import aggregator, interpreters
+from muster.supervision import tasks
 
 events = log.EventLog("monitor")
 
@@ -85,7 +85,8 @@ class Channel:
         self._streams: dict[str, api.Stream] = {}
         self._registry: api.KeyValue | None = None
         self._subscriptions: list[api.Subscription] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks.TaskSupervisor(f"channel {self.name}")
+        self._receiving: list[asyncio.Task[None]] = []  # ended before the last reports are forwarded
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
@@ -111,8 +112,8 @@ class Channel:
         for subject in protocol.batches_to(self.name):
             await self._listen(subject, self._on_batch, 10_000)
         await self._listen(protocol.reports_to(self.name), self._on_report, self._settings.pending_max)
-        for work in (self._hold(), self._beat(), self._forward()):
-            self._tasks.append(asyncio.create_task(work, name=f"channel {self.name}"))
+        self._receiving = [self._tasks.loop("hold", self._hold), self._tasks.loop("heartbeat", self._beat)]
+        self._tasks.loop("forward", self._forward)
         events.info("channel-started", channel=self.name)
 
     async def stop(self, *, drain_s: float = 5.0) -> None:
@@ -126,20 +127,16 @@ class Channel:
                 await self._drain()
         for subscription in self._subscriptions:
             await subscription.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self._tasks.close()
 
     async def _drain(self) -> None:
-        if not self._tasks or self._bus.state is not api.ConnectionState.CONNECTED:
+        if not self._receiving or self._bus.state is not api.ConnectionState.CONNECTED:
             return
         await self._publish_heartbeat()
         for subscription in self._subscriptions:
             await subscription.close()
-        holding, beating, _ = self._tasks
-        holding.cancel()
-        beating.cancel()
+        for task in self._receiving:
+            task.cancel()
         self._flush()
         await self._all_sent.wait()
         if self._registry is not None:
@@ -221,7 +218,7 @@ class Channel:
                 self._flush()
             except Exception as error:  # noqa: BLE001  (no received message may stop a channel)
                 self.aggregator.dropped["flush-failed"] += 1
-                events.event("flush-failed", level=logging.ERROR, channel=self.name, error=error)
+                self._tasks.record_failure("hold", error)
 
     def _flush(self) -> None:
         since_s, self._held_since_s = self._held_since_s or time.monotonic(), None

@@ -25,6 +25,7 @@ from muster.core import duplicates, errors, messages
 from muster.core.telemetry import log
 from muster.monitor import parent_selection, protocol
 from muster.monitor.sensor import disk_buffer, host_metrics, intake, metric_formats, service_reports
+from muster.supervision import tasks
 
 events = log.EventLog("monitor")
 
@@ -74,7 +75,7 @@ class Sensor:
         self.intake = intake.SensorIntake(self.services, time.monotonic, period_s=settings.period_s)
         self._host: host_metrics.HostMetrics
         self._buffer: disk_buffer.ReportBuffer
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = tasks.TaskSupervisor(f"sensor {self.machine}")
         self._beats: api.Subscription | None = None
         self._drain_now = asyncio.Event()
         self._lock = asyncio.Lock()  # one sender at a time, to keep the order of sequences
@@ -96,15 +97,12 @@ class Sensor:
         )
         await self.intake.open(http_port=self._settings.http_port, statsd_port=self._settings.statsd_port)
         self._beats = await self._bus.subscribe(protocol.BEATS, handler=self._on_heartbeat)
-        for work in (self._report_always(), self._drain_always()):
-            self._tasks.append(asyncio.create_task(work, name=f"sensor {self.machine}"))
+        self._tasks.loop("report", self._report_always)
+        self._tasks.loop("buffer", self._drain_always)
 
     async def stop(self) -> None:
         self._forget_listener()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self._tasks.close()
         if self._beats is not None:
             await self._beats.close()
         await self.intake.close()
@@ -179,7 +177,7 @@ class Sensor:
             except Exception as error:  # noqa: BLE001
                 # The heartbeat continues after any error, such as a full disk or an invalid service report.
                 self.services.dropped["report-failed"] += 1
-                events.warning("report-failed", machine=self.machine, error=error)
+                self._tasks.record_failure("report", error)
             next_s = max(next_s + self._settings.period_s, time.monotonic())
 
     # Sending.

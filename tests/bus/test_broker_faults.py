@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import os
 import signal
 import socket
@@ -256,3 +257,47 @@ async def test_a_broker_that_does_not_listen_to_reason_is_killed(settings):
             os.kill(one.pid, signal.SIGSTOP)
             await one.stop(timeout_s=0.1)
             assert one.pid is None
+
+
+# Frozen brokers: the process runs, but does not reply
+
+
+async def test_a_frozen_broker_is_killed_and_restarted(settings, monkeypatch):
+    monkeypatch.setattr(broker, "PROBE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(broker, "SILENT_S", 0.3)
+    monkeypatch.setattr(broker, "CONFIRM_S", 0.2)
+    async with broker.Broker(settings) as one:
+        frozen = one.pid
+        assert frozen
+        os.kill(frozen, signal.SIGSTOP)
+        await eventually(lambda: one.restarts == 1 and one.state is broker.BrokerState.RUNNING)
+        assert one.pid != frozen
+        assert (await one.health()).ok
+        assert isinstance(one.failure, diagnosis.BrokerFailed)
+        assert one.failure.fault is Fault.SILENT
+        assert "did not reply for 0.5 s and was killed" in one.failure.message
+
+
+async def test_a_frozen_broker_is_reported_before_it_is_killed(settings):
+    async with broker.Broker(settings) as one:
+        assert await one.problem() is None
+        assert one.pid
+        os.kill(one.pid, signal.SIGSTOP)
+        problem = await one.problem()
+        assert isinstance(problem, diagnosis.BrokerFailed)
+        assert problem.fault is Fault.SILENT
+        assert "runs, but does not reply" in problem.message
+
+
+async def test_a_request_that_cannot_be_sent_is_no_sign_of_a_frozen_broker(settings, monkeypatch):
+    """Such as one for which this process has no file descriptor left."""
+
+    async def no_descriptor(*_: object, **__: object):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with broker.Broker(settings) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "open_connection", no_descriptor)
+            health = await one.health()
+        assert not health.ok
+        assert not health.silent

@@ -15,7 +15,7 @@ from typing import Any
 from muster.app import certificates, home, identities
 from muster.app.brokers import broker_configs
 from muster.app.operations import control
-from muster.bus.brokers import broker, config, network
+from muster.bus.brokers import broker, config, diagnosis, network
 from muster.core import backoff, errors, subjects
 from muster.core.net import hosts
 from muster.core.settings import domain
@@ -224,6 +224,8 @@ async def _describe(described_broker: broker.Broker) -> dict[str, Any]:
     problem = await described_broker.problem()
     if problem is not None:  # for example a full disk: the broker continues to run
         described["problem"] = str(problem)
+        if isinstance(problem, diagnosis.BrokerFailed) and problem.fault is diagnosis.BrokerFault.SILENT:
+            described["state"] = problem.fault.value
     with contextlib.suppress(errors.MusterError):
         seen = await described_broker.ask("varz")
         described["version"] = seen["version"]

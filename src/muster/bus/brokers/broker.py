@@ -10,6 +10,9 @@ a crash and the restart.
 that becomes the server first starts a guardian process that reads from a pipe which this process keeps open.
 If this process dies, for any reason, the pipe ends and the guardian ends the server.
 
+*Liveness* is a reply of the health page, not a running process: a broker that does not reply is killed and
+restarted like one that crashed. Its clients and peers notice the closed connections at once.
+
 *Ready* means that the health page of the broker reports it; a member of a cluster is ready when it is up, and
 the network waits for the quorum.
 """
@@ -40,7 +43,9 @@ STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
 LOOK_UP_S = 3.0  # for resolving a host name
-STORAGE_LOOK_S = 5.0
+PROBE_INTERVAL_S = 1.0
+SILENT_S = 3.0  # a broker whose health page does not reply for this long is frozen
+CONFIRM_S = 1.0  # for a second request, in case that this process was the one that stood still
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
 # $$ is the process id of the shell and, after exec, of the server. A line of input means: a regular end.
@@ -151,6 +156,8 @@ class Broker:
         if self.failure is not None and self.state in (BrokerState.RESTARTING, BrokerState.FAILED):
             return self.failure
         answer = await self.health()
+        if answer.silent:
+            return diagnosis.silent(self.name)
         return None if answer.ok else diagnosis.unhealthy(self.name, answer.reason)
 
     # Life
@@ -382,23 +389,31 @@ class Broker:
         crashes_at_s: list[float] = []
         while True:
             assert self._process is not None
-            exit_code = await self._ended(self._process)
-            self.failure = diagnosis.explain(self.name, await self._said(), exit_code)
+            self.failure = await self._failure_of(self._process)
             await self._end()
             crashes_at_s.append(time.monotonic())
             if not await self._restart(crashes_at_s):
                 return
 
-    async def _ended(self, process: asyncio.subprocess.Process) -> int:
-        """Wait for its end; return its exit code. A server that stopped storing because its disk was full
-        does not resume by itself: it is ended here when there is space again."""
+    async def _failure_of(self, process: asyncio.subprocess.Process) -> errors.MusterError:
+        """Probe the server until it ends; return the reason. One that does not recover by itself is ended
+        here: a frozen one, and one that stopped storing because its disk was full, when there is space."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STORAGE_LOOK_S):
-                    return await process.wait()
-            problem = await self.problem()
+                async with asyncio.timeout(PROBE_INTERVAL_S):
+                    exit_code = await process.wait()
+                    return diagnosis.explain(self.name, await self._said(), exit_code)
+            health = await monitor.health(self.monitor_url, timeout_s=SILENT_S)
+            if health.silent:
+                health = await monitor.health(self.monitor_url, timeout_s=CONFIRM_S)
+            if health.silent and process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+                return diagnosis.silent(self.name, SILENT_S + CONFIRM_S)
+            problem = None if health.ok else diagnosis.unhealthy(self.name, health.reason)
             if (
-                isinstance(problem, diagnosis.BrokerFailed)
+                problem is not None
                 and problem.fault is diagnosis.BrokerFault.DISK_FULL
                 and await asyncio.to_thread(files.has_room, self.config)
             ):
@@ -407,7 +422,7 @@ class Broker:
                     process.terminate()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STOP_TIMEOUT_S):
-                        return await process.wait()
+                        await process.wait()
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
 

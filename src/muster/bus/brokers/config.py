@@ -34,6 +34,7 @@ PEER_USER = "muster-peer"
 LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-byes of connected clients
 LAME_DUCK_GRACE_S = 1
 LEAF_RECONNECT = "250ms"
+PING_MAX = 2  # pings without a reply before a connection is closed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _HEAD = "# Written by muster, and rewritten when a link or a certificate changes: edits are lost."
@@ -146,7 +147,7 @@ class BrokerConfig:
     payload_bytes_max: int = MIB + MIB // 16  # a context of 1 MiB and what travels with it
     pending_bytes_max: int = 64 * MIB  # for a client that reads too slowly; then it is cut off
     connections_max: int = 65_536
-    ping_interval_s: float = 20.0  # a silent client is found dead after twice this
+    ping_interval_s: float = 2.25  # a silent peer is disconnected after at most four times this
     log_bytes_max: int = 16 * MIB
     log_files_max: int = 3
 
@@ -310,7 +311,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         "max_payload": config.payload_bytes_max,
         "max_pending": config.pending_bytes_max,
         "max_connections": config.connections_max,
-        "ping_interval": _duration(config.ping_interval_s),
+        **_pings(config),
         "lame_duck_duration": f"{LAME_DUCK_S}s",
         "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
     }
@@ -327,6 +328,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
             "host": config.host,
             "port": config.cluster.port,
             "routes": list(config.cluster.routes),
+            **_pings(config),
             **_secret(config.cluster.secret),
             **peer_tls,
         }
@@ -365,6 +367,10 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         users = [] if secret is None else [{"user": SYSTEM_USER, "password": secret}]
         document |= {"system_account": "$SYS", "accounts": {"$SYS": {"users": users}}}
     return document
+
+
+def _pings(config: BrokerConfig) -> dict[str, Any]:
+    return {"ping_interval": _duration(config.ping_interval_s), "ping_max": PING_MAX}
 
 
 def _storage(storage: BrokerStorage) -> dict[str, Any]:

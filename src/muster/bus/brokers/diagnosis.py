@@ -23,6 +23,7 @@ class BrokerFault(enum.Enum):
     BAD_CONFIG = "bad-config"
     NOT_READY = "not-ready"
     CRASHED = "crashed"
+    SILENT = "silent"
     CRASH_LOOP = "crash-loop"
     RELOAD_REFUSED = "reload-refused"
     DEAD_LINK = "dead-link"
@@ -209,6 +210,18 @@ def unhealthy(name: str, reason: str) -> BrokerFailed:
         return BrokerFailed(f"broker {name} is not healthy: {reason}", fault=BrokerFault.NOT_READY)
     message, fault, hint = known
     return BrokerFailed(f"broker {name}: {message}", fault=fault, hint=hint)
+
+
+def silent(name: str, killed_after_s: float | None = None) -> BrokerFailed:
+    """The error for a running broker that does not reply, or did not and was killed."""
+    killed = killed_after_s is not None
+    return BrokerFailed(
+        f"broker {name} did not reply for {killed_after_s:g} s and was killed"
+        if killed
+        else f"broker {name} runs, but does not reply",
+        fault=BrokerFault.SILENT,
+        hint="see whether the machine is overloaded or short of memory, or its disk hangs",
+    )
 
 
 def disk_full(name: str, folder: Path, free_bytes: int) -> BrokerFailed:

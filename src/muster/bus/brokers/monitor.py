@@ -15,6 +15,7 @@ TIMEOUT_S = 2.0
 class BrokerHealth:
     ok: bool
     reason: str = ""  # text of the server
+    silent: bool = False  # it did not reply, although the request could be sent
 
 
 async def get_monitor(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
@@ -36,5 +37,7 @@ async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float
         response = await client.get(f"{url}/healthz?{query}", timeout_s=timeout_s)
         answer = response.json()
     except errors.MusterError as error:
-        return BrokerHealth(False, error.message)
+        return BrokerHealth(
+            False, error.message, silent=isinstance(error.__cause__, TimeoutError | ConnectionError)
+        )
     return BrokerHealth(response.status == 200, str(answer.get("error", "")))

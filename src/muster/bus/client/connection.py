@@ -33,7 +33,8 @@ Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, 
 
 RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
-PING_INTERVAL_S = 20
+PING_INTERVAL_S = 2.0  # shorter than a broker's own interval: it then does not ping this client
+SILENT_INTERVALS_MAX = 2  # a broker from which nothing arrives for longer is given up
 MAX_UNSENT_BYTES = 2 << 20
 AT_ONCE_BYTES_MAX = 64 << 10  # with more unsent bytes, nothing is written ahead of the flusher
 
@@ -154,8 +155,6 @@ class NatsConnection(nats_client.Client):
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0,
                     connect_timeout=connect_timeout_s,  # type: ignore[arg-type]
-                    ping_interval=PING_INTERVAL_S,
-                    max_outstanding_pings=2,
                     pending_size=MAX_UNSENT_BYTES,
                     reconnect_to_server_handler=self._next_server,
                     no_echo=not echo,
@@ -313,12 +312,38 @@ class NatsConnection(nats_client.Client):
             future = self._pongs.pop(0)
             if not future.done():  # nats-py's own trips over a flush that timed out
                 future.set_result(True)
-            self._pings_outstanding = 0
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         # In line with what waits to be sent: nats-py's own overtakes it, and a flush would promise too much.
         self._pongs.append(future or asyncio.get_running_loop().create_future())
         self._append(nats_client.PING_PROTO)
+
+    async def _ping_interval(self) -> None:
+        """Ping a broker from which nothing arrives. Without a reply, reconnect to another broker.
+
+        A frozen broker keeps its sockets open, so only its silence shows. Progress with a backlog of unsent
+        data counts as a reply: a ping waits behind it, and a slow network is not a frozen broker.
+        """
+        silent, blocks, unsent = 0, self._parser.blocks, 0
+        while True:
+            await asyncio.sleep(PING_INTERVAL_S)
+            if not self.is_connected:
+                continue
+            blocks_before, blocks = blocks, self._parser.blocks
+            unsent_before, unsent = unsent, self._unsent_bytes()
+            silent = 0 if blocks != blocks_before or unsent < unsent_before else silent + 1
+            if silent > SILENT_INTERVALS_MAX:
+                events.warning("broker-silent", broker=self.server_name)
+                await self._process_op_err(nats.errors.StaleConnectionError())
+                return
+            if silent:
+                await self._send_ping()
+
+    def _unsent_bytes(self) -> int:
+        on_socket = (
+            self._transport.unsent_bytes() if isinstance(self._transport, transports.TcpTransport) else 0
+        )
+        return on_socket + self._pending_data_size
 
     async def listen(self, subject: str, group: str, reader: Reader, *, timeout_s: float) -> int:
         """Subscribe, and return the subscription's number once the broker has it."""

@@ -28,6 +28,7 @@ class NatsParser(parser.Parser):
         self._wanted_bytes = 0  # with fewer than that there is nothing to do
         self._resets = 0
         self._busy = False  # amid a line that is no message
+        self.blocks = 0  # received: while it grows, the broker is alive
 
     def __repr__(self) -> str:
         return f"<parser with {self._kept_bytes} buffered bytes>"
@@ -80,6 +81,7 @@ class NatsParser(parser.Parser):
 
     def _joined(self, data: bytes) -> bytes:
         """The block with the buffered bytes before it; empty if that is not sufficient yet."""
+        self.blocks += 1
         if not self._kept:
             return data
         self._kept.append(data)

@@ -11,7 +11,7 @@ from muster.cli import command, output
 from muster.cli.domain import config as config_
 
 _TABLES = {
-    "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid")),
+    "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid", "problem")),
     "parts": ("part", ("name", "state", "reason")),
     "budgets": ("budget", ("name", "used", "limit", "full", "when_full")),
     "pages": ("health pages of", ("process", "url", "pid")),

@@ -193,11 +193,13 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     ping_interval_s: Annotated[
         float,
         doc(
-            "A dead connection is noticed after about PING_INTERVAL * 2. Shorter costs a small message per "
-            "client each time: CONNECTIONS / PING_INTERVAL a second at the broker.",
+            "Interval at which brokers ping silent clients and each other. A frozen client or broker is "
+            "disconnected after at most PING_INTERVAL * 4, and its leases pass to others then. Clients "
+            "of Muster ping an idle broker every 2 s themselves, and leave it after at most 6 s "
+            "of silence.",
             gt=0,
         ),
-    ] = 10.0
+    ] = 2.25
     restart_wait_max_s: Annotated[
         float,
         doc(

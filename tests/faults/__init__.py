@@ -1,0 +1,1 @@
+"""Fault drills on real processes: workloads, faults, and what the clients saw."""

@@ -137,6 +137,63 @@ class Messages:
         with pytest.raises(errors.TimedOut):
             await bus.request("silent", b"", timeout_s=0.05)
 
+    async def test_a_request_without_a_reply_is_repeated(self, connect: Connect):
+        server, caller = await connect("server"), await connect("caller")
+        received: list[bytes] = []
+
+        async def reply_to_the_third(message: api.Message) -> None:
+            received.append(message.data)
+            if len(received) == 3:
+                await message.respond(b"done")
+
+        await server.subscribe("work", handler=reply_to_the_third)
+        repeat = api.Repetition(0.02, data=b"again")
+        reply = await caller.request("work", b"first", timeout_s=30, repeat=repeat)
+        assert reply.data == b"done"
+        assert received == [b"first", b"again", b"again"]
+
+    async def test_a_repetition_may_go_to_another_server(self, connect: Connect):
+        server, caller = await connect("server"), await connect("caller")
+        await server.subscribe("muster.x.to.frozen.work", handler=lambda _: None)
+
+        async def late_reply(message: api.Message) -> None:
+            await message.respond(message.subject.encode())
+
+        await server.subscribe("muster.x.to.frozen.other", handler=late_reply)
+        repeat = api.Repetition(0.02, "muster.x.to.frozen.other")
+        reply = await caller.request("muster.x.to.frozen.work", b"", timeout_s=30, repeat=repeat)
+        assert reply.data == b"muster.x.to.frozen.other"
+
+    async def test_a_reply_to_the_first_attempt_counts_after_a_repetition(self, connect: Connect):
+        server, caller = await connect("server"), await connect("caller")
+        first: list[api.Message] = []
+
+        async def reply_late(message: api.Message) -> None:
+            first.append(message)
+            if len(first) == 2:
+                await first[0].respond(b"the first")
+
+        await server.subscribe("work", handler=reply_late)
+        reply = await caller.request("work", b"", timeout_s=30, repeat=api.Repetition(0.02))
+        assert reply.data == b"the first"
+
+    async def test_a_repeatable_request_without_a_subscriber_fails_at_once(self, connect: Connect):
+        caller = await connect("caller")
+        with pytest.raises(errors.Unavailable) as caught:
+            await caller.request("absent", b"", timeout_s=30, repeat=api.Repetition(20.0))
+        assert not isinstance(caught.value, errors.TimedOut)
+
+    async def test_a_subscriber_that_is_gone_at_the_repetition_leaves_the_outcome_unknown(
+        self, connect: Connect
+    ):
+        server, caller = await connect("server"), await connect("caller")
+        subscription = await server.subscribe("work")
+        asking = asyncio.create_task(caller.request("work", b"", timeout_s=0.5, repeat=api.Repetition(0.1)))
+        await subscription.next(timeout_s=30)
+        await subscription.close()
+        with pytest.raises(errors.TimedOut):
+            await asking
+
     async def test_gather_collects_until_there_are_enough(self, connect: Connect):
         asker = await connect("asker")
         for number in range(4):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import ssl
 import time
 from typing import Any
@@ -332,6 +334,19 @@ class TestReconnecting:
             await question.respond(b"late")
             assert (await asking).data == b"late"
 
+    async def test_a_repeatable_request_is_sent_again_over_a_new_connection(self, plain):
+        async with await client.connect([plain.url]) as server, await client.connect([plain.url]) as bus:
+            received: list[api.Message] = []
+            await server.subscribe("work", handler=received.append)
+            asking = asyncio.create_task(
+                bus.request("work", b"x", timeout_s=30, repeat=api.Repetition(3600.0))
+            )
+            await eventually(lambda: len(received) == 1)  # and its reply is lost with the connection
+            cut(bus)
+            await eventually(lambda: len(received) == 2)
+            await received[1].respond(b"done")
+            assert (await asking).data == b"done"
+
     async def test_it_roams_to_a_broker_it_was_never_told_of(self, tmp_path):
         async with network.mesh(2, tmp_path, storage=None) as mesh:
             first, second = mesh.brokers.values()
@@ -566,3 +581,23 @@ async def test_a_refusal_stands_when_no_attempt_was_stored(bus: client.NatsBus, 
     with pytest.raises(errors.Conflict):
         await stream.publish("log.a", b"", message_id="1", expected_last_subject_sequence=taken - 1)
     assert (await stream.state()).messages == 1
+
+
+# Frozen brokers: the socket stays open, and nothing arrives any more
+
+
+async def test_a_client_leaves_a_frozen_broker(tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr(broker, "SILENT_S", 60.0)  # its supervisor does not kill it
+    async with (
+        network.mesh(2, tmp_path, storage=None) as brokers,
+        await client.connect(brokers.urls) as bus,
+        await bus.subscribe("a") as inbox,
+    ):
+        frozen = brokers[str(bus.broker)]
+        assert frozen.pid
+        os.kill(frozen.pid, signal.SIGSTOP)
+        await eventually(lambda: bus.broker not in (None, frozen.name))
+        await bus.publish("a", b"1")
+        assert (await anext(inbox)).data == b"1"
+        os.kill(frozen.pid, signal.SIGCONT)

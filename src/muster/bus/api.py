@@ -175,6 +175,7 @@ class StreamState:
     messages: int
     bytes: int
     consumers: int
+    now_ns: int  # the time of the broker that replied
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,6 +393,23 @@ class BusStatistics:
     refused_full: int  # durable publishes refused because a stream's budget was used up
 
 
+REPEAT_S_MAX = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Repetition:
+    """When a request without a reply is sent again: after ``after_s``, then at intervals that double up to
+    `REPEAT_S_MAX`, and after each reconnection. The first reply counts, whichever attempt it belongs to.
+
+    A request or its reply is lost with a broker that fails, and a frozen process does not reply at all. Only
+    for requests that have no effect, or whose server recognises a repetition.
+    """
+
+    after_s: float
+    subject: str = ""  # of the repetitions; empty: the same
+    data: bytes | None = None  # of the repetitions; None: the same
+
+
 class Bus(Protocol):
     """A connection to the bus under one identity."""
 
@@ -454,8 +472,12 @@ class Bus(Protocol):
         *,
         headers: Headers | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        repeat: Repetition | None = None,
     ) -> Message:
-        """`errors.Unavailable` at once if there is no subscriber, `errors.TimedOut` if no reply arrives."""
+        """`errors.Unavailable` at once if there is no subscriber, `errors.TimedOut` if no reply arrives.
+
+        With ``repeat`` it is sent again meanwhile, and only the first attempt fails without a subscriber.
+        """
         ...
 
     async def gather(

@@ -216,10 +216,11 @@ class NatsBus:
         *,
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
+        repeat: api.Repetition | None = None,
     ) -> received.ReceivedMessage:
         message_format.check_subject(subject)
         raw_headers = message_format.raw_headers(headers)
-        answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s)
+        answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s, repeat=repeat)
         return self._message(answer)
 
     def _message(self, answer: requests.InboxReply) -> received.ReceivedMessage:

@@ -4,7 +4,8 @@ Two wildcard subscriptions, created at the first request, receive all replies: t
 those of the broker (JetStream, publish acknowledgements). Each request has its own reply subject, derived
 from its responder (`muster.core.subjects`), and only a message on exactly that subject is its reply: the
 permission to reply as A does not cover a request to B. A request fails when the broker forbids it and when
-the connection is closed; if there is no subscriber the broker replies at once.
+the connection is closed; if there is no subscriber the broker replies at once. A request that may be repeated
+(`api.Repetition`) keeps its reply subject, so a late reply to an earlier attempt counts as well.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Sequence
 
+from muster.bus import api
 from muster.bus.client import connection, counters
 from muster.core import errors
 from muster.core import subjects as subjects_
@@ -56,14 +58,18 @@ class _Call:
 class _Question:
     """A request for one reply, without closures."""
 
-    __slots__ = ("future", "subjects", "timeout_s")
+    __slots__ = ("attempts", "future", "repeat", "subjects", "timeout_s")
 
     def __init__(self, subject: str, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
-        self.subjects = (subject,)
+        self.subjects: tuple[str, ...] = (subject,)
         self.timeout_s = timeout_s
         self.future: asyncio.Future[InboxReply] = loop.create_future()
+        self.attempts = 1
+        self.repeat: Callable[[], None] | None = None
 
     def take(self, answer: InboxReply) -> None:
+        if self.attempts > 1 and is_no_responders(answer):
+            return  # another attempt may be under way
         if not self.future.done():
             self.future.set_result(answer)
 
@@ -90,6 +96,12 @@ class RequestConnection(connection.NatsConnection):
         self._mux_started: asyncio.Future[bool] | None = None
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call | _Question] = {}
+
+    async def _reconnected(self) -> None:
+        await super()._reconnected()
+        for call in list(self._calls.values()):
+            if isinstance(call, _Question) and call.repeat is not None:
+                call.repeat()
 
     async def _closed_for_good(self) -> None:
         await super()._closed_for_good()
@@ -170,11 +182,12 @@ class RequestConnection(connection.NatsConnection):
         *,
         timeout_s: float,
         stored: bool = False,
+        repeat: api.Repetition | None = None,
     ) -> InboxReply:
         """Send a request and wait for one reply; `errors.Unavailable` at once if there is no subscriber.
 
         ``stored``: as with `expect`. Without a connection nothing is sent: an abandoned request must not be
-        executed after a reconnection.
+        executed after a reconnection. ``repeat``: when to send it again.
         """
         if not self.is_connected:
             await self.connected(timeout_s)
@@ -185,17 +198,49 @@ class RequestConnection(connection.NatsConnection):
         reply = self._reply_subject("" if stored else subjects_.responder(subject))
         key = reply.encode()
         self._calls[key] = question
-        alarm = loop.call_later(timeout_s, question.expire)
+        timers = [loop.call_later(timeout_s, question.expire)]
+        if repeat is not None:
+            self._schedule_repetitions(question, repeat, data, reply, raw_headers, timers)
         try:
             if self.send(subject, data, reply, raw_headers):
                 await self.ease()
             answer = await question.future
         finally:
-            alarm.cancel()
+            for timer in timers:
+                timer.cancel()
             del self._calls[key]
         if is_no_responders(answer):
             raise NoResponders(f"no subscriber on {subject!r}")
         return answer
+
+    def _schedule_repetitions(
+        self,
+        question: _Question,
+        repeat: api.Repetition,
+        data: bytes,
+        reply: str,
+        raw_headers: bytes | None,
+        timers: list[asyncio.TimerHandle],
+    ) -> None:
+        """Send the request again after a time and after each reconnection; ``timers`` end it."""
+        loop = asyncio.get_running_loop()
+        subject = repeat.subject or question.subjects[0]
+        if subject not in question.subjects:
+            question.subjects = (*question.subjects, subject)
+        repeated_data = data if repeat.data is None else repeat.data
+
+        def send() -> None:
+            if self.is_connected and not question.future.done():
+                question.attempts += 1
+                self.send(subject, repeated_data, reply, raw_headers)
+
+        def send_late(interval_s: float) -> None:
+            timers.pop()
+            send()
+            timers.append(loop.call_later(interval_s, send_late, min(api.REPEAT_S_MAX, 2 * interval_s)))
+
+        question.repeat = send
+        timers.append(loop.call_later(repeat.after_s, send_late, min(api.REPEAT_S_MAX, 2 * repeat.after_s)))
 
 
 def is_no_responders(answer: InboxReply) -> bool:

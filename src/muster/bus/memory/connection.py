@@ -252,8 +252,9 @@ class SimulatedBus:
         *,
         headers: api.Headers | None = None,
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
+        repeat: api.Repetition | None = None,
     ) -> SimulatedMessage:
-        answers, nobody = await self._ask(subject, data, headers, 1, timeout_s)
+        answers, nobody = await self._ask(subject, data, headers, 1, timeout_s, repeat)
         if nobody:
             raise errors.Unavailable(f"no subscriber on {subject!r}")
         if not answers:
@@ -279,6 +280,7 @@ class SimulatedBus:
         headers: api.Headers | None,
         enough: int | None,
         timeout_s: float,
+        repeat: api.Repetition | None = None,
     ) -> tuple[list[SimulatedMessage], bool]:
         """The replies, and whether there is no subscriber."""
         message_format.check_subject(subject)
@@ -291,18 +293,36 @@ class SimulatedBus:
                 if len(answers) == enough:
                     done.set_result(False)
 
+        repeated = False
+
         def heard_by(count: int) -> None:
-            if count == 0:
+            if count == 0 and not repeated:
                 self.net.hop(self.node, "down", lambda: None if done.done() else done.set_result(True))
 
         requester = f"{self._identity}.{self._session}"
         reply = subjects.reply_subject(subjects.responder(subject), requester, str(next(self._replies)))
         ear = SimulatedSubscription(reply, "", self, take)
         self.net.listen(ear)
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+
+        def send_again(interval_s: float) -> None:
+            nonlocal repeated, timer
+            assert repeat is not None
+            repeated = True
+            with contextlib.suppress(errors.Unavailable):
+                again = data if repeat.data is None else repeat.data
+                self._say(repeat.subject or subject, again, headers, reply, heard_by)
+            timer = loop.call_later(interval_s, send_again, min(api.REPEAT_S_MAX, 2 * interval_s))
+
+        if repeat is not None:
+            timer = loop.call_later(repeat.after_s, send_again, min(api.REPEAT_S_MAX, 2 * repeat.after_s))
         try:
             self._say(subject, data, headers, reply, heard_by)
             return answers, await self.wait(done, timeout_s) or False
         finally:
+            if timer is not None:
+                timer.cancel()
             self.net.forget(ear)
 
     async def wait(self, future: asyncio.Future[T], timeout_s: float) -> T | None:

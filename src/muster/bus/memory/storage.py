@@ -213,13 +213,14 @@ class SimulatedLog:
         sequences = self._by_subject.get(subject)
         return sequences[-1] if sequences else 0
 
-    def state(self) -> api.StreamState:
+    def state(self, now_ns: int) -> api.StreamState:
         return api.StreamState(
             first_sequence=next(iter(self.messages), self.last + 1),
             last_sequence=self.last,
             messages=len(self.messages),
             bytes=self.bytes,
             consumers=len(self.consumers),
+            now_ns=now_ns,
         )
 
     def page(self, first: int, patterns: Sequence[str], count: int) -> list[api.StoredMessage]:

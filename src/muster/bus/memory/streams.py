@@ -64,7 +64,7 @@ class SimulatedStream(publisher.StreamPublisher):
     # Reading.
 
     async def state(self) -> api.StreamState:
-        return await self._bus.call(lambda: self._net.log(self._name).state())
+        return await self._bus.call(lambda: self._net.log(self._name).state(self._net.now_ns()))
 
     async def get(self, sequence: int) -> api.StoredMessage:
         if sequence < 1:
@@ -88,7 +88,7 @@ class SimulatedStream(publisher.StreamPublisher):
     ) -> tuple[list[api.StoredMessage], api.StreamState]:
         def operation() -> tuple[list[api.StoredMessage], api.StreamState]:
             log = self._net.log(self._name)
-            return log.page(first, patterns, PAGE), log.state()
+            return log.page(first, patterns, PAGE), log.state(self._net.now_ns())
 
         return await self._bus.call(operation)
 
@@ -164,8 +164,12 @@ class SimulatedStream(publisher.StreamPublisher):
                 count = self._net.random.randint(1, REPLAYED_AT_ONCE + len(sequences) // 4)
                 looked_at = sequences[:count]
                 there = (log.messages.get(sequence) for sequence in looked_at)
-                return [message for message in there if message], len(looked_at), log.state()
-            return log.page(first, patterns, PAGE), 0, log.state()
+                return (
+                    [message for message in there if message],
+                    len(looked_at),
+                    log.state(self._net.now_ns()),
+                )
+            return log.page(first, patterns, PAGE), 0, log.state(self._net.now_ns())
 
         return await self._bus.call(operation)
 

@@ -1,9 +1,10 @@
 """The client side: `call` sends a request, waits for its reply, and raises the error of the reply.
 
-A request that changes something has an id, so that it can be sent again without a reply: a server that has
-executed it sends the same reply and does not execute it again. A request that was sent, but has no reply,
-raises `errors.TimedOut`: its outcome is unknown. Any other `errors.Unavailable` means that it was not
-executed.
+A request without a reply is sent again: the request, or its reply, is lost with a broker that restarts, and a
+frozen server does not reply until another one has its place. A request that changes something has an id: a
+server that has executed it sends the same reply and does not execute it again. A request that was sent, but
+has no reply, raises `errors.TimedOut`: its outcome is unknown. Any other `errors.Unavailable` means that it
+was not executed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from muster.core import errors
 
 TIMEOUT_S = 30.0
 RETRY_S = 0.2  # between attempts while no process serves
+REPEAT_S = 2.0  # after this time without a reply a request is sent again
 
 
 class _Reply(msgspec.Struct):
@@ -81,29 +83,26 @@ async def exchange(
 ) -> api.Message:
     """The encoded reply to a request.
 
-    After ``try_s`` without a reply it is sent again, to the process that serves then. While there is none, it
-    ``waits`` for one, or raises ``absent`` at once.
+    After ``try_s`` without a reply (`REPEAT_S`) it is sent again, to the process that serves then, and so on
+    (`api.Repetition`). While there is none, it ``waits`` for one, or raises ``absent`` at once.
     """
     reads = _reads(subject)
     if not reads:
         headers = {**(headers or {}), **origin.headers(), requests.REQUEST_ID: secrets.token_hex(16)}
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
-    sent, left_s = False, timeout_s
+    left_s = timeout_s
+    repeat = api.Repetition(REPEAT_S if try_s is None else try_s)
     while True:
         try:
-            reply = await bus.request(subject, data, headers=headers, timeout_s=min(left_s, try_s or left_s))
+            reply = await bus.request(subject, data, headers=headers, timeout_s=left_s, repeat=repeat)
             if not reads:
                 origin.answered()
             return reply
         except errors.TimedOut:
-            sent = True
-            if loop.time() >= deadline:
-                raise _no_answer(timeout_s, reads) from None
+            raise _no_answer(timeout_s, reads) from None
         except errors.Unavailable as error:
-            if sent and loop.time() + RETRY_S > deadline:
-                raise _no_answer(timeout_s, reads) from error
-            if not sent and (not waits or loop.time() + RETRY_S > deadline):
+            if not waits or loop.time() + RETRY_S > deadline:
                 raise copy.copy(absent) or error from error  # it may be shared by all calls
             await asyncio.sleep(RETRY_S)
         left_s = max(0.1, deadline - loop.time())

@@ -227,13 +227,15 @@ class NatsStream(publisher.StreamPublisher):
     # Reading.
 
     async def state(self) -> api.StreamState:
-        state = (await self._api.call(f"STREAM.INFO.{self._name}"))["state"]
+        info = await self._api.call(f"STREAM.INFO.{self._name}")
+        state = info["state"]
         return api.StreamState(
             first_sequence=state["first_seq"] if state["messages"] else state["last_seq"] + 1,
             last_sequence=state["last_seq"],
             messages=state["messages"],
             bytes=state["bytes"],
             consumers=state["consumer_count"],
+            now_ns=jetstream.nanoseconds(info["ts"]),
         )
 
     async def get(self, sequence: int) -> api.StoredMessage:

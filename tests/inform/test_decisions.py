@@ -204,11 +204,22 @@ def test_a_copy_that_moved_away_is_dropped():
     assert (held.permanent, held.buckets, held.memory_bytes) == (0, {}, 0)
 
 
-def test_a_temporary_copy_is_not_touched_by_the_log_until_it_is_permanent():
+def test_a_temporary_replica_follows_the_log():
     held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
-    held.install_temporary(record("k", ("other",), b"old"), 1, 0.0, fresh_at_s=0.0)
-    assert not held.apply(record("k", ("other",), b"new"), 2, 1.0)
-    assert held.index["k"].value == b"old"
+    held.install_temporary(record("k", ("other",), b"old"), 2, 0.0, fresh_at_s=0.0)
+    assert not held.apply(record("k", ("other",), b"older"), 1, 1.0)
+    assert not held.apply(record("k", ("other",), b"old"), 2, 1.0)
+    assert held.apply(record("k", ("other",), b"new"), 3, 1.0)
+    assert (held.index["k"].value, held.temporary) == (b"new", 1)
+    assert held.apply(record("k", ("other",), None), 4, 1.0)
+    assert (held.index, held.temporary, held.memory_bytes) == ({}, 0, 0)
+
+
+def test_a_temporary_replica_that_is_ahead_of_the_follower_becomes_permanent_at_its_own_record():
+    held = replica_table.ReplicaTable("me", memory_bytes_max=1 << 20)
+    held.install_temporary(record("k", ("other", "me"), b"new"), 3, 0.0, fresh_at_s=0.0)
+    assert not held.apply(record("k", ("other", "me"), b"old"), 2, 1.0)
+    assert held.index["k"].value == b"new"
     assert held.apply(record("k", ("other", "me"), b"new"), 3, 1.0)
     assert (held.permanent, held.temporary) == (1, 0)
 
@@ -315,8 +326,8 @@ def test_any_text_is_a_key_or_refused_and_its_subject_is_one(key):
 def test_errors_travel():
     for error in (errors.Forbidden("no"), errors.NotFound("x", hint="h"), errors.Conflict("c", actual=7)):
         with pytest.raises(type(error)) as caught:
-            protocol.result_of(protocol.error_reply(error), object)
+            protocol.result_of(protocol.InformCodec("n").error(error), object)
         assert (caught.value.message, caught.value.hint) == (error.message, error.hint)
     with pytest.raises(errors.Conflict) as conflict:
-        protocol.result_of(protocol.error_reply(errors.Conflict("c", actual=7)), object)
+        protocol.result_of(protocol.InformCodec("n").error(errors.Conflict("c", actual=7)), object)
     assert conflict.value.actual == 7

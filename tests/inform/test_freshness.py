@@ -29,13 +29,13 @@ async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_cop
         assert node.reader.local("k", 0.001) is not None
         assert node.reader.local("k", 0.0) is None
         asked: list[int] = []
-        last_sequence = node.state.log.last_sequence
+        log_state = node.state.log.state
 
-        async def count() -> int:
+        async def count() -> api.StreamState:
             asked.append(1)
-            return await last_sequence()
+            return await log_state()
 
-        node.state.log.last_sequence = count  # type: ignore[method-assign]
+        node.state.log.state = count  # type: ignore[method-assign]
         assert (await node.reader.get(protocol.GetContext("k", 0.001), "ann")).value == b"v"
         assert asked == []
         assert (await node.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
@@ -75,14 +75,14 @@ async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simula
         ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
         asked: list[int] = []
-        last_sequence = node.state.log.last_sequence
+        log_state = node.state.log.state
 
-        async def count() -> int:
+        async def count() -> api.StreamState:
             asked.append(1)
             await asyncio.sleep(0.01)
-            return await last_sequence()
+            return await log_state()
 
-        node.state.log.last_sequence = count  # type: ignore[method-assign]
+        node.state.log.state = count  # type: ignore[method-assign]
         reads = [node.reader.get(protocol.GetContext("k", 0.0), "ann") for _ in range(100)]
         assert {context.value for context in await asyncio.gather(*reads)} == {b"v"}
         assert len(asked) <= 2
@@ -174,5 +174,37 @@ async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_lo
     found = q.reader.local("k", max_staleness_s=1.0)
     assert found is not None
     assert (found.value, found.replica_kind) == (b"2", "temporary")
+    for node in (p, q):
+        await node.close()
+
+
+# Clocks of nodes that differ.
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+async def test_a_lease_ends_for_all_nodes_at_once_whatever_their_clocks_say(simulated_network, ahead_s):
+    net = simulated_network
+
+    def wrong_ns() -> int:
+        return int(net.now_ns() + ahead_s * 1_000_000_000)
+
+    p = await node_node.start(await net.connect("p"), settings=ALONE, now_ns=wrong_ns)
+    q = await node_node.start(await net.connect("q"), settings=ALONE, now_ns=net.now_ns)
+    bus = await net.connect("ann")
+    near = {name: client.InformClient(bus, node=name) for name in "pq"}
+    for writer in "pq":
+        await near[writer].put(writer, b"v", lease_s=60.0)
+    await asyncio.sleep(50.0)
+    for reader in "pq":
+        for key in "pq":
+            read = await near[reader].get(key, max_staleness_s=0)
+            assert read.value == b"v"
+            assert 0 < read.lease_left_s < 11
+    await asyncio.sleep(11.0)
+    for reader in "pq":
+        for key in "pq":
+            with pytest.raises(errors.NotFound):
+                await near[reader].get(key, max_staleness_s=0)
     for node in (p, q):
         await node.close()

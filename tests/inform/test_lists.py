@@ -74,7 +74,7 @@ async def test_all_copies_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch)
     async def answer(message: api.Message) -> None:
         for name in names:
             view = protocol.ReplicaInfo(name, "temporary", 1, 0.5, {})
-            await message.respond(protocol.reply([view]))
+            await message.respond(protocol.reply([view], view.node))
 
     await (await fleet.net.connect("others")).subscribe(protocol.to_all("where"), handler=answer)
     page = await fleet.p.reader.where(protocol.Where("k"))

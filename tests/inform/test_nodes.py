@@ -150,12 +150,55 @@ async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them
     found = await near["n2"].get("k")
     assert (found.replica_kind, found.source) == ("temporary", "n2")
     await near["n1"].put("k", b"newer")
-    old = await near["n2"].get("k")
-    assert old.value == b"v"
-    assert old.age_s > 0
     fresh = await near["n2"].get("k", max_staleness_s=0)
-    assert (fresh.value, fresh.source) == (b"newer", "n1")
+    assert fresh.value == b"newer"
     await eventually(lambda: "n2" not in holders(nodes, "k"), timeout_s=30)
+
+
+@pytest.mark.parametrize("change", ["delete", "put"])
+async def test_a_temporary_replica_that_is_being_read_follows_deletions_and_new_versions(
+    start_node, inform, change
+):
+    nodes = await fleet(start_node, ("n1", "n2"), replicas=1)
+    near = {name: client.InformClient(inform._bus, node=name) for name in nodes}
+    await near["n1"].put("k", b"v")
+    await nodes["n2"].maintenance.store("k")
+    assert (await near["n2"].get("k")).replica_kind == "temporary"
+
+    async def is_gone() -> bool:
+        try:
+            return bool((await near["n2"].get("k")).value == b"newer")
+        except errors.NotFound:
+            return bool(change == "delete")
+
+    if change == "delete":
+        await near["n1"].delete("k")
+    else:
+        await near["n1"].put("k", b"newer")
+    await eventually(is_gone)
+
+
+async def test_a_record_that_passes_while_a_temporary_replica_is_made_is_not_lost(
+    start_node, inform, monkeypatch
+):
+    nodes = await fleet(start_node, ("n1", "n2"), replicas=1)
+    near = {name: client.InformClient(inform._bus, node=name) for name in nodes}
+    await near["n1"].put("k", b"v")
+    log = nodes["n2"].state.log
+    last = log.last
+
+    async def outdated(key: str):
+        entry = await last(key)
+        with monkeypatch.context() as once:
+            once.setattr(log, "last", last)
+            if entry is not None and entry.record.value == b"v":
+                await near["n1"].put("k", b"newer")
+                await nodes["n2"].state.catch_up(10.0)
+        return entry
+
+    monkeypatch.setattr(log, "last", outdated)
+    await nodes["n2"].maintenance.store("k")
+    assert (await near["n2"].get("k")).value == b"newer"
 
 
 async def test_a_context_migrates_to_where_nearly_all_demand_is(start_node, inform):

@@ -170,7 +170,8 @@ class Activities:
             contents=context.value,
             parent=str(attributes.get("parent", "")),
             status=ActivityStatus(attributes.get("status", ActivityStatus.ACTIVE.value)),
-            expires_at_ns=context.expires_at_ns,
+            # By the clock of this process, which may differ from that of the log.
+            expires_at_ns=self._now_ns() + int(context.lease_left_s * 1e9),
             version=context.version,
             owner=context.writer,
             completing=bool(attributes.get("completing", False)),

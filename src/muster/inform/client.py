@@ -19,13 +19,14 @@ from typing import Literal
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import client as rpc
 from muster.core import errors
 from muster.inform import protocol
 from muster.predicates.syntax import parser
 
 TIMEOUT_S = 30.0  # a write waits out a silent primary and the selection of another
-TRY_S = 13.0  # a node waits 10 s for a silent primary; after that the node itself is silent
+HEDGE_S = 0.25  # a read without a reply for so long is also sent to another node
+SLOW_HEDGE_S = 3.0  # the same for requests that query all nodes, and for writes
+AVOID_S = 15.0  # how long requests go to a node that replies, after another one was silent
 FOUND_BYTES_MAX = 32 << 20  # total size of the values in the result of one search
 RETRY_S = 0.2
 WAIT_S = 5.0  # the longest delay until the loss of the node is noticed
@@ -57,6 +58,8 @@ class InformClient:
         self._node = node
         self._timeout_s = timeout_s
         self._requests = map(f"{uuid.uuid4().hex[:24]}-{{:x}}".format, itertools.count())
+        self._responsive = ""  # a node that replied when another one was silent
+        self._responsive_until_s = 0.0
 
     async def put(
         self,
@@ -88,32 +91,28 @@ class InformClient:
         return await self.write(protocol.DeleteContext(key, expected_version, next(self._requests)))
 
     async def write(self, write: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
-        """Send a write whose ``request`` id the caller has chosen; retry with any node if no reply comes.
+        """Send a write whose ``request`` id the caller has chosen, and repeat it until a node replies.
 
         With ``repeat`` the write may have been sent before: within two minutes it is stored at most once.
         `errors.TimedOut`: it may have been stored.
         """
         verb = "put" if isinstance(write, protocol.PutContext) else "delete"
-        subject = protocol.request_subject(self._bus.identity, verb, self._node)
-        now_s = asyncio.get_running_loop().time
-        until_s = now_s() + self._timeout_s
-        while True:
-            try_s = min(TRY_S, max(0.1, until_s - now_s()))
-            try:
-                # Not `rpc.exchange`: the second attempt is a different message.
-                message = await self._bus.request(subject, protocol.encode(write), timeout_s=try_s)
-            except errors.TimedOut as error:
-                if now_s() >= until_s:
-                    raise errors.TimedOut(
-                        f"no reply in {self._timeout_s:g} s; {write.key!r} may have been written"
-                    ) from error
-            except errors.Unavailable as error:
-                if not write.repeat:
-                    raise copy.copy(_ABSENT) from error
-                raise errors.TimedOut(f"{write.key!r} may have been written: {error}") from error
-            else:
-                return protocol.result_of(message.data, protocol.WriteResult)
-            write = msgspec.structs.replace(write, repeat=True)
+        try:
+            message = await self._exchange(
+                verb,
+                protocol.encode(write),
+                hedge_s=SLOW_HEDGE_S,
+                repeated=protocol.encode(msgspec.structs.replace(write, repeat=True)),
+            )
+        except errors.TimedOut as error:
+            raise errors.TimedOut(
+                f"no reply in {self._timeout_s:g} s; {write.key!r} may have been written"
+            ) from error
+        except errors.Unavailable as error:
+            if not write.repeat:
+                raise
+            raise errors.TimedOut(f"{write.key!r} may have been written: {error}") from error
+        return protocol.result_of(message.data, protocol.WriteResult)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
         """Read a context; `errors.NotFound` if it does not exist.
@@ -239,16 +238,51 @@ class InformClient:
         *,
         node: str | None = None,
     ) -> protocol.T:
-        message = await rpc.exchange(
-            self._bus,
-            protocol.request_subject(self._bus.identity, verb, node or self._node),
-            protocol.encode(request),
-            timeout_s=timeout_s or self._timeout_s,
-            try_s=TRY_S,
-            waits=False,
-            absent=_ABSENT,
-        )
+        hedge_s = HEDGE_S if verb == "get" else SLOW_HEDGE_S
+        if isinstance(request, protocol.WaitForChanges):
+            hedge_s += request.wait_s
+        data = protocol.encode(request)
+        message = await self._exchange(verb, data, hedge_s=hedge_s, timeout_s=timeout_s, node=node)
         return protocol.result_of(message.data, answer)
+
+    async def _exchange(
+        self,
+        verb: str,
+        data: bytes,
+        *,
+        hedge_s: float,
+        timeout_s: float | None = None,
+        node: str | None = None,
+        repeated: bytes | None = None,
+    ) -> api.Message:
+        """Send a request; after ``hedge_s`` without a reply also to another node, and so on.
+
+        A node that is frozen receives its share of the requests until its broker disconnects it. So after a
+        late reply the next requests go directly to the node that sent it.
+        """
+        now_s = asyncio.get_running_loop().time
+        sent_at_s = now_s()
+        anywhere = protocol.request_subject(self._bus.identity, verb, node or self._node)
+        subject = anywhere
+        if (node or self._node) == protocol.ANY and sent_at_s < self._responsive_until_s:
+            subject = protocol.request_subject(self._bus.identity, verb, self._responsive)
+        timeout_s = timeout_s or self._timeout_s
+        repeat = api.Repetition(hedge_s, anywhere, repeated)
+        try:
+            message = await self._bus.request(subject, data, timeout_s=timeout_s, repeat=repeat)
+        except errors.TimedOut:
+            raise errors.TimedOut(f"no reply in {timeout_s:g} s") from None
+        except errors.Unavailable as error:
+            if subject == anywhere:
+                raise copy.copy(_ABSENT) from error
+            self._responsive_until_s = 0.0
+            return await self._exchange(
+                verb, data, hedge_s=hedge_s, timeout_s=timeout_s, node=node, repeated=repeated
+            )
+        if now_s() - sent_at_s >= hedge_s:
+            self._responsive = protocol.responder_of(message.data)
+            self._responsive_until_s = now_s() + AVOID_S if self._responsive else 0.0
+        return message
 
 
 _ABSENT = errors.Unavailable(

@@ -33,6 +33,7 @@ PART = "inform"
 STREAM = "contexts"
 BUCKETS = 1024
 ANY = "any"
+PING = "ping"  # a message from node to node whose reply shows that the node works
 
 KEY_BYTES_MAX = 512
 VALUE_BYTES_MAX = 1 << 20
@@ -66,7 +67,7 @@ class ContextRecord(InformMessage, frozen=True, gc=False):
     value: bytes | None = None
     attributes: bytes = b""  # MessagePack of `Attributes`; empty: none
     version: int = 0  # the sequence of the record that wrote the value; 0: of this record
-    expires_at_ns: int = 0  # 0: never
+    expires_at_ns: int = 0  # by the clock of the log; 0: never
     writer: str = ""
     request: str = ""  # id of the write, to detect repeated attempts
     reason: str = "put"  # or delete, expire, place (new holders), refuse (only uses up a message id)
@@ -86,7 +87,8 @@ class Context(InformMessage, frozen=True):
     source: str  # the node that replied, "log", or the name of a mount
     replica_kind: str  # primary, permanent, temporary, log, mounted
     writer: str = ""
-    expires_at_ns: int = 0
+    expires_at_ns: int = 0  # by the clock of the log; 0: never
+    lease_left_s: float = 0.0  # when the node replied
 
     @property
     def text(self) -> str:
@@ -283,6 +285,7 @@ class Reply(InformMessage, Generic[T], frozen=True):
 
     result: T | None = None
     fault: error_replies.ErrorReply | None = None
+    node: str = ""  # the node that replied
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -416,19 +419,23 @@ def result_of(data: bytes, kind: type[T]) -> T:
     return cast("T", reply.result)
 
 
-def reply(result: object) -> bytes:
-    return encode(Reply(result))
+def responder_of(data: bytes) -> str:
+    """Return the name of the node that sent a `Reply`."""
+    return decode(data, Reply[Any]).node
 
 
-def error_reply(error: errors.MusterError) -> bytes:
-    return encode(Reply(fault=error_replies.to_error_reply(error)))
+def reply(result: object, node: str) -> bytes:
+    return encode(Reply(result, None, node))
 
 
 class InformCodec:
-    """The encoding of replies, for `muster.bus.rpc`."""
+    """The encoding of a node's replies, for `muster.bus.rpc`."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
 
     def result(self, value: object) -> bytes:
-        return reply(value)
+        return reply(value, self._node)
 
     def error(self, error: errors.MusterError) -> bytes:
-        return error_reply(error)
+        return encode(Reply(fault=error_replies.to_error_reply(error), node=self._node))

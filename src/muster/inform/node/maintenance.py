@@ -157,7 +157,7 @@ class NodeMaintenance:
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
             replica = shared.replicas.index.get(key)
-            if replica is None or not replica.is_live(shared.now_ns()):
+            if replica is None or not replica.is_live(shared.log_now_ns()):
                 continue
             kind = shared.replicas.kind(replica)
             for instruction in demand.decide(
@@ -183,22 +183,28 @@ class NodeMaintenance:
         """A Context Storage Request: hold a temporary replica.
 
         The record is read from the log, so that its age is measured by the clock of this node; a record in
-        the request would be as old as the request took.
+        the request would be as old as the request took. From then on the replica follows the log: if the
+        follower passes a newer record during the read, the read is repeated.
         """
         shared = self._state
-        asked_at_s = shared.now_s()
-        entry = await shared.log.last(key)
-        if entry is not None and entry.record.value is not None:
-            shared.replicas.install_temporary(
-                entry.record, entry.sequence, shared.now_s(), fresh_at_s=asked_at_s
-            )
+        while True:
+            changed = shared.change_event(key)
+            asked_at_s = shared.now_s()
+            entry = await shared.log.last(key)
+            if entry is None or entry.record.value is None:
+                return
+            if not changed.is_set():
+                shared.replicas.install_temporary(
+                    entry.record, entry.sequence, shared.now_s(), fresh_at_s=asked_at_s
+                )
+                return
 
     # Expiry.
 
     async def expire_due(self) -> None:
         """Delete expired contexts, and purge contexts whose deletion is old enough."""
         shared = self._state
-        now_ns = shared.now_ns()
+        now_ns = shared.log_now_ns()
         members = [shared.name, *shared.directory.nodes]
         work: list[_Work] = []
         forgets: list[tuple[str, replica_table.Replica]] = []

@@ -238,7 +238,11 @@ class InformationNode:
 
     def _new_server(self, operations: Iterable[server.RpcOperation], pending_max: int) -> server.RpcServer:
         return server.RpcServer(
-            self.state.bus, protocol.PART, operations, codec=protocol.InformCodec(), pending_max=pending_max
+            self.state.bus,
+            protocol.PART,
+            operations,
+            codec=protocol.InformCodec(self.name),
+            pending_max=pending_max,
         )
 
     async def _every(self, period_s: float, action: Callable[[], Awaitable[None]]) -> None:
@@ -368,12 +372,12 @@ class InformationNode:
                     self._spawn(self._reply_access(message, request))
                     return
                 self.state.demand.add(request.key, request.origin)
-                self._respond(message, protocol.reply(context))
+                self._respond(message, protocol.reply(context, self.name))
             elif kind == "select":
                 name = protocol.decode(message.data, protocol.ContextQuery)
                 replica = self.state.replicas.index.get(name.key)
                 if replica is not None and not replica.temporary and name.silent != self.name:
-                    self._respond(message, protocol.reply(self.state.information()))
+                    self._respond(message, protocol.reply(self.state.information(), self.name))
         except errors.InvalidInput as error:
             self.malformed += 1
             state.events.warning("malformed", subject=message.subject, error=error)
@@ -387,7 +391,7 @@ class InformationNode:
             context = await self.reader.from_replica(request)
             if context is not None:
                 self.state.demand.add(request.key, request.origin)
-                await message.respond(protocol.reply(context))
+                await message.respond(protocol.reply(context, self.name))
 
     # Requests.
 
@@ -415,7 +419,7 @@ class InformationNode:
             if context is None or len(context.value) > AT_ONCE_BYTES_MAX:
                 return False
             self.state.check(sender, "read", request.key, context.writer)
-            if not message.respond_now(protocol.reply(context)):
+            if not message.respond_now(protocol.reply(context, self.name)):
                 return False
         except errors.MusterError:
             return False
@@ -441,7 +445,7 @@ class InformationNode:
     def _finish(self, caller: requests.RpcCaller, pending: writes.PendingWrite) -> None:
         self._tasks.discard(pending.stored)
         try:
-            self._respond(caller.message, protocol.reply(self.writer.finish(pending)))
+            self._respond(caller.message, protocol.reply(self.writer.finish(pending), self.name))
         except errors.MusterError as error:
             failure = error
             resume = _operation("write", bytes, lambda *_: self.writer.resume(pending, failure))
@@ -454,6 +458,8 @@ class InformationNode:
         kind = message.subject.rpartition(".")[2]
         if message.subject == protocol.to_all("server-information"):
             self._spawn(self._guarded(self.maintenance.on_information_request(message.data)))
+        elif kind == protocol.PING and message.reply is not None:
+            self._respond(message, b"")
         elif kind in self._internal and message.reply is not None:
             self._server.submit(requests.RpcCaller("", kind, message), self._internal[kind])
         elif (handler := self._notification_handlers.get(kind)) is not None:

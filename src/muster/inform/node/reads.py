@@ -36,7 +36,7 @@ class ContextReader:
         """Read from memory; None: use `get`."""
         shared = self._state
         replica = shared.replicas.index.get(key)
-        if replica is None or not replica.is_live(shared.now_ns()):
+        if replica is None or not replica.is_live(shared.log_now_ns()):
             return None
         age_s = shared.age_s(replica)
         if not _is_fresh(age_s, max_staleness_s):
@@ -59,7 +59,11 @@ class ContextReader:
             self._state.replicas.kind(replica).value,
             replica.writer,
             replica.expires_at_ns,
+            self._lease_left_s(replica.expires_at_ns),
         )
+
+    def _lease_left_s(self, expires_at_ns: int) -> float:
+        return max(0.0, (expires_at_ns - self._state.log_now_ns()) / 1e9) if expires_at_ns else 0.0
 
     async def get(self, request: protocol.GetContext, identity: str) -> protocol.Context:
         """Read a context; `errors.NotFound` if it does not exist."""
@@ -83,14 +87,12 @@ class ContextReader:
         if context is not None or replica is None:
             return context
         if not _is_fresh(shared.age_s(replica), request.max_staleness_s):
-            if replica.temporary:
-                return None
             try:
                 await shared.refresh(shared.settings.timeout_s)
             except errors.Unavailable:
                 return None
             replica = shared.replicas.index.get(request.key)
-        if replica is None or not replica.is_live(shared.now_ns()):
+        if replica is None or not replica.is_live(shared.log_now_ns()):
             return None
         value = await shared.value_of(request.key, replica)
         return None if value is None else self.context(request.key, replica, value, shared.age_s(replica))
@@ -122,7 +124,12 @@ class ContextReader:
 
     def _from_log(self, key: str, entry: context_log.ContextLogEntry | None) -> protocol.Context:
         record = entry.record if entry is not None else None
-        if entry is None or record is None or record.value is None or _expired(record, self._state.now_ns()):
+        if (
+            entry is None
+            or record is None
+            or record.value is None
+            or _expired(record, self._state.log_now_ns())
+        ):
             raise errors.NotFound(f"no context {key!r}")
         return protocol.Context(
             key,
@@ -136,6 +143,7 @@ class ContextReader:
             "log",
             record.writer,
             record.expires_at_ns,
+            self._lease_left_s(record.expires_at_ns),
         )
 
     # Changes.
@@ -230,7 +238,7 @@ class ContextReader:
         """Return the local replica, if there is one."""
         shared = self._state
         replica = shared.replicas.index.get(key)
-        if replica is None or not replica.is_live(shared.now_ns()):
+        if replica is None or not replica.is_live(shared.log_now_ns()):
             return []
         kind = shared.replicas.kind(replica).value
         counts = shared.demand.by_origin(key)

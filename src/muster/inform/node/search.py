@@ -171,7 +171,7 @@ class ContextSearch:
             for key, (at_s, was) in shared.moved.items()
             if query.after < key and (not result.more or key <= result.reached)
             if key.startswith(plan.key_prefix) and all(needle in was.attributes for needle in plan.needles)
-            if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and was.is_live(shared.now_ns())
+            if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and was.is_live(shared.log_now_ns())
             if plan.selects(key, was.version, was.writer, protocol.attributes_of(was.attributes))
         )
         if len(moved) > MOVED_MAX:
@@ -219,12 +219,12 @@ class ContextSearch:
             if value is not None:
                 return replica, value
             now = self._state.replicas.index.get(key)
-            if now is None or now is replica or not self._selects(plan, key, now, self._state.now_ns()):
+            if now is None or now is replica or not self._selects(plan, key, now, self._state.log_now_ns()):
                 return replica, None
             replica = now  # it was written in the meantime
 
     def _slice(self, plan: search_plan.SearchPlan, after: str) -> _Slice:
-        now_ns, until_s = self._state.now_ns(), time.monotonic() + SLICE_S
+        now_ns, until_s = self._state.log_now_ns(), time.monotonic() + SLICE_S
         index, needed = self._state.replicas.index, plan.needles
         matching: list[tuple[str, replica_table.Replica]] = []
         while keys := self._keys_after(plan, after):

@@ -32,6 +32,8 @@ GAP_S = 0.2  # after this time, check whether the follower is slow or at a gap
 HOLDERS_MAX = 1_000  # every record lists all of them
 MOVED_MAX = 10_000
 MOVED_REMEMBERED_S = 10.0  # longer than a search takes, and a new primary to receive the record
+PING_AFTER_S = 1.5  # a node that has not replied for so long is pinged
+PING_TIMEOUT_S = 3.0
 UNDER_WAY_BYTES_MAX = 64 << 20  # memory for records that are not in the view yet
 
 
@@ -78,6 +80,7 @@ class NodeState:
         self.replicas = replica_table.ReplicaTable(name, memory_bytes_max=settings.memory_bytes - under_way)
         self.directory = peers.NodeDirectory(name, lost_after_s=settings.lost_after_s)
         self.clock = clock.HybridClock(name)
+        self._log_ahead_ns = 0  # of the clock of the log, before that of this node
         self.demand = demand.DemandCounts()
         self.requests = 0  # of clients, since the last measurement of the load
         self.load = protocol.NodeLoad()
@@ -106,19 +109,22 @@ class NodeState:
     def apply(self, entry: context_log.ContextLogEntry, *, just_stamped: bool = False) -> None:
         """Apply a record. ``just_stamped``: by this node, so its clock need not observe the stamp."""
         record = entry.record
-        was = self.replicas.index.get(record.key) if record.reason == "place" else None
+        was = self.replicas.index.get(record.key)
         if not self.replicas.apply(record, entry.sequence, self.now_s()):
             return
-        if was is not None and was.holders[0] == self.name != record.holders[0] and not was.temporary:
-            self._remember_moved(record.key, was)
+        placed = was if record.reason == "place" else None
+        if placed is not None and placed.holders[0] == self.name != record.holders[0]:
+            self._remember_moved(record.key, placed)
         if not just_stamped:
             with contextlib.suppress(
                 errors.MusterError
             ):  # the clock counts timestamps that are too far ahead
                 self.clock.observe(clock.HybridTimestamp(record.stamp, record.stamped_by), self.now_ns())
-        held = record.key in self.replicas.index
-        self._note(record.key, entry if held else None)
-        if held:
+        replica = self.replicas.index.get(record.key)
+        if was is not None and was.temporary and (replica is None or replica.temporary):
+            return  # the view has permanent replicas only
+        self._note(record.key, entry if replica is not None else None)
+        if replica is not None:
             if record.holders[0] == self.name and len(record.holders) < self.replica_target():
                 self.short.add(record.key)
             self._schedule_expiry(record)
@@ -230,7 +236,21 @@ class NodeState:
 
     async def _read_log_end(self) -> int:
         async with asyncio.timeout(self.settings.timeout_s):
-            return await self.log.last_sequence()
+            sent_at_ns = self.now_ns()
+            end = await self.log.state()
+        self._observe_log_time(sent_at_ns, end.now_ns, self.now_ns())
+        return end.last_sequence
+
+    # Leases.
+
+    def _observe_log_time(self, sent_at_ns: int, log_ns: int, received_at_ns: int) -> None:
+        """The log's clock was read between two readings of this node's. Change the difference no more than
+        these three require: the round trip is not a difference."""
+        self._log_ahead_ns = max(log_ns - received_at_ns, min(self._log_ahead_ns, log_ns - sent_at_ns))
+
+    def log_now_ns(self) -> int:
+        """The time by the clock of the log. All nodes measure leases by it, whatever their own clocks say."""
+        return self.now_ns() + self._log_ahead_ns
 
     async def catch_up(self, timeout_s: float) -> None:
         """Wait until the follower has received all current records of the log."""
@@ -250,7 +270,7 @@ class NodeState:
             raise errors.TimedOut(f"no reply from the log to {self.name} in {timeout_s:g} s") from None
 
     def age_s(self, replica: replica_table.Replica) -> float:
-        return max(0.0, self.now_s() - (replica.fresh_at_s if replica.temporary else self.fresh_at_s))
+        return max(0.0, self.now_s() - max(replica.fresh_at_s, self.fresh_at_s))
 
     async def value_of(self, key: str, replica: replica_table.Replica) -> bytes | None:
         """Return the value from memory, the view or the log; None if the context has changed since."""
@@ -300,16 +320,36 @@ class NodeState:
         return self.settings.replicas
 
     async def request(self, node: str, kind: str, message: object, result: type[protocol.T]) -> protocol.T:
-        """Send a request to another node. `Silent` if it does not reply."""
+        """Send a request to another node. `Silent` if it does not reply.
+
+        A node that waits for the log replies late, but to a ping at once; a frozen one replies to neither.
+        """
+        subject, data = protocol.to_node(node, kind), protocol.encode(message)
+        pending = asyncio.ensure_future(self.bus.request(subject, data, timeout_s=self.settings.timeout_s))
         try:
-            reply = await self.bus.request(
-                protocol.to_node(node, kind), protocol.encode(message), timeout_s=self.settings.timeout_s
-            )
+            await asyncio.wait((pending,), timeout=PING_AFTER_S)
+            if not pending.done():
+                await self._ping(node, pending)
+            reply = await pending
         except (errors.NotConnected, errors.Overloaded):  # an error of this node's own connection
             raise
         except errors.Unavailable as error:
             raise Silent(f"no reply from {node}: {error}") from error
+        finally:
+            pending.cancel()
         return protocol.result_of(reply.data, result)
+
+    async def _ping(self, node: str, pending: asyncio.Future[api.Message]) -> None:
+        """Return when the node replies to a ping, or to the pending request; `errors.TimedOut` if not."""
+        pong = asyncio.ensure_future(
+            self.bus.request(protocol.to_node(node, protocol.PING), b"", timeout_s=PING_TIMEOUT_S)
+        )
+        try:
+            await asyncio.wait((pending, pong), return_when=asyncio.FIRST_COMPLETED)
+            if not pending.done():
+                await pong
+        finally:
+            pong.cancel()
 
 
 def stamp_text(stamp: int, stamped_by: str) -> str:

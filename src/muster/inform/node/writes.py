@@ -325,7 +325,7 @@ class ContextWriter:
             stamp.node,
             write.value,
             protocol.encode(write.attributes) if write.attributes else b"",
-            expires_at_ns=now_ns + int(write.lease_s * 1e9) if write.lease_s else 0,
+            expires_at_ns=shared.log_now_ns() + int(write.lease_s * 1e9) if write.lease_s else 0,
             writer=update.writer,
             request=write.request,
             acknowledge=write.ack == "replicated" and len(holders) > 1,
@@ -344,7 +344,7 @@ class ContextWriter:
         if replica is None or replica.temporary:
             return None
         stamp = clock.HybridTimestamp(replica.stamp, replica.stamped_by)
-        live = replica.is_live(shared.now_ns())
+        live = replica.is_live(shared.log_now_ns())
         return _Base(
             replica.sequence, replica.version, replica.holders, stamp, replica.writer, replica.request, live
         )
@@ -359,7 +359,7 @@ class ContextWriter:
         record = entry.record
         if shared.name not in record.holders:
             self.remember_holders(key, record.holders)
-        live = record.value is not None and not 0 < record.expires_at_ns <= shared.now_ns()
+        live = record.value is not None and not 0 < record.expires_at_ns <= shared.log_now_ns()
         return _Base(
             entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
         )
@@ -519,10 +519,9 @@ class ContextWriter:
             entry = await shared.log.last(key)
             if entry is None or entry.record.value is None or entry.record.holders[0] != shared.name:
                 return
-            now_ns = shared.now_ns()
-            if not 0 < entry.record.expires_at_ns <= now_ns:  # equivalent: no lease ends at 1 ns
+            if not 0 < entry.record.expires_at_ns <= shared.log_now_ns():  # equivalent: no lease ends at 1 ns
                 return
-            stamp = self._stamp_after(_stamp(entry.record), now_ns)
+            stamp = self._stamp_after(_stamp(entry.record), shared.now_ns())
             record = protocol.ContextRecord(
                 key, entry.record.holders, stamp.time, stamp.node, writer=entry.record.writer, reason="expire"
             )

@@ -129,7 +129,10 @@ class ContextLog:
             yield parse_entry(stored, key)
 
     async def last_sequence(self) -> int:
-        return (await self._stream.state()).last_sequence
+        return (await self.state()).last_sequence
+
+    async def state(self) -> api.StreamState:
+        return await self._stream.state()
 
     async def has_any(self, first: int, last: int) -> bool:
         """Whether the range has an entry: purged deletions leave gaps, also at the end of the log."""

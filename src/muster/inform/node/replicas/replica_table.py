@@ -38,7 +38,7 @@ class Replica(msgspec.Struct, gc=False):
     deleted: bool
     temporary: bool
     since_s: float  # when it was created here
-    fresh_at_s: float = 0.0  # temporary replica: when it was last known to be the newest
+    fresh_at_s: float = 0.0  # temporary replica: when it was read from the log
     touched: bool = False  # read since the last pass of the hand
     queued: bool = False  # in the eviction queue, as every replica with a value
 
@@ -75,14 +75,24 @@ class ReplicaTable:
         return demand.ReplicaKind.PRIMARY if replica.holders[0] == self.me else demand.ReplicaKind.PERMANENT
 
     def apply(self, record: protocol.ContextRecord, sequence: int, now_s: float) -> bool:
-        """Apply a record of the log. Return whether it changed anything; outdated records do not."""
+        """Apply a record of the log. Return whether it changed anything; outdated records do not.
+
+        A temporary replica follows the log like a permanent one, and is dropped with its context.
+        """
         known = self.index.get(record.key)
-        if known is not None and known.sequence >= sequence and not known.temporary:
+        if known is not None and known.sequence > sequence:
             return False
+        if known is not None and known.sequence == sequence and not known.temporary:
+            return False  # a temporary one may be ahead of the log's follower, and permanent from here on
         if self.me not in record.holders:
-            if known is None or known.temporary:
+            if known is None or known.sequence == sequence:
                 return False
-            self.drop(record.key)
+            if known.temporary and record.value is not None:
+                self._install(
+                    record, sequence, temporary=True, since_s=known.since_s, fresh_at_s=known.fresh_at_s
+                )
+            else:
+                self.drop(record.key)
             return True
         since_s = now_s if known is None or known.temporary else known.since_s
         self._install(record, sequence, temporary=False, since_s=since_s, fresh_at_s=0.0)

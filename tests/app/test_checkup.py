@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import sys
@@ -11,11 +12,13 @@ import time
 import types
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from muster.app import domain, home
+from muster.app import domain, home, identities
 from muster.app import settings as app_settings
 from muster.app.operations import doctor
+from muster.core import errors
 from muster.core.settings import loader
 from tests.cli import driver
 
@@ -77,12 +80,47 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
     assert "chmod" in seen["keys"].advice
 
 
-async def test_a_root_key_that_is_lost_is_named(place: home.Home):
-    lost = place.root / "local" / "keys" / "keys" / "signing.seed"
+@pytest.mark.parametrize(
+    "name",
+    [
+        "operator.jwt",
+        "keys/signing.seed",
+        "accounts/SYS/account.jwt",
+        "accounts/local/account.jwt",
+        "accounts/local/signing.seed",
+        "accounts/local/grants.public",
+        "accounts/local/roles/manager.seed",
+    ],
+)
+async def test_a_missing_key_file_is_named_by_the_doctor_and_at_the_start(place: home.Home, name):
+    lost = place.root / "local" / "keys" / name
     lost.unlink()
     seen = await found(place)
     assert seen["keys"].state == doctor.FAULT
-    assert seen["keys"].finding == f"missing: {lost}"
+    assert str(lost) in seen["keys"].finding
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    with pytest.raises(errors.NotFound, match=re.escape(str(lost))):
+        identities.open_or_create(loaded)
+
+
+async def test_a_credentials_file_that_is_missing_is_named_at_the_start(place: home.Home):
+    lost = place.root / "local" / "keys" / "accounts/local/users/bootstrap.creds"
+    lost.unlink()
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    trust = identities.open_or_create(loaded)
+    with pytest.raises(errors.NotFound, match=re.escape(str(lost))):
+        identities.credentials(trust, identities.SELF, identities.OWN[identities.SELF])
+
+
+async def test_keys_of_another_domain_are_a_conflict(place: home.Home):
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    renamed = msgspec.structs.replace(
+        loaded,
+        domain=msgspec.structs.replace(loaded.domain, name="other"),
+        trust=msgspec.structs.replace(loaded.trust, keys_dir=str(loaded.keys_folder.absolute())),
+    )
+    with pytest.raises(errors.Conflict, match="are those of local"):
+        identities.open_or_create(renamed)
 
 
 async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):

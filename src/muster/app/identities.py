@@ -40,11 +40,28 @@ def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
     """The domain's keyring, created if it does not exist, with the domain's own identities."""
     if settings.keys_folder.exists():
         trust = open_keyring(settings)
+        check_complete(trust)
+        if settings.domain.name not in trust.domains():
+            raise errors.Conflict(
+                f"the keys in {settings.keys_folder} are those of {', '.join(trust.domains())}, "
+                f"not of the domain {settings.domain.name!r}",
+                hint="change domain.name, or name another folder of keys",
+            )
     else:
         trust = keyring.Keyring.create(settings.keys_folder, settings.domain.name)
     for identity, role in OWN.items():  # including those that an interrupted `muster init` left out
         credentials_file(trust, identity, role)
     return trust
+
+
+def check_complete(trust: keyring.Keyring) -> None:
+    """`errors.NotFound` with the names of missing key files."""
+    missing = trust.missing_files()
+    if missing:
+        raise errors.NotFound(
+            f"missing key files: {', '.join(map(str, missing))}",
+            hint="restore them from a backup; docs/guides/lost-keys.md",
+        )
 
 
 def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) -> Path:
@@ -71,7 +88,7 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
 
 def credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> credentials_.Credentials:
     """The credentials in `credentials_file`."""
-    return credentials_.Credentials.parse(credentials_file(trust, identity, role).read_text())
+    return credentials_.Credentials.load(credentials_file(trust, identity, role))
 
 
 def system_credentials(trust: keyring.Keyring) -> credentials_.Credentials:

@@ -114,6 +114,18 @@ class Keyring:
                 raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
         return cls(folder, _read(folder / "operator.jwt", jwt.OperatorClaims)[1].name, clock=clock)
 
+    def missing_files(self) -> list[pathlib.Path]:
+        """Files without which the domain cannot start or issue credentials. The seeds of the operator and of
+        the accounts are not among them: they may be stored elsewhere."""
+        needed = [self.folder / "operator.jwt", self.folder / "keys/signing.seed"]
+        needed.append(self._account(self.domain) / "grants.public")
+        for domain in (SYSTEM, self.domain):
+            account = self._account(domain)
+            needed += [account / "account.jwt", account / "signing.seed"]
+            if needed[-2].exists():
+                needed += [account / "roles" / f"{role}.seed" for role in sorted(self._roles(domain))]
+        return [path for path in needed if not path.exists()]
+
     # -- domains
 
     def domains(self) -> list[str]:

@@ -179,11 +179,7 @@ async def keys(target: DoctorTarget) -> CheckOutcome:
     loose = await asyncio.to_thread(_readable_by_others, folder)
     if loose:
         return FAULT, f"other users can read {loose}", f"chmod -R go-rwx {folder}"
-    account = folder / "accounts" / target.settings.domain.name
-    roots = (folder / "keys/operator.seed", folder / "keys/signing.seed", account / "signing.seed")
-    missing = [str(seed) for seed in roots if not await asyncio.to_thread(seed.exists)]
-    if missing:
-        return FAULT, f"missing: {', '.join(missing)}", "restore from a backup; docs/guides/lost-keys.md"
+    await asyncio.to_thread(identities.check_complete, trust)
     records = await asyncio.to_thread(trust.records)
     ending = [
         record.identity

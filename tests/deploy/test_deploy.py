@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from muster.app import settings
+from muster.app.operations import systemd_unit
 from muster.bus.client import counters
 from muster.cli import main
 from muster.core.telemetry import metrics
@@ -145,6 +147,18 @@ def test_units_name_commands_that_exist_and_are_confined(unit: Path):
         assert word in text
 
 
+def test_the_unit_of_the_domain_is_the_one_that_muster_prints():
+    printed = systemd_unit.unit(
+        program=Path("/opt/muster/bin/muster"), home=Path("/var/lib/muster"), user="muster"
+    )
+    file = DEPLOY / "systemd/muster.service"
+    if os.environ.get("REWRITE"):
+        file.write_text(printed)
+    assert file.read_text() == printed
+    for line in ("Type=notify", "Restart=on-failure", "StartLimitIntervalSec=0", "WatchdogSec=10"):
+        assert f"\n{line}\n" in printed
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_itself_accepts_the_units(tmp_path: Path):
     for unit in UNITS:
@@ -152,6 +166,9 @@ def test_systemd_itself_accepts_the_units(tmp_path: Path):
         (tmp_path / unit.name.replace("@", "@x")).write_text(
             re.sub(r"^(User|Group)=.*\n", "", text, flags=re.M)
         )
+    for name, user, home in (("own", "", "/home/ann/a b%c/.muster"), ("elsewhere", "root", "/srv/muster")):
+        printed = systemd_unit.unit(program=Path("/bin/true"), home=Path(home), user=user)
+        (tmp_path / f"muster-{name}.service").write_text(printed)
     files = sorted(map(str, tmp_path.iterdir()))
     done = subprocess.run(
         ["systemd-analyze", "verify", *files], capture_output=True, text=True, check=False, timeout=60

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from muster.app import domain, home
+from muster.app import domain, home, service_manager
 from muster.core import errors
 
 FORCED = 130
@@ -31,12 +31,14 @@ _STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal w
 async def run(
     running: domain.Domain, work: Callable[[], Awaitable[None]], *, stopping: Callable[[], None]
 ) -> None:
-    """Start the domain, run ``work``, stop the domain; earlier on a signal.
+    """Start the domain, run ``work``, stop the domain; earlier on a signal. Reports to systemd, if it started
+    this process.
 
     Raises the error of a vital component that failed.
     """
     loop = asyncio.get_running_loop()
     stop_requested = asyncio.Event()
+    manager = service_manager.ServiceManager(os.environ)
 
     def on_signal() -> None:
         if stop_requested.is_set():
@@ -44,9 +46,13 @@ async def run(
         stop_requested.set()
 
     async def live() -> None:
-        async with running:
+        async with manager.reporting(), running:
             if not stop_requested.is_set():  # the start may have swallowed the cancellation
-                await running.guard(work())
+                manager.notify(service_manager.READY)
+                try:
+                    await running.guard(work())
+                finally:
+                    manager.notify(service_manager.STOPPING)
 
     for number in _STOP:
         loop.add_signal_handler(number, on_signal)

@@ -138,6 +138,7 @@ COMMANDS: dict[str, CommandEntry] = {
     ),
     "profile": CommandEntry("tool.profile", "Tool", "Manage named connection settings."),
     "completion": CommandEntry("tool.completion", "Tool", "Print the completion script for a shell."),
+    "systemd": CommandEntry("tool.systemd", "Tool", "Print a systemd unit that runs the domain of a home."),
     "version": CommandEntry("tool.version", "Tool", "Print the versions of Muster and its dependencies."),
 }
 

@@ -1,0 +1,55 @@
+"""Reports to systemd: the process serves, works, stops.
+
+The protocol is that of ``sd_notify``: datagrams to the socket in ``NOTIFY_SOCKET``. Without it, as in a
+terminal, nothing is sent. With ``WATCHDOG_USEC`` systemd kills and restarts a process that does not report
+within that time; the report comes from the event loop, so a process that is frozen or blocked sends none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, MutableMapping
+
+from muster.core.telemetry import log
+
+events = log.EventLog("app")
+
+READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
+
+
+class ServiceManager:
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        """The variables are removed: child processes must not report for this one."""
+        self._address = environment.pop("NOTIFY_SOCKET", "")
+        interval = environment.pop("WATCHDOG_USEC", "")
+        environment.pop("WATCHDOG_PID", "")
+        self._interval_s = int(interval) / 1e6 / 3 if interval.isdigit() else 0.0
+
+    @contextlib.asynccontextmanager
+    async def reporting(self) -> AsyncIterator[None]:
+        """Report that the process works while this is open: until it ends, because stopping may take longer
+        than systemd waits for a report."""
+        reporting = asyncio.create_task(self._report_alive(), name="reports to systemd")
+        try:
+            yield
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+
+    def notify(self, state: str) -> None:
+        if not self._address:
+            return
+        # A leading @ stands for the zero byte of an abstract address.
+        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender:
+                sender.sendto(state.encode(), address)
+        except OSError as error:  # the watchdog decides what a lost report means
+            events.warning("systemd-unreachable", error=error)
+
+    async def _report_alive(self) -> None:
+        while self._address and self._interval_s:
+            self.notify(ALIVE)
+            await asyncio.sleep(self._interval_s)

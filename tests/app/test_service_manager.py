@@ -1,0 +1,66 @@
+"""Reports to systemd, on a socket as systemd makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from muster.app import service_manager
+from muster.testing.eventually import eventually
+
+
+@pytest.fixture
+def systemd(tmp_path: Path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as listener:
+        listener.bind(str(tmp_path / "notify"))
+        yield listener
+
+
+def reports(systemd: socket.socket) -> list[str]:
+    received = []
+    while True:
+        try:
+            received.append(systemd.recv(100).decode())
+        except BlockingIOError:
+            return received
+
+
+async def test_a_process_reports_that_it_works_until_it_ends(systemd):
+    environment = {
+        "NOTIFY_SOCKET": systemd.getsockname(),
+        "WATCHDOG_USEC": "30000",
+        "WATCHDOG_PID": "1",
+        "HOME": "/",
+    }
+    manager = service_manager.ServiceManager(environment)
+    assert environment == {"HOME": "/"}, "children must not report for their parent"
+    seen: list[str] = []
+
+    def alive() -> bool:
+        seen.extend(reports(systemd))
+        return seen.count(service_manager.ALIVE) >= 3
+
+    async with manager.reporting():
+        manager.notify(service_manager.READY)
+        await eventually(alive)
+        manager.notify(service_manager.STOPPING)
+        seen.clear()
+        await eventually(alive)
+    assert service_manager.STOPPING in seen
+    reports(systemd)
+    await asyncio.sleep(0)
+    assert reports(systemd) == []
+
+
+async def test_without_systemd_nothing_is_sent():
+    manager = service_manager.ServiceManager({})
+    async with manager.reporting():
+        manager.notify(service_manager.READY)
+
+
+async def test_a_socket_that_is_gone_ends_nothing(tmp_path: Path):
+    manager = service_manager.ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "gone")})
+    manager.notify(service_manager.READY)

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from muster.pipeline.history import tables
+from muster.pipeline.history import delta, tables
 from muster.simulate import realistic
 
 DIGITS = 7  # of a machine's number in its name
@@ -60,8 +59,9 @@ class Tally:
     def read(cls, root: pathlib.Path, machines: int) -> Tally:
         """What the history holds."""
         total = cls(machines)
-        for path in tables.files(root, tables.NODES):
-            total.add(pq.read_table(path, columns=list(COLUMNS)))
+        for batch in delta.Snapshot(root, tables.NODES).dataset().to_batches(columns=list(COLUMNS)):
+            if batch.num_rows:
+                total.add(pa.Table.from_batches([batch]))
         return total
 
     def _grow(self, machines: int) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,3 +44,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount a small disk to fill")
     yield disk
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def pytest_sessionstart() -> None:
+    """delta-rs keeps the threads and descriptors of its first use: no test is charged with them."""
+    try:
+        import deltalake
+    except ImportError:
+        return
+    import pyarrow
+
+    with tempfile.TemporaryDirectory() as folder:
+        deltalake.DeltaTable.create(folder, pyarrow.schema([("x", pyarrow.int64())]))

@@ -94,7 +94,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
         watch = running.part(retention.RetentionMonitor)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.check()  # announced, and nothing listens yet
-        source = source_.ReadModel(Reach(running), history=tmp_path, domain="local")
+        source = source_.ReadModel(Reach(running), history=str(tmp_path), domain="local")
         reading = asyncio.create_task(source.run())
 
         async def about() -> list[str]:

@@ -7,7 +7,6 @@ from muster.core.messages import AlertState
 from muster.pipeline import protocol
 from muster.pipeline.batch import cost_fit, monthly_report, rule_replay
 from muster.pipeline.fleet import rollups
-from muster.pipeline.history import rollup_rows
 from tests.pipeline import test_history, traffic
 
 T0 = test_history.T0
@@ -50,16 +49,17 @@ def root(tmp_path):
             ]
         )
     ]
-    rollup_rows.write_alerts(alerts, tmp_path, "r", 0)
+    test_history.store_alerts(tmp_path, 0, alerts)
     group = rollups.ScopeTotals("group", "web", T0)
     group.cell.fold(test_history._column(40.0))
     group.cell.machines = 7
-    rollup_rows.write([group], 10_000, tmp_path, "r", 9)
+    totals = [group]
     for number in range(3):
         many = rollups.ScopeTotals("system", "", T0 + number * 3_600_000)
         many.cell.fold(test_history._column(50.0 + number))
         many.cell.machines = 10 + number
-        rollup_rows.write([many], 10_000, tmp_path, "r", number)
+        totals.append(many)
+    test_history.store_groups(tmp_path, 0, totals)
     return tmp_path
 
 

@@ -4,17 +4,15 @@ import asyncio
 import re
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from muster.bus.client import client
 from muster.core import messages
 from muster.pipeline import settings
 from muster.pipeline.fleet import node_columns, state
-from muster.pipeline.history import tables
 from muster.pipeline.job import checkpoint_label, query, service
 from muster.testing.eventually import eventually
-from tests.pipeline import test_job, traffic
+from tests.pipeline import test_history, test_job, traffic
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -23,11 +21,14 @@ pytestmark = [
 
 
 def stored(root: Path) -> list[tuple[str, int]]:
-    return sorted(
-        (row["machine"], row["sequence"])
-        for path in tables.files(root, tables.NODES)
-        for row in pq.read_table(path, columns=["machine", "sequence"], partitioning=None).to_pylist()
-    )
+    return sorted((row["machine"], row["sequence"]) for row in test_history.read(root))
+
+
+def uncommit(root: Path) -> None:
+    """Remove the last commit of reports from the log: its files stay."""
+    log = root / "nodes" / "_delta_log"
+    while len(stored(root)) > 20:
+        sorted(log.glob("*.json"))[-1].unlink()
 
 
 def rows(sequence: int) -> list[messages.NodeReport]:
@@ -43,12 +44,9 @@ async def test_behind_an_older_versions_checkpoint_reading_goes_on_and_a_torn_ba
         await traffic.store(broker.url, traffic.body(rows(sequence)))
         async with test_job.running(broker, spark, tmp_path) as ask:
             await eventually(lambda: test_job._read(ask, 20), timeout_s=300)
-    run, number, parts = last_batch(root)
-    assert len(parts) == 2
-    # As if the process had been killed when one of the batch's two shards was written.
-    tables.mark_done(root, run, tables.BatchMarker(number - 1, 0))
-    parts[1].unlink()
-    assert len(stored(root)) < 40
+    # As if the process had been killed when the files of the last batch were written, but not committed.
+    uncommit(root)
+    assert len(stored(root)) == 20
     path = folder / checkpoint_label.LABEL
     path.write_text(re.sub(r'"version":\d+', '"version":1', path.read_text()))
     await traffic.store(broker.url, traffic.body(rows(3)))
@@ -58,13 +56,6 @@ async def test_behind_an_older_versions_checkpoint_reading_goes_on_and_a_torn_ba
     assert stored(root) == sorted((f"m{n}", sequence) for sequence in (1, 2, 3) for n in range(20))
     (aside,) = folder.parent.glob("checkpoint-of-version-1-*")
     assert list((aside / "spark" / "commits").glob("[0-9]*"))
-
-
-def last_batch(root: Path) -> tuple[str, int, list[Path]]:
-    found = [tables._place(path) for _, path in tables.batches(root, tables.NODES)]
-    run, number = max(found, key=lambda one: one[1])
-    folder = tables.batch_folder(root, tables.NODES, run, number)
-    return run, number, sorted(folder.glob("part-*.parquet"))
 
 
 @pytest.mark.slow
@@ -120,32 +111,32 @@ def test_state_of_another_layout_is_named_as_such(data):
 
 def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(tmp_path):
     folder = tmp_path / "checkpoint"
-    label = checkpoint_label.open_(folder, settings.PipelineSettings())
-    assert checkpoint_label.open_(folder, settings.PipelineSettings()) == label
+    label = checkpoint_label.open_(str(folder), settings.PipelineSettings())
+    assert checkpoint_label.open_(str(folder), settings.PipelineSettings()) == label
     with pytest.raises(checkpoint_label.CheckpointUnusable, match="shards = 4, but 8") as refused:
-        checkpoint_label.open_(folder, settings.PipelineSettings(shards=8))
+        checkpoint_label.open_(str(folder), settings.PipelineSettings(shards=8))
     assert "move" in (refused.value.hint or "")
     path = folder / checkpoint_label.LABEL
     path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":99'))
     with pytest.raises(checkpoint_label.CheckpointUnusable, match="has version 99"):
-        checkpoint_label.open_(folder, settings.PipelineSettings())
+        checkpoint_label.open_(str(folder), settings.PipelineSettings())
     path.write_text("rubbish")
     with pytest.raises(checkpoint_label.CheckpointUnusable, match="cannot be read"):
-        checkpoint_label.open_(folder, settings.PipelineSettings())
+        checkpoint_label.open_(str(folder), settings.PipelineSettings())
     path.unlink()
     (folder / "offsets").mkdir()
     with pytest.raises(checkpoint_label.CheckpointUnusable, match="did not create"):
-        checkpoint_label.open_(folder, settings.PipelineSettings())
+        checkpoint_label.open_(str(folder), settings.PipelineSettings())
 
 
 def test_a_checkpoint_of_an_older_version_is_set_aside_and_a_new_one_begun(tmp_path):
     folder = tmp_path / "checkpoint"
-    old = checkpoint_label.open_(folder, settings.PipelineSettings())
+    old = checkpoint_label.open_(str(folder), settings.PipelineSettings())
     (folder / "spark").mkdir()
     path = folder / checkpoint_label.LABEL
     path.write_text(path.read_text().replace(f'"version":{checkpoint_label.VERSION}', '"version":1'))
     new = checkpoint_label.open_(
-        folder, settings.PipelineSettings(shards=8)
+        str(folder), settings.PipelineSettings(shards=8)
     )  # what was fixed for its life is free again
     assert (new.version, new.shards) == (checkpoint_label.VERSION, 8)
     assert not (folder / "spark").exists()

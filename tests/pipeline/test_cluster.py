@@ -6,19 +6,17 @@ from pathlib import Path
 
 import msgspec
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 import muster
 from muster.bus.client import client
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
-from muster.pipeline.history import tables
 from muster.pipeline.job import main
 from muster.pipeline.source import java_runtime
 from muster.testing import child_process
 from muster.testing.eventually import eventually
-from tests.pipeline import traffic
+from tests.pipeline import test_history, traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -96,7 +94,7 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
         await traffic.store(broker_url, *(traffic.body(rows[n : n + 10]) for n in range(0, 100, 10)))
 
     def stored() -> int:
-        return sum(int(pq.read_metadata(one).num_rows) for one in tables.files(root, tables.NODES))
+        return len(test_history.read(root))
 
     await report(1)
     async with (
@@ -129,9 +127,5 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
         await eventually(rolled_up, timeout_s=120)
         await ask.stop()
         assert await driver.wait(timeout_s=120) == 0
-    rows = [
-        (row["machine"], row["sequence"])
-        for one in tables.files(root, tables.NODES)
-        for row in pq.read_table(one, columns=["machine", "sequence"]).to_pylist()
-    ]
+    rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
     assert len(rows) == len(set(rows)) == 200

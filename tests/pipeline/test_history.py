@@ -1,29 +1,56 @@
-"""The history: searched without Spark, compacted with it, every report once."""
+"""The history: committed exactly once, searched without Spark, maintained, every report once."""
 
 import datetime
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from muster.cli.monitoring import report
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.pipeline.fleet import rollups
-from muster.pipeline.history import compaction, rollup_rows, search, tables
+from muster.pipeline.fleet import rollups, state
+from muster.pipeline.history import data_files, delta, maintenance, rollup_rows, search, storage, tables
+from muster.pipeline.job import batch_commit, query
 from tests.pipeline import traffic
 
 HOUR = 3_600_000
 T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 
 
-def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> None:
-    made = columns.to_batch(rows)
-    sequence = pa.repeat(pa.scalar(batch, pa.int64()), made.num_rows)
-    table = pa.Table.from_arrays([*made.columns, sequence], schema=tables.node_schema())
-    tables.write(table, tables.batch_folder(root, tables.NODES, run, batch) / "part-0.parquet")
+def node_rows(rows: list[messages.NodeReport], sequence: int = 0) -> pa.Table:
+    arrival = state.Arrival(sequence, 0, columns.to_batch(rows), columns.BatchInfo())
+    return pa.Table.from_batches([query._history_rows(arrival)])
+
+
+def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> bool:
+    """Commit a batch of reports as the pipeline does. Whether the table did not have it yet."""
+    written = data_files.write(root, tables.NODES, node_rows(rows, batch), f"{run}-{batch}-0")
+    positions = {batch_commit.POSITIONS[0]: batch + 1}
+    return delta.HistoryTable(root, tables.NODES).commit(written.files, (run, batch), positions)
+
+
+def store_groups(root: Path, batch: int, totals: list[rollups.ScopeTotals], window_ms: int = 10_000) -> None:
+    rows = rollup_rows.rows(totals, window_ms)
+    written = data_files.write(root, tables.GROUPS, rows, f"r-{batch}")
+    delta.HistoryTable(root, tables.GROUPS).commit(written.files, ("r", batch))
+
+
+def store_alerts(root: Path, batch: int, alerts: list[messages.Alert]) -> None:
+    written = data_files.write(root, tables.ALERTS, rollup_rows.alert_rows(alerts), f"r-{batch}")
+    delta.HistoryTable(root, tables.ALERTS).commit(written.files, ("r", batch))
+
+
+def read(root: Path, table: str = tables.NODES) -> list[dict[str, Any]]:
+    """All rows, without a search; none if there is no table."""
+    if not delta.exists(root, table):
+        return []
+    rows: list[dict[str, Any]] = delta.Snapshot(root, table).dataset().to_table().to_pylist()
+    return rows
 
 
 def found(root: Path, **more) -> list[dict[str, Any]]:
@@ -39,11 +66,11 @@ def root(tmp_path):
                 batch + 1,
                 T0 + batch * HOUR,
                 group="web" if n < 5 else "db",
-                metrics={"cpu_percent": 10.0 * n},
+                metrics={"cpu_percent": 10.0 * n, "queue": float(n)},
             )
             for n in range(10)
         ]
-        store(tmp_path, batch, rows)
+        assert store(tmp_path, batch, rows)
     return tmp_path
 
 
@@ -60,6 +87,8 @@ def test_a_search_finds_what_the_predicate_says(root):
         found(root, where="cpu_prcent > 1")
     with pytest.raises(errors.InvalidInput, match="colour"):
         found(root, columns=("colour",))
+    with pytest.raises(errors.InvalidInput, match="no table 'rollups'"):
+        found(root, kind="rollups")
 
 
 def test_a_summary_counts_by_what_it_is_asked(root):
@@ -72,35 +101,122 @@ def test_a_summary_counts_by_what_it_is_asked(root):
 
 def test_an_empty_history_has_nothing(tmp_path):
     assert found(tmp_path) == []
-    assert tables.last_sequence(tmp_path) == 0
+    assert delta.position(tmp_path, tables.NODES, batch_commit.POSITIONS[0]) is None
     assert search.summarise(tmp_path, search.HistorySearch(), of="cpu_percent", by=("group",)).num_rows == 0
+    assert maintenance.run(tmp_path, T0 / 1000) == {"hours": 0, "compacted": 0, "deleted": 0, "removed": 0}
 
 
-def test_the_last_sequence_is_read_from_the_files(root):
-    assert tables.last_sequence(root) == 2
+def test_a_repeated_batch_commits_nothing_and_its_files_are_never_read(root):
+    """After a crash between the commit and Spark's own, the batch is written and committed again."""
+    before = read(root)
+    assert not store(root, 2, [traffic.report("again", 9, T0)])
+    assert not store(root, 0, [traffic.report("again", 9, T0)])
+    assert read(root) == before
+    assert len(list((root / "nodes").rglob("*.parquet"))) == 5  # two of them are not in the table
+    assert store(root, 0, [traffic.report("new", 1, T0)], run="another-checkpoint")
+    assert len(read(root)) == 31
 
 
-def test_the_oldest_go_when_the_budget_is_used_up(root):
-    paths = tables.files(root, tables.NODES)
-    for number, path in enumerate(paths):
-        os.utime(path, (1000 + number, 1000 + number))
-    size = paths[0].stat().st_size
-    assert tables.prune(root, max_bytes=0, max_age_s=0, now_s=5000) == 0
-    assert tables.prune(root, max_bytes=2 * size + 10, max_age_s=0, now_s=5000) == 1
-    assert tables.files(root, tables.NODES) == paths[1:]
-    assert tables.prune(root, max_bytes=0, max_age_s=10, now_s=1011.5) == 1
-    assert tables.files(root, tables.NODES) == paths[2:]
-    assert tables.last_sequence(root) == 2
+def test_two_processes_with_the_same_batch_commit_it_once(tmp_path):
+    one, other = (delta.HistoryTable(tmp_path, tables.NODES) for _ in range(2))
+    rows = node_rows([traffic.report("m", 1, T0)])
+    first = data_files.write(tmp_path, tables.NODES, rows, "a").files
+    second = data_files.write(tmp_path, tables.NODES, rows, "b").files
+    assert one.commit(first, ("r", 0))
+    other.delta.load_as_version(0)  # as if the other process committed after this one looked
+    refreshing, other.refresh = other.refresh, lambda: None  # type: ignore[method-assign]
+    with pytest.raises(storage.StorageUnavailable, match=r"(?i)transaction"):
+        other.commit(second, ("r", 0))
+    refreshing()
+    assert len(read(tmp_path)) == 1
 
 
-def test_a_file_appears_whole_or_not_at_all(root, monkeypatch):
+def test_the_position_in_the_stream_is_stored_with_the_rows(root):
+    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[0]) == 3
+    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[1]) is None
+    delta.HistoryTable(root, tables.NODES).commit([], ("r", 3), {batch_commit.POSITIONS[1]: 7})
+    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[1]) == 7
+    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[0]) == 3
+
+
+def test_rows_are_in_the_partition_of_their_own_day(tmp_path):
+    """A batch around midnight, and one with clocks that are wrong by years."""
+    midnight = T0 + 24 * HOUR
+    rows = [traffic.report(f"m{n}", 1, midnight - 2 + n) for n in range(4)]
+    rows.append(traffic.report("odd", 1, 0))
+    assert store(tmp_path, 0, rows)
+    days = {path.parent.name for path in (tmp_path / "nodes").rglob("*.parquet")}
+    assert days == {"day=2023-11-15", "day=2023-11-16", "day=1970-01-01"}
+    assert len(found(tmp_path, from_ms=midnight)) == 2
+    assert {(row["machine"], str(row["day"])) for row in read(tmp_path)} >= {
+        ("m1", "2023-11-15"),
+        ("m2", "2023-11-16"),
+    }
+
+
+def test_rows_of_too_many_days_or_of_no_date_are_counted(tmp_path):
+    day = 24 * HOUR
+    rows = [traffic.report(f"m{n}", 1, T0 + n * day) for n in range(data_files.DAYS_MAX + 5)]
+    written = data_files.write(tmp_path, tables.NODES, node_rows(rows), "x")
+    assert (len(written.files), written.rejected) == (data_files.DAYS_MAX, 5)
+    impossible = [traffic.report("m", 1, T0), traffic.report("n", 1, (1 << 53) - 1)]
+    written = data_files.write(tmp_path, tables.NODES, node_rows(impossible), "x")
+    assert (len(written.files), written.rejected) == (1, 1)
+
+
+def test_a_file_that_cannot_be_written_is_removed(root, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
 
+    before = sorted(root.rglob("*.parquet"))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(tables.HistoryFull):
+    with pytest.raises(storage.HistoryFull):
         store(root, 9, [traffic.report("x", 1, T0)])
-    assert not list(root.rglob("*batch=9*/*"))
+    assert sorted(root.rglob("*.parquet")) == before
+
+
+def test_statistics_never_exclude_a_row(tmp_path):
+    """Times in the log have milliseconds, those of rows microseconds."""
+    rows = node_rows([traffic.report("m", 1, T0)])
+    late = pa.array([T0 * 1000 + 999], pa.int64()).cast(tables.TIME)
+    rows = rows.set_column(rows.schema.get_field_index("reported_at"), rows.schema.field("reported_at"), late)
+    (file,) = data_files.write(tmp_path, tables.NODES, rows, "x").files
+    bounds = json.loads(file.statistics)
+    assert bounds["minValues"]["reported_at"] == "2023-11-15T00:00:00.000Z"
+    assert bounds["maxValues"]["reported_at"] == "2023-11-15T00:00:00.001Z"
+    delta.HistoryTable(tmp_path, tables.NODES).commit([file], ("r", 0))
+    DeltaTable(str(tmp_path / "nodes")).optimize.compact()  # its statistics are truncated
+    assert len(found(tmp_path, from_ms=T0, to_ms=T0 + 1)) == 1
+
+
+def test_columns_may_be_added_at_any_time_and_older_rows_have_none(tmp_path, monkeypatch):
+    current = tables.definitions()
+    older = dict(current)
+    nodes = current[tables.NODES]
+    kept = tuple(column for column in nodes.columns if column.name not in ("uptime_s", "services"))
+    older[tables.NODES] = tables.TableDefinition(
+        nodes.name, nodes.description, nodes.time, nodes.keys, kept, nodes.indexed
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "definitions", lambda: older)
+        store(tmp_path, 0, [traffic.report("old", 1, T0, metrics={"uptime_s": 5.0})])
+    store(tmp_path, 1, [traffic.report("new", 1, T0 + 1, metrics={"uptime_s": 5.0})])
+    rows = {row["machine"]: row["uptime_s"] for row in found(tmp_path, columns=("machine", "uptime_s"))}
+    assert rows == {"old": None, "new": 5.0}
+    maintenance.compact(tmp_path, tables.NODES, T0 / 1000 + 200_000)  # merges files of both schemas
+    rows = {row["machine"]: row["uptime_s"] for row in found(tmp_path, columns=("machine", "uptime_s"))}
+    assert rows == {"old": None, "new": 5.0}
+    assert len(delta.Snapshot(tmp_path, tables.NODES).files) == 1
+
+
+def test_a_column_of_another_type_is_refused(tmp_path):
+    schema = tables.definition(tables.NODES).schema
+    place = schema.get_field_index("cpu_percent")
+    DeltaTable.create(
+        str(tmp_path / "nodes"), schema.set(place, pa.field("cpu_percent", pa.string())), partition_by=["day"]
+    )
+    with pytest.raises(delta.SchemaConflict, match="cpu_percent"):
+        delta.HistoryTable(tmp_path, tables.NODES)
 
 
 def test_baselines_are_taught_by_the_history(tmp_path):
@@ -108,9 +224,9 @@ def test_baselines_are_taught_by_the_history(tmp_path):
     for number in range(30):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(_column(50.0 + number % 3))
-        rollup_rows.write([many], window_ms, tmp_path, "r", number)
+        store_groups(tmp_path, number, [many], window_ms)
     baselines = rollups.Baselines()
-    rollup_rows.load_baselines(baselines, tmp_path, {"group"})
+    rollup_rows.load_baselines(baselines, tmp_path, {"group"}, window_ms=window_ms)
     odd = rollups.ScopeTotals("group", "web", T0 + 400_000)
     odd.cell.fold(_column(90.0))
     usual = rollups.ScopeTotals("group", "web", T0 + 410_000)
@@ -125,95 +241,136 @@ def _column(value: float):
     return np.full((len(columns.STANDARD_METRICS), 5), value)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
-def test_compaction_keeps_every_report_once(root, spark):
-    again = [traffic.report(f"m{n}", 2, T0 + HOUR, metrics={"cpu_percent": 10.0 * n}) for n in range(3)]
-    store(root, 3, again)  # they arrived twice
-    before = {(row["machine"], row["sequence"]) for row in found(root)}
-    assert len(found(root)) == 33
-    told = compaction.run(spark, root, T0 + 2 * HOUR + 600_000)
-    assert told["batches"] == 3  # the last one's hour is not over
-    rows = found(root)
-    assert len(rows) == 30
-    assert {(row["machine"], row["sequence"]) for row in rows} == before
+def test_hourly_rows_are_computed_once_and_again_for_late_reports(root):
+    now_s = T0 / 1000 + 2 * 3600 + 600  # the third hour is not over
+    assert maintenance.update_hourly(root, now_s) == 2
+    rows = found(root, kind="hourly", where="machine = 'm7'")
+    assert sorted((row["hour"].hour, row["reports"], row["cpu_percent_mean"]) for row in rows) == [
+        (0, 1, 70.0),
+        (1, 1, 70.0),
+    ]
+    assert dict(rows[0]["metrics"]) == {"queue": 7.0}
+    assert rows[0]["group"] == "db"
+    assert rows[0]["load_1m_mean"] is None
+    assert maintenance.update_hourly(root, now_s + 60) == 0
+    late = [traffic.report("m7", 9, T0 + 5000, group="db", metrics={"cpu_percent": 30.0})]
+    store(root, 3, late)
+    assert maintenance.update_hourly(root, now_s + 3600) == 2  # the hour with the late row, and the third
+    rows = found(root, kind="hourly", where="machine = 'm7'")
+    first = next(row for row in rows if row["hour"].hour == 0)
+    assert (first["reports"], first["cpu_percent_mean"], first["cpu_percent_min"]) == (2, 50.0, 30.0)
+    assert len(found(root, kind="hourly")) == 30
+    assert sum(row["reports"] for row in found(root, kind="hourly")) == len(read(root)) == 31
+
+
+def test_an_hour_with_no_later_commit_is_computed_when_it_is_over(root):
+    """The fleet falls silent in the middle of an hour."""
+    assert maintenance.update_hourly(root, T0 / 1000 + 2 * 3600 + 600) == 2
+    assert maintenance.update_hourly(root, T0 / 1000 + 9 * 3600) == 1
+    assert maintenance.update_hourly(root, T0 / 1000 + 20 * 3600) == 0
+    assert len(found(root, kind="hourly")) == 30
+
+
+def test_every_report_is_in_an_hour_whenever_it_arrives(tmp_path):
+    """A batch around midnight and a backlog that is read a day later: the daily roll-up lost both."""
+    midnight = T0 + 24 * HOUR
+    store(tmp_path, 0, [traffic.report(f"m{n}", 1, midnight - 4 + n) for n in range(8)])
+    maintenance.run(tmp_path, midnight / 1000 + 7200)
+    store(tmp_path, 1, [traffic.report(f"m{n}", 2, midnight - 20 * HOUR + n) for n in range(5)])
+    maintenance.run(tmp_path, midnight / 1000 + 30 * 3600)
+    assert sum(row["reports"] for row in found(tmp_path, kind="hourly")) == 13
+
+
+def test_compaction_and_maintenance_keep_every_report(root):
+    before = sorted((row["machine"], row["sequence"]) for row in read(root))
+    assert len(delta.Snapshot(root, tables.NODES).files) == 3
+    assert maintenance.compact(root, tables.NODES, T0 / 1000) == 0  # the day is not over
+    assert maintenance.compact(root, tables.NODES, T0 / 1000 + 2 * 86400) == 3
+    assert len(delta.Snapshot(root, tables.NODES).files) == 1
+    assert sorted((row["machine"], row["sequence"]) for row in read(root)) == before
+    assert maintenance.compact(root, tables.NODES, T0 / 1000 + 2 * 86400) == 0
+    assert not store(root, 2, [traffic.report("again", 9, T0)])  # transactions survive compaction
+    assert maintenance.update_hourly(root, T0 / 1000 + 86400) == 3
+    node = report.past(str(root), "node", "m7", T0 + 1000, 60.0)
+    assert (node.sequence, node.metrics["cpu_percent"], node.metrics["queue"]) == (1, 70.0, 7.0)
+
+
+def test_small_files_of_the_current_day_are_merged_when_there_are_many(root, monkeypatch):
+    monkeypatch.setattr(maintenance, "FILES_OPEN_DAY", 3)
+    assert maintenance.compact(root, tables.NODES, T0 / 1000) == 3
+
+
+def test_rows_beyond_the_age_limit_are_deleted(root):
+    limits = maintenance.MaintenanceLimits(max_age_s=3600)
+    assert maintenance.enforce_retention(root, T0 / 1000 + 2 * 3600 + 1, limits) == 20
+    assert {row["reported_at"].hour for row in read(root)} == {2}
+    assert maintenance.enforce_retention(root, T0 / 1000 + 2 * 3600 + 1, limits) == 0
+
+
+def test_the_oldest_rows_go_when_the_budget_is_used_up(root):
+    files = delta.Snapshot(root, tables.NODES).files
+    unlimited = maintenance.MaintenanceLimits(max_bytes=10**9)
+    assert maintenance.enforce_retention(root, T0 / 1000, unlimited) == 0
+    size = sum(file.size for file in files)
+    limits = maintenance.MaintenanceLimits(max_bytes=size - 10)
+    assert maintenance.enforce_retention(root, T0 / 1000, limits) == 10
+    assert {row["reported_at"].hour for row in read(root)} == {1, 2}
+
+
+def test_vacuum_removes_files_that_no_table_refers_to_and_the_past_is_read_until_then(root):
+    version = delta.Snapshot(root, tables.NODES).delta.version()
+    store(root, 2, [traffic.report("again", 9, T0)])  # a repeated batch leaves a file behind
+    maintenance.compact(root, tables.NODES, T0 / 1000 + 2 * 86400)
+    maintenance.delete_rows(delta.Snapshot(root, tables.NODES), "machine = 'm1'")
+    assert len(found(root)) == 27
+    assert len(found(root, as_of=version)) == 30
+    for path in (root / "nodes").rglob("*.parquet"):
+        os.utime(path, (1, 1))
+    log = DeltaTable(str(root / "nodes"))
+    removed = log.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert len(removed) == 5
+    assert len(found(root)) == 27
     assert len(list((root / "nodes").rglob("*.parquet"))) == 1
-    assert tables.last_sequence(root) == 3
-    node = report.past(root, "node", "m7", T0 + 1000, 60.0)  # as an hour's file has it
-    assert (node.sequence, node.metrics["cpu_percent"]) == (1, 70.0)
-    assert compaction.run(spark, root, T0 + 30 * HOUR)["days"] == 1
-    daily = found(root, kind="days", where="machine = 'm7' AND metric = 'cpu_percent'")
-    assert [(row["count"], row["mean"]) for row in daily] == [(1, 70.0)] * 3
-    assert daily[0]["hour"].tzinfo is not None
-    assert min(row["hour"] for row in daily) == datetime.datetime.fromtimestamp(T0 / 1000, datetime.UTC)
-    assert compaction.run(spark, root, T0 + 30 * HOUR) == {"batches": 0, "days": 0, "joined": 0}
 
 
-def test_levels_and_alerts_are_joined_by_the_hour_and_by_the_day_and_stand_once(tmp_path):
-    for batch in range(9):  # three an hour
-        at_ms = T0 + batch * HOUR // 3
-        many = rollups.ScopeTotals("group", "web", at_ms)
-        many.cell.fold(_column(batch))
-        rollup_rows.write([many], 10_000, tmp_path, "r", batch)
-        alert = messages.Alert(
-            rule="x",
-            about=f"group:{batch}",
+def test_a_file_that_is_about_to_be_committed_survives_vacuum(root):
+    data_files.write(root, tables.NODES, node_rows([traffic.report("x", 1, T0)]), "r-9-0")
+    assert maintenance.vacuum(root, tables.NODES, 0.0) == 0
+
+
+def test_alerts_current_is_the_newest_row_of_each_alert_that_has_not_ended(tmp_path):
+    def alert(about: str, state: str, at_ms: int) -> messages.Alert:
+        return messages.Alert(
+            rule="hot",
+            about=about,
             severity=messages.Severity.INFO,
-            state=messages.AlertState.FIRING,
+            state=messages.AlertState(state),
             since_ms=at_ms,
             at_ms=at_ms,
         )
-        rollup_rows.write_alerts([alert], tmp_path, "r", batch)
 
-    def there() -> tuple[list[float], list[str]]:
-        rows = found(tmp_path, kind="rollups", where="metric = 'cpu_percent'")
-        return sorted(row["max"] for row in rows), sorted(
-            row["about"] for row in found(tmp_path, kind="alerts")
-        )
+    store_alerts(tmp_path, 0, [alert("node:a", "firing", T0), alert("node:b", "firing", T0)])
+    store_alerts(
+        tmp_path, 1, [alert("node:a", "resolved", T0 + 1000), alert("node:b", "silenced", T0 + 1000)]
+    )
+    import duckdb
 
-    before = there()
-    assert len(before[0]) == len(before[1]) == 9
-    for kind in (tables.ROLLUPS, tables.ALERTS):
-        assert compaction.join(tmp_path, kind, T0 + 2 * HOUR + 60_000) == 6
-        assert len(tables.files(tmp_path, kind)) == 5  # two hours, and three batches of the one that goes on
-    assert there() == before
-    for kind in (tables.ROLLUPS, tables.ALERTS):
-        assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 3 + 3
-        assert len(list((tmp_path / kind).rglob("*.parquet"))) == 1
-        assert compaction.join(tmp_path, kind, T0 + 25 * HOUR) == 0
-    assert there() == before
-    assert tables.prune(tmp_path, max_bytes=1, max_age_s=0, now_s=1e12) == 2
-    assert there() == ([], [])
+    with duckdb.connect() as database:
+        database.register("alerts", delta.Snapshot(tmp_path, tables.ALERTS).dataset())
+        sql = tables.CURRENT_SQL.format(columns="about, state", alerts="alerts")
+        assert database.sql(sql).fetchall() == [("node:b", "silenced")]
 
 
-def test_what_a_killed_turn_left_behind_is_taken_away(tmp_path):
-    many = rollups.ScopeTotals("group", "web", T0)
-    many.cell.fold(_column(1.0))
-    rollup_rows.write([many], 10_000, tmp_path, "r", 0)
-    told = tables.compacted(tmp_path)
-    told.rollups.batches.append("run=r/batch=0")  # taken in, and killed before it could be removed
-    tables.save_compacted(tmp_path, told)
-    assert found(tmp_path, kind="rollups") == []
-    assert compaction.join(tmp_path, tables.ROLLUPS, T0 + 9 * HOUR) == 0
-    assert not list((tmp_path / "rollups").rglob("*.parquet"))
-    assert tables.compacted(tmp_path).rollups.batches == []
-
-
-def test_a_batch_that_may_be_written_again_is_not_compacted_nor_counted_on(root):
-    for path in (root / "nodes" / "run=r").iterdir():
-        assert path.name in {"batch=0", "batch=1", "batch=2"}
-    tables.mark_done(root, "r", tables.BatchMarker(1, 7))
-    names = [name for name, _ in tables.complete_batches(root, tables.NODES)]
-    assert names == ["run=r/batch=0"]  # Spark may not have noted that the next one is done
-    store(root, 3, [traffic.report("x", 1, T0)], run="s")
-    tables.mark_done(root, "s", tables.BatchMarker(-1, 7))
-    names = [name for name, _ in tables.complete_batches(root, tables.NODES)]
-    assert names == ["run=r/batch=0", "run=r/batch=1"]
-    assert tables.settle(root, first=3) == (2, 7)  # the stream has no longer what is in the torn batch 2
-    assert tables.settle(root, first=0) == (1, 7)
-    assert sorted(path.name for path in (root / "nodes").glob("run=*/batch=*")) == ["batch=0", "batch=1"]
-
-
-def test_a_history_that_nobody_marked_is_gone_on_lag_messages(root, tmp_path_factory):
-    assert tables.settle(root, first=0) == (2, -1)
-    assert tables.settle(tmp_path_factory.mktemp("empty"), first=1) == (0, 0)
+def test_readers_of_other_projects_understand_the_tables(root):
+    maintenance.run(root, T0 / 1000 + 2 * 86400)
+    table = DeltaTable(str(root / "nodes"))
+    assert table.to_pyarrow_dataset().count_rows() == 30
+    frame = table.to_pandas(
+        columns=["machine", "cpu_percent"], filters=[("day", "=", datetime.date(2023, 11, 15))]
+    )
+    assert frame["cpu_percent"].max() == 90.0
+    assert table.metadata().partition_columns == ["day"]
+    hourly = DeltaTable(str(root / "hourly")).to_pyarrow_dataset().to_table().to_pylist()
+    assert {row["hour"] for row in hourly} == {
+        datetime.datetime.fromtimestamp(T0 / 1000 + 3600 * n, datetime.UTC) for n in range(3)
+    }

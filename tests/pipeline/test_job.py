@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
+import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from muster.bus import api
@@ -18,11 +18,11 @@ from muster.monitor.channel import channel as monitor_service
 from muster.monitor.channel import interpreters
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
-from muster.pipeline.history import tables
+from muster.pipeline.history import delta, tables
 from muster.pipeline.job import service
 from muster.testing.eventually import eventually
 from tests import disks
-from tests.pipeline import traffic
+from tests.pipeline import test_history, traffic
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -105,16 +105,15 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
         assert progress.counts["duplicated"] == 2
         assert progress.counts["malformed"] == 2
         assert progress.machines == 7
-    rows = [pq.read_table(path) for path in tables.files(tmp_path / "history", tables.NODES)]
-    assert sum(table.num_rows for table in rows) == 9
-    cpu = {
-        (row["scope"], row["name"]): row
-        for row in _levels(tmp_path / "history")
-        if row["metric"] == "cpu_percent"
-    }
-    assert cpu["system", ""]["count"] == 7
-    assert cpu["group", "web"]["max"] == 120.0
+    assert len(test_history.read(tmp_path / "history")) == 9
+    cpu = {(row["scope"], row["name"]): row for row in _levels(tmp_path / "history")}
+    assert cpu["system", ""]["cpu_percent_count"] == 7
+    assert cpu["group", "web"]["cpu_percent_max"] == 120.0
     assert cpu["zone", "z2"]["machines"] == 2
+    alerts = test_history.read(tmp_path / "history", tables.ALERTS)
+    assert [(row["about"], row["state"]) for row in alerts if row["rule"] == "hot"] == [
+        ("node:web-4", "firing")
+    ]
     async with await client.connect([broker.url], identity="test") as bus:
         assert await _alerts(bus, "hot") == [("node:web-4", "firing")]
         assert ("group:web", "firing") in await _alerts(bus, "crowd")
@@ -165,18 +164,22 @@ async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_det
         assert progress.machines == 5  # single machines behind the channel are not known
         assert "late" not in progress.counts
         assert await ask.group("far") is not None
-    cpu = [row for row in _levels(tmp_path / "history") if row["metric"] == "cpu_percent"]
+    cpu = _levels(tmp_path / "history")
     far_cpu = [row for row in cpu if (row["scope"], row["name"]) == ("group", "far")]
-    assert sum(row["count"] for row in far_cpu) == 10
-    assert sum(row["sum"] for row in far_cpu) == 450.0
-    assert (min(row["min"] for row in far_cpu), max(row["max"] for row in far_cpu)) == (0.0, 90.0)
+    assert sum(row["cpu_percent_count"] for row in far_cpu) == 10
+    total = sum(row["cpu_percent_count"] * row["cpu_percent_mean"] for row in far_cpu)
+    assert total == pytest.approx(450.0)
+    assert min(row["cpu_percent_min"] for row in far_cpu) == 0.0
+    assert max(row["cpu_percent_max"] for row in far_cpu) == 90.0
     assert sum(row["machines"] for row in far_cpu) == 10
-    assert sum(row["count"] for row in cpu if row["scope"] == "system") == 15
-    assert sum(row["count"] for row in cpu if (row["scope"], row["name"]) == ("zone", "z3")) == 10
+    assert sum(row["cpu_percent_count"] for row in cpu if row["scope"] == "system") == 15
+    in_zone = [row for row in cpu if (row["scope"], row["name"]) == ("zone", "z3")]
+    assert sum(row["cpu_percent_count"] for row in in_zone) == 10
 
 
 def _levels(root: Path) -> list[dict[str, Any]]:
-    return [row for path in tables.files(root, tables.ROLLUPS) for row in pq.read_table(path).to_pylist()]
+    """Windows of groups, zones and the system in which something was reported."""
+    return [row for row in test_history.read(root, tables.GROUPS) if row["cpu_percent_count"]]
 
 
 SILENCE = """
@@ -196,10 +199,12 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
     other = columns.encode(table, columns.BatchInfo())
     huge = b"x" * (columns.MAX_BATCH_BYTES // 16)
     await traffic.store(broker.url, traffic.body(good), traffic.body(future), newer, other, huge)
-    (tmp_path / "full").write_text("no folder can be made below a file, as none can on a full disk")
-    async with running(
-        broker, spark, tmp_path, rules=SILENCE, history_dir=str(tmp_path / "full" / "history")
-    ) as ask:
+    for table in (tables.NODES, tables.GROUPS):  # no folder can be made below a file, as none on a full disk
+        delta.HistoryTable(tmp_path / "history", table)
+        for days in (-1, 0, 1):
+            day = datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=days)
+            (tmp_path / "history" / table / f"day={day}").write_text("")
+    async with running(broker, spark, tmp_path, rules=SILENCE) as ask:
 
         async def noticed():
             progress = await ask.progress()
@@ -281,7 +286,7 @@ async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
         await eventually(lambda: _read(ask, 51), timeout_s=120)
         progress = await ask.progress()
         assert progress.counts["not-in-history"] == 50
-    rows = [row for path in tables.files(root, tables.NODES) for row in pq.read_table(path).to_pylist()]
+    rows = test_history.read(root)
     assert [(row["machine"], row["sequence"]) for row in rows] == [("m1", 2)]
 
 
@@ -307,16 +312,12 @@ async def test_a_broker_killed_under_load_costs_the_pipeline_no_report(broker, s
         for number in range(5, 8):
             await tell(number)
         await eventually(lambda: _there(tmp_path / "history", sent), timeout_s=300)
-    rows = [
-        (row["machine"], row["sequence"])
-        for path in tables.files(tmp_path / "history", tables.NODES)
-        for row in pq.read_table(path).to_pylist()
-    ]
+    rows = [(row["machine"], row["sequence"]) for row in test_history.read(tmp_path / "history")]
     assert len(rows) == len(set(rows)) == sent
 
 
 async def _there(root: Path, wanted: int) -> bool:
-    return sum(int(pq.read_metadata(path).num_rows) for path in tables.files(root, tables.NODES)) >= wanted
+    return len(test_history.read(root)) >= wanted
 
 
 async def _batch(ask: pipeline_client.PipelineClient, number: int) -> bool:

@@ -6,7 +6,6 @@ import random
 import sys
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 
 from muster.bus.client import client
@@ -18,7 +17,7 @@ from muster.pipeline.history import tables
 from muster.pipeline.job import main
 from muster.testing import child_process
 from muster.testing.eventually import eventually
-from tests.pipeline import traffic
+from tests.pipeline import test_history, traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,7 +39,7 @@ async def traffic_for(url: str, done: asyncio.Event) -> int:
 
 
 async def counted(bus, root) -> int:
-    return sum(int(pq.read_metadata(path).num_rows) for path in tables.files(root, tables.NODES))
+    return len(test_history.read(root))
 
 
 async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing(broker, tmp_path):
@@ -81,11 +80,7 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
             await eventually(lambda: _rolled_up(root, expected), timeout_s=400)
             await ask.stop()
             assert await child.wait(timeout_s=60) == 0
-        rows = [
-            (row["machine"], row["sequence"])
-            for one in tables.files(root, tables.NODES)
-            for row in pq.read_table(one, columns=["machine", "sequence"]).to_pylist()
-        ]
+        rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
         assert len(rows) == len(set(rows)) == expected
         stream = await bus.open_stream(columns.SYSTEM_STREAM)
         ids: collections.Counter[int] = collections.Counter()
@@ -100,6 +95,8 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
             async for one in (await bus.open_stream("alerts")).read(1)
         ]
         assert len(alerts) == MACHINES  # each fired once
+        changes = [(row["about"], row["state"]) for row in test_history.read(root, tables.ALERTS)]
+        assert len(changes) == len(set(changes)) == MACHINES
     assert await _rolled_up(root, expected)
 
 
@@ -108,11 +105,8 @@ async def _all_there(bus, root, expected: int) -> bool:
 
 
 async def _rolled_up(root, expected: int) -> bool:
-    total = 0
-    for path in tables.files(root, tables.ROLLUPS):
-        for row in pq.read_table(path).to_pylist():
-            if row["scope"] == "system" and row["metric"] == "cpu_percent":
-                total += row["count"]
+    rows = test_history.read(root, tables.GROUPS)
+    total = sum(row["cpu_percent_count"] or 0 for row in rows if row["scope"] == "system")
     assert total <= expected, "reports were counted twice"
     return total == expected
 

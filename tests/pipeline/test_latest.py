@@ -8,7 +8,7 @@ import pytest
 
 from muster.core import errors
 from muster.pipeline.fleet import rollups
-from muster.pipeline.history import newest_first, rollup_rows, search, tables
+from muster.pipeline.history import newest_first, search, tables
 from tests.pipeline import test_history, traffic
 
 T0 = test_history.T0
@@ -87,10 +87,10 @@ def test_other_kinds_have_an_order_too_and_nothing_has_no_pages(tmp_path):
     for number in range(3):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(test_history._column(50.0))
-        rollup_rows.write([many], window_ms, tmp_path, "r", number)
-    asked = search.HistorySearch(tables.ROLLUPS, "metric = 'cpu_percent'", columns=("from", "name"))
+        test_history.store_groups(tmp_path, number, [many], window_ms)
+    asked = search.HistorySearch(tables.GROUPS, "cpu_percent_mean = 50", columns=("window_start", "name"))
     found = pages(tmp_path, asked, 1)
-    assert [int(row["from"].timestamp() * 1000) - T0 for row in found] == [20_000, 10_000, 0]
+    assert [int(row["window_start"].timestamp() * 1000) - T0 for row in found] == [20_000, 10_000, 0]
     with pytest.raises(errors.InvalidInput, match="no table 'weeks'"):
         newest_first.read_page(tmp_path, search.HistorySearch("weeks"), 5)
 

@@ -13,6 +13,7 @@ from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import search
 from muster.pipeline.job import batch_commit
+from tests.pipeline import test_history
 
 DOWN = [tracker.RuleVerdict("down", "group:web", True, 1000, group="web")]
 
@@ -32,7 +33,7 @@ async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitt
         batch_commit.BatchCommitter,
         bus,
         wanted,
-        history=folder / "history",
+        history=str(folder / "history"),
         run="r",
         state_path=folder / "alerts.json",
     )
@@ -80,3 +81,31 @@ async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path)
         assert await said(bus) == [("group:web", AlertState.FIRING)]
         await again.advance_clock()
         assert len(await said(bus)) == 1
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_alerts_are_in_the_history_once_whenever_the_process_ends(
+    broker, tmp_path, monkeypatch, committed
+):
+    """Before the commit of the history, or between it and the saved state."""
+    async with await client.connect([broker.url], identity="pipeline") as bus:
+        one = await opened(bus, tmp_path)
+        write = one._write_alerts
+
+        def end(*arguments: Any) -> bool:
+            if committed:
+                write(*arguments)
+            raise Killed
+
+        monkeypatch.setattr(one, "_write_alerts", end)
+        with pytest.raises(Killed):
+            await one._finish(7, DOWN, 1000, [], {}, 0)
+        again = await opened(bus, tmp_path)
+        await again._finish(7, DOWN, 1000, [], {}, 0)  # Spark repeats the batch
+        await again._finish(8, [], 2000, [], {}, 0)
+        rows = test_history.read(tmp_path / "history", "alerts")
+        assert [(row["about"], row["state"]) for row in rows] == [("group:web", "firing")]

@@ -49,5 +49,4 @@ def test_every_reason_and_every_folder_is_named():
     counted = set(re.findall(r"(?:committer|self|output)\.count\(\"([a-z-]+)\"", source))
     assert len(counted) > 5
     assert counted - set(protocol.COUNTED) == set()
-    kinds = (tables.NODES, tables.ROLLUPS, tables.ALERTS, tables.HOURS, tables.DAYS)
-    assert [kind for kind in kinds if f"\n{kind}/" not in TEXT] == []
+    assert [name for name in tables.definitions() if f"\n{name}/" not in TEXT] == []

@@ -14,7 +14,7 @@ from muster.core.reports import columns
 from muster.manage import client as manage_client
 from muster.monitor import client as monitor_client
 from muster.pipeline.fleet import rollups
-from muster.pipeline.history import rollup_rows, search
+from muster.pipeline.history import search
 from muster.trust.permissions import roles
 from muster.web import actions, guard, problems
 from muster.web.auth import sessions
@@ -510,12 +510,14 @@ def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
 def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     """And thins what is between the gaps, never the gaps."""
     start_ms = 1_700_000_000_000
+    totals = []
     for number in (*range(40), *range(50, 90)):  # ten windows without a report
         many = rollups.ScopeTotals("system", "", start_ms + number * 10_000)
         many.cell.fold(test_history._column(float(number)))
-        rollup_rows.write([many], 10_000, tmp_path, "r", number)
+        totals.append(many)
+    test_history.store_groups(tmp_path, 0, totals)
     asked = history_reader.rollup_query("system", "", "cpu_percent", start_ms)
-    found = history_reader.plot(tmp_path, asked, 20)
+    found = history_reader.plot(str(tmp_path), asked, "cpu_percent", 20)
     gone = [(one["at_ms"] - start_ms) // 10_000 for one in found if one["mean"] is None]
     assert gone == [40]
     assert [one["mean"] for one in found if one["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
@@ -529,14 +531,14 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
 
 def test_the_history_is_paged_by_its_cursors(tmp_path):
     with pytest.raises(errors.NotFound, match="no history"):
-        history_reader.read_page(tmp_path / "none", search.HistorySearch(), 5, "")
+        history_reader.read_page(str(tmp_path / "none"), search.HistorySearch(), 5, "")
     rows = [traffic.report(f"m{n}", 1, test_history.T0 + n) for n in range(12)]
     test_history.store(tmp_path, 0, rows)
     seen = []
     cursor: str | None = ""
     while cursor is not None:
         found, cursor = history_reader.read_page(
-            tmp_path, search.HistorySearch(columns=("machine",)), 5, cursor
+            str(tmp_path), search.HistorySearch(columns=("machine",)), 5, cursor
         )
         seen.append([one["machine"] for one in found])
     assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]

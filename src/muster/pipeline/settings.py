@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from muster.core import errors
 from muster.core.reports import columns
 from muster.core.settings import sections
+from muster.pipeline.history import storage
 
 doc = sections.field_doc
 
@@ -98,12 +100,33 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = 2
     checkpoint_dir: Annotated[
-        sections.FilePath, doc("Spark's checkpoint. Empty: `pipeline/checkpoint` in the domain's folder.")
+        sections.FilePath,
+        doc(
+            "Spark's checkpoint: a path or URL (file, s3, s3a, gs, abfss, hdfs). "
+            "Empty: `pipeline/checkpoint` in the domain's folder."
+        ),
     ] = ""
     history_dir: Annotated[
-        sections.FilePath, doc("The Parquet history. Empty: `history` in the domain's folder.")
+        sections.FilePath,
+        doc(
+            "The history, as Delta Lake tables: a path or URL (file, s3, s3a, gs, abfss). "
+            "Empty: `history` in the domain's folder."
+        ),
     ] = ""
-    compact: Annotated[bool, doc("Compact the history when an hour and a day are over.")] = True
+    compact: Annotated[
+        bool,
+        doc(
+            "Maintain the history: merge small files, compute hourly rows, delete old rows and unused files."
+        ),
+    ] = True
+    as_of_s: Annotated[
+        float,
+        doc(
+            "How far `--as-of` reaches back: replaced or deleted files are removed after this time, "
+            "and earlier if the history exceeds its budget.",
+            ge=3600,
+        ),
+    ] = 7 * 86400.0
     operators: Annotated[
         tuple[str, ...],
         doc("Who may acknowledge, silence and stop: identities, or `*` for everyone on the bus."),
@@ -122,7 +145,26 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
     mail_user: Annotated[str, doc("Name to log in with. Empty: no login.")] = ""
     mail_password: Annotated[sections.Secret, doc("Its password.")] = ""
 
+    def history_root(self, domain_folder: Path) -> str:
+        """The location of the history: a path or a URL."""
+        return storage.normalize(self.history_dir or domain_folder / "history")
+
+    def checkpoint_root(self, domain_folder: Path) -> str:
+        """The location of Spark's checkpoint: a path or a URL."""
+        return storage.normalize(
+            self.checkpoint_dir or domain_folder / "pipeline" / "checkpoint",
+            setting="checkpoint_dir",
+            checkpoint=True,
+        )
+
+    def state_folder(self, domain_folder: Path) -> Path:
+        """The folder of the alert state and of measured batches: beside a local checkpoint."""
+        checkpoint = storage.local_path(self.checkpoint_root(domain_folder))
+        return checkpoint.parent if checkpoint is not None else domain_folder / "pipeline"
+
     def __post_init__(self) -> None:
+        storage.normalize(self.history_dir)
+        storage.normalize(self.checkpoint_dir, setting="checkpoint_dir", checkpoint=True)
         if self.stale_after * 1.0 < 1:
             raise errors.InvalidInput("stale_after: a machine is not stale before its next report is due")
         if self.shards % self.partitions:

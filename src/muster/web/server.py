@@ -157,7 +157,7 @@ async def serve(
     trust: keyring.Keyring,
     domain: str,
     folder: Path,
-    history: Path,
+    history: str,
     listener: socket.socket,
     stop: asyncio.Event,
     measure: metrics.Metrics,

@@ -19,6 +19,7 @@ from muster.app.supervisor import module_process
 from muster.core import files, health
 from muster.core.settings import domain
 from muster.pipeline import settings as settings_
+from muster.pipeline.history import storage
 from muster.supervision import children
 from muster.trust import keyring
 from muster.trust.permissions import roles
@@ -71,8 +72,9 @@ class PipelineComponent:
         )
 
     async def start(self, context: context_.ComponentContext) -> None:
-        history = Path(self._settings.history_dir or context.folder.root / "history")
-        context.watch_folder("history", history, context.settings.retention.history.max_bytes)
+        history = storage.local_path(self._settings.history_root(context.folder.root))
+        if history is not None:
+            context.watch_folder("history", history, context.settings.retention.history.max_bytes)
 
         async def arguments() -> list[str]:
             return [str(await self._write_options(context))]

@@ -11,7 +11,6 @@ import secrets
 import socket
 import ssl
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -65,8 +64,8 @@ def url_of(web_settings: settings_.WebSettings, listener: socket.socket) -> str:
     return server_process.url("https" if web_settings.cert else "http", web_settings.host, listener)
 
 
-def history_of(all_settings: Any, folder: home.DomainFolder) -> Path:
-    return Path(all_settings.pipeline.history_dir or folder.root / "history")
+def history_of(all_settings: Any, folder: home.DomainFolder) -> str:
+    return str(all_settings.pipeline.history_root(folder.root))
 
 
 def set_password(
@@ -136,7 +135,7 @@ class WebComponent:
             domain=self._all_settings.domain.name,
             root=str(context.folder.root),
             keys=str(self._all_settings.keys_folder),
-            history=str(history_of(self._all_settings, context.folder)),
+            history=history_of(self._all_settings, context.folder),
             health=msgspec.structs.replace(self._all_settings.health, port=0),
             log_level=self._all_settings.log.level,
         )

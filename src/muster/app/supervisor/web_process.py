@@ -32,7 +32,7 @@ async def serve_web(
     domain: str,
     folder: home.DomainFolder,
     trust: keyring.Keyring,
-    history: Path,
+    history: str,
     stop: asyncio.Event,
     health: settings_domain.HealthSettings,
 ) -> None:
@@ -72,7 +72,7 @@ async def _main() -> None:
                 domain=task.domain,
                 folder=home.DomainFolder(Path(task.root)),
                 trust=await asyncio.to_thread(keyring.Keyring.open, Path(task.keys)),
-                history=Path(task.history),
+                history=task.history,
                 stop=stop,
                 health=task.health,
             )

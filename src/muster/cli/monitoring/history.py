@@ -1,10 +1,9 @@
-"""``muster history``: search the Parquet files that the pipeline writes."""
+"""``muster history``: search the tables that the pipeline writes."""
 
 from __future__ import annotations
 
 import datetime
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,10 +14,62 @@ from muster.cli.monitoring import alert
 
 _SHOWN = {
     "nodes": ("reported_at", "machine", "group", "zone", "state", "cpu_percent", "memory_percent", "load_1m"),
-    "rollups": ("from", "scope", "name", "machines", "stale", "metric", "sum", "count", "min", "max", "p95"),
-    "alerts": ("at", "severity", "state", "rule", "about", "value", "reason"),
-    "days": ("hour", "machine", "group", "metric", "count", "mean", "min", "max"),
+    "groups": (
+        "window_start",
+        "scope",
+        "name",
+        "machines",
+        "stale",
+        "cpu_percent_mean",
+        "cpu_percent_p95",
+        "memory_percent_mean",
+        "load_1m_mean",
+    ),
+    "alerts": ("changed_at", "severity", "state", "rule", "about", "value", "reason"),
+    "hourly": (
+        "hour",
+        "machine",
+        "group",
+        "reports",
+        "cpu_percent_mean",
+        "cpu_percent_max",
+        "disk_percent_max",
+    ),
 }
+
+
+root_option = click.option(
+    "--dir",
+    "root",
+    metavar="LOCATION",
+    help="Folder or URL of the history (default: the history of the home).",
+)
+
+
+as_of_option = click.option(
+    "--as-of", "as_of", metavar="TIME", help="Read the tables as they were: ISO 8601, or 5m, 2h, 7d ago."
+)
+
+
+def as_of_moment(text: str | None) -> datetime.datetime | None:
+    from muster.cli.monitoring import report
+
+    at_ms = report.time_ms(text, "--as-of")
+    return None if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
+
+
+def resolve_root(invocation: command.Invocation, root: str | None) -> str:
+    """The location of the history. `errors.NotFound` if there are no tables."""
+    from muster.core import errors
+    from muster.pipeline.history import delta, storage, tables
+
+    if root is None:
+        settings = config_.load(invocation)
+        root = settings.pipeline.history_root(settings.domain.folder)
+    location = storage.normalize(root, setting="--dir")
+    if not any(delta.exists(location, name) for name in tables.definitions()):
+        raise errors.NotFound(f"there is no history in {location}", hint="`muster pipeline run` writes it")
+    return location
 
 
 @click.command(
@@ -26,7 +77,7 @@ _SHOWN = {
     examples=[
         ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports with a high CPU load"),
         ("muster history TRUE --by machine --of cpu_percent --last 1d -n 10", "the ten busiest"),
-        ("muster history \"scope = 'system' AND metric = 'load_1m'\" --in rollups -o json", ""),
+        ("muster history \"scope = 'system' AND cpu_percent_p95 > 90\" --in groups -o json", ""),
         ("muster history \"severity = 'critical'\" --in alerts", ""),
     ],
 )
@@ -42,18 +93,14 @@ _SHOWN = {
 @click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
 @click.option("--to", metavar="TIME", help="End time in ISO 8601.")
 @command.duration("--last", None, "Only the last 15m, 2h, 7d.")
+@as_of_option
 @click.option("--columns", metavar="NAME,…", help="Columns to show.")
 @click.option("--of", metavar="COLUMN", help="Aggregate this column: count, mean, minimum, maximum.")
 @click.option("--by", default="", metavar="COLUMN,…", help="With --of: group by these columns.")
 @click.option(
     "-n", "--limit", type=int, default=100, show_default=True, help="Maximum number of rows; 0: all."
 )
-@click.option(
-    "--dir",
-    "root",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the history (default: the history of the home).",
-)
+@root_option
 @command.pass_invocation
 def history(
     invocation: command.Invocation,
@@ -62,11 +109,12 @@ def history(
     from_: str | None,
     to: str | None,
     last_s: float | None,
+    as_of: str | None,
     columns: str | None,
     of: str | None,
     by: str,
     limit: int,
-    root: Path | None,
+    root: str | None,
 ) -> None:
     """Search the history of reports and alerts.
 
@@ -78,11 +126,7 @@ def history(
     from muster.pipeline.history import newest_first
     from muster.pipeline.history import search as query_
 
-    if root is None:
-        settings = config_.load(invocation)
-        root = Path(settings.pipeline.history_dir or settings.domain.folder / "history")
-    if not root.is_dir():
-        raise errors.NotFound(f"there is no history in {root}", hint="`muster pipeline run` writes it")
+    location = resolve_root(invocation, root)
     if last_s and from_:
         raise click.UsageError("give either --last or --from")
     from_ms = alert.moment_ms(from_) if from_ else None
@@ -90,19 +134,25 @@ def history(
         from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
     search = query_.HistorySearch(
-        kind, query, from_ms, alert.moment_ms(to) if to else None, shown, limit if limit > 0 else None
+        kind,
+        query,
+        from_ms,
+        alert.moment_ms(to) if to else None,
+        shown,
+        limit if limit > 0 else None,
+        as_of_moment(as_of),
     )
     rows: list[dict[str, Any]] = []
     if of:
         parts = tuple(filter(None, by.split(",")))
         if not parts:
             raise errors.InvalidInput("--of requires --by")
-        rows = query_.summarise(root, search, of=of, by=parts).to_pylist()
+        rows = query_.summarise(location, search, of=of, by=parts).to_pylist()
         shown = (*parts, *query_.STATISTICS)
     elif limit > 0:
-        rows = newest_first.read_page(root, search, limit)[0].to_pylist()
+        rows = newest_first.read_page(location, search, limit)[0].to_pylist()
     else:
-        for batch in query_.search(root, search):
+        for batch in query_.search(location, search):
             rows += batch.to_pylist()
     invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,10 @@ import click
 
 from muster.cli import command, connection, output
 from muster.cli.domain import config as config_
+from muster.cli.monitoring import history as history_
 
 if TYPE_CHECKING:
     from muster.pipeline import protocol
-
-_history_option = click.option(
-    "--dir",
-    "root",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the history (default: the history of the home).",
-)
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster pipeline run", "")])
@@ -122,7 +117,7 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
     is_flag=True,
     help="Use the events and receivers' states that the notifiers recorded.",
 )
-@_history_option
+@history_.root_option
 @connection.options
 @command.pass_invocation
 def replay(
@@ -131,7 +126,7 @@ def replay(
     address: str | None,
     last_s: float | None,
     notifications: bool,
-    root: Path | None,
+    root: str | None,
     to: connection.ConnectionOptions,
 ) -> None:
     """Show which receivers a notification policy would have selected in the past.
@@ -141,15 +136,14 @@ def replay(
     import time
 
     from muster.pipeline.batch import rule_replay
-    from muster.pipeline.source import session
 
     from_ms = int((time.time() - last_s) * 1000) if last_s else None
     if notifications:
         _replay_notifications(invocation, policy, address, from_ms, to)
         return
-    with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
+    with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
         result = rule_replay.replay(
-            spark, _root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
+            spark, history_.resolve_root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
         )
     if invocation.printer.for_people:
         invocation.printer.note(
@@ -179,7 +173,6 @@ def _replay_notifications(
 
     from muster.app.operations import policy_replay as replay_
     from muster.core import errors
-    from muster.pipeline.source import session
 
     async def ask() -> Any:
         async with await connection.connect(invocation, to) as bus:
@@ -192,7 +185,7 @@ def _replay_notifications(
     access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
     access |= {"ca": str(resolved.ca)} if resolved.ca else {}
     words = command.run(ask())
-    with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
+    with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
         result = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
     if not invocation.printer.for_people:
         invocation.printer.facts(msgspec.to_builtins(result))
@@ -215,9 +208,9 @@ def _replay_notifications(
 
 @pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --prefix reads.", "")])
 @click.option("--prefix", default="reads.", show_default=True, help="Prefix of the metrics' names.")
-@_history_option
+@history_.root_option
 @command.pass_invocation
-def demand(invocation: command.Invocation, prefix: str, root: Path | None) -> None:
+def demand(invocation: command.Invocation, prefix: str, root: str | None) -> None:
     """Show the demand for contexts by zone, and where replicas would be close to their readers.
 
     Reads metrics that machines or their services report as reads.KEY (a count per period) or reads.KEY_s (a
@@ -226,10 +219,9 @@ def demand(invocation: command.Invocation, prefix: str, root: Path | None) -> No
     import msgspec
 
     from muster.pipeline.batch import rule_replay
-    from muster.pipeline.source import session
 
-    with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
-        placements = rule_replay.demand(spark, _root(invocation, root), prefix=prefix)
+    with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
+        placements = rule_replay.demand(spark, history_.resolve_root(invocation, root), prefix=prefix)
     invocation.printer.rows(
         [msgspec.to_builtins(placement) for placement in placements],
         ("key", "total", "place_in", "by_zone"),
@@ -245,11 +237,7 @@ def fit(invocation: command.Invocation, period_s: float) -> None:
     from muster.pipeline.batch import cost_fit
 
     settings = config_.load(invocation)
-    folder = (
-        Path(settings.pipeline.checkpoint_dir).parent
-        if settings.pipeline.checkpoint_dir
-        else settings.domain.folder / "pipeline"
-    )
+    folder = settings.pipeline.state_folder(settings.domain.folder)
     batches = cost_fit.read(folder / cost_fit.PROGRESS_NAME)
     fitted = cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)
     facts = {name: getattr(fitted, name) for name in fitted.__struct_fields__}
@@ -260,30 +248,32 @@ def fit(invocation: command.Invocation, period_s: float) -> None:
 @click.argument("month")
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Output file.")
 @click.option("--demand", "with_demand", is_flag=True, help="Include the demand for contexts (needs Spark).")
-@_history_option
+@history_.root_option
 @command.pass_invocation
 def monthly(
-    invocation: command.Invocation, month: str, to: Path, with_demand: bool, root: Path | None
+    invocation: command.Invocation, month: str, to: Path, with_demand: bool, root: str | None
 ) -> None:
     """Write the report of a month, with plots, as an HTML page."""
     from muster.pipeline.batch import monthly_report as monthly_
     from muster.pipeline.batch import rule_replay
-    from muster.pipeline.source import session
 
     placements = None
     if with_demand:
         from_ms, to_ms = monthly_.bounds(month)
-        with invocation.printer.waiting("running the query with Spark"), session.temporary_session() as spark:
-            placements = rule_replay.demand(spark, _root(invocation, root), from_ms=from_ms, to_ms=to_ms)
-    to.write_text(monthly_.render_report(_root(invocation, root), month, demand=placements))
+        with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
+            placements = rule_replay.demand(
+                spark, history_.resolve_root(invocation, root), from_ms=from_ms, to_ms=to_ms
+            )
+    to.write_text(monthly_.render_report(history_.resolve_root(invocation, root), month, demand=placements))
     invocation.printer.done({"month": month, "page": str(to)}, f"wrote {to}")
 
 
-def _root(invocation: command.Invocation, root: Path | None) -> Path:
-    if root is not None:
-        return root
-    settings = config_.load(invocation)
-    return Path(settings.pipeline.history_dir or settings.domain.folder / "history")
+def _spark(invocation: command.Invocation) -> AbstractContextManager[Any]:
+    """A session on the configured master."""
+    from muster.pipeline.source import session
+
+    settings = config_.load(invocation).pipeline
+    return session.temporary_session(settings.master, memory=settings.memory)
 
 
 def _facts(progress: protocol.BatchProgress) -> dict[str, Any]:

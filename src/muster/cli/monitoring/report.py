@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -57,7 +56,7 @@ def report(
 
     if scope != "system" and not name:
         raise click.UsageError(f"the name of the {scope} is missing")
-    at_ms = _time_ms(at)
+    at_ms = time_ms(at, "--at")
 
     async def ask() -> Any:
         async with await connection.connect(invocation, to) as bus:
@@ -66,21 +65,18 @@ def report(
     try:
         current = command.run(ask())
     except (errors.NotFound, errors.Unavailable):
-        root = None if to.servers or to.locator or invocation.profile else _history(invocation)
-        current = past(root, scope, name or "", at_ms, window_s) if root and at_ms is not None else None
+        current = None
+        if at_ms is not None and not (to.servers or to.locator or invocation.profile):
+            settings = config_.load(invocation)
+            root = settings.pipeline.history_root(settings.domain.folder)
+            current = past(root, scope, name or "", at_ms, window_s)
         if current is None:
             raise
     show(invocation, current)
 
 
-def _history(invocation: command.Invocation) -> Path | None:
-    settings = config_.load(invocation)
-    root = Path(settings.pipeline.history_dir or settings.domain.folder / "history")
-    return root if root.is_dir() else None
-
-
-def past(root: Path, scope: str, name: str, at_ms: int, window_s: float) -> Any:
-    """The report from the Parquet history; None if the history has no data of that time."""
+def past(root: str, scope: str, name: str, at_ms: int, window_s: float) -> Any:
+    """The report from the history; None if the history has no data of that time."""
     import pyarrow as pa
 
     from muster.core.reports import columns
@@ -90,12 +86,14 @@ def past(root: Path, scope: str, name: str, at_ms: int, window_s: float) -> Any:
     word = name.replace("'", "''")
     where = {"node": f"machine = '{word}'", "group": f"group = '{word}'"}.get(scope, "TRUE")
     schema = columns.node_schema()
+    stored = tuple("metrics" if field == "extra" else field for field in schema.names)
     from_ms = at_ms - int(window_s * 1000)
-    query = search.HistorySearch(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=tuple(schema.names))
+    query = search.HistorySearch(where=where, from_ms=from_ms, to_ms=at_ms + 1, columns=stored)
     batches = list(search.search(root, query))
     if not batches:
         return None
-    nodes = live_view.latest(pa.Table.from_batches(batches).cast(schema).to_batches())
+    reports = pa.Table.from_batches(batches).rename_columns(schema.names).cast(schema)
+    nodes = live_view.latest(reports.to_batches())
     return _view(nodes, scope, name, from_ms, at_ms)
 
 
@@ -184,7 +182,8 @@ def _figure(value: float | None) -> str:
     return "" if value is None else f"{value:,.2f}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
-def _time_ms(text: str | None) -> int | None:
+def time_ms(text: str | None, option: str) -> int | None:
+    """A time in ISO 8601, or a duration before now."""
     import datetime
     import time
 
@@ -200,7 +199,7 @@ def _time_ms(text: str | None) -> int | None:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is neither a time (ISO 8601) nor a duration", param_hint="--at"
+            f"{text!r} is neither a time (ISO 8601) nor a duration", param_hint=option
         ) from None
     if moment.tzinfo is None:
         moment = moment.astimezone()

@@ -107,7 +107,7 @@ def resolve(
         except errors.InvalidInput as error:
             problems.append(SettingsProblem(source, field.key, error.message))
             return
-        if field.is_path and folder is not None and value:
+        if field.is_path and folder is not None and value and "://" not in value:
             value = str(folder / pathlib.Path(value).expanduser())
         values[path] = value
         sources[field.key] = source

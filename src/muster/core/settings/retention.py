@@ -93,7 +93,7 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
     topics: Annotated[
         RetentionBudget, doc("Stream: each durable topic that a user makes without naming a budget.")
     ] = _budget(_GIB, 7 * _DAY_S)
-    history: Annotated[RetentionBudget, doc("Files: the pipeline's Parquet history.")] = _budget(
+    history: Annotated[RetentionBudget, doc("Files: the tables of the pipeline's history.")] = _budget(
         50 * _GIB, 400 * _DAY_S
     )
     logs: Annotated[RetentionBudget, doc("Files: log files of every process of this machine together.")] = (

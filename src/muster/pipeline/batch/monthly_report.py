@@ -6,16 +6,14 @@ import collections
 import datetime
 import html
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from muster.core import errors
 from muster.pipeline.batch import rule_replay
-from muster.pipeline.history import search
+from muster.pipeline.history import search, storage, tables
 
 GROUPS_SHOWN = 20
+PLOTTED = ("cpu_percent", "memory_percent", "load_1m")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 720, 180, 60, 20
 
 _STYLE = (
@@ -26,7 +24,7 @@ _STYLE = (
 
 
 def render_report(
-    root: Path, month: str, *, demand: Sequence[rule_replay.ContextDemand] | None = None
+    root: storage.Root, month: str, *, demand: Sequence[rule_replay.ContextDemand] | None = None
 ) -> str:
     """``month`` has the form 2030-01. `errors.NotFound` if the history has no data of it.
 
@@ -90,31 +88,30 @@ def bounds(month: str) -> tuple[int, int]:
     return int(first.timestamp() * 1000), int(following.timestamp() * 1000)
 
 
-def _by_hour(root: Path, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
+def _by_hour(root: storage.Root, from_ms: int, to_ms: int) -> list[tuple[int, dict[str, float]]]:
     """For each hour: the maximum of machines and stale machines, and the mean of each metric."""
+    statistics = [f"{metric}_{part}" for metric in PLOTTED for part in ("count", "mean")]
     query = search.HistorySearch(
-        "rollups",
+        tables.GROUPS,
         "scope = 'system'",
         from_ms,
         to_ms,
-        ("from", "machines", "stale", "metric", "count", "sum"),
+        ("window_start", "machines", "stale", *statistics),
     )
     hours: dict[int, dict[str, float]] = {}
     sums: dict[tuple[int, str], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
     for part in search.search(root, query):
-        columns = [part.column(name).to_pylist() for name in ("machines", "stale", "metric", "count", "sum")]
-        starts = part.column("from").cast(pa.int64()).to_pylist()
-        for at_ms, machines, stale, metric, count, total in zip(starts, *columns, strict=True):
-            hour = at_ms // 3_600_000 * 3_600_000
+        for row in part.to_pylist():
+            hour = int(row["window_start"].timestamp()) // 3600 * 3_600_000
             values = hours.setdefault(hour, {"machines": 0, "stale": 0})
-            values["machines"] = max(values["machines"], machines)
-            values["stale"] = max(values["stale"], stale)
-            if metric is not None:
-                sums[hour, metric][0] += total
-                sums[hour, metric][1] += count
+            values["machines"] = max(values["machines"], row["machines"])
+            values["stale"] = max(values["stale"], row["stale"])
+            for metric in PLOTTED:
+                if row[f"{metric}_count"]:
+                    sums[hour, metric][0] += row[f"{metric}_mean"] * row[f"{metric}_count"]
+                    sums[hour, metric][1] += row[f"{metric}_count"]
     for (hour, metric), (total, count) in sums.items():
-        if count:
-            hours[hour][metric] = total / count
+        hours[hour][metric] = total / count
     return sorted(hours.items())
 
 
@@ -127,26 +124,26 @@ def _summary(system: Sequence[tuple[int, dict[str, float]]]) -> str:
     return _table(("", ""), rows)
 
 
-def _groups(root: Path, from_ms: int, to_ms: int) -> str:
+def _groups(root: storage.Root, from_ms: int, to_ms: int) -> str:
     """Groups by mean CPU over the month, with maximum machines and highest 95th percentile of a window."""
     query = search.HistorySearch(
-        "rollups",
-        "scope = 'group' AND metric = 'cpu_percent'",
+        tables.GROUPS,
+        "scope = 'group' AND cpu_percent_count > 0",
         from_ms,
         to_ms,
-        ("name", "machines", "stale", "count", "sum", "p95"),
+        ("name", "machines", "stale", "cpu_percent_count", "cpu_percent_mean", "cpu_percent_p95"),
     )
     groups: dict[str, list[float]] = {}
     for batch in search.search(root, query):
-        table = pa.Table.from_batches([batch]).group_by("name")
-        sums = [("count", "sum"), ("sum", "sum"), ("machines", "max"), ("stale", "max"), ("p95", "max")]
-        for row in table.aggregate(sums).to_pylist():
-            counts = (row["count_sum"], row["sum_sum"])
-            most = (row["machines_max"], row["stale_max"], row["p95_max"] or 0.0)
+        for row in batch.to_pylist():
+            count = row["cpu_percent_count"]
             before = groups.get(row["name"], [0.0] * 5)
             groups[row["name"]] = [
-                *(old + new for old, new in zip(before[:2], counts, strict=True)),
-                *(max(old, new) for old, new in zip(before[2:], most, strict=True)),
+                before[0] + count,
+                before[1] + row["cpu_percent_mean"] * count,
+                max(before[2], row["machines"]),
+                max(before[3], row["stale"]),
+                max(before[4], row["cpu_percent_p95"] or 0.0),
             ]
     if not groups:
         return "<p>No group reported.</p>"
@@ -177,7 +174,7 @@ def _zones(by_zone: Mapping[str, float]) -> str:
     return ", ".join(f"{zone} {round(times)}" for zone, times in sorted(by_zone.items()))
 
 
-def _alerts(root: Path, from_ms: int, to_ms: int) -> str:
+def _alerts(root: storage.Root, from_ms: int, to_ms: int) -> str:
     counts: collections.Counter[tuple[str, str]] = collections.Counter()
     query = search.HistorySearch("alerts", "state = 'firing'", from_ms, to_ms, ("rule", "severity"))
     for part in search.search(root, query):

@@ -5,13 +5,12 @@ Both evaluate predicates as SQL (`muster.predicates.backends.sql`).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muster.core import errors
-from muster.pipeline.history import tables
+from muster.pipeline import spark as spark_
+from muster.pipeline.history import storage, tables
 from muster.pipeline.source import session
 from muster.predicates import types
 from muster.predicates.analysis import type_check
@@ -20,6 +19,9 @@ from muster.predicates.syntax import parser
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+EVENTS_LISTED = 10_000  # in a result: the newest
+DEMANDS_LISTED = 100_000  # pairs of a key and a zone
 
 _STRING, _FLOAT, _INT = (types.parse_type(name) for name in ("string", "float", "int"))
 
@@ -43,12 +45,12 @@ class RuleReplay(msgspec.Struct, frozen=True):
     events: int
     deliveries: int
     receivers: int  # distinct machines
-    reached: list[ReplayedEvent]
+    reached: list[ReplayedEvent]  # the newest `EVENTS_LISTED`, oldest first
 
 
 def replay(
     spark: SparkSession,
-    root: Path,
+    root: storage.Root,
     policy: str,
     *,
     address: str = "TRUE",
@@ -63,8 +65,62 @@ def replay(
     not longer than ``horizon_s`` before.
     """
     session.activate(spark)
-    nodes, events = (_read(spark, root, kind) for kind in (tables.NODES, tables.ALERTS))
-    events = _during(events, "at", from_ms, to_ms)
+    events, deliveries = replay_frames(
+        spark, root, policy, address=address, from_ms=from_ms, to_ms=to_ms, horizon_s=horizon_s
+    )
+    deliveries = deliveries.cache()
+    try:
+        counts = deliveries.groupBy("event_id").agg(_count())
+        machines = deliveries.select("machine").distinct().count()
+        total = deliveries.count()
+        listed = (
+            events.join(counts, "event_id", "left")
+            .selectExpr(
+                "date_format(changed_at, \"yyyy-MM-dd'T'HH:mm:ss'Z'\") AS time",
+                "rule",
+                "about",
+                "state",
+                "coalesce(n, 0) AS receivers",
+                "changed_at",
+                "event_id",
+            )
+            .orderBy("changed_at", "event_id", ascending=False)
+            .limit(EVENTS_LISTED)
+            .collect()
+        )
+        number = len(listed) if len(listed) < EVENTS_LISTED else events.count()
+    finally:
+        deliveries.unpersist()
+    reached = [
+        ReplayedEvent(row["time"], row["rule"], row["about"], row["state"], row["receivers"])
+        for row in reversed(listed)
+    ]
+    return RuleReplay(number, total, machines, reached)
+
+
+def replay_frames(
+    spark: SparkSession,
+    root: storage.Root,
+    policy: str,
+    *,
+    address: str = "TRUE",
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+    horizon_s: float = 60.0,
+) -> tuple[DataFrame, DataFrame]:
+    """The events, and a row for each delivery: the event and the machine.
+
+    An event and a report meet by the period of ``horizon_s`` in which they are, so Spark joins by equality;
+    only the reports of those periods are read.
+    """
+    horizon_ms = int(horizon_s * 1000)
+    events = spark_.read(spark, root, tables.ALERTS, from_ms=from_ms, to_ms=to_ms)
+    events = events.selectExpr("*", "xxhash64(rule, about, state, changed_at, since) AS event_id")
+    bounds = events.selectExpr(
+        "min(unix_millis(changed_at)) AS first", "max(unix_millis(changed_at)) AS last"
+    ).first()
+    first, last = (0, 0) if bounds is None or bounds["first"] is None else (bounds["first"], bounds["last"])
+    nodes = spark_.read(spark, root, tables.NODES, from_ms=first - horizon_ms, to_ms=last + 1)
     receiver = _receiver_model(nodes)
     accepts = _condition(
         policy, EVENT, {f"receiver.{name}": kind for name, kind in receiver.items()}, "event"
@@ -73,33 +129,27 @@ def replay(
         address, {}, {f"receiver.{name}": kind for name, kind in receiver.items()}, None, bare=True
     )
     state = ", ".join(f"`{name}`" for name in receiver)
-    events.selectExpr("*", "monotonically_increasing_id() AS event_id").createOrReplaceTempView("past_events")
+    event = ", ".join(f"`{name}` AS `event {name}`" for name in EVENT)
+    events.createOrReplaceTempView("past_events")
     nodes.createOrReplaceTempView("past_reports")
     deliveries = spark.sql(
         f"""
+        WITH e AS (
+            SELECT event_id, changed_at, {event}, explode(array(last_part, last_part - 1)) AS part
+            FROM (SELECT *, unix_millis(changed_at) div {horizon_ms} AS last_part FROM past_events)
+        ), n AS (
+            SELECT reported_at, {state}, unix_millis(reported_at) div {horizon_ms} AS part FROM past_reports
+        )
         SELECT event_id, machine FROM (
-            SELECT e.event_id, {", ".join(f"e.`{name}` AS `event {name}`" for name in EVENT)},
+            SELECT e.event_id, {", ".join(f"e.`event {name}`" for name in EVENT)},
                    max_by(struct(n.*), n.reported_at) AS receiver, n.machine
-            FROM past_events e JOIN (SELECT reported_at, {state} FROM past_reports) n
-              ON n.reported_at <= e.at AND n.reported_at > e.at - make_dt_interval(0, 0, 0, {horizon_s:f})
+            FROM e JOIN n ON e.part = n.part AND n.reported_at <= e.changed_at
+              AND n.reported_at > e.changed_at - make_dt_interval(0, 0, 0, {horizon_s:f})
             GROUP BY ALL
         ) WHERE ({accepts}) AND ({means})
         """
-    ).cache()
-    try:
-        counts = {row["event_id"]: row["n"] for row in deliveries.groupBy("event_id").agg(_count()).collect()}
-        machines = deliveries.select("machine").distinct().count()
-        listed = spark.sql(
-            "SELECT event_id, date_format(at, \"yyyy-MM-dd'T'HH:mm:ss'Z'\") AS at, rule, about, state "
-            "FROM past_events ORDER BY at"
-        ).collect()
-    finally:
-        deliveries.unpersist()
-    reached = [
-        ReplayedEvent(row["at"], row["rule"], row["about"], row["state"], counts.get(row["event_id"], 0))
-        for row in listed
-    ]
-    return RuleReplay(len(reached), sum(counts.values()), machines, reached)
+    )
+    return events, deliveries
 
 
 class ContextDemand(msgspec.Struct, frozen=True):
@@ -113,7 +163,7 @@ class ContextDemand(msgspec.Struct, frozen=True):
 
 def demand(
     spark: SparkSession,
-    root: Path,
+    root: storage.Root,
     *,
     prefix: str = "reads.",
     covered: float = 0.8,
@@ -127,10 +177,10 @@ def demand(
     per second, as for statsd counters).
     """
     session.activate(spark)
-    nodes = _during(_read(spark, root, tables.NODES), "reported_at", from_ms, to_ms)
+    nodes = spark_.read(spark, root, tables.NODES, from_ms=from_ms, to_ms=to_ms)
     of_services = nodes.selectExpr("zone", "period_s", "explode(services) AS service")
     rows = (
-        nodes.selectExpr("zone", "period_s", "explode(extra) AS (name, value)")
+        nodes.selectExpr("zone", "period_s", "explode(metrics) AS (name, value)")
         .unionAll(of_services.selectExpr("zone", "period_s", "explode(service.metrics) AS (name, value)"))
         .where(sql.write(parser.parse(f"name LIKE '{_quoted(prefix)}%' ESCAPE '!'"), {"name": _STRING}))
         .selectExpr(
@@ -140,6 +190,8 @@ def demand(
         )
         .groupBy("name", "zone")
         .agg(_sum())
+        .orderBy("n", ascending=False)
+        .limit(DEMANDS_LISTED)
         .collect()
     )
     demands: dict[str, dict[str, float]] = {}
@@ -167,23 +219,6 @@ def replica_zones(zones: dict[str, float], covered: float, most: int) -> list[st
 
 def _quoted(prefix: str) -> str:
     return "".join(f"!{mark}" if mark in "%_!" else mark for mark in prefix.replace("'", "''"))
-
-
-def _read(spark: SparkSession, root: Path, kind: str) -> DataFrame:
-    paths = [str(path) for path in tables.files(root, kind)]
-    if not paths:
-        raise errors.NotFound(
-            f"the history in {root} has no table {kind}", hint="`muster pipeline run` writes it"
-        )
-    return spark.read.option("mergeSchema", "true").parquet(*paths)
-
-
-def _during(frame: DataFrame, column: str, from_ms: int | None, to_ms: int | None) -> DataFrame:
-    if from_ms is not None:
-        frame = frame.where(f"{column} >= timestamp_millis({from_ms})")
-    if to_ms is not None:
-        frame = frame.where(f"{column} < timestamp_millis({to_ms})")
-    return frame
 
 
 def _receiver_model(nodes: DataFrame) -> dict[str, types.AttributeType]:

@@ -33,6 +33,7 @@ import pyarrow as pa
 from muster.core import duplicates, errors, messages
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import blocks, cells, node_columns, node_rules, summaries
+from muster.pipeline.history import data_files
 
 FUTURE = "future"
 DUPLICATED = "duplicated"
@@ -91,6 +92,8 @@ class ShardOutput(msgspec.Struct, array_like=True):
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     machines: int = 0
     summaries: int = 0  # the last sequence read from their stream
+    reports: int = 0  # the last sequence read from the stream of reports
+    files: list[data_files.DataFile] = msgspec.field(default_factory=list)  # written, not committed
 
     def count(self, reason: str, number: int) -> None:
         if number:

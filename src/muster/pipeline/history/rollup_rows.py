@@ -3,154 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from muster.core import messages
+from muster.core import errors, messages
 from muster.pipeline.fleet import cells, rollups
-from muster.pipeline.history import tables
+from muster.pipeline.history import delta, storage, tables
 
-_UNKNOWN = (np.nan,) * 3  # quantiles
-_TIME = pa.timestamp("ms", tz="UTC")
-
-SCHEMA = pa.schema(
-    [
-        ("scope", pa.string()),
-        ("name", pa.string()),
-        ("from", _TIME),
-        ("to", _TIME),
-        ("machines", pa.int64()),
-        ("reports", pa.int64()),
-        ("known", pa.int64()),
-        ("stale", pa.int64()),
-        ("partial", pa.bool_()),
-        ("metric", pa.string()),
-        ("count", pa.int64()),
-        ("sum", pa.float64()),
-        ("min", pa.float64()),
-        ("max", pa.float64()),
-        ("p50", pa.float64()),
-        ("p95", pa.float64()),
-        ("p99", pa.float64()),
-    ]
-)
-
-ALERT_SCHEMA = pa.schema(
-    [
-        ("rule", pa.string()),
-        ("about", pa.string()),
-        ("severity", pa.string()),
-        ("state", pa.string()),
-        ("since", _TIME),
-        ("at", _TIME),
-        ("value", pa.float64()),
-        ("reason", pa.string()),
-        ("group", pa.string()),
-    ]
-)
+_MS = pa.timestamp("ms", tz="UTC")
 
 
 def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
-    """One row for each metric; one row without a metric if nothing was reported."""
+    """A row of `groups` for each scope and window; metrics that were not reported are NULL."""
     figures = np.stack([many.figures for many in totals])  # scope by figure by metric
-    which, metric = np.nonzero(figures[:, 0])
-    extra = [
-        (number, name, extra_metric)
-        for number, many in enumerate(totals)
-        for name, extra_metric in sorted(many.cell.extra.items())
-    ]
-    empty = sorted(set(range(len(totals))) - set(which.tolist()) - {number for number, _, _ in extra})
-    listed = np.concatenate([which, [number for number, _, _ in extra], empty]).astype(np.int64)
-    values = np.concatenate(
-        [
-            figures[which, :, metric],
-            np.array(
-                [
-                    [extra_metric.count, extra_metric.sum, extra_metric.min, extra_metric.max, *_UNKNOWN]
-                    for _, _, extra_metric in extra
-                ]
-            ).reshape(-1, 7),
-            np.full((len(empty), 7), np.nan),
-        ]
-    )
-    names = [*(cells.METRICS[at] for at in metric.tolist()), *(name for _, name, _ in extra)]
-    of = pa.array(listed)
-    from_ms = pa.array([many.from_ms for many in totals])
-    heads: dict[str, pa.Array] = {
+    counts, sums = figures[:, 0], figures[:, 1]
+    missing = counts == 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_statistic = {"count": counts, "mean": sums / counts} | {
+            name: figures[:, row] for row, name in enumerate(cells.FIGURES) if row > 1
+        }
+    from_ms = pa.array([many.from_ms for many in totals], pa.int64())
+    named: dict[str, pa.Array] = {
+        "window_start": from_ms.cast(_MS),
+        "window_end": pc.add(from_ms, window_ms).cast(_MS),
         "scope": pa.array([many.scope for many in totals]),
         "name": pa.array([many.name for many in totals]),
-        "from": from_ms.cast(_TIME),
-        "to": pc.add(from_ms, window_ms).cast(_TIME),
         "machines": pa.array([many.cell.machine_count() for many in totals]),
         "reports": pa.array([many.cell.total for many in totals]),
         "known": pa.array([many.known for many in totals]),
         "stale": pa.array([many.stale for many in totals]),
         "partial": pa.array([many.cell.partial for many in totals]),
+        "metrics": pa.array([_other_metrics(many) for many in totals], tables.METRICS),
     }
-    numbers = {
-        name: pa.array(values[:, row], from_pandas=True).cast(SCHEMA.field(name).type)
-        for row, name in enumerate(cells.FIGURES)
-    }
-    metrics = pa.array([*names, *(None for _ in empty)], pa.string())
-    known = {**{name: column.take(of) for name, column in heads.items()}, "metric": metrics, **numbers}
-    return pa.Table.from_arrays([known[name] for name in SCHEMA.names], schema=SCHEMA)
+    for at, metric in enumerate(cells.METRICS):
+        for statistic in tables.STATISTICS:
+            values = by_statistic[statistic][:, at]
+            unknown = missing[:, at] | np.isnan(values)
+            named[f"{metric}_{statistic}"] = pa.array(values, mask=unknown)
+    return _table(named, tables.GROUPS)
 
 
-def write(totals: Sequence[rollups.ScopeTotals], window_ms: int, root: Path, run: str, batch: int) -> None:
-    if totals:
-        folder = tables.batch_folder(root, tables.ROLLUPS, run, batch)
-        tables.write(rows(totals, window_ms), folder / "part-0.parquet")
+def _other_metrics(many: rollups.ScopeTotals) -> list[tuple[str, float]]:
+    return [
+        (f"{name}_{statistic}", float(value))
+        for name, metric in sorted(many.cell.extra.items())
+        if metric.count
+        for statistic, value in (
+            ("count", metric.count),
+            ("mean", metric.sum / metric.count),
+            ("min", metric.min),
+            ("max", metric.max),
+        )
+    ]
 
 
-def write_alerts(changed: Sequence[messages.Alert], root: Path, run: str, batch: int) -> None:
-    if changed:
-        listed = [
-            (
-                alert.rule,
-                alert.about,
-                alert.severity.value,
-                alert.state.value,
-                alert.since_ms,
-                alert.at_ms,
-                alert.value,
-                alert.reason,
-                alert.labels.get("group"),
-            )
-            for alert in changed
-        ]
-        folder = tables.batch_folder(root, tables.ALERTS, run, batch)
-        tables.write(_table(listed, ALERT_SCHEMA), folder / "part-0.parquet")
+def alert_rows(changed: Sequence[messages.Alert]) -> pa.Table:
+    """A row of `alerts` for each change."""
+    return _table(
+        {
+            "changed_at": pa.array([alert.at_ms for alert in changed], pa.int64()).cast(_MS),
+            "rule": pa.array([alert.rule for alert in changed]),
+            "about": pa.array([alert.about for alert in changed]),
+            "severity": pa.array([alert.severity.value for alert in changed]),
+            "state": pa.array([alert.state.value for alert in changed]),
+            "since": pa.array([alert.since_ms for alert in changed], pa.int64()).cast(_MS),
+            "value": pa.array([alert.value for alert in changed], pa.float64()),
+            "reason": pa.array([alert.reason for alert in changed], pa.string()),
+            "group": pa.array([alert.labels.get("group") for alert in changed], pa.string()),
+        },
+        tables.ALERTS,
+    )
 
 
 def load_baselines(
-    baselines: rollups.Baselines, root: Path, scopes: Collection[str], *, files: int = 200
+    baselines: rollups.Baselines,
+    root: storage.Root,
+    scopes: Collection[str],
+    *,
+    window_ms: int,
+    windows: int = 120,
 ) -> None:
-    """Restore the baselines of these scopes from the latest files of the history."""
+    """Restore the baselines of these scopes from the latest windows of the history."""
     if not scopes:
         return
-    history: dict[tuple[int, str, str], np.ndarray[Any, Any]] = {}
-    place = {name: row for row, name in enumerate(cells.METRICS)}
-    paths = sorted(tables.files(root, tables.ROLLUPS), key=lambda path: path.stat().st_mtime)[-files:]
-    for path in paths:
-        table = pq.read_table(path, columns=["scope", "name", "from", "metric", "count", "sum"])
-        table = table.filter(pc.is_in(table.column("scope"), pa.array(sorted(scopes))))
-        table = table.filter(pc.is_in(table.column("metric"), pa.array(cells.METRICS)))
-        columns = [table.column(name).to_pylist() for name in ("scope", "name", "metric", "count", "sum")]
-        from_ms = table.column("from").cast(pa.int64()).to_pylist()
-        for at_ms, scope, name, metric, count, total in zip(from_ms, *columns, strict=True):
-            means = history.setdefault((at_ms, scope, name), np.full(len(place), np.nan))
-            means[place[metric]] = total / count
-    for at_ms, scope, name in sorted(history):
-        baselines.scores(scope, name, at_ms, history[at_ms, scope, name])
-
-
-def _table(listed: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    columns = zip(*listed, strict=True)
-    return pa.Table.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)], schema=schema
+    try:
+        snapshot = delta.Snapshot(root, tables.GROUPS)
+    except errors.NotFound:
+        return
+    ends = [file.until for file in snapshot.files if file.until is not None]
+    if not ends:
+        return
+    from_ms = int(max(ends).timestamp() * 1000) - windows * window_ms
+    time = pa.scalar(from_ms, _MS).cast(tables.TIME)
+    table = snapshot.dataset(snapshot.files_between(from_ms, None)).to_table(
+        columns=["scope", "name", "window_start", *(f"{metric}_mean" for metric in cells.METRICS)],
+        filter=(pc.field("window_start") >= time) & pc.field("scope").isin(sorted(scopes)),
     )
+    table = table.sort_by("window_start")
+    starts = table.column("window_start").cast(pa.int64()).to_pylist()
+    means = np.stack(
+        [table.column(f"{metric}_mean").to_numpy(zero_copy_only=False) for metric in cells.METRICS], axis=1
+    ).astype(np.float64)
+    names = zip(table.column("scope").to_pylist(), table.column("name").to_pylist(), strict=True)
+    for at_us, (scope, name), values in zip(starts, names, means, strict=True):
+        baselines.scores(scope, name, at_us // 1000, values)
+
+
+def _table(named: dict[str, Any], table: str) -> pa.Table:
+    schema = tables.definition(table).file_schema
+    return pa.Table.from_arrays([named[field.name].cast(field.type) for field in schema], schema=schema)

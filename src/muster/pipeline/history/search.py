@@ -1,15 +1,15 @@
-"""Search of the history: a predicate over Parquet files, without Spark.
+"""Search of the history: a predicate over the tables, without Spark.
 
 The files are read in batches of columns, and the predicate is evaluated over columns
-(`muster.predicates.backends.columnar`).  So a search costs about as much as reading these columns.  Of files
-outside the requested period only the footers are read.
+(`muster.predicates.backends.columnar`).  So a search costs about as much as reading these columns.  Files
+outside the requested period are skipped: the log of the table contains their times.
 """
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,14 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from muster.core import errors
-from muster.pipeline.history import tables
+from muster.pipeline.history import delta, storage, tables
 from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import columnar, columns
 from muster.predicates.syntax import parser
-
-#: The tables, and the time column of each.
-KINDS = {tables.NODES: "reported_at", tables.ROLLUPS: "from", tables.ALERTS: "at", tables.DAYS: "hour"}
 
 STATISTICS = ("count", "mean", "min", "max")
 
@@ -38,13 +35,26 @@ class HistorySearch:
     to_ms: int | None = None
     columns: tuple[str, ...] = ()  # empty: all
     limit: int | None = None
+    as_of: datetime.datetime | int | None = None  # the table at that time, or its version; None: now
 
 
-def search(root: Path, query: HistorySearch) -> Iterator[pa.RecordBatch]:
+def search(root: storage.Root, query: HistorySearch) -> Iterator[pa.RecordBatch]:
     """The rows where the predicate is true, in no particular order."""
-    dataset = dataset_of(paths(root, query.kind))
-    if dataset is not None:
-        yield from scan(dataset, query)
+    snapshot = open_snapshot(root, query)
+    if snapshot is not None:
+        files = snapshot.files_between(query.from_ms, query.to_ms)
+        yield from scan(snapshot.dataset(files), query)
+
+
+def open_snapshot(root: storage.Root, query: HistorySearch) -> delta.Snapshot | None:
+    """The table of a query; None if nothing was ever written to it."""
+    if query.kind not in tables.definitions():
+        known = ", ".join(tables.definitions())
+        raise errors.InvalidInput(f"the history has no table {query.kind!r}, only {known}")
+    try:
+        return delta.Snapshot(root, query.kind, as_of=query.as_of)
+    except errors.NotFound:
+        return None
 
 
 def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
@@ -75,10 +85,10 @@ def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
             return
 
 
-def summarise(root: Path, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:
+def summarise(root: storage.Root, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:
     """Count, mean, minimum and maximum of ``of`` for each combination of ``by``, highest mean first."""
     needed = tuple(dict.fromkeys((*by, of)))
-    narrowed = HistorySearch(query.kind, query.where, query.from_ms, query.to_ms, needed)
+    narrowed = replace(query, columns=needed, limit=None)
     parts = []
     for batch in search(root, narrowed):
         part = pa.Table.from_batches([batch])
@@ -112,23 +122,8 @@ def summarise(root: Path, query: HistorySearch, *, of: str, by: Sequence[str]) -
     return made.slice(0, query.limit)
 
 
-def paths(root: Path, kind: str) -> list[str]:
-    if kind not in KINDS:
-        raise errors.InvalidInput(f"the history has no table {kind!r}, only {', '.join(KINDS)}")
-    return [str(path) for path in tables.files(root, kind)]
-
-
-def dataset_of(files: Sequence[str]) -> Any:
-    """None without files."""
-    if not files:
-        return None
-    # After a new version added a column, older files lack it.
-    schema = pa.unify_schemas([ds.dataset(files[0]).schema, ds.dataset(files[-1]).schema])
-    return ds.dataset(list(files), schema=schema, format="parquet")
-
-
 def _period(query: HistorySearch, schema: pa.Schema) -> Any:
-    name = KINDS[query.kind]
+    name = tables.definition(query.kind).time
     kind = schema.field(name).type
     bounds = None
     for bound, compare in ((query.from_ms, "__ge__"), (query.to_ms, "__lt__")):

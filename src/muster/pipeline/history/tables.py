@@ -1,262 +1,234 @@
-"""The history: Parquet files, written exactly once.
+"""The tables of the history and their columns.
 
-    nodes/run=<run>/batch=<n>/part-<p>.parquet     node reports, as received
-    rollups/run=<run>/batch=<n>/part-0.parquet     group, zone and system reports, one row for each metric
-    alerts/run=<run>/batch=<n>/part-0.parquet      alert changes
-    rollups/turn=<n>/day=<date>/…, alerts/turn=…   the same for finished hours and days, joined
-    hours/turn=<n>/day=<date>/hour=<hh>/….parquet  node reports of finished hours, deduplicated and sorted
-    days/turn=<n>/day=<date>/….parquet             machines by the hour: count, mean, minimum, maximum
-    compacted.json                                 inputs and outputs of compaction
-
-A run is the life of one checkpoint, and a batch is one of Spark's micro-batches.  A file appears under its
-name atomically, and a batch that is repeated after a crash writes the same rows under the same names.  So
-whenever the driver is killed, no row is missing or duplicated.  Compaction lists its inputs before it removes
-them, and readers skip listed inputs.
-
-The shards of a batch write at different times.  When all have written, the marker of the run (`BatchMarker`)
-names the batch: only then may it be compacted, and a new checkpoint continues only after such batches
-(`settle`).
+Every table is a Delta Lake table, partitioned by ``day``, the UTC date of the event time of a row.  Each
+standard metric is a column; the others are keys of the map ``metrics``.  Columns may be added in any version
+of Muster: rows that were written before read as NULL (`delta.HistoryTable` adds them to existing tables).
+The reference page docs/reference/history.md is generated from these definitions.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
-import re
-import shutil
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import functools
+from dataclasses import dataclass
 
-import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from muster.core import errors
 from muster.core.reports import columns
 
-NODES, ROLLUPS, ALERTS, HOURS, DAYS = "nodes", "rollups", "alerts", "hours", "days"
+#: The version of the schema: the first number changes if a column is renamed, removed or gets another type.
+VERSION = "1.0"
+
+NODES, GROUPS, ALERTS, HOURLY = "nodes", "groups", "alerts", "hourly"
+DAY = "day"
 SEQUENCE = "stream_sequence"
 
-_DONE = "_done"  # in the folder of a run of node reports; readers of Parquet skip names that begin with _
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_BATCH = re.compile(r"run=([^/]+)/batch=(\d+)\Z")
+STATISTICS = ("count", "mean", "min", "max", "p50", "p95", "p99")  # of a metric over many machines
+HOURLY_STATISTICS = ("mean", "min", "max")  # of a metric of one machine
+
+TIME = pa.timestamp("us", tz="UTC")
+METRICS = pa.map_(pa.string(), pa.float64())
+
+UNITS = {
+    "percent": "%",
+    "bytes": "byte",
+    "bytes_s": "byte/s",
+    "s": "s",
+}
+
+#: The newest row of each alert that has not ended, for SQL.
+ALERTS_CURRENT = "alerts_current"
+CURRENT_SQL = (
+    "SELECT {columns} FROM (SELECT *, row_number() OVER "
+    "(PARTITION BY rule, about ORDER BY changed_at DESC, since DESC) AS recency FROM {alerts}) "
+    "WHERE recency = 1 AND state <> 'resolved'"
+)
 
 
-class HistoryFull(errors.LimitExceeded):
-    """There is no disk space for the history. The pipeline continues without it, and counts."""
-
-    code = "history-full"
-
-
-class BatchInventory(msgspec.Struct):
-    """Compacted batches of a table that still exist, and the files made from them."""
-
-    batches: list[str] = msgspec.field(default_factory=list)
-    files: list[str] = msgspec.field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    name: str
+    type: pa.DataType
+    description: str
+    unit: str = ""
+    nullable: bool = True
 
 
-class CompactedFiles(msgspec.Struct):
-    version: int = 1
-    turns: int = 0
-    sequence: int = 0  # the highest stream sequence that was compacted
-    batches: list[str] = msgspec.field(default_factory=list)  # run=…/batch=…: compacted, but not removed yet
-    hours: list[str] = msgspec.field(default_factory=list)  # files, relative to the history's folder
-    days: list[str] = msgspec.field(default_factory=list)
-    rollups: BatchInventory = msgspec.field(default_factory=BatchInventory)
-    alerts: BatchInventory = msgspec.field(default_factory=BatchInventory)
+@dataclass(frozen=True, slots=True)
+class TableDefinition:
+    name: str
+    description: str
+    time: str  # the column with the event time
+    keys: tuple[str, ...]  # order of rows with the same time
+    columns: tuple[TableColumn, ...]
+    indexed: int  # the first columns have statistics in the log, so that readers skip files
 
-    def kept(self, kind: str) -> BatchInventory:
-        return self.rollups if kind == ROLLUPS else self.alerts
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema(
+            [pa.field(column.name, column.type, nullable=column.nullable) for column in self.columns]
+        )
 
+    @property
+    def file_schema(self) -> pa.Schema:
+        """Partition columns are part of a file's path, not of its content."""
+        return pa.schema([field for field in self.schema if field.name != DAY])
 
-def node_schema() -> pa.Schema:
-    return columns.node_schema().append(pa.field(SEQUENCE, pa.int64(), nullable=False))
-
-
-def batch_folder(root: Path, kind: str, run: str, batch: int) -> Path:
-    return root / kind / f"run={run}" / f"batch={batch}"
-
-
-def write(table: pa.Table, path: Path) -> None:
-    """Write ``table`` to ``path`` atomically; `HistoryFull` without disk space.
-
-    Optimized for speed: LZ4, and dictionaries for strings only.  Compaction reduces the size.
-    """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
-            words = [field.name for field in table.schema if pa.types.is_string(field.type)]
-            pq.write_table(table, file, compression="lz4", use_dictionary=words)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        if error.errno in _FULL or "No space left" in str(error):
-            raise HistoryFull(f"no disk space for the history in {path.parent}: {error}") from error
-        raise
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The columns with statistics in the log."""
+        return tuple(column.name for column in self.columns[: self.indexed] if column.name != DAY)
 
 
-def compacted(root: Path) -> CompactedFiles:
-    try:
-        return msgspec.json.decode((root / "compacted.json").read_bytes(), type=CompactedFiles)
-    except (FileNotFoundError, NotADirectoryError):
-        return CompactedFiles()
+@functools.cache
+def definitions() -> dict[str, TableDefinition]:
+    return {table.name: table for table in (_nodes(), _groups(), _alerts(), _hourly())}
 
 
-def save_compacted(root: Path, inventory: CompactedFiles) -> None:
-    fresh = root / f".compacted.json.{os.getpid()}"
-    with fresh.open("wb") as file:
-        file.write(msgspec.json.encode(inventory))
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(root / "compacted.json")
+def definition(name: str) -> TableDefinition:
+    return definitions()[name]
 
 
-def batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
-    """The folders of batches, each with its name in `CompactedFiles`."""
-    for folder in sorted((root / kind).glob("run=*/batch=*")):
-        if match := _BATCH.search(folder.as_posix()):
-            yield match[0], folder
+def unit_of(metric: str) -> str:
+    """The unit of a metric is the last part of its name."""
+    for suffix in sorted(UNITS, key=len, reverse=True):
+        if metric.endswith(f"_{suffix}"):
+            return UNITS[suffix]
+    return ""
 
 
-class BatchMarker(msgspec.Struct, frozen=True):
-    """The last complete batch of a run: its part of the history is final."""
-
-    batch: int  # -1: none yet
-    summaries: int  # the last sequence read from the stream of summaries; -1: unknown
+def _required(name: str, type_: pa.DataType, description: str, unit: str = "") -> TableColumn:
+    return TableColumn(name, type_, description, unit, nullable=False)
 
 
-def mark_done(root: Path, run: str, marker: BatchMarker) -> None:
-    folder = root / NODES / f"run={run}"
-    fresh = folder / f".{_DONE}.{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(marker))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(folder / _DONE)
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh.unlink()
-        raise
+def _day(time: str) -> TableColumn:
+    return _required(DAY, pa.date32(), f"UTC date of `{time}`; the partition")
 
 
-def done(root: Path, run: str) -> BatchMarker | None:
-    """The marker of a run; None if there is none."""
-    try:
-        return msgspec.json.decode((root / NODES / f"run={run}" / _DONE).read_bytes(), type=BatchMarker)
-    except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
-        return None
-
-
-def complete_batches(root: Path, kind: str) -> Iterator[tuple[str, Path]]:
-    """Batches that will not be written again: all except the last one of the current run."""
-    listed = [(name, folder, *_place(folder)) for name, folder in batches(root, kind)]
-    runs = sorted({run for _, _, run, _ in listed})
-    marks = {run: done(root, run) for run in runs}
-    for name, folder, run, number in listed:
-        mark = marks[run]
-        if mark is None or number < mark.batch or (number == mark.batch and run != runs[-1]):
-            yield name, folder
-
-
-def settle(root: Path, *, first: int) -> tuple[int, int]:
-    """The sequences of reports and summaries after which a new checkpoint has to read.
-
-    An incomplete batch of an ended run is removed, because it is read again, unless the stream of reports,
-    which begins at ``first``, no longer contains its messages.  -1: unknown.
-    """
-    marks = [done(root, path.name.partition("=")[2]) for path in (root / NODES).glob("run=*")]
-    for _, folder in list(batches(root, NODES)):
-        run, number = _place(folder)
-        mark = done(root, run)
-        if mark is None or number <= mark.batch:
-            continue
-        lowest = min((low for path in _parts(folder) for low, _ in _sequences(path)), default=first)
-        if lowest >= first:
-            shutil.rmtree(folder)
-    last = last_sequence(root)
-    return last, max((mark.summaries for mark in marks if mark is not None), default=-1 if last else 0)
-
-
-def files(root: Path, kind: str) -> list[Path]:
-    """The files that a reader of this table reads: every row once."""
-    done = compacted(root)
-    if kind == DAYS:
-        return [root / path for path in done.days]
-    taken, made = (
-        (done.batches, done.hours) if kind == NODES else (done.kept(kind).batches, done.kept(kind).files)
+def _nodes() -> TableDefinition:
+    services = columns.node_schema().field("services").type
+    return TableDefinition(
+        NODES,
+        "Reports of machines, as they were received: one row for each report. A report that a channel sent "
+        "twice has two rows with the same `machine`, `boot` and `sequence`.",
+        "reported_at",
+        ("machine", "boot", "sequence"),
+        (
+            _day("reported_at"),
+            _required("reported_at", TIME, "Time of the measurement, by the clock of the machine"),
+            _required("machine", pa.string(), "Name of the machine"),
+            _required("group", pa.string(), "Its group (quote the name in SQL)"),
+            _required("zone", pa.string(), "Its zone"),
+            _required("state", pa.string(), "The worst state of its services"),
+            _required("boot", pa.int64(), "Start of the sensor; sequences begin anew"),
+            _required("sequence", pa.int64(), "Number of the report since the start of the sensor"),
+            _required("period_s", pa.float64(), "Interval between reports", "s"),
+            _required("dropped", pa.int64(), "Reports of this boot that the sensor discarded"),
+            _required("partial", pa.bool_(), "The batch of the report was incomplete"),
+            *(
+                TableColumn(name, pa.float64(), "Standard metric; NULL: not measured", unit_of(name))
+                for name in columns.STANDARD_METRICS
+            ),
+            TableColumn("metrics", METRICS, "Other metrics of the machine"),
+            TableColumn("services", services, "State, reason and metrics of each service"),
+            _required(SEQUENCE, pa.int64(), "Position of the message in the stream of reports"),
+        ),
+        5,
     )
-    gone = set(taken)
-    fresh = [path for name, folder in batches(root, kind) if name not in gone for path in _parts(folder)]
-    return [*(root / path for path in made), *fresh]
 
 
-def prune(root: Path, *, max_bytes: int, max_age_s: float, now_s: float) -> int:
-    """Enforce a budget (0: none) by removing the oldest files. The number of removed files."""
-    done = compacted(root)
-    listed = [root / path for path in (*done.hours, *done.days, *done.rollups.files, *done.alerts.files)]
-    loose = [
-        path
-        for kind in (NODES, ROLLUPS, ALERTS)
-        for _, folder in batches(root, kind)
-        for path in _parts(folder)
-    ]
-    files_ = sorted(
-        (stat.st_mtime, stat.st_size, path)
-        for path in (*listed, *loose)
-        if path.exists() and (stat := path.stat())
+def _groups() -> TableDefinition:
+    words = {
+        "count": "Number of values of `{}`",
+        "mean": "Mean of `{}`",
+        "min": "Minimum of `{}`",
+        "max": "Maximum of `{}`",
+        "p50": "Median of `{}`",
+        "p95": "95th percentile of `{}`",
+        "p99": "99th percentile of `{}`",
+    }
+    return TableDefinition(
+        GROUPS,
+        "Reports of groups, zones and the system: one row for each scope and window.",
+        "window_start",
+        ("scope", "name"),
+        (
+            _day("window_start"),
+            _required("window_start", TIME, "Start of the window"),
+            _required("scope", pa.string(), "`group`, `zone` or `system`"),
+            _required("name", pa.string(), "Name of the group or zone; empty for the system"),
+            _required("window_end", TIME, "End of the window"),
+            _required("machines", pa.int64(), "Different machines that reported"),
+            _required("reports", pa.int64(), "Reports in the window"),
+            _required("known", pa.int64(), "Machines that are known"),
+            _required("stale", pa.int64(), "Known machines that were silent for too long"),
+            _required("partial", pa.bool_(), "Some reports of the window are missing"),
+            *(
+                TableColumn(
+                    f"{metric}_{statistic}",
+                    pa.int64() if statistic == "count" else pa.float64(),
+                    words[statistic].format(metric),
+                    "" if statistic == "count" else unit_of(metric),
+                )
+                for metric in columns.STANDARD_METRICS
+                for statistic in STATISTICS
+            ),
+            TableColumn(
+                "metrics", METRICS, "Other metrics: `NAME_count`, `NAME_mean`, `NAME_min` and `NAME_max`"
+            ),
+        ),
+        4,
     )
-    too_much = sum(size for _, size, _ in files_) - max_bytes if max_bytes else 0
-    gone: list[Path] = []
-    for made_s, size, path in files_:
-        if too_much > 0 or (max_age_s and now_s - made_s > max_age_s):
-            gone.append(path)
-            too_much -= size
-    if not gone:
-        return 0
-    names = {path.relative_to(root).as_posix() for path in gone}
-    done.sequence = max(done.sequence, highest(gone))
-    done.hours = [path for path in done.hours if path not in names]
-    done.days = [path for path in done.days if path not in names]
-    for kind in (ROLLUPS, ALERTS):
-        done.kept(kind).files = [path for path in done.kept(kind).files if path not in names]
-    save_compacted(root, done)  # before they are removed, so that no reader opens them
-    for path in gone:
-        path.unlink(missing_ok=True)
-    return len(gone)
 
 
-def last_sequence(root: Path) -> int:
-    """The highest stream sequence in the node history; 0 if it is empty."""
-    return max(compacted(root).sequence, highest(files(root, NODES)))
+def _alerts() -> TableDefinition:
+    return TableDefinition(
+        ALERTS,
+        "Alerts: one row for each change of state. The view `alerts_current` has the newest row of each "
+        "alert that has not ended.",
+        "changed_at",
+        ("rule", "about", "state"),
+        (
+            _day("changed_at"),
+            _required("changed_at", TIME, "Time of the change"),
+            _required("rule", pa.string(), "Name of the rule"),
+            _required("about", pa.string(), "Its object: `node:NAME`, `group:NAME`, `zone:NAME`, `system`"),
+            _required("severity", pa.string(), "`info`, `warning` or `critical`"),
+            _required("state", pa.string(), "`pending`, `firing`, `acknowledged`, `silenced` or `resolved`"),
+            _required("since", TIME, "Start of this state"),
+            TableColumn("value", pa.float64(), "Value that the rule measures"),
+            TableColumn("reason", pa.string(), "Explanation"),
+            TableColumn("group", pa.string(), "Group of the machine (quote the name in SQL)"),
+        ),
+        4,
+    )
 
 
-def highest(paths: Iterable[Path]) -> int:
-    return max((high for path in paths for _, high in _sequences(path)), default=0)
-
-
-def _sequences(path: Path) -> Iterator[tuple[int, int]]:
-    """The lowest and the highest stream sequence of each row group."""
-    with pq.ParquetFile(path) as file:
-        if file.schema_arrow.get_field_index(SEQUENCE) < 0:
-            return
-        for number in range(file.metadata.num_row_groups):
-            # Statistics are stored by leaf; the last leaf is the last column, the sequence.
-            group = file.metadata.row_group(number)
-            statistics = group.column(group.num_columns - 1).statistics
-            if statistics is not None and statistics.has_min_max:
-                yield int(statistics.min), int(statistics.max)
-
-
-def _place(folder: Path) -> tuple[str, int]:
-    """The run and the number of a batch's folder."""
-    return folder.parent.name.partition("=")[2], int(folder.name.partition("=")[2])
-
-
-def _parts(folder: Path) -> list[Path]:
-    return sorted(folder.glob("part-*.parquet"))
+def _hourly() -> TableDefinition:
+    words = {"mean": "Mean of `{}`", "min": "Minimum of `{}`", "max": "Maximum of `{}`"}
+    return TableDefinition(
+        HOURLY,
+        "Machines by the hour: one row for each machine and hour, computed from `nodes` when the hour is "
+        "over, and again if reports of that hour arrive later.",
+        "hour",
+        ("machine",),
+        (
+            _day("hour"),
+            _required("hour", TIME, "Start of the hour"),
+            _required("machine", pa.string(), "Name of the machine"),
+            _required("group", pa.string(), "Its last group in the hour (quote the name in SQL)"),
+            _required("zone", pa.string(), "Its last zone in the hour"),
+            _required("reports", pa.int64(), "Reports of the machine in the hour"),
+            *(
+                TableColumn(
+                    f"{metric}_{statistic}",
+                    pa.float64(),
+                    words[statistic].format(metric),
+                    unit_of(metric),
+                )
+                for metric in columns.STANDARD_METRICS
+                for statistic in HOURLY_STATISTICS
+            ),
+            TableColumn("metrics", METRICS, "Means of the other metrics"),
+        ),
+        5,
+    )

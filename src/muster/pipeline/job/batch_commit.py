@@ -1,9 +1,10 @@
 """The commit of a micro-batch: reports, verdicts and alerts are written, published, and then saved.
 
-The order matters: an interrupted batch is repeated, with the same results under the same message ids and file
-names.  The alert tracker does not change twice, so its updates of the first attempt stay *unpublished* until
-the brokers have stored them, and are saved with its state.  `BatchCommitter.commit` runs in a thread of
-Spark; the tracker and the bus belong to the event loop, for which it waits.
+The order matters: an interrupted batch is repeated, with the same results under the same message ids, and
+the tables of the history refuse a batch that they have already.  The alert tracker does not change twice, so
+its updates of the first attempt stay *unpublished* until the brokers have stored them and *unrecorded* until
+the history has them; both are saved with its state.  `BatchCommitter.commit` runs in a thread of Spark; the
+tracker and the bus belong to the event loop, for which it waits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from muster.bus import api
 from muster.core import errors, messages
@@ -26,12 +28,14 @@ from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rules, tracker
 from muster.pipeline.fleet import rollups, state
-from muster.pipeline.history import rollup_rows
-from muster.pipeline.history import tables as history_
+from muster.pipeline.history import data_files, delta, rollup_rows, tables
 from muster.pipeline.job import query
 
 PUBLISH_AT_ONCE = 500
 STATE_NAME = "alerts.json"
+
+#: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
+POSITIONS = (f"stream-{columns.REPORTS_STREAM}", f"stream-{columns.SUMMARIES_STREAM}")
 
 #: The pipeline's own rule: evaluated here, not by its condition.
 HISTORY = rules.AlertRule(
@@ -43,17 +47,65 @@ HISTORY = rules.AlertRule(
 )
 
 
+class RecordedAlerts(msgspec.Struct, frozen=True):
+    """The transaction of `alerts` that contains the first unrecorded alerts, once it is committed."""
+
+    run: str
+    batch: int
+    count: int
+
+
 class CommitState(msgspec.Struct):
     """The state that survives the process, besides Spark's checkpoint."""
 
     alerts: tracker.AlertTrackerState
     unsent: list[tracker.AlertNotification] = msgspec.field(default_factory=list)
     unpublished: list[messages.Alert] = msgspec.field(default_factory=list)
+    unrecorded: list[messages.Alert] = msgspec.field(default_factory=list)
+    recording: RecordedAlerts | None = None
+
+
+class HistoryWriter:
+    """The tables of the history, opened when they are first needed."""
+
+    def __init__(self, root: str, run: str, *, keep_s: float) -> None:
+        self._root = root
+        self._run = run
+        self._keep_s = keep_s
+        self._tables: dict[str, delta.HistoryTable] = {}
+
+    def commit(
+        self,
+        name: str,
+        batch: int,
+        files: Iterable[data_files.DataFile],
+        positions: Mapping[str, int] | None = None,
+    ) -> bool:
+        return self._table(name).commit(files, (self._run, batch), positions)
+
+    def write(self, name: str, batch: int, rows: pa.Table) -> None:
+        """Write and commit rows, unless the table has this batch already."""
+        table = self._table(name)
+        table.refresh()
+        last = table.transaction_version(self._run)
+        if last is None or last < batch:
+            stem = f"{self._run}-{batch}"
+            table.commit(data_files.write(self._root, name, rows, stem).files, (self._run, batch))
+
+    def has(self, name: str, run: str, batch: int) -> bool:
+        """Whether the batch of a run is in the table."""
+        last = delta.position(self._root, name, run)
+        return last is not None and last >= batch
+
+    def _table(self, name: str) -> delta.HistoryTable:
+        if name not in self._tables:
+            self._tables[name] = delta.HistoryTable(self._root, name, keep_s=self._keep_s)
+        return self._tables[name]
 
 
 class BatchCommitter:
     def __init__(
-        self, bus: api.Bus, settings: settings_.PipelineSettings, *, history: Path, run: str, state_path: Path
+        self, bus: api.Bus, settings: settings_.PipelineSettings, *, history: str, run: str, state_path: Path
     ) -> None:
         known, receivers = _load_rules(settings)
         self.rules = known
@@ -65,7 +117,7 @@ class BatchCommitter:
         self.done_ms = 0  # when the last batch was committed, by the local clock
         self._bus = bus
         self._top = settings.top
-        self._history = history
+        self._history = HistoryWriter(history, run, keep_s=settings.as_of_s)
         self._run = run
         self._state_path = state_path
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
@@ -77,13 +129,13 @@ class BatchCommitter:
             receivers, settings, unsent=stored.unsent, count=self.count
         )
         self._unpublished = stored.unpublished  # alert changes that the brokers have not stored yet
-        self._unrecorded: list[messages.Alert] = []  # stored by the brokers, not yet written to the history
+        # Stored by the brokers, not yet written to the history.
+        self._unrecorded = stored.unrecorded
+        self._recording = stored.recording
         self._window_ms = int(settings.window_s * 1000)
-        mark = history_.done(history, run)
-        self._summaries = mark.summaries if mark is not None else -1  # the last summary that was read
         baselines = rollups.Baselines()
         self._evaluator = rollups.ScopeRuleEvaluator(known, baselines, self._window_ms)
-        rollup_rows.load_baselines(baselines, history, self._evaluator.scored)
+        self._load_history(history, baselines)
         self._loop: asyncio.AbstractEventLoop
         self._results: api.Stream
         self._alerts: api.Stream
@@ -108,27 +160,56 @@ class BatchCommitter:
         gone = [(many.scope, many.name) for many in totals if many.gone]
         totals = [many for many in totals if not many.gone]
         made = self._reports(totals)
-        try:
-            rollup_rows.write(totals, self._window_ms, self._history, self._run, number)
-        except (errors.MusterError, OSError) as error:
-            counts["rollups-not-in-history"] = len(totals)
-            counts[query.explain_failure(error)] = counts.get(query.explain_failure(error), 0) + 1
-            self._log.error("history-not-written", error=error)
+        self._write_history(number, outputs, totals, counts)
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
             self.latest.pop(name, None)
-        self.mark_done(number, max((output.summaries for output in outputs), default=0))
 
-    def mark_done(self, number: int, summaries: int) -> None:
-        """Mark the batch as complete in the history."""
-        self._summaries = max(self._summaries, summaries)
+    def _load_history(self, root: str, baselines: rollups.Baselines) -> None:
         try:
-            history_.mark_done(self._history, self._run, history_.BatchMarker(number, self._summaries))
-        except OSError as error:  # no disk space: the mark of the next batch covers this one
-            self._log.warning("batch-not-marked", batch=number, error=error)
+            rollup_rows.load_baselines(baselines, root, self._evaluator.scored, window_ms=self._window_ms)
+        except (errors.MusterError, OSError) as error:
+            self._log.error("history-not-read", error=error)
+
+    def _write_history(
+        self,
+        number: int,
+        outputs: list[state.ShardOutput],
+        totals: list[rollups.ScopeTotals],
+        counts: dict[str, int],
+    ) -> None:
+        """Commit the files of the executors, and the rows of groups, zones and the system."""
+        files = [file for output in outputs for file in output.files]
+        positions = {
+            name: position
+            for name, position in zip(
+                POSITIONS,
+                (
+                    max((output.reports for output in outputs), default=0),
+                    max((output.summaries for output in outputs), default=0),
+                ),
+                strict=True,
+            )
+            if position
+        }
+        try:
+            if files or positions:
+                self._history.commit(tables.NODES, number, files, positions)
+        except (errors.MusterError, OSError) as error:
+            self._count_failure(error, counts, query.HISTORY_LOST, sum(file.rows for file in files))
+        try:
+            if totals:
+                self._history.write(tables.GROUPS, number, rollup_rows.rows(totals, self._window_ms))
+        except (errors.MusterError, OSError) as error:
+            self._count_failure(error, counts, "rollups-not-in-history", len(totals))
+
+    def _count_failure(self, error: Exception, counts: dict[str, int], reason: str, rows: int) -> None:
+        for name, number in ((reason, rows), (query.explain_failure(error), 1)):
+            counts[name] = counts.get(name, 0) + number
+        self._log.error("history-not-written", error=error)
 
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.alert_tracker.on()
@@ -162,8 +243,7 @@ class BatchCommitter:
         await self.publish_updates(outcome)
         for scope, name, message in made:
             self.latest[scope, name] = message
-        kept, self._unrecorded = self._unrecorded, []
-        await asyncio.to_thread(self._write_alerts, kept, number)
+        await self._record_alerts(number)
         await asyncio.to_thread(self.save)
         self.machines = machines
         self.total_rows += counts.get("rows", 0)
@@ -181,12 +261,41 @@ class BatchCommitter:
         to_ms = message.to_ms  # type: ignore[attr-defined]
         await self._results.publish(subject, data, message_id=f"{scope}:{name}:{to_ms}")
 
-    def _write_alerts(self, changed: list[messages.Alert], number: int) -> None:
+    async def _record_alerts(self, number: int) -> None:
+        """Write alert changes to the history, once.
+
+        They are saved with the transaction that will contain them: after a crash it is known from the table
+        whether they were written.
+        """
+        if not self._unrecorded:
+            return
+        count = len(self._unrecorded)
         try:
-            rollup_rows.write_alerts(changed, self._history, self._run, number)
+            if self._recording is not None:  # the process ended between the commit and saving its state
+                count = await asyncio.to_thread(self._count_recorded, self._recording)
+                del self._unrecorded[:count]
+            self._recording = RecordedAlerts(self._run, number, len(self._unrecorded))
+            changed = list(self._unrecorded)
+            count = len(changed)
+            await asyncio.to_thread(self.save)
+            if not await asyncio.to_thread(self._write_alerts, number, changed):
+                count = 0  # a repeated batch: they belong to the next one
         except (errors.MusterError, OSError) as error:
-            self.count("alerts-not-in-history", len(changed))
+            self.count("alerts-not-in-history", count)
             self._log.error("history-not-written", error=error)
+        self._recording = None
+        del self._unrecorded[:count]
+
+    def _count_recorded(self, recorded: RecordedAlerts) -> int:
+        return recorded.count if self._history.has(tables.ALERTS, recorded.run, recorded.batch) else 0
+
+    def _write_alerts(self, number: int, changed: list[messages.Alert]) -> bool:
+        if not changed:
+            return True
+        if self._history.has(tables.ALERTS, self._run, number):
+            return False
+        self._history.write(tables.ALERTS, number, rollup_rows.alert_rows(changed))
+        return True
 
     async def publish_updates(self, outcome: tracker.AlertUpdates) -> None:
         """Publish alert changes and queue notifications. The next call repeats a failed publication."""
@@ -226,7 +335,13 @@ class BatchCommitter:
 
     def save(self) -> None:
         data = msgspec.json.encode(
-            CommitState(self.alert_tracker.state(), self.sender.unsent(), self._unpublished)
+            CommitState(
+                self.alert_tracker.state(),
+                self.sender.unsent(),
+                self._unpublished,
+                self._unrecorded,
+                self._recording,
+            )
         )
         fresh = self._state_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
         try:

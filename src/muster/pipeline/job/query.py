@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +26,7 @@ import pyarrow.compute as pc
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline.fleet import node_columns, state
-from muster.pipeline.history import tables
+from muster.pipeline.history import data_files, storage, tables
 from muster.pipeline.source import shard_keys
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _commit_batch(frame: DataFrame, number: int, commit: CommitBatch) -> None:
 
 def explain_failure(error: Exception) -> str:
     """The counter of a failed write to the history."""
-    return HISTORY_FULL if isinstance(error, tables.HistoryFull) else HISTORY_FAILED
+    return HISTORY_FULL if isinstance(error, storage.HistoryFull) else HISTORY_FAILED
 
 
 class ShardProcessor:
@@ -125,6 +124,8 @@ class ShardProcessor:
         self._counts: dict[str, int] = {}
         self._clock_ms = 0
         self._summaries = 0
+        self._reports = 0
+        self._files: list[data_files.DataFile] = []
         self._started = time.process_time()
 
     def open(self, rows: Iterable[Any]) -> tuple[list[state.Arrival], list[state.Arrival]]:
@@ -144,24 +145,26 @@ class ShardProcessor:
             except errors.MusterError as error:
                 self._count(error.code, 1)
                 continue
-            target = nodes
-            if facts.schema != columns.NODE_SCHEMA:
+            if facts.schema == columns.NODE_SCHEMA:
+                target = nodes
+                self._reports = max(self._reports, row["sequence"])
+            else:
                 target = summaries
                 self._summaries = max(self._summaries, row["sequence"])
             target.append(state.Arrival(row["sequence"], row["stored_ms"], batch, facts))
         self._spent("open")
         return nodes, summaries
 
-    def write_history(self, nodes: list[state.Arrival], path: Path) -> None:
-        """Write to the history."""
+    def write_history(self, nodes: list[state.Arrival], root: str, stem: str) -> None:
+        """Write files of the history; the driver commits them."""
         if not nodes:
             return
-        table = pa.Table.from_batches(
-            [_with_sequence(message) for message in nodes], schema=tables.node_schema()
-        )
+        table = pa.Table.from_batches([_history_rows(message) for message in nodes])
         self._count("rows", table.num_rows)
         try:
-            tables.write(table, path)
+            written = data_files.write(root, tables.NODES, table, stem)
+            self._files = written.files
+            self._count(HISTORY_LOST, written.rejected)
         except (errors.MusterError, OSError) as error:
             self._count(HISTORY_LOST, table.num_rows)
             self._count(explain_failure(error), 1)
@@ -170,13 +173,16 @@ class ShardProcessor:
     def feed(self, nodes: list[state.Arrival], summaries: list[state.Arrival]) -> state.ShardOutput:
         output = self._known.feed(nodes, self._clock_ms, summaries=summaries)
         output.summaries = self._summaries
+        output.reports = self._reports
+        output.files = self._files
         self._spent("fleet")
         for reason, count in self._counts.items():
             output.count(reason, count)
         return output
 
     def _count(self, reason: str, number: int) -> None:
-        self._counts[reason] = self._counts.get(reason, 0) + number
+        if number:
+            self._counts[reason] = self._counts.get(reason, 0) + number
 
     def _spent(self, stage: str) -> None:
         now = time.process_time()
@@ -198,9 +204,17 @@ class ForgedReport(errors.InvalidInput):
     code = "forged"
 
 
-def _with_sequence(message: state.Arrival) -> pa.RecordBatch:
-    column = pa.repeat(pa.scalar(message.sequence, pa.int64()), message.batch.num_rows)
-    return pa.RecordBatch.from_arrays([*message.batch.columns, column], schema=tables.node_schema())
+def _history_rows(message: state.Arrival) -> pa.RecordBatch:
+    """The rows of a message with the columns of the table."""
+    schema = tables.definition(tables.NODES).file_schema
+    sequence = pa.repeat(pa.scalar(message.sequence, pa.int64()), message.batch.num_rows)
+    arrays = [
+        sequence
+        if field.name == tables.SEQUENCE
+        else message.batch.column("extra" if field.name == "metrics" else field.name)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 #: Cache of the names of machines, by run and shard: most micro-batches do not change them.
@@ -224,7 +238,7 @@ def processor(job: QueryPlan) -> Any:
             before = known.nodes.names.version
             processor_ = ShardProcessor(known)
             nodes, summaries = processor_.open(rows)
-            processor_.write_history(nodes, self._path(key[0]))
+            processor_.write_history(nodes, job.history, self._stem(key[0]))
             output = processor_.feed(nodes, summaries)
             started = time.process_time()
             names = known.nodes.names
@@ -250,12 +264,11 @@ def processor(job: QueryPlan) -> Any:
                 )
             return state.FleetState.unpack(bytes(packed), job.plan, names)
 
-        def _path(self, shard: int) -> Path:
+        def _stem(self, shard: int) -> str:
             task = TaskContext.get()
             assert task is not None
             number = int(task.getLocalProperty(BATCH_PROPERTY) or 0)
-            folder = tables.batch_folder(Path(job.history), tables.NODES, job.run, number)
-            return folder / f"part-{shard}.parquet"
+            return f"{job.run}-{number}-{shard}"
 
         def close(self) -> None:
             pass

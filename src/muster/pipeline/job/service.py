@@ -1,9 +1,9 @@
 """The process that runs the job: Spark in its own threads, the bus on the event loop.
 
 Each micro-batch ends in `batch_commit`; requests are handled by `request_handler`.  The event loop publishes
-ticks and progress, advances the clock of the alert tracker, sends notifications, and starts the compaction of
-the history.  A query that ends by itself is restarted after a delay; the failure is visible in the progress
-and in the counters.
+ticks and progress, advances the clock of the alert tracker, sends notifications, and maintains the history.
+A query that ends by itself is restarted after a delay; the failure is visible in the progress and in the
+counters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
 from muster.pipeline.batch import cost_fit
 from muster.pipeline.fleet import state
-from muster.pipeline.history import compaction, tables
+from muster.pipeline.history import delta, maintenance, storage, tables
 from muster.pipeline.job import batch_commit, checkpoint_label, request_handler
 from muster.pipeline.job import query as job_query
 from muster.pipeline.source import session
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 POLL_S = 0.25
 TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
-COMPACT_S = 300.0
+MAINTAIN_S = 300.0
+VACUUM_S = 3600.0
 BATCHES_KEPT = 400  # for requests about recent batches
 
 
@@ -55,12 +56,6 @@ class PipelinePaths:
     history_max_bytes: int = 0  # 0: no limit
     history_max_age_s: float = 0.0
     streams: tuple[api.StreamSettings, ...] = field(default_factory=lambda: tuple(protocol.streams()))
-
-    def checkpoint(self, settings: settings_.PipelineSettings) -> Path:
-        return Path(settings.checkpoint_dir or self.folder / "pipeline" / "checkpoint")
-
-    def history(self, settings: settings_.PipelineSettings) -> Path:
-        return Path(settings.history_dir or self.folder / "history")
 
 
 class PipelineService:
@@ -79,9 +74,11 @@ class PipelineService:
         self._given_spark = spark
         self._on_progress = on_progress
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
-        self._label = checkpoint_label.open_(paths.checkpoint(settings), settings)
-        self._history = paths.history(settings)
-        self._folder = paths.checkpoint(settings).parent
+        self._history = settings.history_root(paths.folder)
+        storage.check(self._history)
+        self._checkpoint = settings.checkpoint_root(paths.folder)
+        self._label = checkpoint_label.open_(self._checkpoint, settings)
+        self._folder = settings.state_folder(paths.folder)
         self._committer = batch_commit.BatchCommitter(
             bus,
             settings,
@@ -145,7 +142,7 @@ class PipelineService:
         spark = self._given_spark
         if spark is None:
             spark = await asyncio.to_thread(self._start_spark)
-        compacting = asyncio.create_task(self._compact(spark)) if self._settings.compact else None
+        maintaining = asyncio.create_task(self._maintain()) if self._settings.compact else None
         try:
             wait_s = 1.0
             while not self._stop.is_set():
@@ -164,7 +161,7 @@ class PipelineService:
                 self._log.error("query-failed", reason=reason[:2000])
                 await self._publish_progress()
                 if state.UNREADABLE in reason:  # a retry would not help
-                    folder = self._paths.checkpoint(self._settings)
+                    folder = self._checkpoint
                     raise checkpoint_label.CheckpointUnusable(
                         f"the checkpoint in {folder} was not written by this version of Muster: "
                         f"{state.UNREADABLE}",
@@ -176,9 +173,9 @@ class PipelineService:
                     await asyncio.wait_for(self._stop.wait(), wait_s)
                 wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
         finally:
-            if compacting is not None:
-                compacting.cancel()
-                await asyncio.gather(compacting, return_exceptions=True)
+            if maintaining is not None:
+                maintaining.cancel()
+                await asyncio.gather(maintaining, return_exceptions=True)
             if self._given_spark is None:
                 await asyncio.to_thread(spark.stop)
 
@@ -212,13 +209,12 @@ class PipelineService:
     def _start_query(self, spark: SparkSession) -> StreamingQuery:
         settings = self._settings
         session.activate(spark)
-        spark_checkpoint = self._paths.checkpoint(settings) / "spark"
         after = (0, 0)
-        if not any(
-            spark_checkpoint.glob("offsets/[0-9]*")
-        ):  # once Spark has planned a batch, its own offsets apply
-            after = tables.settle(self._history, first=self._first_sequence)
-            self._committer.mark_done(-1, after[1])
+        if not checkpoint_label.has_offsets(self._checkpoint):  # else Spark's own offsets apply
+            reports, summaries = (
+                delta.position(self._history, tables.NODES, name) or 0 for name in batch_commit.POSITIONS
+            )
+            after = (reports, summaries)
         plan = job_query.QueryPlan(
             plan=state.FleetStatePlan(
                 window_s=settings.window_s,
@@ -233,8 +229,8 @@ class PipelineService:
             servers=self._paths.servers,
             credentials=self._paths.credentials,
             ca=self._paths.ca,
-            checkpoint=str(spark_checkpoint),
-            history=str(self._history),
+            checkpoint=storage.spark_url(self._checkpoint, "spark"),
+            history=self._history,
             run=self._label.run,
             shards=settings.shards,
             partitions=settings.partitions,
@@ -290,24 +286,26 @@ class PipelineService:
             self._committer.count("progress-not-stored")
             self._log.warning("progress-not-stored", error=error)
 
-    async def _compact(self, spark: SparkSession) -> None:
-        """Compact finished hours and days every few minutes. A failure is retried the next time."""
+    async def _maintain(self) -> None:
+        """Maintain the tables of the history every few minutes. A failure is retried the next time."""
+        limits = maintenance.MaintenanceLimits(
+            self._paths.history_max_bytes, self._paths.history_max_age_s, self._settings.as_of_s
+        )
+        vacuumed = time.monotonic()
         while True:
-            await asyncio.sleep(COMPACT_S)
+            await asyncio.sleep(MAINTAIN_S)
+            due = time.monotonic() - vacuumed >= VACUUM_S
             try:
-                done = await asyncio.to_thread(compaction.run, spark, self._history, int(time.time() * 1000))
-                done["pruned"] = await asyncio.to_thread(
-                    tables.prune,
-                    self._history,
-                    max_bytes=self._paths.history_max_bytes,
-                    max_age_s=self._paths.history_max_age_s,
-                    now_s=time.time(),
+                done = await asyncio.to_thread(
+                    maintenance.run, self._history, time.time(), limits, with_vacuum=due
                 )
                 if any(done.values()):
-                    self._log.info("compacted", **done)
-            except Exception as error:  # noqa: BLE001 (Spark raises exceptions of many types)
+                    self._log.info("history-maintained", **done)
+                if due:
+                    vacuumed = time.monotonic()
+            except Exception as error:  # noqa: BLE001 (Arrow, DuckDB and delta-rs raise exceptions of many types)
                 self._committer.count("not-compacted")
-                self._log.error("not-compacted", error=error)
+                self._log.error("history-not-maintained", error=error)
 
     def _measure(self, report: dict[str, Any]) -> protocol.BatchProgress:
         """Convert Spark's progress report of a batch."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from muster.core import errors
+from muster.pipeline.history import storage
 from muster.pipeline.source import java_runtime
 
 if TYPE_CHECKING:
@@ -56,6 +57,11 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
         settings |= {
             "spark.pyspark.python": sys.executable,
             "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            **{
+                f"spark.executorEnv.{name}": value
+                for name, value in os.environ.items()
+                if name.startswith(storage.ENVIRONMENT)
+            },
         }
     settings |= extra or {}
     builder = SparkSession.builder.master(master).appName(name)
@@ -81,10 +87,11 @@ def _output_to_stderr() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def temporary_session(master: str = "local[*]") -> Iterator[SparkSession]:
+def temporary_session(master: str = "local[*]", *, memory: str = "1g") -> Iterator[SparkSession]:
     """A session for one job."""
+    extra = {"spark.driver.memory": memory, "spark.executor.memory": memory}
     with tempfile.TemporaryDirectory() as folder:
-        started = start(master=master, name="muster batch", work_dir=Path(folder))
+        started = start(master=master, name="muster batch", work_dir=Path(folder), extra=extra)
         try:
             yield started
         finally:

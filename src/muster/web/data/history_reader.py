@@ -1,10 +1,10 @@
-"""Reads the pipeline's history from its Parquet files. All functions block: call them in a thread."""
+"""Reads the tables of the pipeline's history. All functions block: call them in a thread."""
 
 from __future__ import annotations
 
 import datetime
 import math
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from muster.core import errors
@@ -15,19 +15,20 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 1_000  # in one response
 PLOT_ROWS_MAX = 100_000
-FIGURES = ("mean", "min", "max", "p95", "machines", "stale")
+STATISTICS = ("mean", "min", "max", "p95")
+FIGURES = (*STATISTICS, "machines", "stale")
 
 
 def read_page(
-    folder: Path, query: search.HistorySearch, limit: int, cursor: str
+    root: str, query: search.HistorySearch, limit: int, cursor: str
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The newest rows after the cursor, and the cursor of the next page."""
-    from muster.pipeline.history import newest_first
+    from muster.pipeline.history import delta, newest_first, tables
 
-    if not folder.is_dir():
+    if not any(delta.exists(root, name) for name in tables.definitions()):
         raise errors.NotFound("there is no history", hint="the pipeline writes it: `muster pipeline run`")
     newest, mark = newest_first.read_page(
-        folder, query, limit, newest_first.PageCursor.parse(cursor) if cursor else None
+        root, query, limit, newest_first.PageCursor.parse(cursor) if cursor else None
     )
     rows = [{name: rows_.to_json(value) for name, value in row.items()} for row in newest.to_pylist()]
     return rows, None if mark is None else str(mark)
@@ -35,43 +36,51 @@ def read_page(
 
 def rollup_query(scope: str, name: str, metric: str, from_ms: int) -> search.HistorySearch:
     """The query of `plot`: a metric of a scope since a time."""
-    from muster.pipeline.history import search
+    from muster.core.reports import columns
+    from muster.pipeline.history import search, tables
 
     where = " AND ".join(
         f"{column} = '{value.replace(chr(39), 2 * chr(39))}'"
-        for column, value in (("scope", scope), ("name", name), ("metric", metric))
+        for column, value in (("scope", scope), ("name", name))
         if value or column != "name"
     )
-    columns = ("from", "to", "sum", "count", "min", "max", "p95", "machines", "stale")
-    return search.HistorySearch("rollups", where, from_ms, None, columns)
+    standard = metric in columns.STANDARD_METRICS
+    values = tuple(f"{metric}_{statistic}" for statistic in STATISTICS) if standard else ("metrics",)
+    shown = ("window_start", "window_end", "machines", "stale", *values)
+    return search.HistorySearch(tables.GROUPS, where, from_ms, None, shown)
 
 
-def plot(folder: Path, query: search.HistorySearch, points: int) -> list[dict[str, Any]]:
+def plot(root: str, query: search.HistorySearch, metric: str, points: int) -> list[dict[str, Any]]:
     """Downsample to about ``points`` rows, oldest first. A row without values marks missing windows."""
     from muster.pipeline.history import search
 
-    if not folder.is_dir():
-        return []
     rows: list[dict[str, Any]] = []
-    for batch in search.search(folder, query):
-        rows += batch.to_pylist()
+    for batch in search.search(root, query):
+        rows += [row for row in map(_with_values(metric), batch.to_pylist()) if row["mean"] is not None]
         if len(rows) > PLOT_ROWS_MAX:
             raise errors.LimitExceeded("there are too many rows for one plot", hint="choose a shorter time")
-    rows.sort(key=lambda row: row["from"])
+    rows.sort(key=lambda row: row["window_start"])
     step = max(1, math.ceil(len(rows) / points))
     plotted: list[dict[str, Any]] = []
     place = 0  # of a section without gaps
     for before, row in zip([None, *rows], rows, strict=False):
-        if before is not None and row["from"] > before["to"]:
-            plotted.append({"at_ms": _ms(before["to"]), **dict.fromkeys(FIGURES)})
+        if before is not None and row["window_start"] > before["window_end"]:
+            plotted.append({"at_ms": _ms(before["window_end"]), **dict.fromkeys(FIGURES)})
             place = 0
         if place % step == 0:
-            mean = row["sum"] / row["count"] if row["count"] else None
-            plotted.append(
-                {"at_ms": _ms(row["from"]), **{key: row.get(key) for key in FIGURES}, "mean": mean}
-            )
+            plotted.append({"at_ms": _ms(row["window_start"]), **{key: row.get(key) for key in FIGURES}})
         place += 1
     return plotted
+
+
+def _with_values(metric: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Rows with the statistics of a metric, whether it has columns or is in the map."""
+
+    def convert(row: dict[str, Any]) -> dict[str, Any]:
+        values = dict(row["metrics"] or ()) if "metrics" in row else row
+        return {**row, **{name: values.get(f"{metric}_{name}") for name in STATISTICS}}
+
+    return convert
 
 
 def _ms(moment: datetime.datetime) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -37,7 +36,7 @@ T = TypeVar("T")
 
 
 class ReadModel(bus_feed.BusFeed):
-    def __init__(self, location: connections.DomainLocation, *, history: Path, domain: str) -> None:
+    def __init__(self, location: connections.DomainLocation, *, history: str, domain: str) -> None:
         super().__init__(location, domain=domain)
         self._history = history
 
@@ -219,10 +218,10 @@ class ReadModel(bus_feed.BusFeed):
         """A metric of a scope over time, downsampled to at most ``points`` rows, oldest first."""
         query = history_reader.rollup_query(scope, name, metric, from_ms)
         return await self.cache.get(
-            ("plot", query, points),
+            ("plot", query, metric, points),
             "history",
             10.0,
-            lambda: asyncio.to_thread(history_reader.plot, self._history, query, points),
+            lambda: asyncio.to_thread(history_reader.plot, self._history, query, metric, points),
         )
 
     # Capacity

@@ -216,7 +216,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
             page.PageSection("machines", "Machines that reported", machines, ("history",), 10.0, wide=False),
             page.PageSection("rows", "Reports of machines, newest first", rows, ("history",), 30.0),
         ),
-        lead="Read from the Parquet files that the pipeline writes.",
+        lead="Read from the tables that the pipeline writes.",
         head=form,
     )
 

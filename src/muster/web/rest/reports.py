@@ -167,13 +167,13 @@ async def service(
 
 @router.get(
     "/history/{kind}",
-    summary="Search the history, newest first: reports of nodes, roll-ups by scope, alerts, days",
+    summary="Search a table of the history, newest first",
     **base.answers(base.items()),
 )
 async def history(
     web: request_state.Web,
     person: request_state.Person,
-    kind: Literal["nodes", "rollups", "alerts", "days"],
+    kind: Literal["nodes", "groups", "alerts", "hourly"],
     where: base.Where = "",
     from_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,
     to_ms: Annotated[int | None, Query(ge=0, le=(1 << 53) - 1)] = None,

@@ -1,0 +1,301 @@
+"""Delta Lake tables through delta-rs: transactions, schema evolution, and snapshots for readers.
+
+A commit names its transaction: the identity of the checkpoint and the number of the batch.  A batch that is
+repeated after a crash finds its number in the table and commits nothing.  The check and the commit use the
+same handle without a refresh in between: if another process committed the same transaction meanwhile, the
+commit fails.  There is no transaction over several tables.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, WriterProperties
+from deltalake.transaction import AddAction
+
+from muster.core import errors, files
+from muster.pipeline.history import data_files, storage, tables
+
+HOURS_KEY = "muster.hours"  # in the metadata of a commit: the hours of its rows
+LOG_DAYS = 1  # that the log is kept longer than replaced files
+PRECISION = datetime.timedelta(milliseconds=1)  # of statistics in the log
+WRITER = WriterProperties(compression="ZSTD")
+
+
+class SchemaConflict(errors.Conflict):
+    """A table has a column of another type than this version of Muster writes."""
+
+    code = "history-schema"
+
+
+class HistoryTable:
+    """A table for writing: created if it does not exist, with the columns of this version."""
+
+    def __init__(self, root: storage.Root, name: str, *, keep_s: float = 7 * 86400.0) -> None:
+        self.name = name
+        self.root = storage.normalize(root)
+        self._definition = tables.definition(name)
+        self._url = storage.delta_url(root, name)
+        self._folder = storage.local_path(self._url)
+        with storage.translated(self._url):
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+            self._table = DeltaTable.create(
+                self._url,
+                Schema.from_arrow(self._definition.schema),
+                mode="ignore",
+                partition_by=[tables.DAY],
+                name=name,
+                description=self._definition.description,
+                configuration=self._properties(keep_s),
+                raise_if_key_not_exists=False,
+            )
+            self._table.update_incremental()
+            self._evolve()
+            self._set_properties(keep_s)
+
+    @property
+    def delta(self) -> DeltaTable:
+        return self._table
+
+    def version(self) -> int:
+        return int(self._table.version())
+
+    def refresh(self) -> None:
+        with storage.translated(self._url):
+            self._table.update_incremental()
+
+    def transaction_version(self, application: str) -> int | None:
+        return self._table.transaction_version(application)
+
+    def commit(
+        self,
+        new_files: Iterable[data_files.DataFile],
+        transaction: tuple[str, int],
+        positions: Mapping[str, int] | None = None,
+    ) -> bool:
+        """Add the files, unless the transaction is in the table already. Whether they were added.
+
+        ``transaction``: its application and version.  ``positions``: further versions, stored with it.
+        """
+        listed = list(new_files)
+        self.refresh()
+        application, version = transaction
+        last = self._table.transaction_version(application)
+        if last is not None and last >= version:
+            return False
+        stored = [Transaction(application, version)]
+        for name, position in (positions or {}).items():
+            before = self._table.transaction_version(name)
+            if before is None or position > before:
+                stored.append(Transaction(name, position))
+        hours = sorted({hour for file in listed for hour in file.hours})
+        now_ms = time.time_ns() // 1_000_000
+        actions: Any = [
+            AddAction(file.path, file.size, {tables.DAY: file.day}, now_ms, True, file.statistics)
+            for file in listed
+        ]
+        with storage.translated(self._url):
+            self._table.create_write_transaction(
+                actions,
+                "append",
+                self._table.schema(),
+                [tables.DAY],
+                commit_properties=CommitProperties(
+                    app_transactions=stored, custom_metadata={HOURS_KEY: " ".join(map(str, hours))}
+                ),
+            )
+            self.sync()
+        return True
+
+    def sync(self) -> None:
+        """Make the last commits of a local table durable: delta-rs does not sync its log."""
+        if self._folder is None:
+            return
+        log = self._folder / "_delta_log"
+        before = self.version()
+        self._table.update_incremental()
+        for version in range(before + 1, self.version() + 1):
+            _sync_file(log / f"{version:020}.json")
+        files.sync_folder(log)
+
+    def _evolve(self) -> None:
+        """Add the columns that an older version of Muster did not write."""
+        stored = pa.schema(self._table.schema().to_arrow())
+        missing = []
+        for column in self._definition.columns:
+            place = stored.get_field_index(column.name)
+            if place < 0:
+                missing.append(column.name)
+            elif not _same_type(stored.field(place).type, column.type):
+                raise SchemaConflict(
+                    f"the column {column.name} of {self._url} has the type {stored.field(place).type}, "
+                    f"this version writes {column.type}",
+                    hint="move the table away, or use another history_dir",
+                )
+        if missing:
+            fields = Schema.from_arrow(self._definition.schema).fields
+            self._table.alter.add_columns(
+                [Field(field.name, field.type, nullable=True) for field in fields if field.name in missing]
+            )
+            self._table.update_incremental()
+
+    def _properties(self, keep_s: float) -> dict[str, str | None]:
+        hours = int(keep_s // 3600) + 24 * LOG_DAYS
+        return {
+            "delta.logRetentionDuration": f"interval {hours} hours",
+            "delta.deletedFileRetentionDuration": f"interval {hours} hours",
+            "delta.dataSkippingNumIndexedCols": str(self._definition.indexed),
+            "muster.schemaVersion": tables.VERSION,
+        }
+
+    def _set_properties(self, keep_s: float) -> None:
+        current = self._table.metadata().configuration
+        changed = {
+            name: value
+            for name, value in self._properties(keep_s).items()
+            if value is not None and current.get(name) != value
+        }
+        if changed:
+            self._table.alter.set_table_properties(changed, raise_if_not_exists=False)
+            self._table.update_incremental()
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A file of a snapshot. Times are bounds: a value may be up to a millisecond later than ``until``."""
+
+    path: str
+    size: int
+    rows: int
+    day: datetime.date
+    since: datetime.datetime | None
+    until: datetime.datetime | None
+
+
+class Snapshot:
+    """A table at one moment, for reading. Later commits do not change it."""
+
+    def __init__(
+        self, root: storage.Root, name: str, *, as_of: datetime.datetime | int | None = None
+    ) -> None:
+        self.root = storage.normalize(root)
+        self.name = name
+        self._definition = tables.definition(name)
+        url = storage.delta_url(root, name)
+        with storage.translated(url):
+            if not DeltaTable.is_deltatable(url):
+                raise errors.NotFound(
+                    f"the history in {storage.join(root)} has no table {name}",
+                    hint="`muster pipeline run` writes it",
+                )
+            self.delta = DeltaTable(url)
+            if as_of is not None:
+                self.delta.load_as_version(as_of)
+            self.schema: pa.Schema = pa.schema(self.delta.schema().to_arrow())
+
+    @property
+    def time(self) -> str:
+        return self._definition.time
+
+    @cached_property
+    def files(self) -> list[TableFile]:
+        """The files of the snapshot, those with the oldest rows first."""
+        adds = pa.table(self.delta.get_add_actions(flatten=True))
+        names = ("path", "size_bytes", "num_records", f"partition.{tables.DAY}")
+        bounds = (f"min.{self.time}", f"max.{self.time}")
+        present = set(adds.column_names)
+        listed = [
+            adds.column(name).to_pylist() if name in present else [None] * adds.num_rows
+            for name in (*names, *bounds)
+        ]
+        made = [
+            TableFile(path, size, rows or 0, day, since, until)
+            for path, size, rows, day, since, until in zip(*listed, strict=True)
+        ]
+        return sorted(made, key=lambda file: (file.day, str(file.since), file.path))
+
+    def files_between(self, from_ms: int | None, to_ms: int | None) -> list[TableFile]:
+        """The files that may contain rows of a period."""
+        return [
+            file
+            for file in self.files
+            if (from_ms is None or file.until is None or _ms(file.until + PRECISION) >= from_ms)
+            and (to_ms is None or file.since is None or _ms(file.since) < to_ms)
+            and (from_ms is None or _ms(_end_of(file.day)) > from_ms)
+            and (to_ms is None or _ms(_start_of(file.day)) < to_ms)
+        ]
+
+    def dataset(self, selected: Sequence[TableFile] | None = None) -> ds.Dataset:
+        """A pyarrow dataset of some or all files."""
+        form = ds.ParquetFileFormat()
+        store = storage.filesystem(self.delta.table_uri)
+        fragments = [
+            form.make_fragment(file.path, filesystem=store, partition_expression=self._guarantee(file))
+            for file in (self.files if selected is None else selected)
+        ]
+        return ds.FileSystemDataset(fragments, _plain(self.schema), form, store)
+
+    def _guarantee(self, file: TableFile) -> ds.Expression:
+        """What holds for all rows of a file: readers skip files by it."""
+        holds = ds.field(tables.DAY) == pa.scalar(file.day)
+        if file.since is not None and file.until is not None:
+            kind = self.schema.field(self.time).type
+            holds &= ds.field(self.time) >= pa.scalar(file.since, kind)
+            holds &= ds.field(self.time) <= pa.scalar(file.until + PRECISION, kind)
+        return holds
+
+
+def exists(root: storage.Root, name: str) -> bool:
+    url = storage.delta_url(root, name)
+    with storage.translated(url):
+        return bool(DeltaTable.is_deltatable(url))
+
+
+def position(root: storage.Root, name: str, application: str) -> int | None:
+    """The version of a transaction; None if the table has none."""
+    if not exists(root, name):
+        return None
+    url = storage.delta_url(root, name)
+    with storage.translated(url):
+        return DeltaTable(url).transaction_version(application)
+
+
+def _plain(schema: pa.Schema) -> pa.Schema:
+    """Rows of an evolved table may lack columns that are required in new rows: readers accept NULL."""
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
+    return str(Schema.from_arrow(pa.schema([("x", one)])).to_json()) == str(
+        Schema.from_arrow(pa.schema([("x", other)])).to_json()
+    )
+
+
+def _sync_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    except FileNotFoundError:  # the log was cleaned up
+        return
+
+
+def _start_of(day: datetime.date) -> datetime.datetime:
+    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
+
+
+def _end_of(day: datetime.date) -> datetime.datetime:
+    return _start_of(day) + datetime.timedelta(days=1) if day < datetime.date.max else _start_of(day)
+
+
+def _ms(moment: datetime.datetime) -> int:
+    return (moment - datetime.datetime.fromtimestamp(0, datetime.UTC)) // datetime.timedelta(milliseconds=1)

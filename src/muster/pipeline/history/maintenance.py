@@ -1,0 +1,287 @@
+"""Maintenance of the tables: compaction, hourly rows, retention, and vacuum.
+
+Each step is a transaction of its own, so the pipeline and readers continue meanwhile.  Every step can be
+repeated: after a crash the next run continues.
+
+**Compaction** merges the small files of a day.  **Hourly rows** are computed from `nodes` when an hour is
+over, and replace earlier rows of that hour; hours that received late rows are computed again.  The table
+`hourly` stores its progress: the version of `nodes` it includes, and the first hour that was not over.
+**Retention** deletes rows that are too old, and the oldest rows if the history exceeds its budget.
+**Vacuum** removes files that no table refers to: replaced ones after ``keep_s``, which is how far `--as-of`
+reaches back, and those of batches that were never committed.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import datetime
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import exceptions, write_deltalake
+
+from muster.core.reports import columns
+from muster.pipeline.history import delta, storage, tables
+
+GRACE_S = 300.0  # after the end of an hour, for reports on their way
+SMALL_BYTES = 64 << 20
+FILES_OPEN_DAY = 100  # small files of the current day before they are merged
+VACUUM_LEAST_S = 3600.0  # a file may be written that long before it is committed
+MEMORY = "1GB"  # of the aggregation by hour; larger groups are spilled to disk
+ATTEMPTS = 5  # if another process changes the same rows
+NODES_VERSION, OPEN_HOUR = "nodes-version", "open-hour"
+
+HOUR_S = 3600
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceLimits:
+    max_bytes: int = 0  # 0: no limit
+    max_age_s: float = 0.0
+    keep_s: float = 7 * 86400.0
+
+
+UNLIMITED = MaintenanceLimits()
+
+
+def run(
+    root: storage.Root,
+    now_s: float,
+    limits: MaintenanceLimits = UNLIMITED,
+    *,
+    with_vacuum: bool = True,
+) -> dict[str, int]:
+    """All steps once. What was done, in numbers."""
+    existing = [name for name in tables.definitions() if delta.exists(root, name)]
+    done = {"hours": update_hourly(root, now_s, limits.keep_s) if tables.NODES in existing else 0}
+    done["compacted"] = sum(compact(root, name, now_s) for name in existing)
+    done["deleted"] = enforce_retention(root, now_s, limits)
+    if with_vacuum:
+        done["removed"] = sum(vacuum(root, name, limits.keep_s) for name in existing)
+    return done
+
+
+def compact(root: storage.Root, name: str, now_s: float) -> int:
+    """Merge small files, day by day. The number of files that were merged."""
+    snapshot = delta.Snapshot(root, name)
+    today = datetime.datetime.fromtimestamp(now_s, datetime.UTC).date()
+    small = collections.Counter(file.day for file in snapshot.files if file.size < SMALL_BYTES)
+    merged = 0
+    for day, count in sorted(small.items()):
+        if count >= (FILES_OPEN_DAY if day >= today else 2):
+            with storage.translated(storage.join(root, name)):
+                result = snapshot.delta.optimize.compact(
+                    partition_filters=[(tables.DAY, "=", day.isoformat())], writer_properties=delta.WRITER
+                )
+            merged += int(result["numFilesRemoved"])
+    return merged
+
+
+# Hourly rows
+
+
+def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0) -> int:
+    """Compute the hours that are over, and those that received late rows. How many."""
+    nodes = delta.Snapshot(root, tables.NODES)
+    hourly = delta.HistoryTable(root, tables.HOURLY, keep_s=keep_s)
+    open_hour = int(now_s - GRACE_S) // HOUR_S
+    before = hourly.transaction_version(OPEN_HOUR)
+    if before is not None and before >= open_hour:  # late rows wait for the end of an hour
+        return 0
+    dirty = _changed_hours(nodes, hourly.transaction_version(NODES_VERSION))
+    if before is not None:
+        dirty |= set(range(before, open_hour)) & _hours_between(nodes, before, open_hour)
+    ready = sorted(hour for hour in dirty if hour < open_hour)
+    for hour in ready:
+        _replace_hour(root, nodes, hour)
+    with storage.translated(hourly.root):
+        hourly.refresh()
+        hourly.commit([], (OPEN_HOUR, open_hour), {NODES_VERSION: nodes.delta.version()})
+    return len(ready)
+
+
+def _changed_hours(nodes: delta.Snapshot, since: int | None) -> set[int]:
+    """The hours of rows that were added after a version; all hours if the log does not tell."""
+    newest = int(nodes.delta.version())
+    if since == newest:
+        return set()
+    if since is not None:
+        entries = [entry for entry in nodes.delta.history(newest - since) if entry["version"] > since]
+        added = [entry for entry in entries if entry["operation"] == "WRITE"]
+        if len(entries) == newest - since and all(delta.HOURS_KEY in entry for entry in added):
+            return {int(hour) for entry in added for hour in entry[delta.HOURS_KEY].split()}
+    return _hours_between(nodes, None, None)
+
+
+def _hours_between(nodes: delta.Snapshot, start: int | None, end: int | None) -> set[int]:
+    """Hours of which a file may contain rows."""
+    hours: set[int] = set()
+    bounds_ms = (None if hour is None else hour * HOUR_S * 1000 for hour in (start, end))
+    for file in nodes.files_between(*bounds_ms):
+        first = int(datetime.datetime.combine(file.day, datetime.time(), datetime.UTC).timestamp()) // HOUR_S
+        since = first if file.since is None else int(file.since.timestamp()) // HOUR_S
+        until = first + 23 if file.until is None else int(file.until.timestamp()) // HOUR_S
+        hours |= set(range(max(first, since), min(first + 23, until) + 1))
+    return hours
+
+
+def _replace_hour(root: storage.Root, nodes: delta.Snapshot, hour: int) -> None:
+    """Replace the rows of an hour in one transaction."""
+    start = _EPOCH + datetime.timedelta(hours=hour)
+    url = storage.delta_url(root, tables.HOURLY)
+    predicate = f"{tables.DAY} = '{start.date()}' AND hour = '{start.isoformat()}'"
+    for attempt in range(ATTEMPTS):
+        with storage.translated(url), _aggregated(nodes, hour) as reader:
+            try:
+                write_deltalake(
+                    url, reader, mode="overwrite", predicate=predicate, writer_properties=delta.WRITER
+                )
+                return
+            except exceptions.CommitFailedError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+
+
+@contextlib.contextmanager
+def _aggregated(nodes: delta.Snapshot, hour: int) -> Iterator[pa.RecordBatchReader]:
+    """The hourly rows of one hour, in batches."""
+    import duckdb
+
+    from_ms = hour * HOUR_S * 1000
+    dataset = nodes.dataset(nodes.files_between(from_ms, from_ms + HOUR_S * 1000))
+    schema = tables.definition(tables.HOURLY).schema
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        duckdb.connect(config={"memory_limit": MEMORY, "temp_directory": scratch}) as database,
+    ):
+        database.execute("SET TimeZone = 'UTC'")
+        database.register("nodes", dataset)
+        made = database.sql(_hour_sql(from_ms)).to_arrow_reader(100_000)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in made:
+                arrays = [batch.column(field.name).cast(field.type) for field in schema]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+        yield pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def _hour_sql(from_ms: int) -> str:
+    start = (_EPOCH + datetime.timedelta(milliseconds=from_ms)).isoformat()
+    end = (_EPOCH + datetime.timedelta(milliseconds=from_ms + HOUR_S * 1000)).isoformat()
+    functions = {"mean": "avg", "min": "min", "max": "max"}
+    metrics = ", ".join(
+        f"{functions[statistic]}({metric}) AS {metric}_{statistic}"
+        for metric in columns.STANDARD_METRICS
+        for statistic in tables.HOURLY_STATISTICS
+    )
+    return f"""
+        WITH reports AS (
+            SELECT * FROM nodes
+            WHERE reported_at >= TIMESTAMPTZ '{start}' AND reported_at < TIMESTAMPTZ '{end}'
+        ), entries AS (
+            SELECT machine, unnest(map_entries(metrics)) AS entry FROM reports WHERE cardinality(metrics) > 0
+        ), means AS (
+            SELECT machine, entry.key AS name, avg(entry.value) AS mean FROM entries GROUP BY ALL
+        ), others AS (
+            SELECT machine, map(list(name ORDER BY name), list(mean ORDER BY name)) AS metrics
+            FROM means GROUP BY machine
+        ), machines AS (
+            SELECT machine, arg_max("group", reported_at) AS "group", arg_max(zone, reported_at) AS zone,
+                   count(*) AS reports, {metrics}
+            FROM reports GROUP BY machine
+        )
+        SELECT DATE '{start[:10]}' AS day, TIMESTAMPTZ '{start}' AS hour, machines.*, others.metrics
+        FROM machines LEFT JOIN others USING (machine) ORDER BY machine
+    """
+
+
+# Retention
+
+
+def enforce_retention(root: storage.Root, now_s: float, limits: MaintenanceLimits) -> int:
+    """Delete rows that are too old, and the oldest while the history exceeds its budget.
+
+    The number of deleted rows.  Files that were replaced count: they are removed earlier if space is needed.
+    """
+    snapshots = {
+        name: delta.Snapshot(root, name) for name in tables.definitions() if delta.exists(root, name)
+    }
+    deleted = 0
+    if limits.max_age_s:
+        oldest = datetime.datetime.fromtimestamp(now_s - limits.max_age_s, datetime.UTC)
+        deleted += sum(_delete_before(snapshot, oldest) for snapshot in snapshots.values())
+    if not limits.max_bytes or stored_bytes(root) <= limits.max_bytes:
+        return deleted
+    for name in snapshots:
+        vacuum(root, name, VACUUM_LEAST_S)
+    live = sorted(
+        (file.until or _start_of(file.day), file.size, name)
+        for name in snapshots
+        for file in delta.Snapshot(root, name).files
+    )
+    excess = sum(size for _, size, _ in live) - limits.max_bytes
+    until: dict[str, datetime.datetime] = {}
+    for end, size, name in live:
+        if excess <= 0:
+            break
+        until[name] = end
+        excess -= size
+    for name, end in until.items():
+        deleted += _delete_before(delta.Snapshot(root, name), end + delta.PRECISION)
+        vacuum(root, name, VACUUM_LEAST_S)
+    return deleted
+
+
+def stored_bytes(root: storage.Root) -> int:
+    """The size of all files, including replaced ones."""
+    from pyarrow import fs
+
+    listed = storage.filesystem(root).get_file_info(fs.FileSelector("", recursive=True, allow_not_found=True))
+    return sum(info.size or 0 for info in listed if info.is_file)
+
+
+def _delete_before(snapshot: delta.Snapshot, moment: datetime.datetime) -> int:
+    """Files that contain only older rows are removed; a file with newer rows too is rewritten."""
+    if not any(_start_of(file.day) < moment for file in snapshot.files):
+        return 0
+    if not any(file.since is None or file.since < moment for file in snapshot.files):
+        return 0
+    predicate = f"{tables.DAY} <= '{moment.date()}' AND {snapshot.time} < '{moment.isoformat()}'"
+    return delete_rows(snapshot, predicate)
+
+
+def delete_rows(snapshot: delta.Snapshot, predicate: str) -> int:
+    """Delete rows in one transaction. The number of rows."""
+    for attempt in range(ATTEMPTS):
+        with storage.translated(snapshot.delta.table_uri):
+            try:
+                result: dict[str, Any] = snapshot.delta.delete(predicate, writer_properties=delta.WRITER)
+                return int(result["num_deleted_rows"] or 0)
+            except exceptions.CommitFailedError:
+                if attempt == ATTEMPTS - 1:
+                    raise
+                snapshot.delta.update_incremental()
+    return 0
+
+
+def vacuum(root: storage.Root, name: str, keep_s: float) -> int:
+    """Remove files that the table did not refer to for ``keep_s``. The number of files."""
+    table = delta.Snapshot(root, name).delta
+    with storage.translated(storage.join(root, name)):
+        removed = table.vacuum(
+            retention_hours=int(max(keep_s, VACUUM_LEAST_S) // 3600),
+            dry_run=False,
+            enforce_retention_duration=False,
+            full=True,
+        )
+    return len(removed)
+
+
+def _start_of(day: datetime.date) -> datetime.datetime:
+    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)

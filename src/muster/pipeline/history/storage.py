@@ -1,0 +1,213 @@
+"""Where the history is stored: a local folder or an object store, named by a path or a URL.
+
+    /var/lib/muster/history, file:///var/lib/muster/history     a folder of this machine
+    s3://BUCKET/PATH, s3a://BUCKET/PATH                          S3 and compatible stores
+    gs://BUCKET/PATH                                             Google Cloud Storage
+    abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH          Azure Data Lake Storage
+
+Credentials and endpoints of object stores come from the environment (``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_KEY``, …) or from the
+identity of the machine; they are never part of a URL.  Spark's checkpoint can also be in ``hdfs://``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib import parse
+
+from muster.core import errors, files
+
+#: A path or a URL. A URL stays text: `pathlib` would remove one of its slashes.
+Root = str | os.PathLike[str]
+
+OBJECT_STORES = ("s3", "s3a", "gs", "abfss")
+CHECKPOINT_ONLY = ("hdfs",)
+#: Variables of the environment that executors on other machines need as well.
+ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_")
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class HistoryFull(errors.LimitExceeded):
+    """There is no disk space for the history. The pipeline continues without it, and counts."""
+
+    code = "history-full"
+
+
+class StorageUnavailable(errors.Unavailable):
+    """The storage refuses access or does not respond."""
+
+    code = "storage-unavailable"
+
+
+def normalize(root: Root, *, setting: str = "history_dir", checkpoint: bool = False) -> str:
+    """A local path without a scheme, or a URL. `errors.InvalidInput` if it is neither."""
+    text = os.fspath(root)
+    scheme = scheme_of(text)
+    if not scheme:
+        return str(Path(text).expanduser().absolute())
+    parts = parse.urlsplit(text)
+    if scheme == "file":
+        if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+            raise errors.InvalidInput(
+                f"{setting}: {text!r} is not a file URL", hint="write file:///path/of/folder"
+            )
+        return parse.unquote(parts.path)
+    allowed = (*OBJECT_STORES, *(CHECKPOINT_ONLY if checkpoint else ()))
+    if scheme not in allowed:
+        raise errors.InvalidInput(
+            f"{setting}: {scheme!r} is not a supported kind of storage",
+            hint=f"use a path, file://, {', '.join(f'{name}://' for name in allowed)}",
+        )
+    if not text.startswith(f"{text[: len(scheme)]}://") or not parts.netloc or parts.query or parts.fragment:
+        raise errors.InvalidInput(
+            f"{setting}: {_without_secrets(text)!r} names no bucket",
+            hint=f"write {scheme}://BUCKET/PATH",
+        )
+    if parts.password is not None or (parts.username is not None and scheme != "abfss"):
+        raise errors.InvalidInput(
+            f"{setting}: a URL must not contain credentials", hint="set them in the environment"
+        )
+    if scheme == "abfss" and not parts.username:
+        raise errors.InvalidInput(
+            f"{setting}: {text!r} names no container",
+            hint="write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+        )
+    return f"{scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+
+
+def scheme_of(text: str) -> str:
+    """The scheme of a URL in lower case; empty for a path."""
+    match = _SCHEME.match(text)
+    return match[1].lower() if match else ""
+
+
+def is_local(root: Root) -> bool:
+    return scheme_of(os.fspath(root)) in ("", "file")
+
+
+def local_path(root: Root) -> Path | None:
+    """The folder; None if the storage is not local."""
+    return Path(normalize(root)) if is_local(root) else None
+
+
+def join(root: Root, *names: str) -> str:
+    return "/".join((normalize(root, checkpoint=True), *names))
+
+
+def delta_url(root: Root, *names: str) -> str:
+    """The same storage, as delta-rs spells it."""
+    return re.sub(r"\As3a:", "s3:", join(root, *names))
+
+
+def spark_url(root: Root, *names: str) -> str:
+    """The same storage, as Hadoop's file systems spell it."""
+    url = re.sub(r"\As3:", "s3a:", join(root, *names))
+    return url if scheme_of(url) else Path(url).as_uri()
+
+
+def filesystem(root: Root, *names: str) -> Any:
+    """A pyarrow file system whose paths are relative to the storage."""
+    from pyarrow import fs
+
+    url = delta_url(root, *names)
+    if is_local(url):
+        return fs.SubTreeFileSystem(url, fs.LocalFileSystem())
+    if scheme_of(url) in CHECKPOINT_ONLY:
+        store, path = fs.FileSystem.from_uri(url)  # needs Hadoop's native library
+        return fs.SubTreeFileSystem(path, store)
+    from deltalake.fs import DeltaStorageHandler
+
+    return fs.PyFileSystem(DeltaStorageHandler(url))
+
+
+def write_file(root: Root, path: str, write: Any) -> int:
+    """Call ``write`` with an open file for ``path`` below the storage. The size of the file.
+
+    A local file is synced before this returns.  A file that could not be written completely is removed.
+    """
+    folder = local_path(root)
+    with translated(f"{join(root)}/{path}"):
+        if folder is None:
+            return _write_object(filesystem(root), path, write)
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with target.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            files.sync_folder(target.parent)
+            return target.stat().st_size
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+
+def _write_object(store: Any, path: str, write: Any) -> int:
+    with store.open_output_stream(path) as stream:
+        write(stream)
+        return int(stream.tell())
+
+
+def replace_file(root: Root, path: str, data: bytes) -> None:
+    """Write a small file atomically."""
+    folder = local_path(root)
+    with translated(f"{join(root)}/{path}"):
+        if folder is None:
+            _write_object(filesystem(root), path, lambda file: file.write(data))
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        files.write(folder / path, data)
+
+
+def check(root: Root, *, setting: str = "history_dir") -> None:
+    """Raise an error unless files can be written here. A full disk is accepted: it may have space later."""
+    url = normalize(root, setting=setting)
+    name = f".muster-check-{uuid.uuid4().hex[:8]}"
+    try:
+        write_file(url, name, lambda file: file.write(b"muster"))
+        filesystem(url).delete_file(name)
+    except HistoryFull:
+        pass
+    except (errors.MusterError, OSError) as error:
+        raise errors.InvalidInput(
+            f"{setting}: {url} cannot be used: {_first_line(error)}",
+            hint="the folder must be writable"
+            if is_local(url)
+            else "check the bucket, and credentials and endpoint in the environment",
+        ) from error
+
+
+@contextlib.contextmanager
+def translated(what: str) -> Iterator[None]:
+    """Errors of the storage and of delta-rs become Muster's."""
+    from deltalake import exceptions
+
+    try:
+        yield
+    except exceptions.TableNotFoundError as error:
+        raise errors.NotFound(f"there is no table in {what}") from error
+    except (OSError, exceptions.DeltaError) as error:
+        full = getattr(error, "errno", None) in _FULL or "No space left" in str(error)
+        if full:
+            raise HistoryFull(f"no disk space for the history in {what}: {_first_line(error)}") from error
+        raise StorageUnavailable(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """Errors of object stores have many lines with terminal colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    return " ".join(line.strip() for line in text.splitlines()[:6])[:400]
+
+
+def _without_secrets(text: str) -> str:
+    return re.sub(r"//[^/@]*@", "//…@", text)

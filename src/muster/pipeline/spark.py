@@ -1,0 +1,81 @@
+"""The history and the streams in a Spark session of your own.
+
+    from pyspark.sql import SparkSession
+    from muster.pipeline import spark as muster_spark
+
+    spark = SparkSession.builder.getOrCreate()
+    muster_spark.register(spark, "/var/lib/muster/history")
+    spark.sql("SELECT zone, avg(cpu_percent) FROM nodes WHERE day = current_date() GROUP BY zone").show()
+
+`register` creates a temporary view for each table and registers the streaming source ``muster``.  A view
+shows the table at the time of the call.  No connector is needed: the log of the table names its Parquet
+files, and Spark reads them with partition pruning and predicate push-down.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from muster.core import errors
+from muster.pipeline.history import delta, storage, tables
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def register(
+    spark: SparkSession, history: storage.Root, *, as_of: datetime.datetime | int | None = None
+) -> list[str]:
+    """Create the views and register the data source ``muster``. The names of the views."""
+    from muster.pipeline.source import data_source
+
+    spark.dataSource.register(data_source.MusterDataSource)
+    made = []
+    for name in tables.definitions():
+        try:
+            frame = read(spark, history, name, as_of=as_of)
+        except errors.NotFound:
+            continue
+        frame.createOrReplaceTempView(name)
+        made.append(name)
+    if tables.ALERTS in made:
+        shown = ", ".join(f"`{column.name}`" for column in tables.definition(tables.ALERTS).columns)
+        current = spark.sql(tables.CURRENT_SQL.format(columns=shown, alerts=tables.ALERTS))
+        current.createOrReplaceTempView(tables.ALERTS_CURRENT)
+        made.append(tables.ALERTS_CURRENT)
+    if not made:
+        raise errors.NotFound(
+            f"there is no history in {storage.join(history)}", hint="`muster pipeline run` writes it"
+        )
+    return made
+
+
+def read(
+    spark: SparkSession,
+    history: storage.Root,
+    name: str,
+    *,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+    as_of: datetime.datetime | int | None = None,
+) -> DataFrame:
+    """A table as a DataFrame, restricted to a period of event time. `errors.NotFound` if there is none."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    snapshot = delta.Snapshot(history, name, as_of=as_of)
+    fields = [field.with_nullable(True) for field in snapshot.schema]
+    schema = from_arrow_schema(pa.schema(fields))
+    root = storage.spark_url(history, name)
+    paths = [f"{root}/{file.path}" for file in snapshot.files_between(from_ms, to_ms)]
+    if not paths:
+        return spark.createDataFrame([], schema)
+    frame = spark.read.schema(schema).option("basePath", root).parquet(*paths)
+    for bound_ms, comparison, last in ((from_ms, ">=", False), (to_ms, "<", True)):
+        if bound_ms is not None:
+            day = datetime.datetime.fromtimestamp(bound_ms / 1000, datetime.UTC).date()
+            frame = frame.where(f"{tables.DAY} {'<=' if last else '>='} DATE '{day}'")
+            frame = frame.where(f"{snapshot.time} {comparison} timestamp_millis({bound_ms})")
+    return frame

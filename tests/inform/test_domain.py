@@ -45,7 +45,8 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
             viewer = client.InformClient(vic, timeout_s=2.0)
             assert (await viewer.get("k")).writer == "ann"
             assert [one.key for one in (await viewer.find("a = 1")).contexts] == ["k"]
-            assert {one.replica_kind for one in await viewer.where("k")} == {"primary", "permanent"}
+            replicas = (await viewer.where("k")).replicas
+            assert {replica.replica_kind for replica in replicas} == {"primary", "permanent"}
             with pytest.raises(errors.MusterError):
                 await viewer.put("k", b"forged")
             assert (await client.InformClient(agent).get("k", max_staleness_s=0)).value == b"v"

@@ -90,7 +90,7 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
 
     async def copies() -> dict[str, str]:
         try:
-            return {view.node: view.replica_kind for view in await contexts.where("k")}
+            return {view.node: view.replica_kind for view in (await contexts.where("k")).replicas}
         except errors.MusterError:
             return {}
 

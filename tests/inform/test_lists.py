@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from muster.bus import api
 from muster.bus.rpc import server
+from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import maintenance, node, search, state
+from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
 
@@ -66,7 +69,7 @@ async def test_the_pages_of_a_list_of_nodes_come_from_one_node(fleet: Fleet, mon
             assert len([view for view in views if view.proximity_ms == 0.0]) == 1
 
 
-async def test_all_copies_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
+async def test_all_replicas_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
     monkeypatch.setattr(server, "PAGE_BYTES", 400)
     names = fleet.hear_of()
     await fleet.ann.put("k", b"v")
@@ -78,11 +81,22 @@ async def test_all_copies_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch)
 
     await (await fleet.net.connect("others")).subscribe(protocol.to_all("where"), handler=answer)
     page = await fleet.p.reader.where(protocol.Where("k"))
-    assert 1 < len(page.items) < 20
-    assert [view.node for view in page.items] == ["p", *names][: len(page.items)]
-    views = await fleet.ann.where("k")
-    assert [view.node for view in views] == ["p", *names]
-    assert views[0].replica_kind == "primary"
+    assert 1 < len(page.replicas) < 20
+    assert [view.node for view in page.replicas] == ["p", *names][: len(page.replicas)]
+    result = await fleet.ann.where("k")
+    assert [view.node for view in result.replicas] == ["p", *names]
+    assert result.replicas[0].replica_kind == "primary"
+    assert (result.silent, result.silent_more) == ([], 0)
+
+
+async def test_a_list_of_replicas_names_the_nodes_that_did_not_reply(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(protocol, "SILENT_MAX", 10)
+    names = fleet.hear_of()
+    await fleet.ann.put("k", b"v")
+    result = await fleet.ann.where("k")
+    assert [view.node for view in result.replicas] == ["p"]
+    assert (result.silent, result.silent_more) == (names[:10], 25)
+    assert result.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
 
 
 async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, monkeypatch):
@@ -91,7 +105,7 @@ async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, mon
     for number in range(6):
         for _ in range(number + 1):
             fleet.p.state.demand.add("k", f"n{number}")
-    (view,) = await fleet.ann.where("k")
+    (view,) = (await fleet.ann.where("k")).replicas
     assert (view.demand, view.demand_others) == ({"n5": 6, "n4": 5, "n3": 4}, 3 + 2 + 1)
 
 
@@ -190,3 +204,65 @@ async def test_upkeep_of_many_contexts_takes_few_tasks():
 
     assert await maintenance._all([work] * 1_000)
     assert (most, done) == (maintenance.CONCURRENT_MAX, 1_000)
+
+
+async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(fleet: Fleet, monkeypatch):
+    """A log that does not reply does not get a request for every context that is due."""
+    monkeypatch.setattr(maintenance, "CHUNK", 10)
+    keys = [f"k{number}" for number in range(35)]
+    for key in keys:
+        await fleet.p.writer.write(protocol.PutContext(key, b"v", lease_s=1.0), "ann")
+    expire, replies = fleet.p.writer.expire, False
+    attempts: Counter[float] = Counter()  # by the time, which does not advance during a round
+
+    async def count(key: str) -> bool:
+        attempts[fleet.p.state.now_s()] += 1
+        if not replies:
+            raise errors.Unavailable("the log does not reply")
+        return await expire(key)
+
+    monkeypatch.setattr(fleet.p.writer, "expire", count)
+    await eventually(lambda: len(attempts) >= 3, timeout_s=30)
+    assert max(attempts.values()) == 10
+    assert fleet.p.maintenance.moved["expired"] == 0
+    replies = True
+
+    async def expired() -> bool:
+        entries = [await fleet.p.state.log.last(key) for key in keys]
+        return all(entry is not None and entry.record.reason == "expire" for entry in entries)
+
+    await eventually(expired, timeout_s=30)
+    assert fleet.p.maintenance.moved["expired"] == len(keys)
+
+
+async def test_expiry_takes_one_request_for_each_context(fleet: Fleet, monkeypatch):
+    monkeypatch.setattr(maintenance, "CHUNK", 10)
+    for number in range(35):
+        await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v", lease_s=1.0), "ann")
+    log, requests = fleet.p.state.log, Counter[str]()
+    append, last = log.append, log.last
+
+    async def count_appends(record: protocol.ContextRecord, after: int, **options: Any) -> int:
+        requests["append"] += 1
+        return await append(record, after, **options)
+
+    async def count_reads(key: str) -> Any:
+        requests["read"] += 1
+        return await last(key)
+
+    monkeypatch.setattr(log, "append", count_appends)
+    monkeypatch.setattr(log, "last", count_reads)
+    await eventually(lambda: fleet.p.maintenance.moved["expired"] == 35, timeout_s=30)
+    assert requests == {"append": 35}
+
+
+async def test_a_lease_that_was_renewed_elsewhere_does_not_expire(fleet: Fleet):
+    """The primary decides by its replica; if that is outdated, the log rejects the expiry."""
+    await fleet.p.writer.write(protocol.PutContext("k", b"v", lease_s=1.0), "ann")
+    outdated = fleet.p.state.replicas.index["k"]
+    renewed = await fleet.p.writer.write(protocol.PutContext("k", b"w", lease_s=3600.0), "ann")
+    fleet.p.state.replicas.index["k"] = outdated
+    await asyncio.sleep(1.5)
+    assert not await fleet.p.writer.expire("k")
+    assert fleet.p.state.replicas.index["k"].version == renewed.version
+    assert (await fleet.ann.get("k")).value == b"w"

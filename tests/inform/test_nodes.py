@@ -50,7 +50,7 @@ async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(sta
     assert (written.primary, written.replicas, written.status) == ("n2", 3, "normal")
     found = holders(nodes, "k")
     assert sorted(found.values()) == ["permanent", "permanent", "primary"]
-    views = await inform.where("k")
+    views = (await inform.where("k")).replicas
     assert {view.node: view.replica_kind for view in views} == found
     assert {view.version for view in views} == {written.version}
 

@@ -205,17 +205,19 @@ class InformClient:
             )
         return history.changes
 
-    async def where(self, key: str) -> list[protocol.ReplicaInfo]:
-        """Return the replicas of a context, the primary first."""
-        views: list[protocol.ReplicaInfo] = []
+    async def where(self, key: str) -> protocol.ReplicaList:
+        """Return the replicas of a context, the primary first; incomplete if there are ``silent`` nodes."""
+        replicas: list[protocol.ReplicaInfo] = []
+        silent: set[str] = set()
+        silent_more = 0
         after: str | None = ""
         while after is not None:
-            page = await self._request(
-                "where", protocol.Where(key, after), protocol.Page[protocol.ReplicaInfo]
-            )
-            views += page.items
+            page = await self._request("where", protocol.Where(key, after), protocol.ReplicaList)
+            replicas += page.replicas
+            silent.update(page.silent)
+            silent_more = max(silent_more, page.silent_more)
             after = page.next
-        return views
+        return protocol.ReplicaList(replicas, silent=sorted(silent), silent_more=silent_more)
 
     async def nodes(self) -> list[protocol.NodeInfo]:
         """Return all nodes, as seen by one of them."""

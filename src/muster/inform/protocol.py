@@ -173,9 +173,7 @@ class FindResult(InformMessage, frozen=True):
     @property
     def silent_text(self) -> str:
         """The nodes without a reply, for a message to a user; empty if all replied."""
-        shown = ", ".join(self.silent[:SILENT_SHOWN])
-        further = len(self.silent[SILENT_SHOWN:]) + self.silent_more
-        return f"{shown} and {further:,} more" if further else shown
+        return _silent_text(self.silent, self.silent_more)
 
 
 class PartialFindResult(InformMessage, frozen=True):
@@ -240,6 +238,20 @@ class ReplicaInfo(InformMessage, frozen=True):
     demand_others: int = 0  # requests from all other nodes
 
 
+class ReplicaList(InformMessage, frozen=True):
+    """The replicas of a context, the primary first. Replicas on silent nodes are missing."""
+
+    replicas: list[ReplicaInfo]
+    next: str | None = None  # continue after it; None at the end
+    silent: list[str] = []  # nodes without a reply (`SILENT_MAX`)
+    silent_more: int = 0  # further nodes without a reply
+
+    @property
+    def silent_text(self) -> str:
+        """The nodes without a reply, for a message to a user; empty if all replied."""
+        return _silent_text(self.silent, self.silent_more)
+
+
 class Nodes(InformMessage, frozen=True):
     after: str = ""  # only nodes with greater names
 
@@ -286,6 +298,12 @@ class Reply(InformMessage, Generic[T], frozen=True):
     result: T | None = None
     fault: error_replies.ErrorReply | None = None
     node: str = ""  # the node that replied
+
+
+def _silent_text(silent: list[str], silent_more: int) -> str:
+    shown = ", ".join(silent[:SILENT_SHOWN])
+    further = len(silent[SILENT_SHOWN:]) + silent_more
+    return f"{shown} and {further:,} more" if further else shown
 
 
 _encoder = msgspec.msgpack.Encoder()

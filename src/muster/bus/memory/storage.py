@@ -170,12 +170,18 @@ class SimulatedLog:
             del self._by_subject[message.subject]
 
     def purge(self, subject: str | None, before: int | None) -> int:
-        gone = [
-            sequence
-            for sequence, message in self.messages.items()
-            if (subject is None or subject_patterns.matches(subject, message.subject))
-            and (before is None or sequence < before)
-        ]
+        if subject is None:
+            sequences = list(self.messages)
+        else:
+            # A stored subject has no wildcards: it matches only itself.
+            candidates = (subject,) if subject in self._by_subject else self._by_subject
+            sequences = [
+                sequence
+                for stored in candidates
+                if subject_patterns.matches(subject, stored)
+                for sequence in self._by_subject[stored]
+            ]
+        gone = [sequence for sequence in sequences if before is None or sequence < before]
         for sequence in gone:
             self.remove(sequence)
         return len(gone)

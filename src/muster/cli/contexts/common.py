@@ -72,6 +72,11 @@ def parse_assignments(arguments: tuple[str, ...], option: str) -> dict[str, Any]
     return values
 
 
+def warn_silent(invocation: command.Invocation, result: protocol.FindResult | protocol.ReplicaList) -> None:
+    if result.silent:
+        invocation.printer.note(f"incomplete: no reply from {result.silent_text}")
+
+
 def warn_incomplete(invocation: command.Invocation, result: protocol.FindResult) -> None:
     """Print on stderr why the result may be incomplete."""
     if result.more:
@@ -79,8 +84,7 @@ def warn_incomplete(invocation: command.Invocation, result: protocol.FindResult)
             f"incomplete: only the first {len(result.contexts):,} are shown; continue with "
             f"--after {shlex.quote(result.reached)}"
         )
-    if result.silent:
-        invocation.printer.note(f"incomplete: no reply from {result.silent_text}")
+    warn_silent(invocation, result)
     for name, why in result.failed.items():
         invocation.printer.note(f"incomplete: {name} could not be searched: {why}")
     for name in result.cut:

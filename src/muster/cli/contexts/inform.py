@@ -259,10 +259,11 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
 def where(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
     """List the replicas of a context: which is primary, their ages and their demand."""
 
-    async def work() -> list[protocol.ReplicaInfo]:
+    async def work() -> protocol.ReplicaList:
         async with common.inform_client(invocation, to) as held:
             return await held.where(key)
 
+    result = command.run(work())
     rows = [
         {
             "node": replica.node,
@@ -271,9 +272,10 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
             "age_s": round(replica.age_s, 3),
             "demand": replica.demand,
         }
-        for replica in command.run(work())
+        for replica in result.replicas
     ]
     invocation.printer.rows(rows, ("node", "replica_kind", "version", "age_s", "demand"), of="replica on")
+    common.warn_silent(invocation, result)
 
 
 @inform.command(examples=[("muster inform nodes", "")])

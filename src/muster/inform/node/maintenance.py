@@ -21,6 +21,7 @@ from muster.inform.node.replicas import demand, placement, replica_table
 PROBE_S = 1.0
 CHUNK = 2_000
 CONCURRENT_MAX = 32
+APPENDS_MAX = 500  # concurrent appends without a read: as many as share one sync
 AGAIN_NS = 5_000_000_000  # retry an expiry that could not be written
 
 _Work = Callable[
@@ -202,13 +203,24 @@ class NodeMaintenance:
     # Expiry.
 
     async def expire_due(self) -> None:
-        """Delete expired contexts, and purge contexts whose deletion is old enough."""
+        """Delete expired contexts, and purge contexts whose deletion is old enough.
+
+        It works in batches and stops after one that fails: a log that does not reply gets the requests of one
+        batch, not of all contexts that are due.
+        """
+        while await self._expire_batch():
+            pass
+
+    async def _expire_batch(self) -> bool:
+        """Process up to `CHUNK` due contexts. Return whether all succeeded and more are due."""
         shared = self._state
         now_ns = shared.log_now_ns()
         members = [shared.name, *shared.directory.nodes]
-        work: list[_Work] = []
+        expired: list[_Work] = []
         forgets: list[tuple[str, replica_table.Replica]] = []
-        while shared.due and shared.due[0][0] <= now_ns:
+        for _ in range(CHUNK):
+            if not shared.due or shared.due[0][0] > now_ns:
+                break
             _, key = heapq.heappop(shared.due)
             replica = shared.replicas.index.get(key)
             if replica is None:
@@ -227,14 +239,20 @@ class NodeMaintenance:
                 if replica.temporary:
                     shared.drop(key)
                 elif replica.holders[0] == shared.name:
-                    self.moved["expired"] += 1
-                    work.append(partial(self._writer.expire, key))
+                    expired.append(partial(self._expire, key))
                     heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
+        await asyncio.sleep(0)  # a batch of replicas that are only dropped sends no request
+        succeeded = await _all(expired, concurrent_max=APPENDS_MAX)
         if forgets:
             last = max(replica.sequence for _, replica in forgets)
-            if await _all([partial(shared.log.record_purge, last, timeout_s=shared.settings.timeout_s)]):
-                work += [partial(self._forget, key, replica) for key, replica in forgets]
-        await _all(work)
+            succeeded &= await _all(
+                [partial(shared.log.record_purge, last, timeout_s=shared.settings.timeout_s)]
+            ) and await _all([partial(self._forget, key, replica) for key, replica in forgets])
+        return succeeded and bool(shared.due) and shared.due[0][0] <= now_ns
+
+    async def _expire(self, key: str) -> None:
+        if await self._writer.expire(key):
+            self.moved["expired"] += 1
 
     async def _forget(self, key: str, replica: replica_table.Replica) -> None:
         shared = self._state
@@ -243,7 +261,7 @@ class NodeMaintenance:
             shared.drop(key)
 
 
-async def _all(work: list[_Work]) -> bool:
+async def _all(work: list[_Work], *, concurrent_max: int = CONCURRENT_MAX) -> bool:
     """Run tasks with bounded concurrency. Return whether all succeeded; the next round repeats the others."""
     tasks, failures = iter(work), 0
 
@@ -256,5 +274,5 @@ async def _all(work: list[_Work]) -> bool:
                 state.events.warning("maintenance-failed", error=error)
                 failures += 1
 
-    await asyncio.gather(*(run() for _ in range(min(CONCURRENT_MAX, len(work)))))
+    await asyncio.gather(*(run() for _ in range(min(concurrent_max, len(work)))))
     return not failures

@@ -211,28 +211,36 @@ class ContextReader:
 
     # Replicas.
 
-    async def where(self, request: protocol.Where) -> protocol.Page[protocol.ReplicaInfo]:
+    async def where(self, request: protocol.Where) -> protocol.ReplicaList:
         """Return the replicas, the primary first. Every page queries all nodes again, so it has as many as
         fit.
         """
         shared, key = self._state, protocol.check_key(request.key)
         request_data = protocol.encode(protocol.ContextQuery(key))
-        others = shared.directory.nodes
+        nodes = {shared.name, *shared.directory.nodes}
         replies = await shared.bus.gather(
-            protocol.to_all("where"), request_data, enough=len(others) + 1, timeout_s=WHERE_TIMEOUT_S
+            protocol.to_all("where"), request_data, enough=len(nodes), timeout_s=WHERE_TIMEOUT_S
         )
-        order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
-        views = [
-            view for reply in replies for view in protocol.result_of(reply.data, list[protocol.ReplicaInfo])
+        replicas = [
+            replica
+            for reply in replies
+            for replica in protocol.result_of(reply.data, list[protocol.ReplicaInfo])
         ]
-        if not views:
+        if not replicas:
             self._from_log(key, await shared.log.last(key))
+        order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
 
-        def place(view: protocol.ReplicaInfo) -> str:
-            return f"{order[view.replica_kind]} {view.node}"
+        def place(replica: protocol.ReplicaInfo) -> str:
+            return f"{order[replica.replica_kind]} {replica.node}"
 
-        page = server.page(sorted(views, key=place), place, request.after, rows_max=len(views))
-        return protocol.Page(page["items"], page["next"])
+        page = server.page(sorted(replicas, key=place), place, request.after, rows_max=len(replicas))
+        silent = sorted(nodes.difference(protocol.responder_of(reply.data) for reply in replies))
+        return protocol.ReplicaList(
+            page["items"],
+            page["next"],
+            silent[: protocol.SILENT_MAX],
+            len(silent[protocol.SILENT_MAX :]),
+        )
 
     def where_here(self, key: str) -> list[protocol.ReplicaInfo]:
         """Return the local replica, if there is one."""

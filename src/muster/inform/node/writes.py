@@ -512,20 +512,33 @@ class ContextWriter:
             if last is not None:
                 self._state.apply(last)
 
-    async def expire(self, key: str) -> None:
-        """Append the expiry of a context whose lease has ended, for its watchers."""
+    async def expire(self, key: str) -> bool:
+        """Append the expiry of a context whose lease has ended, for its watchers. Return whether it did.
+
+        It does not read the log first: if the local replica is outdated, the append fails.
+        """
         shared = self._state
         async with shared.key_locks.hold(key):
-            entry = await shared.log.last(key)
-            if entry is None or entry.record.value is None or entry.record.holders[0] != shared.name:
-                return
-            if not 0 < entry.record.expires_at_ns <= shared.log_now_ns():  # equivalent: no lease ends at 1 ns
-                return
-            stamp = self._stamp_after(_stamp(entry.record), shared.now_ns())
+            replica = shared.replicas.index.get(key)
+            if (
+                replica is None
+                or replica.temporary
+                or replica.deleted
+                or replica.is_live(shared.log_now_ns())
+                or replica.holders[0] != shared.name
+            ):
+                return False
+            last = clock.HybridTimestamp(replica.stamp, replica.stamped_by)
+            stamp = self._stamp_after(last, shared.now_ns())
             record = protocol.ContextRecord(
-                key, entry.record.holders, stamp.time, stamp.node, writer=entry.record.writer, reason="expire"
+                key, replica.holders, stamp.time, stamp.node, writer=replica.writer, reason="expire"
             )
-            await self._append(record, entry.sequence)
+            try:
+                await self._append(record, replica.sequence)
+            except errors.Conflict:
+                await self._base_in_log(key)
+                return False
+            return True
 
 
 def _written(entry: context_log.ContextLogEntry, replicas: int) -> protocol.WriteResult:

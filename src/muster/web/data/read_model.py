@@ -310,9 +310,13 @@ class ReadModel(bus_feed.BusFeed):
         async for change in inform_client.watch(connected, key, after_version=after_version):
             yield change
 
-    async def copies(self, key: str) -> list[dict[str, Any]]:
-        replicas = await self._query(("copies", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
-        return [msgspec.structs.asdict(replica) for replica in replicas]
+    async def replicas(self, key: str) -> dict[str, Any]:
+        result = await self._query(("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
+        return {
+            "items": [msgspec.structs.asdict(replica) for replica in result.replicas],
+            "next": None,
+            "silent": result.silent,
+        }
 
     async def context_history(
         self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None

@@ -156,8 +156,9 @@ def context(request: page.PageRequest) -> page.DashboardPage:
             ),
         )
 
-    async def copies() -> Markup:
-        replicas = await source.copies(key)
+    async def replicas() -> Markup:
+        result = await source.replicas(key)
+        replicas, silent = result["items"], result["silent"]
         demand_max = max((sum(replica["demand"].values()) for replica in replicas), default=1) or 1
         rows: list[list[Child]] = [
             [
@@ -172,10 +173,13 @@ def context(request: page.PageRequest) -> page.DashboardPage:
             for replica in replicas
         ]
         return join(
+            widgets.problem(f"No reply from {', '.join(silent)}.", "Their replicas are not shown.")
+            if silent
+            else None,
             widgets.table(
-                ["Node", "Copy", "#Version", "#Age", "#Requests", "", "From"],
+                ["Node", "Replica", "#Version", "#Age", "#Requests", "", "From"],
                 rows,
-                label="Copies",
+                label="Replicas",
                 none="No node has a replica.",
             ),
             tag(
@@ -219,7 +223,7 @@ def context(request: page.PageRequest) -> page.DashboardPage:
     return page.DashboardPage(
         f"Context {key}",
         (
-            page.PageSection("copies", "Replicas", copies, ("inform",), 2.0),
+            page.PageSection("replicas", "Replicas", replicas, ("inform",), 2.0),
             page.PageSection("value", "Value and attributes", value, ("inform",), 2.0, wide=False),
             page.PageSection("past", "History", past, ("inform",), 5.0, wide=False),
             *writing,

@@ -67,6 +67,12 @@ def _searched(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return made
 
 
+def _replica_list() -> dict[str, Any]:
+    schema = base.items()
+    schema["properties"]["silent"] = _searched()["properties"]["silent"]
+    return schema
+
+
 class ContextBody(StrictBody):
     value: str | None = Field(None, max_length=1 << 20, description="Text; alternatively:")
     value_base64: str | None = Field(None, max_length=3 << 19)
@@ -233,10 +239,10 @@ async def history(
 @router.get(
     "/context-replicas/{key:text}",
     summary="List the replicas of a context, the primary first",
-    **base.answers(base.items()),
+    **base.answers(_replica_list()),
 )
-async def copies(web: request_state.Web, person: request_state.Person, key: Key) -> Response:
-    return base.page(await web.source.copies(key))
+async def replicas(web: request_state.Web, person: request_state.Person, key: Key) -> Response:
+    return base.reply(await web.source.replicas(key))
 
 
 @router.get(

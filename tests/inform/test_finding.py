@@ -263,7 +263,7 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     searching = asyncio.create_task(inform.find("a = 1"))
     await passed.wait()  # by the second, which has none of them yet
     for key in (*keys, "x-deleted", "x-changed"):
-        await first.writer.place(key, ("n2",), before=("n1",))
+        await first.primary.place(key, ("n2",), before=("n1",))
     await second.state.refresh(10.0)
     await inform.delete("x-deleted")
     await inform.put("x-changed", b"w", attributes={"a": 2})

@@ -212,7 +212,7 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
     keys = [f"k{number}" for number in range(35)]
     for key in keys:
         await fleet.p.writer.write(protocol.PutContext(key, b"v", lease_s=1.0), "ann")
-    expire, replies = fleet.p.writer.expire, False
+    expire, replies = fleet.p.primary.expire, False
     attempts: Counter[float] = Counter()  # by the time, which does not advance during a round
 
     async def count(key: str) -> bool:
@@ -221,7 +221,7 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
             raise errors.Unavailable("the log does not reply")
         return await expire(key)
 
-    monkeypatch.setattr(fleet.p.writer, "expire", count)
+    monkeypatch.setattr(fleet.p.primary, "expire", count)
     await eventually(lambda: len(attempts) >= 3, timeout_s=30)
     assert max(attempts.values()) == 10
     assert fleet.p.maintenance.moved["expired"] == 0
@@ -263,6 +263,6 @@ async def test_a_lease_that_was_renewed_elsewhere_does_not_expire(fleet: Fleet):
     renewed = await fleet.p.writer.write(protocol.PutContext("k", b"w", lease_s=3600.0), "ann")
     fleet.p.state.replicas.index["k"] = outdated
     await asyncio.sleep(1.5)
-    assert not await fleet.p.writer.expire("k")
+    assert not await fleet.p.primary.expire("k")
     assert fleet.p.state.replicas.index["k"].version == renewed.version
     assert (await fleet.ann.get("k")).value == b"w"

@@ -115,7 +115,7 @@ async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node
     assert written.primary != "n1"
     deposed.state.replicas.index["k"] = stale  # as if it had not heard of it yet
     with pytest.raises(protocol.PrimaryMoved):
-        await deposed.writer.update(protocol.UpdateContext(protocol.PutContext("k", b"forked"), "ann"))
+        await deposed.primary.update(protocol.UpdateContext(protocol.PutContext("k", b"forked"), "ann"))
     assert (await client.InformClient(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"
     assert [
         change.value for change in (await client.InformClient(inform._bus, node="n2").history("k")).changes

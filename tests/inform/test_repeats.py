@@ -132,7 +132,7 @@ async def test_a_deposed_primary_refuses_nothing_by_what_it_knew(pair: Pair, sim
     await asyncio.sleep(0)
     entry = await pair.q.state.log.last("k")
     assert entry is not None
-    await pair.q.writer.place("k", ("q", "p"), before=entry.record.holders)
+    await pair.q.primary.place("k", ("q", "p"), before=entry.record.holders)
     written = await pair.alice.put("k", b"newer")
     assert (await pair.bob.put("k", b"newest", expected_version=written.version)).primary == "q"
 
@@ -143,7 +143,7 @@ async def test_an_append_by_another_attempt_is_not_taken_for_our_own(pair: Pair)
     record = (await pair.q.state.log.last("new")).record  # type: ignore[union-attr]
     other = msgspec.structs.replace(record, holders=("p",), stamp=record.stamp + 1, stamped_by="p")
     assert isinstance(await pair.p.state.log.append(other, first.version, timeout_s=1.0), api.Duplicate)
-    assert (await pair.p.writer._append(other, first.version)).record == record
+    assert (await pair.p.primary._append(other, first.version)).record == record
 
 
 async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_refused(
@@ -231,7 +231,7 @@ async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, si
     written = await pair.bob.put("absent", b"bob", expected_version=0)
     primary = {"p": pair.p, "q": pair.q}[written.primary]
     with pytest.raises(errors.Conflict, match="was rejected"):
-        await primary.writer.update(protocol.UpdateContext(asked, "alice"))
+        await primary.primary.update(protocol.UpdateContext(asked, "alice"))
     assert (await pair.alice.get("absent", max_staleness_s=0.0)).value == b"bob"
     assert [change.reason for change in (await pair.bob.history("absent")).changes] == ["put"]
 

@@ -15,8 +15,8 @@ from muster.core import clock, errors
 from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
+from muster.inform.node import primary as node_primary
 from muster.inform.node import state
-from muster.inform.node import writes as node_writes
 from muster.inform.node.log import context_log
 
 pytestmark = pytest.mark.virtual_time
@@ -251,7 +251,7 @@ async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start)
     assert begin(protocol.DeleteContext("k"), "ann") is None
     assert begin(put(expected_version=3), "ann") is None
     assert begin(put(ack="replicated"), "ann") is None
-    node.writer.remember_holders("elsewhere", ("q",))
+    node.state.remember_holders("elsewhere", ("q",))
     assert begin(put("elsewhere"), "ann") is None
     assert all(is_free(node, key) for key in ("k", "elsewhere"))
     assert begin(put(expected_version=0), "ann") is not None
@@ -345,7 +345,7 @@ async def test_a_write_says_how_many_copies_are_known_to_have_it(start: Start, a
     written = await node.writer.write(put(ack=ack, request="r"), "ann")
     assert (written.replicas, written.status) == expected
     assert (await record(node)).acknowledge is (ack == "replicated")
-    assert node.writer._applied == {}
+    assert node.primary._applied == {}
     again = await node.writer.write(put(ack=ack, request="r"), "ann")
     assert again == msgspec.structs.replace(written, replicas=1, status="updated")
 
@@ -371,7 +371,7 @@ async def test_a_context_with_one_copy_waits_for_no_other(alone):
 
 
 def test_only_the_missing_acknowledgements_of_that_record_count():
-    writer = node_writes.ContextWriter.__new__(node_writes.ContextWriter)
+    writer = node_primary.PrimaryWriter.__new__(node_primary.PrimaryWriter)
     writer._state = type("Named", (), {"name": "p"})()
     writer._applied = {}
     stored = protocol.ContextRecord("k", ("p", "q", "r"), 7, "p")
@@ -396,7 +396,7 @@ async def test_a_node_that_does_not_hold_a_context_hands_the_write_to_its_primar
     first = await primary.writer.write(put(), "ann")
     await asyncio.sleep(0.1)
     if not known:
-        asked_node.writer._hints.clear()
+        asked_node.state.holder_hints.clear()
     writes: dict[str, protocol.PutContext | protocol.DeleteContext] = {
         "put": put(value=b"new"),
         "compare": put(value=b"new", expected_version=first.version),
@@ -424,20 +424,20 @@ async def test_a_primary_that_is_known_is_asked_without_asking_the_log(start: St
 
 
 async def test_where_contexts_are_is_remembered_up_to_a_bound(alone, monkeypatch):
-    monkeypatch.setattr(node_writes, "HINTS_MAX", 3)
+    monkeypatch.setattr(state, "HINTS_MAX", 3)
     for number in range(5):
-        assert alone.writer.remember_holders(str(number), ("q", "r")) == ("q", "r")
+        assert alone.state.remember_holders(str(number), ("q", "r")) == ("q", "r")
         assert alone.writer._known_holders(str(number)) == ("q", "r")
-        assert len(alone.writer._hints) <= 3
-    assert sorted(alone.writer._hints) == ["3", "4"]
+        assert len(alone.state.holder_hints) <= 3
+    assert sorted(alone.state.holder_hints) == ["3", "4"]
 
 
 async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkeypatch):
     old, new, asked_node = [await start(name) for name in ("p", "q", "r")]
     await old.writer.write(put(), "ann")
-    await old.writer.place("k", ("q",), before=("p",))
+    await old.primary.place("k", ("q",), before=("p",))
     await asyncio.sleep(0.1)
-    asked_node.writer.remember_holders("k", ("p",))
+    asked_node.state.remember_holders("k", ("p",))
     monkeypatch.setattr(asked_node.state.log, "append", None)  # it does not write as if the context were new
     assert (await asked_node.writer.write(put(value=b"new"), "ann")).primary == "q"
     assert new.state.replicas.index["k"].value == b"new"
@@ -445,17 +445,17 @@ async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkey
 
 async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monkeypatch):
     node = await start("p")
-    node.writer.remember_holders("k", ("q",))
+    node.state.remember_holders("k", ("q",))
     asked: list[tuple[str, bool]] = []
 
     async def moved(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
         asked.append((to, update.write.repeat))
-        node.writer.remember_holders("k", ("q",))
+        node.state.remember_holders("k", ("q",))
         raise protocol.PrimaryMoved("not the primary")
 
     monkeypatch.setattr(node.state, "request", moved)
     monkeypatch.setattr(node.state.log, "last", lambda key: _done(None))
-    node.writer._hints = _Sticky(k=("q",))
+    node.state.holder_hints = _Sticky(k=("q",))
     with pytest.raises(errors.Unavailable, match="moved 8 times") as failure:
         await node.writer.write(put(), "ann")
     assert not isinstance(failure.value, errors.TimedOut), "it is certain that nothing was stored"
@@ -556,11 +556,11 @@ async def test_a_selection_waits_for_the_holders_that_are_left_and_at_most_a_sec
 
 async def test_a_primary_is_only_replaced_while_it_is_the_primary(start: Start):
     p, q = [await start(name, replicas=2) for name in ("p", "q")]
-    await p.writer.become_primary("nothing", "q")
+    await p.primary.become_primary("nothing", "q")
     assert await p.state.log.last("nothing") is None
     await p.writer.write(put(), "ann")
     for _ in range(2):  # the second finds that it is not ``p`` any more
-        await q.writer.become_primary("k", "p")
+        await q.primary.become_primary("k", "p")
     await q.writer._select_primary("k", silent="p")
     assert [each.record.holders for each in await entries(p)] == [("p", "q"), ("q",)]
 
@@ -570,16 +570,16 @@ async def test_what_is_kept_beyond_the_number_of_copies_stays(start: Start):
     await p.state.log.append(
         protocol.ContextRecord("k", ("x", "y", "q"), 1, "x", b"v", writer="ann"), 0, timeout_s=1.0
     )
-    await q.writer.become_primary("k", "x")
+    await q.primary.become_primary("k", "x")
     assert (await record(q)).holders == ("q", "y")
 
 
 async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: Start):
     p, q = await start("p"), await start("q")
     first = await p.writer.write(put(ack="replicated", request="r"), "ann")
-    await p.writer.place("k", ("q",), before=("q",))
+    await p.primary.place("k", ("q",), before=("q",))
     assert (await record(p)).holders == ("p",)
-    await p.writer.place("k", ("q",), before=("p",))
+    await p.primary.place("k", ("q",), before=("p",))
     moved = await q.state.log.last("k")
     assert moved is not None
     assert (moved.record.holders, moved.record.value, moved.record.reason) == (("q",), b"v", "place")
@@ -587,7 +587,7 @@ async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: S
     await asyncio.sleep(0.1)
     assert (await q.writer.write(put(request="r"), "ann")).version == first.version, "a move is no write"
     await q.writer.write(protocol.DeleteContext("k"), "ann")
-    await q.writer.place("k", ("p",), before=("q",))
+    await q.primary.place("k", ("p",), before=("q",))
     assert (await record(p)).holders == ("q",), "what was deleted is not moved"
 
 
@@ -597,7 +597,7 @@ async def test_a_move_that_came_too_late_leaves_what_stands_there(alone):
     await alone.writer.write(put(value=b"newer"), "ann")
     alone._loops[0].cancel()
     alone.state.drop("k")
-    await alone.writer._place(stale, ("q",))
+    await alone.primary._place(stale, ("q",))
     assert (await record(alone)).holders == ("p",)
     assert alone.state.replicas.index["k"].value == b"newer", "and is known"
 
@@ -613,15 +613,15 @@ async def test_the_end_of_a_lease_is_written_once_and_by_the_primary(start: Star
     await p.writer.write(put("lasting"), "ann")
     stored = await record(p)
     await asyncio.sleep((stored.expires_at_ns - simulated_network.now_ns()) / 1e9 - 0.02)
-    await p.writer.expire("k")
+    await p.primary.expire("k")
     assert len(await entries(p)) == 1, "it has not ended"
     await asyncio.sleep(0.02)
-    await q.writer.expire("k")
+    await q.primary.expire("k")
     for key in ("lasting", "never there"):
-        await p.writer.expire(key)
+        await p.primary.expire(key)
     assert len(await entries(p)) == 1
     for _ in range(2):
-        await p.writer.expire("k")
+        await p.primary.expire("k")
     assert len(await entries(p)) == 2
     ended = await record(p)
     assert (ended.value, ended.reason, ended.writer, ended.holders) == (None, "expire", "ann", ("p", "q"))
@@ -634,7 +634,7 @@ async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
     ends_ns = (await record(alone)).expires_at_ns
     for now_ns, number in ((ends_ns - 1, 1), (ends_ns, 2)):
         monkeypatch.setattr(alone.state, "now_ns", lambda now_ns=now_ns: now_ns)
-        await alone.writer.expire("k")
+        await alone.primary.expire("k")
         assert len(await entries(alone)) == number
 
 
@@ -706,7 +706,7 @@ async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
     stored = await record(alone)
     alone.state.drop("k")
     other = msgspec.structs.replace(stored, stamp=stored.stamp + 1)
-    entry = await alone.writer._append(other, first.version)
+    entry = await alone.primary._append(other, first.version)
     assert (entry.record, entry.sequence) == (stored, first.version)
     assert alone.state.replicas.index["k"].stamp == stored.stamp
 
@@ -725,7 +725,7 @@ async def test_a_stored_attempt_whose_record_is_gone_leaves_the_outcome_unknown(
     stored = await record(alone)
     monkeypatch.setattr(alone.state.log, "get", lambda sequence, key: _done(None))
     with pytest.raises(errors.TimedOut, match="its log is too short"):
-        await alone.writer._append(stored, first.version)
+        await alone.primary._append(stored, first.version)
 
 
 async def test_what_cannot_be_reached_is_unknown_only_if_something_may_have_been_stored(alone, monkeypatch):
@@ -757,7 +757,7 @@ async def test_a_context_that_always_changes_first_has_timed_out(alone, monkeypa
 async def test_an_update_for_another_node_is_not_carried_out(alone):
     for holders in ((), ("q", "p")):
         with pytest.raises(protocol.PrimaryMoved, match="p is not the primary of 'k'"):
-            await alone.writer.update(protocol.UpdateContext(put(), "ann", holders))
+            await alone.primary.update(protocol.UpdateContext(put(), "ann", holders))
     assert await alone.state.log.last("k") is None
 
 
@@ -765,13 +765,13 @@ async def test_a_context_that_is_gone_from_the_log_is_no_longer_held(alone):
     await alone.writer.write(put(), "ann")
     await alone.state.log.purge("k", 1)
     alone._loops[0].cancel()
-    assert await alone.writer._base_in_log("k") == node_writes.NOTHING
+    assert await alone.primary.base_in_log("k") == node_primary.NOTHING
     assert "k" not in alone.state.replicas.index
 
 
 async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeypatch):
     node = await start("p")
-    node.writer.remember_holders("k", ("q",))
+    node.state.remember_holders("k", ("q",))
     sent: list[bool] = []
 
     async def silent(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:

@@ -240,7 +240,8 @@ class Model(stateful.RuleBasedStateMachine):
     def move_primary(self, key: str, to: str) -> None:
         async def move(node: node_node.InformationNode, holders: tuple[str, ...]) -> None:
             with contextlib.suppress(errors.Unavailable):
-                await node.writer.place(key, (to, *(one for one in holders if one != to))[:2], before=holders)
+                moved = (to, *(holder for holder in holders if holder != to))[:2]
+                await node.primary.place(key, moved, before=holders)
 
         for node in self.nodes.values():
             copy = node.state.replicas.index.get(key)

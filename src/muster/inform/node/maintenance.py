@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.core import errors
 from muster.inform import protocol
-from muster.inform.node import state, writes
+from muster.inform.node import primary, state
 from muster.inform.node.replicas import demand, placement, replica_table
 
 PROBE_S = 1.0
@@ -30,9 +30,9 @@ _Work = Callable[
 
 
 class NodeMaintenance:
-    def __init__(self, shared: state.NodeState, writer: writes.ContextWriter) -> None:
+    def __init__(self, shared: state.NodeState, primary_writer: primary.PrimaryWriter) -> None:
         self._state = shared
-        self._writer = writer
+        self._primary = primary_writer
         self._steady_since_s: float | None = None
         self._load_at_s = shared.now_s()
         self._asked_at_s = 0.0
@@ -139,7 +139,7 @@ class NodeMaintenance:
                 replica.holders, live, shared.replica_target(), watermark=settings.watermark
             )
             if holders != replica.holders and not replica.deleted:
-                work.append(partial(self._writer.place, key, holders, before=replica.holders))
+                work.append(partial(self._primary.place, key, holders, before=replica.holders))
         self.moved["repaired"] += len(work)
         self._generation = generation if await _all(work) else -1
 
@@ -171,7 +171,7 @@ class NodeMaintenance:
                     case demand.MigrateReplica(to):
                         self.moved["migrated"] += 1
                         holders = demand.migrated(replica.holders, shared.name, to)
-                        work.append(partial(self._writer.place, key, holders, before=replica.holders))
+                        work.append(partial(self._primary.place, key, holders, before=replica.holders))
                     case demand.CreateReplica(to) if to not in replica.holders:
                         self.moved["replicated"] += 1
                         work.append(partial(self._replicate, key, to))
@@ -251,7 +251,7 @@ class NodeMaintenance:
         return succeeded and bool(shared.due) and shared.due[0][0] <= now_ns
 
     async def _expire(self, key: str) -> None:
-        if await self._writer.expire(key):
+        if await self._primary.expire(key):
             self.moved["expired"] += 1
 
     async def _forget(self, key: str, replica: replica_table.Replica) -> None:

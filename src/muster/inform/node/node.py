@@ -23,7 +23,7 @@ from muster.core import errors, heap, subjects
 from muster.inform import protocol
 from muster.inform import settings as settings_
 from muster.inform.mounts import registry
-from muster.inform.node import maintenance, reads, search, state, writes
+from muster.inform.node import maintenance, primary, reads, search, state, writes
 from muster.inform.node.log import context_log, view_writer
 from muster.inform.node.log import view as log_view
 from muster.store import database
@@ -96,8 +96,9 @@ class InformationNode:
         self.name = shared.name
         self.reader = reads.ContextReader(shared)
         self.search = search.ContextSearch(shared, self.reader)
-        self.writer = writes.ContextWriter(shared)
-        self.maintenance = maintenance.NodeMaintenance(shared, self.writer)
+        self.primary = primary.PrimaryWriter(shared)
+        self.writer = writes.ContextWriter(shared, self.primary)
+        self.maintenance = maintenance.NodeMaintenance(shared, self.primary)
         self.malformed = 0
         self.not_requests: Counter[str] = Counter()  # invalid messages of clients, by reason
         self._view_writer = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
@@ -136,7 +137,7 @@ class InformationNode:
         self._internal = {
             operation.name: operation
             for operation in (
-                _operation("update", protocol.UpdateContext, lambda _, update: writer.update(update)),
+                _operation("update", protocol.UpdateContext, lambda _, update: self.primary.update(update)),
                 _operation("become-primary", protocol.ContextQuery, self._become_primary),
                 _operation("find", protocol.FindContexts, lambda _, query: self.search.find_here(query)),
                 _operation("where", protocol.ContextQuery, self._where_here),
@@ -146,7 +147,7 @@ class InformationNode:
         self._server = self._new_server((*operations, *self._internal.values()), IN_FLIGHT_MAX)
         self._watching = self._new_server([changes], WATCHING_MAX)
         self._notification_handlers: dict[str, Callable[[bytes], Awaitable[None] | None]] = {
-            "applied": lambda data: writer.applied(protocol.decode(data, protocol.ReplicaApplied)),
+            "applied": lambda data: self.primary.applied(protocol.decode(data, protocol.ReplicaApplied)),
             "server-information": self.maintenance.on_information_response,
         }
 
@@ -327,7 +328,7 @@ class InformationNode:
         shared.apply(entry, just_stamped=mine is not None)
         shared.seen(entry.sequence, record.key)
         if self.name not in record.holders:
-            self.writer.remember_holders(record.key, record.holders)
+            shared.remember_holders(record.key, record.holders)
         elif record.acknowledge and record.holders[0] != self.name:
             applied = protocol.ReplicaApplied(self.name, record.key, record.stamp)
             return protocol.to_node(record.holders[0], "applied"), protocol.encode(applied)
@@ -485,7 +486,7 @@ class InformationNode:
         return protocol.Page(views, page["next"], self.name)
 
     async def _become_primary(self, _: server.RpcCall, name: protocol.ContextQuery) -> None:
-        await self.writer.become_primary(name.key, name.silent)
+        await self.primary.become_primary(name.key, name.silent)
 
     async def _where_here(self, _: server.RpcCall, name: protocol.ContextQuery) -> list[protocol.ReplicaInfo]:
         return self.reader.where_here(name.key)

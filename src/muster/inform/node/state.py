@@ -29,6 +29,7 @@ events = log.EventLog("inform")
 OWN_MAX = 20_000
 DUE_SPARE = 10_000
 GAP_S = 0.2  # after this time, check whether the follower is slow or at a gap
+HINTS_MAX = 10_000
 HOLDERS_MAX = 1_000  # every record lists all of them
 MOVED_MAX = 10_000
 MOVED_REMEMBERED_S = 10.0  # longer than a search takes, and a new primary to receive the record
@@ -79,6 +80,7 @@ class NodeState:
         under_way = min(settings.memory_bytes // 8, UNDER_WAY_BYTES_MAX)
         self.replicas = replica_table.ReplicaTable(name, memory_bytes_max=settings.memory_bytes - under_way)
         self.directory = peers.NodeDirectory(name, lost_after_s=settings.lost_after_s)
+        self.holder_hints: dict[str, tuple[str, ...]] = {}  # holders of contexts without a local replica
         self.clock = clock.HybridClock(name)
         self._log_ahead_ns = 0  # of the clock of the log, before that of this node
         self.demand = demand.DemandCounts()
@@ -186,6 +188,13 @@ class NodeState:
         self.replicas.drop(key)
         if was is not None and not was.temporary:
             self._note(key, None)
+
+    def remember_holders(self, key: str, holders: tuple[str, ...]) -> tuple[str, ...]:
+        """Remember the holders of a context that has no replica here."""
+        if len(self.holder_hints) >= HINTS_MAX:
+            self.holder_hints.clear()
+        self.holder_hints[key] = holders
+        return holders
 
     def seen(self, sequence: int, key: str) -> None:
         """Called when the follower of the log has reached this record."""

@@ -105,7 +105,7 @@ CORES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "notify": {
         "notify/matcher/matcher.py": ("tests/notify/test_engine.py", "tests/notify/test_engine_rules.py"),
-        "notify/authorities.py": ("tests/notify/test_known_rules.py",),
+        "notify/authorities.py": ("tests/notify/test_authorities.py",),
     },
     "trust": {"trust/grants.py": ("tests/trust/test_grants.py", "tests/trust/test_grant_rules.py")},
     "core": {"core/duplicates.py": ("tests/core/test_duplicates.py", "tests/monitor/test_aggregator.py")},

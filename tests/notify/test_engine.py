@@ -85,7 +85,7 @@ def test_both_sides_find_the_same_receivers(kernels):
     table, index = ours.tables[0], ours.policies
     some = 0
     for level in range(100):
-        index.ask({"alert": True, "level": level})
+        index.evaluate({"alert": True, "level": level})
         means, hits = table.address(parser.parse(f"load < {dice.choice([0.01, 0.5, 2])}"))
         one, other = (np.zeros(hits + opcodes.SPARE, np.int32) for _ in range(2))
         count = kernels.by_address(means, hits, table.policy_of, index.parts, index.true, one)

@@ -108,7 +108,7 @@ def test_who_leaves_leaves_its_policy_and_nothing_else(ours: matcher.Matcher):
     assert len(ours.policies) == 1
     ours.leave("w2")
     assert (everybody(ours), len(ours)) == (["d2"], 1)
-    assert ours.match({"alert": True, "level": 3}, EVERYBODY) == ours.means(EVERYBODY) == ["d2"]
+    assert ours.match({"alert": True, "level": 3}, EVERYBODY) == ours.match_address(EVERYBODY) == ["d2"]
     assert [len(table) for table in ours.tables] == [0, 1], "their places are free"
 
 
@@ -202,8 +202,8 @@ def test_what_is_granted_is_believed_until_it_ends(ours: matcher.Matcher):
     assert ours.next_end_s() == np.inf
     assert matcher.Matcher(kernels=kernels_numpy).next_end_s() == np.inf
     assert ours.ended(10**9) == []
-    ours.believe(0, np.array([0, 1]), {"port": [80, 81]}, [50.0, 70.0])
-    ours.believe(1, np.array([0]), {"rows": [3]}, [60.0])
+    ours.write_granted(0, np.array([0, 1]), {"port": [80, 81]}, [50.0, 70.0])
+    ours.write_granted(1, np.array([0]), {"rows": [3]}, [60.0])
     assert ours.state_of("w1") == {"load": 0.1, "port": 80}
     assert ours.next_end_s() == 50.0
     assert (ours.ended(49.9), ours.ended(50.0), sorted(ours.ended(60.0))) == ([], ["w1"], ["d1", "w1"])
@@ -218,18 +218,18 @@ def test_an_event_goes_to_whom_the_address_means_and_who_accepts_it(ours: matche
     assert ours.match(ALERT, parser.parse("load > 0.9")) == []
     assert ours.match({"alert": False}, EVERYBODY) == []
     assert sorted(ours.match({"alert": True, "level": 3}, EVERYBODY)) == ["d1", "d2", "w1"]
-    assert sorted(ours.means(parser.parse("load >= 0.2"))) == ["d1", "d2", "w2"]
-    assert ours.means(parser.parse("load > 9")) == []
+    assert sorted(ours.match_address(parser.parse("load >= 0.2"))) == ["d1", "d2", "w2"]
+    assert ours.match_address(parser.parse("load > 9")) == []
 
 
 def test_an_engine_whose_parties_have_left_finds_no_receiver():
     made = matcher.Matcher(kernels=kernels_numpy)
-    assert (made.match(ALERT, EVERYBODY), made.means(EVERYBODY)) == ([], [])
+    assert (made.match(ALERT, EVERYBODY), made.match_address(EVERYBODY)) == ([], [])
     made.define(DB)
-    assert (made.find(ALERT, EVERYBODY), made.find_meant(EVERYBODY)) == ([], [])
+    assert (made.find(ALERT, EVERYBODY), made.find_addressed(EVERYBODY)) == ([], [])
     made.join("w", WEB, {}, "alert")
     assert made.match(ALERT, EVERYBODY) == ["w"]
-    assert [each.table for each in made.find_meant(EVERYBODY)] == [1]
+    assert [each.table for each in made.find_addressed(EVERYBODY)] == [1]
     made.leave("w")
     assert made.match(ALERT, EVERYBODY) == []
 
@@ -237,7 +237,7 @@ def test_an_engine_whose_parties_have_left_finds_no_receiver():
 def test_only_receivers_of_some_shards_are_kept(ours: matcher.Matcher):
     shards = np.zeros(16, np.bool_)
     shards[[0, 4]] = True
-    result = ours.of_shards(ours.find_meant(EVERYBODY), shards)
+    result = ours.of_shards(ours.find_addressed(EVERYBODY), shards)
     assert sorted(ours.names(result)) == ["d2", "w1", "w2"]
 
 

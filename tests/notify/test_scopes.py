@@ -1,4 +1,4 @@
-"""Grants that hold in a region, or for an audience: each receiver believes what its own scope allows."""
+"""Grants that are limited to a region or an audience count only for the receivers there."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, re
         await boss.present(_grant(root, level, **scope))
         for receiver, region in held.items():
             process, _, name = receiver.partition("/")
-            wanted, _ = served.known.of_receiver(process, name, region or "", now=time.time())
+            wanted, _ = served.known.receiver_attributes(process, name, region or "", now=time.time())
             found = served.engine.state_of(receiver).get("_trust_level")
             assert found == wanted.get("_trust_level"), receiver
             seen.add(found)

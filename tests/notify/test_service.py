@@ -63,7 +63,9 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, receivers
     await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now, lifetime_s=soon_s))
     with pytest.raises(errors.Forbidden, match="expired"):
         await boss.present(root.grant("boss", {"_trust_level": 3}, tier=1, now=now - 7200, lifetime_s=60))
-    await eventually(lambda: not served.known.believed("boss", "control", now=time.time()).everywhere)
+    await eventually(
+        lambda: not served.known.effective_attributes("boss", "control", now=time.time()).everywhere
+    )
     await sender.send("command", {"action": "expired"})
     await boss.present(root.grant("boss", {"_trust_level": 5}, tier=1, now=now, lifetime_s=3600))
     await sender.send("command", {"action": "again"})
@@ -76,15 +78,15 @@ def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
     chain = root.grant("boss", {"_rank": 3}, tier=1, now=1000.0, lifetime_s=60.0)
     assert knows.grant_key(chain, now=997.0)[0] == knows.grant_key(chain, now=1000.5)[0]
     for now in (1000.0 - grants.SKEW_S - 1, 1060.0):
-        with pytest.raises(errors.Forbidden, match="not believed"):
+        with pytest.raises(errors.Forbidden, match="not valid"):
             knows.grant_key(chain, now=now)
-    knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
-    assert knows.believed("boss", "p", now=997.0).everywhere == {}
-    found, until = knows.of_receiver("boss", "p", "", now=997.0)
+    knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
+    assert knows.effective_attributes("boss", "p", now=997.0).everywhere == {}
+    found, until = knows.receiver_attributes("boss", "p", "", now=997.0)
     assert (found, until <= 999.0) == ({}, True)
-    assert knows.believed("boss", "p", now=1000.5).everywhere["_rank"].value == 3
-    assert knows.of_receiver("boss", "p", "", now=1000.5) == ({"_rank": 3}, 1060)
-    assert knows.of_receiver("boss", "p", "", now=1060.0) == ({}, float("inf"))
+    assert knows.effective_attributes("boss", "p", now=1000.5).everywhere["_rank"].value == 3
+    assert knows.receiver_attributes("boss", "p", "", now=1000.5) == ({"_rank": 3}, 1060)
+    assert knows.receiver_attributes("boss", "p", "", now=1060.0) == ({}, float("inf"))
 
 
 async def test_an_authority_cannot_grant_beyond_its_tier_or_mandate(root):
@@ -120,12 +122,12 @@ async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, 
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     await mine.sender("s").send("command", {"action": "2"}, to="_trust_level > 1")
     assert (await one.next(timeout_s=30))["action"] == "2"
-    served.beliefs.expire()
+    served.grants.expire()
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     with monkeypatch.context() as later:
         at = time.time() + 3601
         later.setattr(time, "time", lambda: at)
-        served.beliefs.expire()
+        served.grants.expire()
     assert "_trust_level" not in served.engine.state_of("farm/one")
     assert served.engine.next_end_s() == float("inf")
 
@@ -177,7 +179,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
     notifier, receivers, connect, monkeypatch
 ):
-    write, go_on, waiting = shard_manager.ShardManager._write_some, asyncio.Event(), []
+    write, go_on, waiting = shard_manager.ShardManager._write_batch, asyncio.Event(), []
 
     async def write_later(self: Any, held: Any, said: Any) -> None:
         waiting.append(said)
@@ -186,7 +188,7 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
     served = await notifier()
     await _define(await receivers("boss"))
-    monkeypatch.setattr(shard_manager.ShardManager, "_write_some", write_later)
+    monkeypatch.setattr(shard_manager.ShardManager, "_write_batch", write_later)
     bus = await connect("farm")
     join = protocol.JoinReceiver(receiver="web", model="WebServer", state=protocol.to_wire(STATE))
     data, headers = messages.encode(protocol.ReceiverChanges(changes=(join,))), {requests.REQUEST_ID: "one"}
@@ -317,10 +319,10 @@ async def test_a_notifier_that_is_cut_off_decides_nothing():
         await _define(mine)
         web = await mine.advertise("web", "WebServer", STATE, policy="alert")
         send = protocol.SendEvent(id="1", sender="s", type="alert", content={"threat_level": 1})
-        event, address = served.deciding.admit("farm", send)
+        event, address = served.router.admit("farm", send)
         net.unplug("n1")
         await eventually(lambda: not served.common.deciding().any())
-        await served.deciding._deliver_here(event, address)
+        await served.router._deliver_here(event, address)
         assert served.counts["delivered"] == 0
         net.heal()
         # An event that is sent while no notifier serves a shard is not kept for the receivers there.
@@ -518,7 +520,7 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
         return shown(by, receiver)
 
     monkeypatch.setattr(query_handler, "_shown", counted)
-    told = query_handler.QUESTIONS["receivers"](served, protocol.NotifyQuery(limit=10**9))
+    told = query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
     assert len(read) == len(told.receivers) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES
     assert told.facts["next"] == told.receivers[-1]["receiver"] == names[len(read) - 1]

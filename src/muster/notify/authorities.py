@@ -1,7 +1,7 @@
-"""What every notifier knows: the models of the domain, the grants, and what has been revoked.
+"""The models of the domain, the grants and the revocations, which every notifier has.
 
-They live in the bucket ``notify``, which each notifier watches.  Grants are signed, so it does not matter who
-brought them; they are verified when they come, and again for the moment they are used.
+They are stored in the bucket ``notify``, which each notifier watches.  Grants are signed, so it does not
+matter who submitted them; they are verified on arrival, and again for the time of use.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from muster.notify import models, protocol
 from muster.predicates import types
 from muster.trust import documents, grants
 
-SHOWN_S = 86_400.0  # so long a grant that has ended is listed as one; then it is forgotten
-KEPT_S_MAX = 9e8  # for longer, and without end, is the same to a bucket
-EARLY_S = 1.0  # then a grant is asked again that had not begun: clocks differ
+SHOWN_S = 86_400.0  # how long an expired grant is listed before it is removed
+KEPT_S_MAX = 9e8  # a longer validity is stored without a time to live
+EARLY_S = 1.0  # check a grant that is not valid yet again after this time: clocks differ
 SCOPES = ("domain", "region", "prefix", "audience")
-REGION = "region"  # the attribute in which a receiver says where it is; scopes of grants go by it
+REGION = "region"  # the attribute for a receiver's region, to which scopes of grants refer
 
 
 @dataclass(frozen=True, slots=True)
 class GrantedAttribute:
-    """A restricted attribute of a receiver, and why it is believed."""
+    """A restricted attribute of a receiver, and the grant for it."""
 
     value: types.Value
     granted: grants.VerifiedGrant
@@ -38,7 +38,7 @@ class EffectiveAttributes:
     within: tuple[protocol.ScopedAttributes, ...] = ()
     scoped: tuple[
         tuple[documents.GrantScope, dict[str, GrantedAttribute]], ...
-    ] = ()  # the same with its reasons, for people
+    ] = ()  # the same with the grants, for display
 
 
 NOTHING = EffectiveAttributes({})
@@ -51,18 +51,18 @@ class AuthorityView:
         self._root = root
         self._domain = domain
         self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
-        self._regional: set[str] = set()  # holders with a grant that holds in some region only
-        self._particular: set[str] = set()  # holders with a grant for some of their receivers only
+        self._regional: set[str] = set()  # holders with a grant that is limited to a region
+        self._particular: set[str] = set()  # holders with a grant for some of their receivers
         self._authorities = {root} if root else set()
-        self._believed: dict[tuple[str, str], tuple[float, EffectiveAttributes]] = {}
+        self._effective: dict[tuple[str, str], tuple[float, EffectiveAttributes]] = {}
         self._verdicts: dict[
             str, tuple[float, documents.GrantScope, grants.VerifiedGrant | None]
-        ] = {}  # until when
+        ] = {}  # with the end of validity
 
-    # -- what is kept: key and value of the bucket
+    # -- entries of the bucket
 
-    def take(self, key: str, value: bytes) -> set[str]:
-        """The holders of whom something else may be believed now."""
+    def apply_entry(self, key: str, value: bytes) -> set[str]:
+        """Apply an entry. Return the holders whose attributes may have changed."""
         kind = key.partition(".")[0]
         if kind == "model":
             self.vocabulary.add(model_of(msgspec.json.decode(value, type=protocol.DefineModel)))
@@ -70,7 +70,7 @@ class AuthorityView:
             chain = tuple(msgspec.json.decode(value, type=list[str]))
             grant, serial = documents.open_sealed(chain[0], documents.Grant)
             held = self._chains.setdefault(grant.holder, {})
-            held.pop(serial, None)  # the last that was handed in comes last, also when it comes again
+            held.pop(serial, None)  # the newest submission is last, also if it is repeated
             held[serial] = chain
             if grant.scope.region:
                 self._regional.add(grant.holder)
@@ -84,8 +84,8 @@ class AuthorityView:
             return self._revoke(value.decode())
         return set()
 
-    def drop(self, key: str) -> None:
-        """A grant whose time is long over."""
+    def remove_entry(self, key: str) -> None:
+        """Remove a grant that expired long ago."""
         kind, _, serial = key.partition(".")
         holders = list(self._chains.items()) if kind == "grant" else []
         for holder, chains in holders:
@@ -95,17 +95,17 @@ class AuthorityView:
                     del self._chains[holder]
 
     def _revoke(self, sealed: str) -> set[str]:
-        # Whose it is was asked when it was handed in: what made its issuer known may be forgotten since.
+        # The issuer was checked on submission; the grant that made it an authority may be gone since.
         issuer = documents.open_sealed(sealed, documents.RevocationList)[0].issuer
         try:
             self.revocations = self.revocations.accept(sealed, known={issuer})
         except errors.Refused:
-            return set()  # not newer than what is held
+            return set()  # not newer than the current list
         self._forget()
         return set(self._chains)
 
     def _forget(self) -> None:
-        self._believed.clear()
+        self._effective.clear()
         self._verdicts.clear()
 
     def has_grants(self, process: str) -> bool:
@@ -117,28 +117,28 @@ class AuthorityView:
     def has_prefixes(self, process: str) -> bool:
         return process in self._particular
 
-    # -- what comes in: the key under which it is to be kept
+    # -- submissions: the key for the bucket
 
     def model_key(self, define: protocol.DefineModel) -> str:
-        """`errors.Conflict` if it is not what is known under that name, or has become more."""
+        """Return the key of a model; `errors.Conflict` unless it is equal to or extends the known model."""
         draft = model_of(define)
         self.vocabulary.require_growth(draft)
         return f"model.{draft.kind.value}.{draft.name}"
 
     def grant_key(self, chain: tuple[str, ...], *, now: float) -> tuple[str, float | None]:
-        """Also for how long it is to be kept; None: for good.
+        """Return the key of a grant and its time to live; None: unlimited.
 
-        `errors.Forbidden` if no receiver would accept it, now or when it begins, if that is soon: its
-        authority's clock may be ahead of ours. Until it begins here it is not believed here.
+        `errors.Forbidden` if it is valid for no receiver, neither now nor soon: the clock of its authority
+        may be ahead of ours.  Until it begins by our clock, it has no effect here.
         """
         try:
             grant, serial = documents.open_sealed(chain[0] if chain else "", documents.Grant)
         except documents.DocumentRefused as no:
-            raise errors.InvalidInput(f"this is no grant: {no.detail}") from None
+            raise errors.InvalidInput(f"not a grant: {no.detail}") from None
         begins = min(grant.issued_at, now + grants.SKEW_S)
         verdict = self._verify(chain, self._anywhere(grant), max(now, begins))
         if isinstance(verdict, grants.GrantRefused):
-            raise errors.Forbidden(f"the grant is not believed ({verdict.reason}): {verdict.detail}")
+            raise errors.Forbidden(f"the grant is not valid ({verdict.reason}): {verdict.detail}")
         for_s = grant.expires_at + SHOWN_S - now
         return f"grant.{serial}", for_s if for_s < KEPT_S_MAX else None
 
@@ -148,10 +148,10 @@ class AuthorityView:
         assert issuer in newer.lists
         return f"revoked.{issuer}"
 
-    # -- what is believed
+    # -- effective attributes
 
     def _anywhere(self, grant: documents.Grant) -> documents.GrantSituation:
-        """Somewhere in this domain where it holds, if it does anywhere."""
+        """Return a scope in this domain in which the grant is valid, if there is any."""
         return documents.GrantSituation(
             holder=grant.holder,
             domain=self._domain,
@@ -165,11 +165,11 @@ class AuthorityView:
     ) -> grants.VerifiedGrant | grants.GrantRefused:
         return grants.verify(chain, where, root=self._root, now=now, revocations=self.revocations, skew_s=0)
 
-    def believed(self, process: str, receiver: str, *, now: float) -> EffectiveAttributes:
-        """The restricted attributes of a receiver at this moment."""
+    def effective_attributes(self, process: str, receiver: str, *, now: float) -> EffectiveAttributes:
+        """Return the restricted attributes of a receiver at this time."""
         if process not in self._chains:
             return NOTHING
-        known = self._believed.get((process, receiver))
+        known = self._effective.get((process, receiver))
         if known is not None and now < known[0]:
             return known[1]
         everywhere: dict[str, GrantedAttribute] = {}
@@ -183,23 +183,23 @@ class AuthorityView:
                 scoped.append((scope, held))
             else:
                 everywhere.update(held)
-                # It prevails over what came before, inside of scopes too.
+                # It overrides earlier grants, also inside scopes.
                 scoped = [
                     (before, {name: attribute for name, attribute in those.items() if name not in held})
                     for before, those in scoped
                 ]
         effective = EffectiveAttributes(everywhere, *_in_scopes(scoped))
-        if len(self._believed) > 10_000:
-            self._believed.clear()
-        self._believed[process, receiver] = (min(until, now + 60.0), effective)
+        if len(self._effective) > 10_000:
+            self._effective.clear()
+        self._effective[process, receiver] = (min(until, now + 60.0), effective)
         return effective
 
-    def of_receiver(
+    def receiver_attributes(
         self, process: str, receiver: str, region: str, *, now: float
     ) -> tuple[dict[str, types.Value], float]:
-        """What addresses may find in a receiver that is in this region, and until when.
+        """Return the restricted attributes of a receiver in this region for addresses, and until when.
 
-        A grant for an audience is not among it: it speaks to the receivers of what its holder sends.
+        Grants for an audience are left out: they apply to the receivers of what their holder sends.
         """
         attributes: dict[str, types.Value] = {}
         listed, until = self._granted(process, receiver, now, region)
@@ -211,7 +211,7 @@ class AuthorityView:
     def _granted(
         self, process: str, receiver: str, now: float, region: str | None = None
     ) -> tuple[list[tuple[documents.GrantScope, grants.VerifiedGrant]], float]:
-        """The grants that hold for a receiver (without a region, in any), the prevailing last; until when."""
+        """Return the valid grants of a receiver (without region: in any), the overriding last; until when."""
         applicable: list[tuple[documents.GrantScope, grants.VerifiedGrant]] = []
         until = float("inf")
         for serial, chain in self._chains.get(process, {}).items():
@@ -226,15 +226,15 @@ class AuthorityView:
             )
             if granted is not None and scope.covers(where):
                 applicable.append((scope, granted))
-        # Where several say it, the one of the highest tier counts, and of those the newest.
+        # Of several grants of an attribute the one of the highest tier counts, and of those the newest.
         return sorted(applicable, key=lambda entry: entry[1].tier), until
 
     def _verified(
         self, serial: str, chain: tuple[str, ...], now: float
     ) -> tuple[float, documents.GrantScope, grants.VerifiedGrant | None]:
-        """Until when, where, and what.
+        """Return the end of validity, the scope, and the verified grant.
 
-        Remembered: signatures take long, and a process may have a million receivers.
+        The result is cached: signatures are expensive, and a process may have a million receivers.
         """
         known = self._verdicts.get(serial)
         if known is None or now >= known[0]:
@@ -250,16 +250,16 @@ class AuthorityView:
         return known
 
     def issued_at(self, granted: grants.VerifiedGrant) -> int:
-        """When its authority made a grant."""
+        """Return when a grant was issued."""
         chain = self._chains[granted.holder][granted.serial]
         return documents.open_sealed(chain[0], documents.Grant)[0].issued_at
 
     def chains(self) -> dict[str, tuple[str, ...]]:
-        """Every grant there is, by its serial."""
+        """Return all grants by serial number."""
         return {serial: chain for held in self._chains.values() for serial, chain in held.items()}
 
-    def shown(self, serial: str, chain: tuple[str, ...], *, now: float) -> dict[str, object]:
-        """A grant, for people."""
+    def describe_grant(self, serial: str, chain: tuple[str, ...], *, now: float) -> dict[str, object]:
+        """Return a grant for display."""
         grant = documents.open_sealed(chain[0], documents.Grant)[0]
         verdict = self._verify(chain, self._anywhere(grant), now)
         authority = "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
@@ -286,7 +286,7 @@ def _in_scopes(
     tuple[protocol.ScopedAttributes, ...],
     tuple[tuple[documents.GrantScope, dict[str, GrantedAttribute]], ...],
 ]:
-    """For the event, and for people."""
+    """Return the scoped attributes, for events and for display."""
     listed = tuple((scope, held) for scope, held in scoped if held)
     within = tuple(
         protocol.ScopedAttributes(

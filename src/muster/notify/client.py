@@ -1,6 +1,6 @@
-"""What users call: the receivers of a process. Questions about all there are: `muster.notify.queries`.
+"""The client: the receivers of a process. For queries about all receivers see `muster.notify.queries`.
 
-    async with client.Receivers(bus) as receivers:
+    async with client.NotifyClient(bus) as receivers:
         await receivers.define(model)
         web = await receivers.advertise("web-1", "WebServer", {"load": 0.39}, policy="alert AND level >= 4")
         await web.update(load=0.8)
@@ -8,11 +8,11 @@
         async for event in web:
             ...
 
-A durable event is acknowledged when the loop asks for the next one, so that one whose handling was cut short
-comes again.  Repeats are dropped here (`muster.notify.receipts`): the loop sees each event once, as long as
-the process lives.
+A durable event is acknowledged when the loop requests the next one, so an event whose handling was
+interrupted is delivered again.  Duplicates are dropped here (`muster.notify.receipts`): the loop gets each
+event once during the lifetime of the process.
 
-An event that breaks its schema is refused here, before it is sent, and again by the notifier.
+An event that violates its model is rejected here, before it is sent, and again by the notifier.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from muster.predicates import types
 
 PART = protocol.PART
 QUEUE_MAX = 10_000
-PATIENCE_S = 30.0  # outlasts the move of a shard
-TRY_S = 5.0  # for an answer, before it is asked for again
+PATIENCE_S = 30.0  # longer than the move of a shard
+TRY_S = 5.0  # wait for a reply before the request is repeated
 RETRY_S = 0.05
-CHANGING_MAX = 4  # shards told at once of what may be a lot: patience is for what is in hand
+CHANGING_MAX = 4  # concurrent requests for large changes, so that each gets its reply in time
 CHANGES_PER_MESSAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent:
-    """An event as its receiver sees it. What stands in ``sender`` was believed when it was admitted."""
+    """An event as its receiver gets it. ``sender``: the sender's attributes at the time of admission."""
 
     id: str
     type: str
@@ -63,10 +63,10 @@ OnEvent = Callable[[Sequence[str], ReceivedEvent], None]
 
 
 class NotifyClient:
-    """The receivers that one process speaks for.
+    """The receivers of one process.
 
-    ``on_event`` is called with the names of receivers and an event, in place of iterating each receiver; its
-    return is the acknowledgement.
+    ``on_event`` is called with the names of receivers and an event, instead of iteration over each receiver.
+    When it returns, the event is acknowledged.
     """
 
     def __init__(self, bus: api.Bus, *, on_event: OnEvent | None = None, queue_max: int = QUEUE_MAX) -> None:
@@ -81,7 +81,7 @@ class NotifyClient:
 
     async def __aenter__(self) -> Self:
         self._subscription = await self._bus.subscribe(
-            subjects.to_identity(PART, self._bus.identity, "event"), handler=self._delivered
+            subjects.to_identity(PART, self._bus.identity, "event"), handler=self._on_delivery
         )
         return self
 
@@ -92,25 +92,25 @@ class NotifyClient:
         for receiver in self._receivers.values():
             receiver._close()
 
-    # -- saying
+    # -- requests
 
     async def define(self, model: models.Model) -> None:
-        """Make a model of receivers or of events known to the domain."""
-        await self._ask(
+        """Define a model of receivers or of events in the domain."""
+        await self._request(
             subjects.from_identity(PART, self._bus.identity, "define"), authorities.define_of(model)
         )
-        self._vocabulary = None  # to be asked for anew
+        self._vocabulary = None  # to be queried again
 
     async def present(self, chain: Sequence[str]) -> None:
-        """Hand in a grant, as an authority made it."""
-        await self._ask(
+        """Submit a grant of an authority."""
+        await self._request(
             subjects.from_identity(PART, self._bus.identity, "trust"),
             protocol.PresentGrant(chain=tuple(chain)),
         )
 
     async def revoke(self, sealed: str) -> None:
-        """Hand in an authority's list of revocations."""
-        await self._ask(
+        """Submit an authority's list of revocations."""
+        await self._request(
             subjects.from_identity(PART, self._bus.identity, "trust"),
             protocol.PresentGrant(revocations=sealed),
         )
@@ -124,7 +124,7 @@ class NotifyClient:
         policy: str = "",
         durable: bool = False,
     ) -> ReceiverHandle:
-        """Join, or join again with all of this in place of what was."""
+        """Join as a receiver; if the receiver exists, replace it."""
         join = protocol.JoinReceiver(
             receiver=subjects.token(name),
             model=model,
@@ -139,11 +139,11 @@ class NotifyClient:
         return receiver
 
     def sender(self, name: str) -> ReceiverHandle:
-        """A receiver that only sends: it advertises nothing, and has what authorities granted."""
+        """Return a participant that only sends: it has no state, only attributes that authorities granted."""
         return self._receivers.setdefault(subjects.token(name), ReceiverHandle(self, name, self._queue_max))
 
     async def change(self, changes: Sequence[protocol.Change]) -> None:
-        """Many changes at once; when this returns, they hold. Raises the first refusal, if there is one."""
+        """Send many changes; when this returns, they are in effect. Raises the first rejection, if any."""
         by_shard: dict[int, list[protocol.Change]] = {}
         for change in changes:
             if isinstance(change, protocol.UpdateReceivers | protocol.JoinReceivers):
@@ -160,23 +160,23 @@ class NotifyClient:
         await asyncio.gather(*(self._change(turns, shard, in_shard) for shard, in_shard in by_shard.items()))
 
     async def _change(self, turns: asyncio.Semaphore, shard: int, changes: Sequence[protocol.Change]) -> None:
-        """All changes of one shard, in their order: a message is sent when the one before is answered."""
+        """Send all changes of one shard in order: the next message after the reply to the previous one."""
         subject = subjects.from_identity(PART, self._bus.identity, "change", str(shard))
         refusal: errors.MusterError | None = None
         for start in range(0, len(changes), CHANGES_PER_MESSAGE):
             batch = tuple(changes[start : start + CHANGES_PER_MESSAGE])
             async with turns:
                 try:
-                    await self._ask(subject, protocol.ReceiverChanges(changes=batch))
+                    await self._request(subject, protocol.ReceiverChanges(changes=batch))
                 except errors.Unavailable:
                     raise
-                except errors.MusterError as error:  # of one change; the others of its message hold
+                except errors.MusterError as error:  # of one change; the others of its message are in effect
                     refusal = refusal or error
         if refusal is not None:
             raise refusal
 
     async def update(self, receivers: Sequence[str], **values: Sequence[types.Value]) -> None:
-        """New values for many receivers: ``update(["a", "b"], load=[0.1, 0.7])``."""
+        """Set new values for many receivers: ``update(["a", "b"], load=[0.1, 0.7])``."""
         columns = {name: [protocol.cell(value) for value in cells] for name, cells in values.items()}
         await self.change([protocol.UpdateReceivers(receivers=tuple(receivers), values=columns)])
 
@@ -191,7 +191,7 @@ class NotifyClient:
             places.setdefault(self._shard(receiver), []).append(place)
         if len(places) == 1:
             return {next(iter(places)): change}
-        return {shard: _some(change, chosen) for shard, chosen in places.items()}
+        return {shard: _subset(change, chosen) for shard, chosen in places.items()}
 
     async def send(
         self,
@@ -204,7 +204,7 @@ class NotifyClient:
         id: str = "",
         timeout_s: float = PATIENCE_S,
     ) -> str:
-        """The event's id, once it was admitted; a durable one is stored then."""
+        """Send an event. Return its id when it is admitted; a durable event is stored then."""
         await self._check(kind, content or {})
         event = protocol.SendEvent(
             id=id or secrets.token_hex(12),
@@ -216,11 +216,11 @@ class NotifyClient:
             at_ms=int(time.time() * 1000),
         )
         subject = subjects.from_identity(PART, self._bus.identity, "event", str(self._shard(name)))
-        await self._ask(subject, event, timeout_s=timeout_s)
+        await self._request(subject, event, timeout_s=timeout_s)
         return event.id
 
     async def _check(self, kind: str, content: models.State) -> None:
-        """Refuse an event that breaks its schema, which may have grown since it was asked for."""
+        """Reject an event that violates its model; the model may have been extended since it was queried."""
         for attempt in (1, 2):
             fetched = self._vocabulary is None
             if self._vocabulary is None:
@@ -235,16 +235,16 @@ class NotifyClient:
 
     async def _models(self) -> models.Vocabulary:
         vocabulary = models.Vocabulary()
-        # Whoever admits the event checks it as well.
+        # The notifier that admits the event checks it as well.
         with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
-            for row in await queries.defined(self._bus):
+            for row in await queries.list_models(self._bus):
                 vocabulary.add(authorities.model_of(msgspec.convert(row, protocol.DefineModel)))
         return vocabulary
 
-    async def _ask(
+    async def _request(
         self, subject: str, message: messages.WireMessage, *, timeout_s: float = PATIENCE_S
     ) -> protocol.NotifyReply:
-        """Until there is an answer: no notifier holds a shard while it moves. Repeats do no harm."""
+        """Repeat the request until there is a reply: while a shard moves, no notifier holds it."""
         data = messages.encode(message)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
@@ -267,7 +267,7 @@ class NotifyClient:
 
     # -- receiving
 
-    def _delivered(self, message: api.Message) -> None:
+    def _on_delivery(self, message: api.Message) -> None:
         try:
             delivered = messages.decode(message.data, protocol.EventDelivery)
         except errors.MusterError:
@@ -293,9 +293,9 @@ class NotifyClient:
             if receiver is None:
                 self.counts["unknown-receiver"] += 1
             elif not event.sequence:
-                receiver._take(event, delivered.shard)
+                receiver._enqueue(event, delivered.shard)
             elif not self._is_repeat(name, delivered):
-                if receiver._take(event, delivered.shard):
+                if receiver._enqueue(event, delivered.shard):
                     self._receipts.add(name, delivered)
             elif not receiver._has(event.sequence):
                 self._receipts.acknowledge(delivered.shard, delivered.sequence, name)
@@ -321,32 +321,32 @@ class NotifyClient:
 
 
 class ReceiverHandle:
-    """One receiver: iterate it to receive."""
+    """A receiver: iterate over it to receive events."""
 
     def __init__(self, receivers: NotifyClient, name: str, queue_max: int) -> None:
         self.name = name
-        self._all = receivers
+        self._client = receivers
         self._queue: collections.deque[tuple[ReceivedEvent, int]] = collections.deque()
         self._queue_max = queue_max
-        self._waiting: set[int] = set()  # durable events that were not handled yet
-        self._some = asyncio.Event()
+        self._waiting: set[int] = set()  # durable events that have not been handled
+        self._arrived = asyncio.Event()
         self._closed = False
         self._handled: tuple[ReceivedEvent, int] | None = None
-        self.dropped = 0  # transient events that came while too many waited
+        self.dropped = 0  # transient events that arrived while the queue was full
 
     @property
     def id(self) -> str:
-        return protocol.participant_id(self._all._bus.identity, self.name)
+        return protocol.participant_id(self._client._bus.identity, self.name)
 
     async def update(self, **values: types.Value) -> None:
-        await self._all.update([self.name], **{name: [value] for name, value in values.items()})
+        await self._client.update([self.name], **{name: [value] for name, value in values.items()})
 
     async def policy(self, text: str) -> None:
-        await self._all.change([protocol.SetReceiverPolicy(receiver=self.name, policy=text)])
+        await self._client.change([protocol.SetReceiverPolicy(receiver=self.name, policy=text)])
 
     async def leave(self) -> None:
-        await self._all.change([protocol.LeaveReceiver(receiver=self.name)])
-        self._all._receivers.pop(self.name, None)
+        await self._client.change([protocol.LeaveReceiver(receiver=self.name)])
+        self._client._receivers.pop(self.name, None)
         self._close()
 
     async def send(
@@ -359,20 +359,20 @@ class ReceiverHandle:
         id: str = "",
         timeout_s: float = PATIENCE_S,
     ) -> str:
-        return await self._all.send(
+        return await self._client.send(
             self.name, kind, content, to=to, durable=durable, id=id, timeout_s=timeout_s
         )
 
     async def next(self, *, timeout_s: float | None = None) -> ReceivedEvent:
-        """`errors.TimedOut` if none came; asking for it acknowledges the one before."""
+        """Return the next event, and acknowledge the previous one. `errors.TimedOut` if none arrives."""
         self._finish()
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._queue:
                     if self._closed:
                         raise errors.NotConnected(f"{self.name} has left")
-                    self._some.clear()
-                    await self._some.wait()
+                    self._arrived.clear()
+                    await self._arrived.wait()
         except TimeoutError:
             raise errors.TimedOut(f"no event for {self.name} in {timeout_s:g} s") from None
         self._handled = self._queue.popleft()
@@ -386,7 +386,7 @@ class ReceiverHandle:
             return
 
     def acknowledge(self) -> None:
-        """What was received last has been handled; the loop says so by itself."""
+        """Acknowledge the last event; an ``async for`` loop does this itself."""
         self._finish()
 
     def _finish(self) -> None:
@@ -395,35 +395,35 @@ class ReceiverHandle:
             self._handled = None
             if event.sequence:
                 self._waiting.discard(event.sequence)
-                self._all._receipts.acknowledge(shard, event.sequence, self.name)
+                self._client._receipts.acknowledge(shard, event.sequence, self.name)
 
     def _has(self, sequence: int) -> bool:
         return sequence in self._waiting
 
-    def _take(self, event: ReceivedEvent, shard: int) -> bool:
-        """False if too many wait already: a durable event comes again, a transient one is lost."""
+    def _enqueue(self, event: ReceivedEvent, shard: int) -> bool:
+        """Add an event. False if the queue is full: a durable event comes again, a transient one is lost."""
         if len(self._queue) >= self._queue_max:
             if event.sequence:
-                self._all.counts["put-off"] += 1
+                self._client.counts["put-off"] += 1
                 return False
             self.dropped += 1
-            self._all.counts["dropped"] += 1
+            self._client.counts["dropped"] += 1
             return False
         if event.sequence:
             self._waiting.add(event.sequence)
         self._queue.append((event, shard))
-        self._some.set()
+        self._arrived.set()
         return True
 
     def _close(self) -> None:
         self._closed = True
-        self._some.set()
+        self._arrived.set()
 
 
-def _some(
+def _subset(
     change: protocol.UpdateReceivers | protocol.JoinReceivers, places: Sequence[int]
 ) -> protocol.UpdateReceivers | protocol.JoinReceivers:
-    """The part of a change that is about the receivers at these places."""
+    """Return the part of a change for the receivers at these positions."""
     receivers = tuple(change.receivers[place] for place in places)
     values = {name: [cells[place] for place in places] for name, cells in change.values.items()}
     if isinstance(change, protocol.UpdateReceivers):
@@ -431,8 +431,10 @@ def _some(
     durable = set(change.durable)
     which = [change.which[place] for place in places] if change.which else []
     if not all(0 <= number < len(change.policies) for number in which):
-        raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
-    # Only the policies that are theirs: there may be as many as receivers.
+        raise errors.InvalidInput(
+            f"there are {len(change.policies)} policies, but the change refers to others"
+        )
+    # Only their policies: there may be as many policies as receivers.
     own = {policy: number for number, policy in enumerate(dict.fromkeys(which))}
     return protocol.JoinReceivers(
         receivers=receivers,

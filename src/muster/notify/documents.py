@@ -1,6 +1,6 @@
-"""Models, states and policies as documents: YAML, JSON, a readable notation and XML, each into each.
+"""Models, states and policies as documents: YAML, JSON, a readable notation and XML, with conversions.
 
-The notation is that of the paper, with a word before what the paper leaves to its prose:
+The notation is that of the paper, with keywords for what the paper describes in its text:
 
     WebServer = { String application; int servicePort; DomainedSet{docs, cgi} services; float load }
     event alert = { int threat_level }
@@ -65,13 +65,13 @@ class NotifyDocument:
 
 
 def value(text: str) -> types.Value:
-    """A value as people write it: 4, 0.39, true, {docs, cgi}, "IIS"; all else is a string as it stands."""
+    """Parse a value: 4, 0.39, true, {docs, cgi}, "IIS"; anything else is a string."""
     text = text.strip()
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if _WHOLE.match(text):
         if len(text) > _DIGITS_MAX:
-            raise errors.InvalidInput(f"{text[:40]}… is a whole number of more than 64 bits")
+            raise errors.InvalidInput(f"{text[:40]}… is an integer of more than 64 bits")
         return int(text)
     if _REAL.match(text):
         return float(text)
@@ -107,13 +107,13 @@ def _set(words: Iterable[str]) -> str:
 
 
 def read(data: bytes) -> NotifyDocument:
-    """A document in any of the forms, told by how it begins."""
+    """Read a document in any of the formats, detected by its beginning."""
     if len(data) > SIZE_MAX:
-        raise errors.LimitExceeded(f"a document of {len(data):,} bytes is over {SIZE_MAX:,}")
+        raise errors.LimitExceeded(f"a document of {len(data):,} bytes exceeds {SIZE_MAX:,}")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise errors.InvalidInput(f"a document is UTF-8 text: {error}") from None
+        raise errors.InvalidInput(f"a document must be UTF-8 text: {error}") from None
     start = text.lstrip()
     if start.startswith("<"):
         from muster.notify import documents_xml
@@ -129,15 +129,15 @@ def _loaded(text: str, *, is_json: bool) -> Any:
         try:
             return msgspec.json.decode(text)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise errors.InvalidInput(f"this is not JSON: {str(error)[:200]}") from None
+            raise errors.InvalidInput(f"invalid JSON: {str(error)[:200]}") from None
     import yaml
 
     from muster.core.formats import yaml as yaml_
 
-    # Aliases let a small text become a large tree; nothing here needs them.
-    with contextlib.suppress(yaml.YAMLError):  # which is said below
+    # Aliases let a small text expand to a large tree, and documents do not need them.
+    with contextlib.suppress(yaml.YAMLError):  # reported below
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise errors.InvalidInput("aliases are not used here: write it out")
+            raise errors.InvalidInput("aliases are not supported: write the value out")
     return yaml_.read(text, "the document")
 
 
@@ -188,7 +188,7 @@ def _model(name: str, attributes: Mapping[str, str], of: str) -> models.Model:
 
 
 class _Notation:
-    """The readable form, from left to right."""
+    """A parser of the readable notation."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -200,7 +200,7 @@ class _Notation:
         policies: dict[str, str] = {}
         while self._peek():
             word = self._take("word")
-            if self._peek() == "=":  # also of one that is called `policy`
+            if self._peek() == "=":  # also for a model with the name `policy`
                 self._mark("=")
                 declared.append(_model(word, self._attributes(), "receiver"))
             elif word == "policy":
@@ -229,7 +229,7 @@ class _Notation:
             kind = self._take("word")
             if self._peek() == "{":
                 words = self._set()
-                types.set_of(*words)  # one with a comma would be two from here on
+                types.set_of(*words)  # rejects a word with a comma
                 kind += f"{{{', '.join(words)}}}"
             attributes[self._take("word")] = kind
             if self._peek() != "}":
@@ -272,7 +272,7 @@ class _Notation:
         return words
 
     def _expression(self) -> str:
-        """Up to the semicolon, which the language of predicates does not have outside of strings."""
+        """Read up to the semicolon, which occurs in predicates only inside strings."""
         match = _EXPRESSION.match(self._text, self._at)
         assert match is not None
         self._at = match.end()
@@ -284,7 +284,7 @@ class _Notation:
             self._at = token.end()
             token = _TOKEN.match(self._text, self._at)
         if token is None and self._at < len(self._text):
-            raise self._fault("this does not belong here")
+            raise self._fault("unexpected text")
         return token
 
     def _peek(self) -> str:
@@ -347,7 +347,7 @@ def _yaml(document: NotifyDocument) -> str:
         pass
 
     def text(dumper: yaml.SafeDumper, held: str) -> yaml.ScalarNode:
-        # This one is read as a line's end, and comes back as a blank, unless it is escaped.
+        # YAML reads this character as a line break and returns a space, unless it is escaped.
         return dumper.represent_scalar("tag:yaml.org,2002:str", held, style='"' if "\x85" in held else None)
 
     Dumper.add_representer(str, text)
@@ -375,8 +375,8 @@ def _notation(document: NotifyDocument) -> str:
     for name, text in document.policies.items():
         if not _EXPRESSION.fullmatch(text):
             raise errors.InvalidInput(
-                f"the policy {name} cannot be written here: a quote stands alone, or a semicolon",
-                hint="use another form",
+                f"the policy {name} cannot be written in this format: unpaired quote or semicolon",
+                hint="use another format",
             )
         lines.append(f"policy {name} = {text};")
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
-"""Documents of models, states and policies in XML, after ``docs/schemas/notify.xsd``.
+"""Documents of models, states and policies in XML; the schema is ``docs/schemas/notify.xsd``.
 
-Read with expat, events only: a document type or an entity is refused where it begins, so nothing is ever
-fetched or expanded, and depth and size are bounded.
+Read with expat: a document type or an entity is rejected where it begins, so nothing is ever fetched or
+expanded, and depth and size are bounded.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Element:
         return self.attributes[name]
 
     def named(self, name: str) -> list[_Element]:
-        """Its children, which all have this name."""
+        """Return the children, which all must have this name."""
         for child in self.children:
             if child.name != name:
-                raise errors.InvalidInput(f"<{child.name}> does not belong into <{self.name}>")
+                raise errors.InvalidInput(f"<{child.name}> is not allowed in <{self.name}>")
         return self.children
 
 
@@ -54,7 +54,7 @@ def read(text: str) -> documents.NotifyDocument:
                 declared = {attribute.get("name"): _type(attribute) for attribute in child.named("attribute")}
                 of = child.attributes.get("of", "receiver")
                 if of not in ("receiver", "event"):
-                    raise errors.InvalidInput(f"a model is of a receiver or an event, not of {of[:80]!r}")
+                    raise errors.InvalidInput(f"a model describes a receiver or an event, not {of[:80]!r}")
                 declared_models.append(models.Model(child.get("name"), declared, models.ModelKind(of)))
             case "state":
                 pairs = ((element.get("name"), _value(element)) for element in child.named("value"))
@@ -63,7 +63,7 @@ def read(text: str) -> documents.NotifyDocument:
             case "policy":
                 policies[child.get("name")] = child.text.strip()
             case _:
-                raise errors.InvalidInput(f"<{child.name}> does not belong here")
+                raise errors.InvalidInput(f"<{child.name}> is not allowed here")
     return documents.NotifyDocument(tuple(declared_models), tuple(states), policies)
 
 
@@ -92,18 +92,18 @@ def _value(element: _Element) -> types.Value:
                 return frozenset(_words(element))
     except (ValueError, KeyError):
         pass
-    raise errors.InvalidInput(f"{text[:80]!r} is no {element.get('type')[:20]}")
+    raise errors.InvalidInput(f"{text[:80]!r} is not a value of type {element.get('type')[:20]}")
 
 
 def _tree(text: str) -> _Element:
-    parser = expat.ParserCreate("utf-8", " ")  # whatever it says: it was read as that
+    parser = expat.ParserCreate("utf-8", " ")  # whatever it declares: the text was decoded as UTF-8
     root = _Element("", {})
     stack = [root]
 
     def start(name: str, attributes: dict[str, str]) -> None:
         namespace, _, local = name.rpartition(" ")
         if namespace != NAMESPACE:
-            raise errors.InvalidInput(f"<{local}> is not of the namespace {NAMESPACE}")
+            raise errors.InvalidInput(f"<{local}> is not in the namespace {NAMESPACE}")
         if len(stack) > DEPTH_MAX:
             raise errors.LimitExceeded(f"elements are nested more than {DEPTH_MAX} deep")
         element = _Element(local, attributes)
@@ -117,7 +117,7 @@ def _tree(text: str) -> _Element:
         stack[-1].text += data
 
     def refuse(*_: Any) -> None:
-        raise errors.InvalidInput("a document type or an entity is not read here: leave it out")
+        raise errors.InvalidInput("document types and entities are not supported")
 
     parser.StartElementHandler = start
     parser.EndElementHandler = end
@@ -129,7 +129,7 @@ def _tree(text: str) -> _Element:
         parser.Parse(text.encode(), True)
     except expat.ExpatError as error:
         raise errors.ParseError(
-            f"this is not XML: {error}", text=text[:4096], position=min(parser.ErrorByteIndex, 4096)
+            f"invalid XML: {error}", text=text[:4096], position=min(parser.ErrorByteIndex, 4096)
         ) from None
     return root.children[0]
 
@@ -167,8 +167,10 @@ def _element(kind: str, name: str, of: str, words: tuple[str, ...], text: str = 
 
 def _escaped(text: str) -> str:
     if _NOT_IN_XML.search(text):
-        raise errors.InvalidInput(f"{text[:80]!r} has a character that no XML holds", hint="use another form")
-    return saxutils.escape(text, {"\r": "&#13;"})  # else it would come back as a line feed
+        raise errors.InvalidInput(
+            f"{text[:80]!r} has a character that XML cannot represent", hint="use another format"
+        )
+    return saxutils.escape(text, {"\r": "&#13;"})  # otherwise it would be read as a line feed
 
 
 def _quoted(text: str) -> str:

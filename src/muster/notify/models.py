@@ -28,21 +28,21 @@ from muster.predicates.syntax import printer as text_
 
 ATTRIBUTES_MAX: Final = 256
 CONJUNCTIONS_MAX: Final = 64
-REMEMBERED_MAX: Final = 32 << 20  # bytes: each shard may have all policies there are, and is told alone
+REMEMBERED_MAX: Final = 32 << 20  # bytes: each shard may have all policies, and each gets its own request
 JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their text
-EVENT_BYTES_MAX: Final = 256 << 10  # so that there is room beside it for the names of its receivers
+EVENT_BYTES_MAX: Final = 256 << 10  # leaves space for the names of its receivers
 
-# Policies stay in memory and are asked about every event: tighter than for a search.
+# Policies stay in memory and are evaluated for every event, so the limits are lower than for a search.
 POLICY_LIMITS: Final = limits.PredicateLimits(text_length=16_384, clauses=256)
-# Of one that was within them before it was written in its canonical form, which may be longer.
+# For the canonical form, which may be longer than the text that was within the limits above.
 KEPT_LIMITS: Final = limits.PredicateLimits(
     text_length=1 << 20, clauses=10_000, depth=100, pattern_length=1024
 )
 
-# Known of every sender, from the broker's subject.
+# Known for every sender, from the subject that the broker checked.
 IDENTITY: Final = {"sender._process": types.STRING, "sender._id": types.STRING}
 
-_just_checked: Final[dict[str, ast.Condition]] = {}  # by canonical text: what is checked is often held next
+_just_checked: Final[dict[str, ast.Condition]] = {}  # by canonical text: often needed right after the check
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 
@@ -55,7 +55,7 @@ class ModelKind(enum.Enum):
 
 
 class RestrictedAttributeClaimed(errors.Forbidden):
-    """A receiver said of itself what only an authority can say of it."""
+    """A receiver set a restricted attribute, which only an authority can grant."""
 
     code = "restricted-claim"
 
@@ -77,20 +77,20 @@ class Model:
             require_name(name)
         if self.kind is ModelKind.EVENT and any(map(restricted, self.attributes)):
             raise errors.InvalidInput(
-                f"the event {self.name} has a restricted attribute: an event's content is its sender's word"
+                f"the event {self.name} has a restricted attribute: no authority grants the content of events"
             )
         for name, declared in self.attributes.items():
             if declared.kind is types.ValueKind.SET and len(declared.domain) > 63:
                 raise errors.LimitExceeded(f"the domain of {name} has more than 63 words")
 
     def require(self, state: State) -> dict[str, types.Value]:
-        """``state`` with floats for floats and no NULLs, if it fits; `RestrictedClaim` if it claims."""
+        """Return ``state`` with converted numbers and without NULLs, if it fits the model."""
         values: dict[str, types.Value] = {}
         for name, value in state.items():
             if restricted(name):
                 raise RestrictedAttributeClaimed(
-                    f"{name} is restricted: an authority grants it, its holder cannot claim it",
-                    hint="ask an authority for a grant (muster authority grant)",
+                    f"{name} is restricted: only an authority can grant it",
+                    hint="request a grant from an authority (muster authority grant)",
                 )
             declared = self.attributes.get(name)
             if declared is None:
@@ -101,29 +101,29 @@ class Model:
                 )
             require_encodable(name, value)
             if not declared.accepts(value):
-                raise errors.InvalidInput(f"{name} is of type {declared}, and {value!r:.80} is not")
+                raise errors.InvalidInput(f"{name} must be of type {declared}, not {value!r:.80}")
             values[name] = _fitting(declared, value)
         return values
 
 
 def require_name(name: str) -> None:
-    """Of a model or an attribute."""
+    """Check the name of a model or an attribute."""
     if not _NAME.match(name):
         raise errors.InvalidInput(
-            f"{name[:80]!r} cannot be a name here: a letter, then letters, digits and _"
+            f"{name[:80]!r} is not a valid name: use a letter, then letters, digits and _"
         )
 
 
 def require_finite(name: str, values: Collection[object]) -> None:
-    # JSON would make NULL of infinity, MessagePack does not: two notifiers would not decide alike.
+    # JSON turns infinity into NULL, MessagePack does not: two notifiers could decide differently.
     if math.inf in values or -math.inf in values:
-        raise errors.InvalidInput(f"{name} is infinite", hint="say a large number, or nothing")
+        raise errors.InvalidInput(f"{name} is not finite", hint="use a large number, or leave it out")
 
 
 def require_encodable(name: str, value: types.Value) -> None:
-    """Every number that is kept or sent: whole ones have 64 bits, the others are finite."""
+    """Check a number that is stored or sent: integers have 64 bits, floats are finite."""
     if value.__class__ is int and not types.INT_MIN <= value <= types.INT_MAX:
-        raise errors.InvalidInput(f"{name} is a whole number of more than 64 bits")
+        raise errors.InvalidInput(f"{name} is an integer of more than 64 bits")
     if value.__class__ is float:
         require_finite(name, (value,))
 
@@ -139,7 +139,7 @@ def _fitting(declared: types.AttributeType, value: types.Value) -> types.Value:
 
 
 class Vocabulary:
-    """Every model of a domain."""
+    """All models of a domain."""
 
     def __init__(self) -> None:
         self.receivers: dict[str, Model] = {}
@@ -154,13 +154,13 @@ class Vocabulary:
         self.forget()
 
     def require_growth(self, model: Model) -> None:
-        """`errors.Conflict` if it is not what is known under that name, or has become more."""
+        """`errors.Conflict` unless it is equal to or extends the known model of that name."""
         held = self.of_kind(model.kind).get(model.name)
         if held is not None:
             for name, declared in held.attributes.items():
                 if model.attributes.get(name) != declared:
                     raise errors.Conflict(
-                        f"{model.name} has {name} as {declared}: a model can only grow",
+                        f"{model.name} has {name} as {declared}: a model can only be extended",
                         hint="give the changed model another name",
                     )
 
@@ -176,13 +176,13 @@ class Vocabulary:
         return self.receivers[name]
 
     def policy(self, text: str) -> ast.Condition:
-        """Parsed and typed; `errors.ParseError` with the character, `errors.LimitExceeded` by cost."""
+        """Parse and check a policy; `errors.ParseError` with the position, `errors.LimitExceeded` by cost."""
         condition = parser.parse(text, home="event", scopes=("event", "sender"), bounds=POLICY_LIMITS)
         _require(condition, self.policy_models(), text)
         return condition
 
     def policy_text(self, text: str) -> str:
-        """The same in its canonical form; nothing remains nothing."""
+        """Check a policy and return its canonical form; an empty policy stays empty."""
         if not text:
             return ""
         kept = self._checked.get(text)
@@ -198,7 +198,7 @@ class Vocabulary:
         return kept
 
     def forget(self) -> None:
-        """Policies that were checked: of use while many join, and a lot of memory afterwards."""
+        """Drop the cache of checked policies: useful while many receivers join, and large afterwards."""
         self._checked.forget()
         _just_checked.clear()
 
@@ -215,21 +215,21 @@ class Vocabulary:
         return condition
 
     def event(self, kind: str, content: State) -> dict[str, types.Value]:
-        """The content of an event of this type; of a type without a model, anything that has a kind."""
+        """Check the content of an event; for a type without a model, any encodable values are accepted."""
         if not _NAME.match(kind) or restricted(kind):
-            raise errors.InvalidInput(f"{kind[:80]!r} cannot be a type of events")
+            raise errors.InvalidInput(f"{kind[:80]!r} is not a valid type of events")
         if kind in self.events:
             content = self.events[kind].require(content)
         for name, value in content.items():
             if not _NAME.match(name) or restricted(name):
-                raise errors.InvalidInput(f"{name[:80]!r} cannot be an attribute of an event")
+                raise errors.InvalidInput(f"{name[:80]!r} is not a valid name of an attribute")
             require_encodable(name, value)
             if not types.is_null(value) and types.kind_of(value) is None:
-                raise errors.InvalidInput(f"{name} has a value of no type: {value!r:.80}")
+                raise errors.InvalidInput(f"{name} has a value of an unsupported type: {value!r:.80}")
         return dict(content)
 
     def policy_models(self) -> list[types.Model]:
-        """All that a policy may speak of; several where models disagree about a type."""
+        """Return the attributes that a policy may use; several variants if models disagree about a type."""
         if self._policies is None:
             choices: dict[str, list[types.AttributeType]] = {key: [kind] for key, kind in IDENTITY.items()}
             for event in self.events.values():
@@ -240,7 +240,7 @@ class Vocabulary:
                 for name, declared in receiver.attributes.items():
                     choices.setdefault(f"sender.{name}", []).append(declared)
             distinct = {key: list(dict.fromkeys(declared_types)) for key, declared_types in choices.items()}
-            # The sets of one name are one to a policy: it may ask for any of their words.
+            # For a policy, sets of the same name are one: it may use any of their words.
             for key, declared_types in distinct.items():
                 sets = [kind for kind in declared_types if kind.kind is types.ValueKind.SET]
                 if len(sets) > 1:
@@ -262,28 +262,28 @@ class Vocabulary:
 
 
 def require_size(size: int) -> None:
-    """Of an event, as it travels."""
+    """Check the encoded size of an event."""
     if size > EVENT_BYTES_MAX:
-        raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are delivered")
+        raise errors.LimitExceeded(f"an event of {size:,} bytes: at most {EVENT_BYTES_MAX:,} are allowed")
 
 
 def pop_checked_policy(text: str) -> ast.Condition | None:
-    """The tree of a policy in its canonical form, if it was checked a moment ago: who asks first has it."""
+    """Remove and return the tree of a canonical policy, if it was checked recently."""
     return _just_checked.pop(text, None)
 
 
 def parse_policy(text: str) -> ast.Condition:
-    """One that was checked before."""
+    """Parse a policy that was checked before."""
     return parser.parse(text, home="event", scopes=("event", "sender"), bounds=KEPT_LIMITS)
 
 
 def canonical_text(policy: ast.Condition) -> str:
-    """How a policy is kept: equal ones are equal text."""
+    """Return the form in which a policy is stored; equal policies have equal text."""
     return text_.write(normal_forms.canonical(policy))
 
 
 def cost_of(condition: ast.Condition) -> tuple[cost.Cost, int | None]:
-    """Its cost, and as how many conjunctions it is indexed; None: too many, so it is asked one by one."""
+    """Return its cost and its number of conjunctions; None: too many for the index."""
     try:
         parts: int | None = len(normal_forms.disjunctive_normal(condition, cap=CONJUNCTIONS_MAX))
     except errors.LimitExceeded:

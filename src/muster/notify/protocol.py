@@ -1,22 +1,31 @@
-"""The wire of selective notification: subjects, messages, streams.
+"""The wire protocol of selective notification: subjects, messages, streams.
 
-    receiver says     muster.notify.from.<process>.change.<shard>     Changes    -> Answer, when they hold
-                   muster.notify.from.<process>.event.<shard>      Send       -> Answer, admitted or stored
-                   muster.notify.from.<process>.ack.<shard>        Acked
-                   muster.notify.from.<process>.define             Define     -> Answer
-                   muster.notify.from.<process>.trust              Present    -> Answer
-                   muster.notify.from.<process>.read.<question>    Ask        -> Told
-    delivered      muster.notify.to.<process>.event                Delivered
-    notifiers      muster.notify.all.{notifier,summary,known}      each other's summaries, and what is known
-                   muster.notify.log.match.<shard>                 an admitted event, to a shard it may match
-    kept           muster.notify.log.receiver.<shard>    stream ``receivers``: changes, and snapshots of them
-                   muster.notify.log.event            stream ``events``: durable events
-                   muster.notify.log.matched.<shard>  stream ``matches``: who gets them, who acknowledged
-                   muster.notify.log.history.<what>   stream ``notifications``: what was decided, for replay
+Requests of clients:
 
-A receiver is called ``<process>/<name>``, where the broker vouches for the process; within its own process's
-messages it goes by its name.  The receiver's full name decides its *shard*; one notifier at a time holds a
-shard, under a lease.  An event goes to the shard of its sender, whose state is there.
+    muster.notify.from.<process>.change.<shard>    ReceiverChanges -> NotifyReply, when they are in effect
+    muster.notify.from.<process>.event.<shard>     SendEvent       -> NotifyReply, when admitted or stored
+    muster.notify.from.<process>.ack.<shard>       EventAcks, without a reply
+    muster.notify.from.<process>.define            DefineModel     -> NotifyReply
+    muster.notify.from.<process>.trust             PresentGrant    -> NotifyReply
+    muster.notify.from.<process>.read.<query>      NotifyQuery     -> NotifyQueryResult
+
+To clients, and between notifiers:
+
+    muster.notify.to.<process>.event               EventDelivery
+    muster.notify.all.notifier                     ShardSummary, at every beat
+    muster.notify.all.known                        a revision of the bucket, to be confirmed
+    muster.notify.log.match.<notifier|all>         AdmittedEvent, to a notifier that may hold a receiver
+
+Streams:
+
+    muster.notify.log.receiver.<shard>             ``receivers``: changes and snapshots
+    muster.notify.log.event                        ``events``: durable events
+    muster.notify.log.matched.<shard>              ``matches``: their receivers and acknowledgements
+    muster.notify.log.history.<kind>               ``notifications``: decisions, for replay
+
+The full name of a receiver is ``<process>/<name>``; the broker proves the process.  Messages of the process
+use only the name.  The full name determines the *shard*, and one notifier at a time holds a shard, under a
+lease.  An event goes to the shard of its sender, which has the sender's state.
 """
 
 from __future__ import annotations
@@ -56,13 +65,13 @@ def lease_of(shard: Shard) -> str:
     return f"{PART}.shard-{shard}"
 
 
-# -- what receivers say
+# -- requests of clients
 
 
 class JoinReceiver(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="join", tag_field="change"
 ):
-    """A receiver advertises itself, anew or again: this is then all there is of it."""
+    """A receiver joins; this replaces its former state and policy."""
 
     receiver: Name
     model: Name
@@ -74,7 +83,7 @@ class JoinReceiver(
 class UpdateReceivers(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="update", tag_field="change"
 ):
-    """New attribute values of many receivers, in columns: ``values[name][i]`` belongs to ``receivers[i]``."""
+    """New values of many receivers, in columns: ``values[name][i]`` belongs to ``receivers[i]``."""
 
     receivers: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
     values: dict[Name, list[Value]]
@@ -96,15 +105,15 @@ class LeaveReceiver(
 class JoinReceivers(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag="joins", tag_field="change"
 ):
-    """Many receivers of one model join, in columns: ``policies[which[i]]`` is ``receivers[i]``'s policy."""
+    """Many receivers of one model join, in columns: ``receivers[i]`` has ``policies[which[i]]``."""
 
     receivers: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=100_000)]
     model: Name
     values: dict[Name, list[Value]] = msgspec.field(default_factory=dict)
     policies: Annotated[tuple[Expression, ...], msgspec.Meta(min_length=1)] = ("",)
-    which: list[int] = []  # empty: all have the first
-    durable: list[int] = []  # places of those that want durable delivery
-    changed_s: list[int] = []  # in a snapshot: when each last changed, since 1970
+    which: list[int] = []  # empty: all have the first policy
+    durable: list[int] = []  # positions of receivers with durable delivery
+    changed_s: list[int] = []  # in a snapshot: last change of each, in seconds since 1970
 
 
 Change = JoinReceiver | JoinReceivers | UpdateReceivers | SetReceiverPolicy | LeaveReceiver
@@ -113,13 +122,13 @@ Change = JoinReceiver | JoinReceivers | UpdateReceivers | SetReceiverPolicy | Le
 class ReceiverChanges(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-changes/1", omit_defaults=True
 ):
-    """Applied in order. One that is refused does not keep the others back."""
+    """Applied in order; a rejected change does not affect the others."""
 
     changes: Annotated[tuple[Change, ...], msgspec.Meta(max_length=100_000)]
 
 
 class SendEvent(messages.WireMessage, frozen=True, kw_only=True, tag="notify-send/1", omit_defaults=True):
-    id: Name  # the sender's choice; a repeat of a durable event is stored once
+    id: Name  # chosen by the sender; a repeated durable event is stored once
     sender: Name  # its name in its process
     type: Name
     content: Values = msgspec.field(default_factory=dict)
@@ -129,7 +138,7 @@ class SendEvent(messages.WireMessage, frozen=True, kw_only=True, tag="notify-sen
 
 
 class EventAcks(messages.WireMessage, frozen=True, kw_only=True, tag="notify-acked/1"):
-    """These receivers have handled these durable events: sequence -> receivers."""
+    """Acknowledgements of durable events: sequence -> receivers."""
 
     events: dict[int, tuple[Name, ...]]
 
@@ -141,26 +150,26 @@ class DefineModel(messages.WireMessage, frozen=True, kw_only=True, tag="notify-m
 
 
 class PresentGrant(messages.WireMessage, frozen=True, kw_only=True, tag="notify-trust/1", omit_defaults=True):
-    """A signed grant (its chain) or list of revocations. Who brings it does not matter: it is signed."""
+    """A signed grant (its chain) or list of revocations; any client may submit it."""
 
     chain: tuple[str, ...] = ()
     revocations: str = ""
 
 
-class NotifyQuery(messages.WireMessage, frozen=True, kw_only=True, tag="notify-ask/1", omit_defaults=True):
+class NotifyQuery(messages.WireMessage, frozen=True, kw_only=True, tag="notify-query/1", omit_defaults=True):
     expression: Expression = ""
-    receiver: str = ""  # a full name; of models and grants, after which one to go on
+    receiver: str = ""  # a full name; for models and grants, the key to continue after
     event: SendEvent | None = None
     sender: str = ""
-    state: Values = msgspec.field(default_factory=dict)  # the sender's own, as its holder tells it
-    after: str = ""  # of receivers: those whose names come after this
+    state: Values = msgspec.field(default_factory=dict)  # of the sender, from the notifier that holds it
+    after: str = ""  # only receivers with greater names
     limit: int = 100
 
 
 class NotifyQueryResult(
-    messages.WireMessage, frozen=True, kw_only=True, tag="notify-told/1", omit_defaults=True
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-query-result/1", omit_defaults=True
 ):
-    """One notifier's answer, for the shards that it holds."""
+    """The reply of one notifier, for the shards that it holds."""
 
     notifier: str
     shards: tuple[Shard, ...] = ()
@@ -170,41 +179,41 @@ class NotifyQueryResult(
     fault: error_replies.ErrorReply | None = None
 
 
-# -- what notifiers answer
+# -- replies and deliveries
 
 
-class NotifyReply(messages.WireMessage, frozen=True, kw_only=True, tag="notify-answer/1", omit_defaults=True):
-    sequence: int = 0  # under which a durable event, or the changes, are stored
-    refused: tuple[tuple[int, error_replies.ErrorReply], ...] = ()  # by the place in the message
+class NotifyReply(messages.WireMessage, frozen=True, kw_only=True, tag="notify-reply/1", omit_defaults=True):
+    sequence: int = 0  # of the stored event or changes
+    refused: tuple[tuple[int, error_replies.ErrorReply], ...] = ()  # by position in the message
 
 
 class ScopedAttributes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is believed of a sender by some receivers only: a grant's scope says by whom.
+    """Attributes of a sender that count only for the receivers in the scope of a grant.
 
-    By those in ``region``, or below it, as their own state has it; by those that ``audience`` names.
+    These are the receivers whose state is in ``region`` or below it, and that ``audience`` names.
     """
 
     attributes: Values
     region: str = ""
-    audience: tuple[str, ...] = ()  # processes, or receivers by their full names; empty: everybody
+    audience: tuple[str, ...] = ()  # processes, or full names of receivers; empty: all
 
 
 class AdmittedEvent(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-event/1", omit_defaults=True
 ):
-    """An event that was admitted: checked, and with the sender's attributes as they were then believed."""
+    """A checked event, with the attributes of the sender at the time of admission."""
 
     id: Name
     type: Name
     sender: str  # a full name
     content: Values = msgspec.field(default_factory=dict)
     attributes: Values = msgspec.field(default_factory=dict)  # the sender's
-    within: tuple[ScopedAttributes, ...] = ()  # the later ones prevail
+    within: tuple[ScopedAttributes, ...] = ()  # later ones override
     address: Expression = "TRUE"
     at_ms: messages.TimeMs = 0
 
-    def believed(self, within: Iterable[ScopedAttributes] = ()) -> dict[str, types.Value]:
-        """All that policies are asked about, by receivers in these scopes."""
+    def attribute_values(self, within: Iterable[ScopedAttributes] = ()) -> dict[str, types.Value]:
+        """Return the values with which policies of receivers in these scopes are evaluated."""
         values: dict[str, types.Value] = {self.type: True, **from_wire(self.content)}
         for attributes in (self.attributes, *(scope.attributes for scope in within)):
             values.update((f"sender.{name}", value) for name, value in from_wire(attributes).items())
@@ -214,17 +223,17 @@ class AdmittedEvent(
 class EventDelivery(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-delivered/1", omit_defaults=True
 ):
-    """One event to some receivers of one process."""
+    """An event for receivers of one process."""
 
     to: tuple[str, ...]
     event: AdmittedEvent
     shard: Shard
     epoch: int
-    sequence: int = 0  # of a durable event: to be acknowledged
-    floor: int = 0  # no event below this will come again from this shard
+    sequence: int = 0  # of a durable event, for the acknowledgement
+    floor: int = 0  # no earlier event will be sent again by this shard
 
 
-# -- what is kept
+# -- stored messages
 
 
 class ShardLogEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,12 +242,12 @@ class ShardLogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AppliedChanges(
-    messages.WireMessage, frozen=True, kw_only=True, tag="notify-kept/1", omit_defaults=True
+    messages.WireMessage, frozen=True, kw_only=True, tag="notify-applied/1", omit_defaults=True
 ):
-    """Changes that hold, in their order, with canonical policies; none: a notifier now holds the shard.
+    """Applied changes in order, with canonical policies; empty: a notifier has acquired the shard.
 
-    A snapshot is a run of messages from ``begin`` to ``end``, all of one epoch with nothing in between.  Only
-    when it is whole it stands in place of everything before it.
+    A snapshot is a sequence of messages from ``begin`` to ``end``, all of one epoch and without others in
+    between.  Only a complete snapshot replaces the messages before it.
     """
 
     entries: tuple[ShardLogEntry, ...] = ()
@@ -250,9 +259,9 @@ class AppliedChanges(
 class MatchRecord(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-matched/1", omit_defaults=True
 ):
-    """How far a shard has matched the stream of events, who got what, and who has acknowledged.
+    """The position of a shard in the stream of events, the receivers of events, and acknowledgements.
 
-    ``reset``: what was before does not count.
+    ``reset``: this record replaces all earlier ones.
     """
 
     position: int
@@ -267,7 +276,7 @@ class MatchRecord(
 class DecisionRecord(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-decided/1", omit_defaults=True
 ):
-    """For the history: an event, and to how many of whose receivers it went."""
+    """For the history: an event, and its receivers at one notifier."""
 
     event: AdmittedEvent
     at_ms: messages.TimeMs
@@ -280,18 +289,18 @@ class DecisionRecord(
 class ShardSummary(
     messages.WireMessage, frozen=True, kw_only=True, tag="notify-summary/1", omit_defaults=True
 ):
-    """What a notifier's shards hold: an event that can match nothing of it need not be sent there."""
+    """What a notifier holds: an event that cannot match it need not be forwarded there."""
 
     notifier: str
     shards: tuple[Shard, ...] = ()
     leaving: bool = False
-    full: bool = False  # too many acknowledgements are owed for more durable events
+    full: bool = False  # too many pending acknowledgements for more durable events
     floors: dict[Shard, int] = msgspec.field(
         default_factory=dict
     )  # the first durable event that a shard still needs
     words: dict[str, tuple[str, ...]] = msgspec.field(
         default_factory=dict
-    )  # attribute -> every word it has; not listed: anything
+    )  # attribute -> all words that occur; not listed: any word
     accepts: tuple[str, ...] | None = None  # event types; None: any
 
 
@@ -310,7 +319,7 @@ def streams(*, max_bytes: int, replicas: int = 1) -> tuple[api.StreamSettings, .
         api.StreamSettings(
             STREAM_EVENTS, (subjects.log_subject(PART, "event"),), max_bytes=max_bytes, **refuse
         ),
-        # Apart from the events: acknowledgements, which make room there, must find room when they are full.
+        # Separate from the events: when those are full, there must be space for acknowledgements.
         api.StreamSettings(
             STREAM_MATCHES, (subjects.log_subject(PART, "matched", "*"),), max_bytes=max_bytes, **refuse
         ),

@@ -1,8 +1,8 @@
-"""Durable events that came to a process: each is handled once, and acknowledged when it was.
+"""Durable events that a process received: each is handled once, then acknowledged.
 
-A notifier delivers again what was not acknowledged, and one that takes over a shard what the holder before it
-may have delivered already.  So what was received is remembered, until its shard says that it will not come
-again; and what a deposed holder still sends is refused by its epoch.
+A notifier delivers again what was not acknowledged, and the next holder of a shard repeats what the former
+one may have delivered already.  So received events are remembered until their shard reports that they will
+not be sent again.  Deliveries of a former holder are rejected by their epoch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EventReceipts:
         self._acking: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Events that are remembered."""
+        """The number of remembered events."""
         return sum(map(len, self._received.values()))
 
     async def close(self) -> None:
@@ -33,7 +33,7 @@ class EventReceipts:
             await asyncio.gather(self._acking, return_exceptions=True)
 
     def is_stale(self, delivered: protocol.EventDelivery) -> bool:
-        """Whether a notifier sent it that no longer holds the shard."""
+        """Whether the sending notifier no longer holds the shard."""
         try:
             self._fences[delivered.shard].check(delivered.epoch)
         except errors.StaleEpoch:
@@ -57,12 +57,12 @@ class EventReceipts:
 
     async def _send(self) -> None:
         while self._acks:
-            await asyncio.sleep(0)  # more may come in this turn of the loop
+            await asyncio.sleep(0)  # collect more acknowledgements of this iteration of the loop
             acks, self._acks = self._acks, {}
             for shard, events in acks.items():
                 acked = protocol.EventAcks(
                     events={sequence: tuple(names) for sequence, names in events.items()}
                 )
                 subject = subjects.from_identity(protocol.PART, self._bus.identity, "ack", str(shard))
-                with contextlib.suppress(errors.Unavailable):  # it is delivered again, and acknowledged again
+                with contextlib.suppress(errors.Unavailable):  # it is delivered and acknowledged again
                     await self._bus.publish(subject, messages.encode(acked))

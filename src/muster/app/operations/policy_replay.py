@@ -20,7 +20,7 @@ from muster.pipeline.batch import policy_replay
 async def load_vocabulary(bus: api.Bus) -> models.Vocabulary:
     """The models of the domain. `errors.NotFound` if no notifications were stored."""
     vocabulary = models.Vocabulary()
-    for definition in await queries.defined(bus):
+    for definition in await queries.list_models(bus):
         vocabulary.add(authorities.model_of(msgspec.convert(definition, protocol.DefineModel)))
     try:
         await bus.open_stream(protocol.STREAM_HISTORY)

@@ -165,7 +165,7 @@ def revoke(
         from muster.notify import client, queries
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
-            listed = await queries.granted(bus)
+            listed = await queries.list_grants(bus)
             there = {
                 serial for issued in listed for serial in (issued["serial"], *issued.get("mandates", ()))
             }
@@ -175,15 +175,15 @@ def revoke(
                     hint="see `muster authority list`; use --unseen for an authority without grants",
                 )
             while True:
-                number, before = await queries.revoked(bus, signer.key.public)
+                number, before = await queries.revocation_list(bus, signer.key.public)
                 try:
                     await mine.revoke(signer.revoke({*before, *serials}, number=number + 1, now=time.time()))
                     break
                 except errors.Refused:
                     # A concurrent revocation has to be kept.
-                    if (await queries.revoked(bus, signer.key.public))[0] == number:
+                    if (await queries.revocation_list(bus, signer.key.public))[0] == number:
                         raise
-            return {issued["serial"]: issued["status"] for issued in await queries.granted(bus)}
+            return {issued["serial"]: issued["status"] for issued in await queries.list_grants(bus)}
 
     known = command.run(work())
     if still := [serial for serial in serials if known.get(serial) == "valid"]:
@@ -204,7 +204,7 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
         from muster.notify import queries
 
         async with await connection.connect(invocation, to) as bus:
-            return await queries.granted(bus)
+            return await queries.list_grants(bus)
 
     from muster.cli.notifications import notify
 

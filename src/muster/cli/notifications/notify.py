@@ -459,7 +459,7 @@ def models(invocation: command.Invocation, form: Any, to: connection.ConnectionO
     async def ask(bus: api.Bus) -> Any:
         from muster.notify import queries
 
-        return await queries.defined(bus)
+        return await queries.list_models(bus)
 
     definitions = command.run(_with(invocation, to, ask))
     if form is None:

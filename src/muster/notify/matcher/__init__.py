@@ -1,1 +1,1 @@
-"""Which receivers get an event: columnar index over receivers and policies."""
+"""Matching of events with receivers: a columnar index over receivers and policies."""

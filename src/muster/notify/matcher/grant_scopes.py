@@ -1,9 +1,8 @@
-"""Who gets an event whose sender is not believed alike by all: a grant may hold in a region only.
+"""Matching of events whose sender has grants that are limited to a region or an audience.
 
-It may also hold for an audience, which is those that it names.
-
-Those that the address means are sorted by the scopes they are in, and the policies of each group are asked
-about what that group believes.  Pure.
+Such a grant counts only for the receivers in its scope.  The receivers that match the address are grouped by
+the scopes that they are in, and the policies of each group are evaluated with the attributes that count
+there.  Pure.
 """
 
 from __future__ import annotations
@@ -27,30 +26,30 @@ Array = npt.NDArray[Any]
 def find(
     engine: engines.Matcher, event: protocol.AdmittedEvent, address: ast.Condition
 ) -> list[engines.MatchResult]:
-    """The receivers of an event; good until the engine is asked again."""
+    """Return the receivers of an event; valid until the next call of the matcher."""
     if not event.within:
-        return engine.find(event.believed(), address)
+        return engine.find(event.attribute_values(), address)
     results = []
-    for meant in engine.find_meant(address):
-        chosen = np.zeros(len(meant.rows), np.bool_)
-        inside = _inside(engine, meant, event.within)
+    for addressed in engine.find_addressed(address):
+        chosen = np.zeros(len(addressed.rows), np.bool_)
+        inside = _inside(engine, addressed, event.within)
         packed = np.packbits(inside, axis=1)
         alike = packed.view(f"V{packed.shape[1]}").ravel()
         _, firsts, groups = np.unique(alike, return_index=True, return_inverse=True)
         for group, first in enumerate(firsts.tolist()):
             scopes = itertools.compress(event.within, inside[first])
             own = groups == group
-            chosen[own] = engine.accepts(event.believed(scopes), meant.table, meant.rows[own])
-        results.append(engines.MatchResult(meant.table, meant.rows[chosen]))
+            chosen[own] = engine.accepts(event.attribute_values(scopes), addressed.table, addressed.rows[own])
+        results.append(engines.MatchResult(addressed.table, addressed.rows[chosen]))
     return results
 
 
 def attributes_seen_by(
     event: protocol.AdmittedEvent, receiver: str, state: dict[str, types.Value]
 ) -> dict[str, types.Value]:
-    """What one receiver is asked about."""
+    """Return the attributes with which the policy of one receiver is evaluated."""
     region = state.get(authorities.REGION)
-    return event.believed(
+    return event.attribute_values(
         scope
         for scope in event.within
         if (not scope.region or (isinstance(region, str) and _below(scope.region)(region)))
@@ -59,15 +58,15 @@ def attributes_seen_by(
 
 
 def _inside(
-    engine: engines.Matcher, meant: engines.MatchResult, within: tuple[protocol.ScopedAttributes, ...]
+    engine: engines.Matcher, addressed: engines.MatchResult, within: tuple[protocol.ScopedAttributes, ...]
 ) -> Array:
-    """For each row, which scopes it is in."""
-    table = engine.tables[meant.table]
-    inside = np.ones((len(meant.rows), len(within)), np.bool_)
-    names = engine.names([meant]) if any(scope.audience for scope in within) else []
+    """Return, for each row, the scopes that it is in."""
+    table = engine.tables[addressed.table]
+    inside = np.ones((len(addressed.rows), len(within)), np.bool_)
+    names = engine.names([addressed]) if any(scope.audience for scope in within) else []
     for place, scope in enumerate(within):
         if scope.region:
-            inside[:, place] &= _in_region(table, meant.rows, scope.region)
+            inside[:, place] &= _in_region(table, addressed.rows, scope.region)
         if scope.audience:
             audience = frozenset(scope.audience)
             inside[:, place] &= np.fromiter((_named(name, audience) for name in names), np.bool_, len(names))

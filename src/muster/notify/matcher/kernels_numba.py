@@ -1,11 +1,11 @@
-"""The inner loops, in numba where it is installed: a few machine instructions for 64 receivers.
+"""The inner loops with numba, if it is installed: a few machine instructions for 64 receivers.
 
-A *bitmap* is an array of 64-bit words, bit ``i % 64`` of word ``i // 64`` standing for row ``i``.  An address
-becomes a postfix *program* that one compiled loop interprets over blocks of 8,192 rows, so that no address
-costs a compilation and the stack stays in the nearest cache.
+A *bitmap* is an array of 64-bit words; bit ``i % 64`` of word ``i // 64`` represents row ``i``.  An address
+becomes a postfix *program* that one compiled loop interprets over blocks of 8,192 rows, so no address needs a
+compilation and the stack stays in the first-level cache.
 
-`muster.notify.matcher.kernels_numpy` is the same in numpy alone: slower, always there, and what these are
-tested against.
+`muster.notify.matcher.kernels_numpy` has the same functions in numpy only: slower, always available, and the
+reference for the tests of these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from muster.notify.matcher import name_table, opcodes
 
 BLOCK: Final = 128  # words
-AHEAD: Final = 16  # receivers: so long takes it to fetch something from memory
+AHEAD: Final = 16  # receivers that are processed during a fetch from memory
 DEPTH: Final = opcodes.DEPTH
 
 BITMAP, RANGE, AND, OR, FILL = opcodes.BITMAP, opcodes.RANGE, opcodes.AND, opcodes.OR, opcodes.FILL
@@ -29,7 +29,7 @@ NEXT, WITHIN, EMPTY = opcodes.NEXT, opcodes.WITHIN, name_table.EMPTY
 
 @intrinsic
 def _within(_: Any, array: Any, at: Any, low: Any, span: Any) -> Any:
-    """64 bytes from ``at`` on as a word: which of them are between ``low`` and ``low + span``."""
+    """Return a word with a bit for each of 64 bytes from ``at`` on: between ``low`` and ``low + span``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = ir.VectorType(ir.IntType(8), 64)
@@ -61,7 +61,7 @@ def _ones(_: Any, word: Any) -> Any:
 
 @intrinsic
 def _lowest(_: Any, word: Any) -> Any:
-    """The number of the lowest bit that is set; 64 if there is none."""
+    """Return the number of the lowest set bit; 64 if there is none."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -71,7 +71,7 @@ def _lowest(_: Any, word: Any) -> Any:
 
 @intrinsic
 def _prefetch(_: Any, array: Any, at: Any) -> Any:
-    """Begin to fetch what stands there: it is read in a moment."""
+    """Start to fetch an element that is read soon."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -88,7 +88,7 @@ def _prefetch(_: Any, array: Any, at: Any) -> Any:
 
 @njit(cache=True)
 def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
-    """Interpret an address; ``codes`` is flat, one column of ``stride`` bytes after the other."""
+    """Interpret an address; ``codes`` contains columns of ``stride`` bytes one after the other."""
     words = out.size
     stack = np.empty((DEPTH, BLOCK), np.uint64)
     total = np.uint64(0)
@@ -119,7 +119,7 @@ def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
                 nonzero = 0
                 for i in range(size):
                     nonzero += own[i] != 0
-                if nonzero * 8 < size:  # the few that are left are asked one by one
+                if nonzero * 8 < size:  # the few remaining words are evaluated one by one
                     for i in range(size):
                         if own[i] != 0:
                             own[i] &= _within(codes, base + i * 64, low, span)
@@ -151,7 +151,7 @@ def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
 
 @njit(cache=True)
 def intersect(rows: Any, chosen: Any, out: Any) -> int:
-    """AND of some rows of a matrix of bitmaps; how many bits are left."""
+    """Compute the AND of some rows of a matrix of bitmaps; return the number of set bits."""
     size = out.size
     first = rows[chosen[0]]
     for i in range(size):
@@ -168,7 +168,7 @@ def intersect(rows: Any, chosen: Any, out: Any) -> int:
 
 @njit(cache=True)
 def positions(bits: Any, out: Any) -> int:
-    """The numbers of the set bits."""
+    """Return the numbers of the set bits."""
     count = 0
     for i in range(bits.size):
         word = bits[i]
@@ -181,7 +181,7 @@ def positions(bits: Any, out: Any) -> int:
 
 @njit(cache=True)
 def policies_of(true: Any, owner: Any, out: Any) -> int:
-    """The distinct policies of the true conjunctions."""
+    """Return the distinct policies of the true conjunctions."""
     count = 0
     last = -1
     for i in range(true.size):
@@ -189,7 +189,7 @@ def policies_of(true: Any, owner: Any, out: Any) -> int:
         while word != 0:
             policy = owner[i * 64 + _lowest(word)]
             word &= word - np.uint64(1)
-            # The conjunctions of a policy stand side by side.
+            # The conjunctions of a policy are adjacent.
             if policy != last:
                 last = out[count] = policy
                 count += 1
@@ -198,10 +198,10 @@ def policies_of(true: Any, owner: Any, out: Any) -> int:
 
 @njit(cache=True)
 def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any:
-    """Where the receivers of the true policies stand, as in ``spans``.
+    """Return the positions of the receivers of the true policies, as in ``spans``.
 
-    Every step goes to a place of its own in memory.  What waits for one of them must not wait for the next
-    too, so each kind of step is done for all policies before the next kind.
+    Every step reads another place in memory.  Each kind of step is done for all policies before the next
+    kind, so that the reads overlap.
     """
     policies = out[: policies_of(true, owner, out)]
     stretches = np.empty((policies.size, 3), np.int32)
@@ -221,7 +221,7 @@ def _stretches(true: Any, owner: Any, spans: Any, members: Any, out: Any) -> Any
 
 @njit(cache=True)
 def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
-    """Receivers of the policies that have a true conjunction, if the address means them, as ids."""
+    """Return the ids of the receivers that match the address and whose policy has a true conjunction."""
     stretches = _stretches(true, owner, spans, members, room)
     count = np.int64(0)
     for i in range(stretches.shape[0]):
@@ -229,14 +229,14 @@ def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, addres
         if row < 0:
             for j in range(start, start + size):
                 member = np.uint64(members[j])
-                # Written whether or not it counts: no branch to mispredict.
+                # Written in any case: there is no branch to mispredict.
                 out[count] = member
                 count += np.int64(
                     (address[member >> np.uint64(6)] >> (member & np.uint64(63))) & np.uint64(1)
                 )
             continue
         end = row + size
-        while row < end:  # a word of the address at a time
+        while row < end:  # one word of the address at a time
             bits, width = _piece(address, row, end)
             while bits != 0:
                 out[count] = row + _lowest(bits)
@@ -248,7 +248,7 @@ def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, addres
 
 @njit(cache=True)
 def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
-    """The same as a bitmap, which is empty before."""
+    """Like `by_policy`, but sets bits of an empty bitmap."""
     stretches = _stretches(true, owner, spans, members, room)
     count = np.uint64(0)
     for i in range(stretches.shape[0]):
@@ -257,9 +257,9 @@ def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, a
             for j in range(start, start + size):
                 member = np.uint64(members[j])
                 at, bit = member >> np.uint64(6), member & np.uint64(63)
-                meant = (address[at] >> bit) & np.uint64(1)
-                out[at] |= meant << bit
-                count += meant
+                addressed = (address[at] >> bit) & np.uint64(1)
+                out[at] |= addressed << bit
+                count += addressed
             continue
         end = row + size
         while row < end:
@@ -272,7 +272,7 @@ def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, a
 
 @njit(cache=True)
 def _piece(address: Any, row: int, end: int) -> Any:
-    """The bits of the rows from ``row`` on that stand in one word and are before ``end``; how many."""
+    """Return the bits of the rows from ``row`` to ``end`` that are in one word, and their number."""
     width = min(64 - (row & 63), end - row)
     bits = (address[row >> 6] >> np.uint64(row & 63)) & (~np.uint64(0) >> np.uint64(64 - width))
     return bits, width
@@ -280,7 +280,7 @@ def _piece(address: Any, row: int, end: int) -> Any:
 
 @njit(cache=True)
 def _hits(address: Any, few: bool, out: Any) -> int:
-    """`positions`, written two at a time whether or not they are there: no branch to mispredict."""
+    """Like `positions`, but writes two at a time in any case: there is no branch to mispredict."""
     if few:
         return positions(address, out)
     hits = np.int64(0)
@@ -302,9 +302,9 @@ def _hits(address: Any, few: bool, out: Any) -> int:
 
 @njit(cache=True)
 def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, out: Any) -> int:
-    """Receivers that the address means and one of whose policy's conjunctions is true, as ids.
+    """Return the ids of the receivers that match the address and whose policy has a true conjunction.
 
-    What is read of each stands at a place of its own in memory, so it is fetched some receivers ahead.
+    Each of them is at another place in memory, so the data is fetched some receivers ahead.
     """
     hits = _hits(address, hits * 8 < address.size, out)
     matched = np.int64(0)
@@ -316,20 +316,20 @@ def by_address(address: Any, hits: int, policy_of: Any, parts: Any, true: Any, o
         policy = policy_of[row]
         known = max(policy, 0)
         first, count = np.uint64(parts[known, 0]), parts[known, 1]
-        # Its conjunctions stand side by side, at most 64 of them: in one word, or in two.
+        # Its conjunctions are adjacent, at most 64 of them: in one word or in two.
         at, shift = first >> np.uint64(6), first & np.uint64(63)
         bits = true[at] >> shift
         bits |= (true[min(at + np.uint64(1), last)] << np.uint64(1)) << (np.uint64(63) - shift)
         bits &= ~np.uint64(0) >> np.uint64(64 - max(count, 1))
         out[matched] = row
-        # One that can never be true has no conjunction.
+        # A policy that can never be true has no conjunction.
         matched += np.int64((bits != 0) & (policy >= 0) & (count > 0))
     return matched
 
 
 @njit(cache=True)
 def encode_rows(values: Any, rows: Any, edges: Any, codes: Any) -> None:
-    """The codes of some rows of a column of numbers: 0 is NULL, then one for each interval."""
+    """Compute the codes of some rows of a column of numbers: 0 for NULL, then one for each interval."""
     for i in range(rows.size):
         row = rows[i]
         value = values[row]
@@ -348,7 +348,7 @@ def encode_rows(values: Any, rows: Any, edges: Any, codes: Any) -> None:
 
 @njit(cache=True)
 def write_sets(rows: Any, masks: Any, first: int, count: int, bits: Any) -> None:
-    """Each row's bit in ``count`` bitmaps, bit k of its mask in bitmap ``first + k``."""
+    """Write the bit of each row in ``count`` bitmaps: bit k of its mask in bitmap ``first + k``."""
     for i in range(rows.size):
         word, bit = rows[i] >> 6, np.uint64(1) << np.uint64(rows[i] & 63)
         for k in range(count):
@@ -360,7 +360,7 @@ def write_sets(rows: Any, masks: Any, first: int, count: int, bits: Any) -> None
 
 @njit(cache=True)
 def move_bits(rows: Any, old: Any, new: Any, where: Any, bits: Any) -> None:
-    """Rows change from one code to another: code c has the bitmap ``where[c - 1]``."""
+    """Move rows from one code to another: code c has the bitmap ``where[c - 1]``."""
     for i in range(rows.size):
         word, bit = rows[i] >> 6, np.uint64(1) << np.uint64(rows[i] & 63)
         if old[i] != 0:
@@ -373,7 +373,7 @@ def move_bits(rows: Any, old: Any, new: Any, where: Any, bits: Any) -> None:
 def lookup(
     hashes: Any, data: Any, ends: Any, places: Any, starts: Any, sizes: Any, text: Any, out: Any
 ) -> None:
-    """The rows of names: the i-th ends in ``data`` at ``ends[i]``; -1 where nobody has it."""
+    """Return the rows of names: the i-th ends in ``data`` at ``ends[i]``; -1 for an unknown name."""
     mask = places.size - 1
     first = 0
     for i in range(hashes.size):
@@ -396,7 +396,7 @@ def lookup(
 
 @njit(cache=True)
 def gather(text: Any, starts: Any, lengths: Any, out: Any) -> None:
-    """Stretches of a text, one after the other."""
+    """Concatenate parts of a text."""
     at = 0
     for i in range(starts.size):
         for k in range(starts[i], starts[i] + lengths[i]):

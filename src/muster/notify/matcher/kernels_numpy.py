@@ -1,5 +1,4 @@
-"""The inner loops in numpy alone: the reference for `muster.notify.matcher.kernels_numba`, and their
-stand-in."""
+"""The inner loops in numpy only: the reference and fallback for `muster.notify.matcher.kernels_numba`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 def pack(mask: Array) -> Array:
-    """A mask of rows, their number a multiple of 64, as a bitmap."""
+    """Convert a mask of rows (a multiple of 64) to a bitmap."""
     return np.packbits(mask, bitorder="little").view(np.uint64)
 
 
@@ -34,7 +33,7 @@ def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int
             case opcodes.WITHIN:
                 column = codes[a * stride : a * stride + words * 64]
                 nonzero = np.flatnonzero(stack[-1])
-                if len(nonzero) * 8 < words:  # the few that are left are asked one by one
+                if len(nonzero) * 8 < words:  # the few remaining words are evaluated one by one
                     left = np.zeros_like(stack[-1])
                     left[nonzero] = stack[-1][nonzero] & _within(
                         column.reshape(-1, 64)[nonzero].reshape(-1), b, c
@@ -69,7 +68,7 @@ def intersect(rows: Array, chosen: Array, out: Array) -> int:
 
 
 def positions(bits: Array, out: Array) -> int:
-    # Word by word first: most are empty.
+    # First by word: most words are empty.
     words = np.flatnonzero(bits)
     masks = unpack(bits[words]).reshape(-1, 64)
     at, bit = np.nonzero(masks)
@@ -81,7 +80,7 @@ def policies_of(true: Array, owner: Array, out: Array) -> int:
     true_positions = np.empty(int(np.bitwise_count(true).sum()), np.int64)
     positions(true, true_positions)
     owners = owner[true_positions]
-    # The conjunctions of a policy stand side by side.
+    # The conjunctions of a policy are adjacent.
     policies = owners[np.flatnonzero(np.diff(owners, prepend=-1))]
     out[: len(policies)] = policies
     return len(policies)
@@ -152,7 +151,7 @@ def write_sets(rows: Array, masks: Array, first: int, count: int, bits: Array) -
 
 
 def gather(text: Array, starts: Array, lengths: Array, out: Array) -> None:
-    """Stretches of a text, one after the other."""
+    """Concatenate parts of a text."""
     out[:] = text[_stretches(starts, lengths)]
 
 

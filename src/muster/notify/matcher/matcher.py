@@ -1,11 +1,12 @@
-"""The matcher: who gets an event, at a million receivers.
+"""The matcher: finds the receivers of an event among a million.
 
-Receivers stand in a `table.Table` for each model, their distinct policies in one `index.PolicyIndex`.  An
-event is matched in three steps: the policies that are true of it (none: done), the receivers that its address
-means, and who is in both.  The last is worked out from the smaller side: each address hit asks whether
-its policy is true, or each true policy lists its receivers and asks whether the address means them.
+Receivers are in a `receiver_table.ReceiverTable` for each model, their distinct policies in one
+`policy_index.PolicyIndex`.  An event is matched in three steps: the policies that are true for it (none:
+done), the receivers that match its address, and the intersection.  The intersection is computed from the
+smaller side: for each receiver that matches the address, whether its policy is true; or for each receiver of
+a true policy, whether it matches the address.
 
-Single writer: between two calls every event sees one consistent state.  Pure: no clock, no bus.
+There is a single writer: between two calls every event sees one consistent state.  Pure: no clock, no bus.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from muster.predicates.syntax import parser
 
 Array = npt.NDArray[Any]
 
-# Nanoseconds, measured: an address hit costs reads of its policy; a true conjunction, those of its policy,
-# and then a bit of the address for each of the policy's receivers.
+# Measured in nanoseconds: a match of the address costs reads of its policy; a true conjunction costs reads of
+# its policy, and then of a bit of the address for each receiver of the policy.
 HIT_NS: Final = 4
 CONJUNCTION_NS: Final = 6
 MEMBER_NS: Final = 2
 
 
 def select_kernels() -> Any:
-    """The compiled kernels where numba is installed, numpy's otherwise."""
+    """Return the compiled kernels if numba is installed, otherwise those of numpy."""
     try:
         from muster.notify.matcher import kernels_numba
     except ImportError:
@@ -44,7 +45,7 @@ def select_kernels() -> Any:
 
 
 def warm_up() -> Any:
-    """`fastest`, loaded and compiled: that takes a second, and several on a machine that never ran them."""
+    """Load and compile the kernels of `select_kernels`: takes a second, several at the first time."""
     kernels = select_kernels()
     trial = Matcher(kernels=kernels)
     model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
@@ -74,7 +75,7 @@ class Matcher:
         self._ids = np.zeros(1024, np.int32)  # equivalent: grows as needed
 
     def use(self, kernels: Any) -> None:
-        """Go on with other kernels: they share all that is held."""
+        """Switch to other kernels; they use the same data."""
         self._kernels = kernels
         self.policies.use(kernels)
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
@@ -111,13 +112,13 @@ class Matcher:
         shard: int = 0,
         at_s: int = 0,
     ) -> None:
-        held = self.policies.hold(policy) if policy else -1  # first: it may be refused
+        held = self.policies.hold(policy) if policy else -1  # first, because it may be rejected
         if receiver in self:
             self.leave(receiver)
         self.define(model)
         number = self._table_of[model.name]
         table = self.tables[number]
-        rows = table.take(1, shard)
+        rows = table.allocate_rows(1, shard)
         row = int(rows[0])
         table.write(rows, {name: [value] for name, value in state.items()})
         table.changed_s[row] = at_s
@@ -138,9 +139,9 @@ class Matcher:
         shard: int = 0,
         at_s: Array | int = 0,
     ) -> None:
-        """Receivers of one model, each of them once: ``which[i]`` says which of ``policies`` receiver i has.
+        """Add different receivers of one model: receiver i has the policy ``policies[which[i]]``.
 
-        Receivers of one policy come to stand together, which makes matching faster.
+        Receivers of the same policy become adjacent, which makes matching faster.
         """
         self.define(model)
         number = self._table_of[model.name]
@@ -152,7 +153,7 @@ class Matcher:
         held = np.array(self.policies.hold_many(policies, users), np.int32)[which]
         order = np.argsort(held, kind="stable")
         rows = np.empty(len(receivers), np.int64)
-        rows[order] = table.take(len(receivers), shard)
+        rows[order] = table.allocate_rows(len(receivers), shard)
         table.write(rows, columns)
         if durable is not None and durable.any():
             table.set_durable(rows[durable], True)
@@ -161,7 +162,7 @@ class Matcher:
         self._names[number].add(receivers, rows)
 
     def update(self, receivers: Sequence[str], columns: Mapping[str, Sequence[Any]], at_s: int = 0) -> None:
-        """New values in columns, at a time; a receiver that comes twice keeps its last."""
+        """Set new values, given in columns. If a receiver occurs twice, the last value counts."""
         for number, places, rows in self.places(receivers):
             if len(places) == len(receivers):
                 part = columns
@@ -172,7 +173,7 @@ class Matcher:
                 self.tables[number].changed_s[rows] = at_s
 
     def places(self, receivers: Sequence[str]) -> list[tuple[int, Sequence[int], Array]]:
-        """By table: which of the receivers are there, each once, and their rows."""
+        """Return, by table, the positions of the known receivers, without duplicates, and their rows."""
         places: list[tuple[int, Sequence[int], Array]] = []
         missing = np.ones(len(receivers), np.bool_)
         for number, known in enumerate(self._names):
@@ -188,19 +189,19 @@ class Matcher:
             raise errors.NotFound(f"there is no receiver {receivers[int(missing.argmax())]!r:.160}")
         return places
 
-    def believe(
+    def write_granted(
         self, number: int, rows: Array, columns: Mapping[str, Sequence[Any]], ends_s: Sequence[float]
     ) -> None:
-        """What was granted to receivers of one table, and until when."""
+        """Set the granted attributes of receivers of one table, and when they end."""
         self.tables[number].write(rows, columns)
         self.tables[number].set_ends(rows, np.array(ends_s))
 
     def next_end_s(self) -> float:
-        """When a grant ends next."""
+        """Return when the next grant ends."""
         return min((float(table.ends_s.min(initial=np.inf)) for table in self.tables), default=np.inf)
 
     def ended(self, now_s: float) -> list[str]:
-        """The receivers of whom something was granted until now."""
+        """Return the receivers with a grant that has ended."""
         return self.names(
             MatchResult(number, np.flatnonzero(table.ends_s <= now_s))
             for number, table in enumerate(self.tables)
@@ -221,30 +222,30 @@ class Matcher:
     def leave(self, receiver: str) -> None:
         table, row = self._at(receiver)
         held = int(table.policy_of[row])
-        table.give_back(np.array([row], np.int64))
+        table.release_rows(np.array([row], np.int64))
         if held >= 0:
             self.policies.release(held)
         self._names[self._table_of[table.model.name]].remove(np.array([row], np.int64))
 
     def leave_shard(self, shard: int) -> None:
-        """All receivers of a shard at once."""
+        """Remove all receivers of a shard."""
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             rows = table.rows_of(shard)
             if not len(rows):
                 continue
             held, users = np.unique(table.policy_of[rows], return_counts=True)
-            table.give_back(rows)
+            table.release_rows(rows)
             for policy, count in zip(held.tolist(), users.tolist(), strict=True):  # equivalent: as many
                 if policy >= 0:
                     self.policies.release(policy, count)
             known.remove(rows)
 
     def tidy(self) -> None:
-        """After many changes: matching is faster then, and takes less memory."""
+        """Compact the data after many changes: matching is faster then and takes less memory."""
         for table in self.tables:
             table.tidy()
 
-    # -- questions
+    # -- queries
 
     def _at(self, receiver: str) -> tuple[tables.ReceiverTable, int]:
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
@@ -253,14 +254,14 @@ class Matcher:
         raise errors.NotFound(f"there is no receiver {receiver!r:.160}")
 
     def known_model_of(self, receiver: str) -> models.Model | None:
-        """None if there is no such receiver."""
+        """Return the model of a receiver; None if there is no such receiver."""
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
             if known.row(receiver) >= 0:
                 return table.model
         return None
 
     def models_of(self, receivers: Sequence[str]) -> set[models.Model] | None:
-        """The models of many receivers; None if one of them is not there."""
+        """Return the models of many receivers; None if one of them does not exist."""
         missing = np.ones(len(receivers), np.bool_)
         held_models: set[models.Model] = set()
         for table, known in zip(self.tables, self._names, strict=True):  # equivalent: as many
@@ -280,7 +281,7 @@ class Matcher:
         return table.read(row)
 
     def policy_of(self, receiver: str) -> str:
-        """Its text; empty if it has none."""
+        """Return the text of its policy; empty if it has none."""
         table, row = self._at(receiver)
         held = int(table.policy_of[row])
         return "" if held < 0 else self.policies.text(held)
@@ -290,7 +291,7 @@ class Matcher:
         return table.is_durable(row)
 
     def match(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str]:
-        """The receivers that get an event of these attributes, sent to this address."""
+        """Return the receivers of an event with these attributes and this address."""
         return self.names(self.find(attributes, address))
 
     def names(self, results: Iterable[MatchResult]) -> list[str]:
@@ -300,16 +301,16 @@ class Matcher:
         return listed
 
     def of_shards(self, results: Iterable[MatchResult], shards: Array) -> list[MatchResult]:
-        """Only those in the shards that ``shards[number]`` is true of."""
+        """Return only the receivers in shards for which ``shards[number]`` is true."""
         return [
             MatchResult(result.table, result.rows[shards[self.tables[result.table].shard_of[result.rows]]])
             for result in results
         ]
 
     def find(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[MatchResult]:
-        """The same as rows; good until the next call."""
+        """Like `match`, but returns rows, which are valid until the next call."""
         kernels, policies = self._kernels, self.policies
-        true = policies.ask(attributes)
+        true = policies.evaluate(attributes)
         if not true:
             return []
         results = []
@@ -341,10 +342,10 @@ class Matcher:
     def find_bits(
         self, attributes: Mapping[str, types.Value], address: ast.Condition, *, table: int = 0
     ) -> tuple[Array, int]:
-        """Of one table, as a bitmap: where very many match, ids would cost more than the match."""
+        """Like `find`, for one table and as a bitmap: for very many matches, ids cost more than matching."""
         chosen = self.tables[table]
         out = np.zeros(-(-chosen.used // 64), np.uint64)
-        if not self.policies.ask(attributes):
+        if not self.policies.evaluate(attributes):
             return out, 0
         means, _ = chosen.address(address)
         policies = self.policies
@@ -353,8 +354,8 @@ class Matcher:
         )
         return out, int(count)
 
-    def find_meant(self, address: ast.Condition) -> list[MatchResult]:
-        """Whom an address means, whatever they accept."""
+    def find_addressed(self, address: ast.Condition) -> list[MatchResult]:
+        """Return the receivers that match an address, whatever they accept."""
         results = []
         for number, table in enumerate(self.tables):
             if table.used:
@@ -364,13 +365,13 @@ class Matcher:
                 results.append(MatchResult(number, rows[:count]))
         return results
 
-    def means(self, address: ast.Condition) -> list[str]:
-        return self.names(self.find_meant(address))
+    def match_address(self, address: ast.Condition) -> list[str]:
+        return self.names(self.find_addressed(address))
 
     def accepts(self, attributes: Mapping[str, types.Value], table: int, rows: Array) -> Array:
-        """Which of these receivers' policies are true of an event."""
-        true = np.zeros(self.policies.numbers + 1, np.bool_)  # the last is for those that have none
-        if self.policies.ask(attributes):
+        """Return for which of these receivers the policy is true for an event."""
+        true = np.zeros(self.policies.numbers + 1, np.bool_)  # the last is for receivers without a policy
+        if self.policies.evaluate(attributes):
             true[self.policies.policies()] = True
         accepted: Array = true[self.tables[table].policy_of[rows]]
         return accepted

@@ -1,8 +1,8 @@
-"""The rows of receivers by their names, and back, in few bytes; the numbers of policies by their texts too.
+"""A compact map between names and rows of receivers, also used for texts and numbers of policies.
 
-A Python string takes 50 bytes beside its characters, an entry of a dictionary some 75 more.  Here the names
-stand end to end in one stretch of UTF-8; each row knows where its name begins and how long it is; and an open
-table of rows, probed from the name's hash on, leads back.  That makes 20 bytes and the name itself.
+A Python string takes 50 bytes in addition to its characters, and an entry of a dictionary some 75 more.  Here
+the names are concatenated in one UTF-8 buffer; each row has the start and length of its name, and a hash
+table with open addressing maps names to rows.  This takes 20 bytes and the name itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 EMPTY: Final = -1
-GONE: Final = -2  # somebody was here: a search goes on
-FEW: Final = 32  # names: fewer are faster looked at one by one
+GONE: Final = -2  # a removed entry: a search continues
+FEW: Final = 32  # names: fewer are looked up faster one by one
 CHUNK: Final = 1 << 14
 GARBAGE: Final = 1 << 16  # bytes
 
@@ -27,24 +27,24 @@ class NameTable:
     def __init__(self, kernels: Any) -> None:
         self.kernels = kernels
         self._text = bytearray()
-        self._garbage = 0  # bytes of names that have gone
+        self._garbage = 0  # bytes of removed names
         self._starts = array.array("q")  # by row
-        self._sizes = array.array("I")  # by row; 0 where it is nobody's
+        self._sizes = array.array("I")  # by row; 0 for an unused row
         self._places = array.array("i", [EMPTY]) * 1024
-        self._taken = 0  # places that are not empty
+        self._taken = 0  # slots that are not empty
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[str]:
-        for rows in self._somebodys():
+        for rows in self._used_rows():
             yield from self.of(rows)
 
-    # -- questions
+    # -- queries
 
     def row(self, name: str) -> int:
-        """-1 if nobody has this name."""
+        """Return the row of a name; -1 if the name is unknown."""
         places, mask = self._places, len(self._places) - 1
         at = hash(name) & mask
         if places[at] == EMPTY:
@@ -60,8 +60,8 @@ class NameTable:
         return -1
 
     def rows(self, names: Sequence[str]) -> Array:
-        """The same for many."""
-        look_up = getattr(self.kernels, "lookup", None)  # numpy alone would be slower than one by one
+        """Return the rows of many names."""
+        look_up = getattr(self.kernels, "lookup", None)  # with numpy only, one by one is faster
         if look_up is None or len(names) < FEW:
             return np.fromiter(map(self.row, names), np.int64, len(names))
         data, lengths = _packed(names)
@@ -77,7 +77,7 @@ class NameTable:
         return rows
 
     def of(self, rows: Array) -> list[str]:
-        """The names of rows that are somebody's."""
+        """Return the names of used rows."""
         if len(rows) < FEW:
             text, starts, sizes = self._text, self._starts, self._sizes
             return [text[starts[row] : starts[row] + sizes[row]].decode() for row in rows.tolist()]
@@ -90,7 +90,7 @@ class NameTable:
         return [data[start:end].decode() for start, end in spans]
 
     def _of(self, rows: Array) -> tuple[bytes, Array]:
-        """The UTF-8 of their names end to end, and how long each is."""
+        """Return their names concatenated as UTF-8, and the length of each."""
         starts, sizes, text = self._arrays()
         lengths = sizes[rows].astype(np.int64)
         data = np.empty(int(lengths.sum()), np.uint8)
@@ -107,7 +107,7 @@ class NameTable:
     # -- changes
 
     def add(self, names: Sequence[str], rows: Array) -> None:
-        """Names that nobody has yet, each once."""
+        """Add new names, without duplicates."""
         data, lengths = _packed(names)
         if (more := int(rows.max(initial=-1)) + 1 - len(self._sizes)) > 0:
             self._starts.frombytes(bytes(8 * more))
@@ -149,25 +149,25 @@ class NameTable:
             size *= 2
         self._places = array.array("i", [EMPTY]) * size
         self._taken = 0
-        for rows in self._somebodys():
+        for rows in self._used_rows():
             self._put(self.of(rows), rows)
 
     def _compact(self) -> None:
         text = bytearray()
-        for rows in self._somebodys():
+        for rows in self._used_rows():
             data, lengths = self._of(rows)
             np.frombuffer(self._starts, np.int64)[rows] = len(text) + np.cumsum(lengths) - lengths
             text += data
         self._text, self._garbage = text, 0
 
-    def _somebodys(self) -> Iterator[Array]:
-        """The rows that are, some at a time."""
+    def _used_rows(self) -> Iterator[Array]:
+        """Yield the used rows in blocks."""
         for first in range(0, len(self._sizes), CHUNK):
             yield first + np.flatnonzero(self._sizes[first : first + CHUNK])
 
 
 def _packed(names: Sequence[str]) -> tuple[bytes, Array]:
-    """Their UTF-8 end to end, and how long each is."""
+    """Return texts concatenated as UTF-8, and the length of each."""
     text = "".join(names)
     if text.isascii():
         return text.encode(), np.fromiter(map(len, names), np.int64, len(names))

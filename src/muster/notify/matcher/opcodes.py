@@ -1,4 +1,4 @@
-"""What an address is compiled to: steps of a stack machine over bitmaps. Shared by both sets of kernels."""
+"""The instructions of a compiled address: a stack machine over bitmaps. Shared by both sets of kernels."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ FILL: Final = 5  # push all (a = 1) or none (a = 0)
 NEXT: Final = 6  # AND with bitmap number a, in place
 WITHIN: Final = 7  # AND with the rows whose code in column a is from b to b + c, in place
 
-SPARE: Final = 8  # so much room beyond the ids has the array for them: kernels write first and count then
-DEPTH: Final = 64  # more than the parser's limit on nesting lets any address need
+SPARE: Final = 8  # extra space in the array of ids: kernels write first and count afterwards
+DEPTH: Final = 64  # more than any address needs, given the parser's limit on nesting

@@ -1,7 +1,7 @@
-"""Policies that were checked, and as they are kept, while many join with the same ones.
+"""A cache of checked policies and their canonical forms, for many receivers that join with the same ones.
 
-End to end, not as strings: a hundred thousand of those, thrown away later, would leave the process as large
-as they had made it, because what stays lies between them.
+The texts are concatenated, not kept as strings: a hundred thousand strings would fragment the heap, and the
+process would stay as large after they are discarded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class PolicyCache:
     def forget(self) -> None:
         self._texts = name_table.NameTable(kernels_numpy)
         self._kept = bytearray()
-        self.bytes = 0  # of all this
+        self.bytes = 0  # total size
         self._ends = array.array("q", [0])
 
     def get(self, text: str) -> str | None:
@@ -28,9 +28,9 @@ class PolicyCache:
         return None if row < 0 else self._kept[self._ends[row] : self._ends[row + 1]].decode()
 
     def add(self, text: str, kept: str) -> None:
-        """One that is not there yet."""
+        """Add a new policy."""
         self._texts.add([text], np.array([len(self._ends) - 1]))
         self._kept += kept.encode()
         self._ends.append(len(self._kept))
-        # Of what was said too: blanks make a long text of what is kept as a short one.
+        # The original text counts too: with spaces it may be much longer than the canonical form.
         self.bytes += len(text) + len(kept)

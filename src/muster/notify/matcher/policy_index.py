@@ -1,22 +1,21 @@
-"""Which policies are true of an event, without asking each of them.
+"""An index that finds the policies that are true for an event without evaluating each of them.
 
 A policy is an OR of conjunctions; a conjunction is an AND of clauses, each about one attribute of the event
-or its sender.  For each attribute, the constants of all clauses cut what a value can be into *classes*:
-NULL, each word that is asked for, each interval between neighbouring bounds.  All values of one class make
-the same clauses true, so each class has one *row*: the bitmap of the conjunctions that it leaves standing.
-An event is decided by AND-ing one row for each attribute, some kilobytes each, however many policies there
-are.
+or its sender.  For each attribute, the constants of all clauses divide the possible values into *classes*:
+NULL, each word that occurs, each interval between neighbouring bounds.  All values of one class make the same
+clauses true, so each class has one *row*: the bitmap of the conjunctions that it does not exclude.  An event
+is decided by the AND of one row for each attribute, some kilobytes each, however many policies there are.
 
 (The bit-vector scheme of packet classification: Lakshman and Stiliadis, SIGCOMM 1998.)
 
-Rows are made when a class first occurs, and kept.  A new conjunction sets or clears its bit in each row
-there is.  Attributes that are only asked whether they are TRUE or FALSE, as the types of events are, share
-one row for each way in which they occur together: there may be many of them, and an event has few.  Clauses
-that compare two attributes or calculate are left to a closure, asked of the survivors only; so is all of
-a policy that has too many conjunctions.  Equal policies are one.
+Rows are created when a class first occurs, and kept.  A new conjunction sets or clears its bit in each
+existing row.  Attributes that are only compared with TRUE or FALSE, like the types of events, share one row
+for each combination that occurs: there may be many of them, and an event has few.  Clauses that compare two
+attributes or calculate are evaluated by a closure, only for the remaining conjunctions; so is a whole policy
+that has too many conjunctions.  Equal policies are stored once.
 
-There may be a hundred thousand policies, so each is kept as its text: a tree takes twenty times the memory,
-and is wanted only when somebody asks why.
+There may be a hundred thousand policies, so each is stored as its text: a tree takes twenty times the memory
+and is needed only for explanations.
 """
 
 from __future__ import annotations
@@ -46,19 +45,19 @@ ROWS_BYTES_MAX: Final = 256 << 20
 TOGETHER_MAX: Final = 1024
 BULK: Final = 100
 NULL: Final[Class] = ("null",)
-NOTHING: Final = "-"  # in place of a name
+NOTHING: Final = "-"  # instead of a name
 
 
 @dataclass(slots=True)
 class _Attribute:
-    """Everything that policies ask of one attribute."""
+    """All clauses of policies about one attribute."""
 
     key: str
     bounds: list[Any] = field(default_factory=list)  # numbers, sorted
     words: dict[str, int] = field(default_factory=dict)
-    patterns: int = 0  # LIKE: then every string is a class of its own
+    patterns: int = 0  # number of LIKE clauses; with any, every string is its own class
     clauses: dict[normal_forms.Literal, array.array[int]] = field(default_factory=dict)  # -> conjunctions
-    is_flag: bool = True  # only ever compared with TRUE and FALSE
+    is_flag: bool = True  # only compared with TRUE and FALSE
     rows: dict[Class, int] = field(default_factory=dict)
 
     def class_of(self, value: types.Value) -> Class:
@@ -80,7 +79,7 @@ class _Attribute:
         return ("set", frozenset(value))  # type: ignore[arg-type]
 
     def truth(self, literal: normal_forms.Literal, of: Class) -> bool:
-        """Whether the clause is true of the values of a class."""
+        """Whether the clause is true for the values of a class."""
         if literal.__class__ is ast.Comparison and of[0] == "at":
             return values.compare(literal.operator, of[1], literal.right.value) is True  # type: ignore[union-attr]
         match of:
@@ -89,17 +88,17 @@ class _Attribute:
             case ("bool", value) | ("word", value) | ("set", value) | ("at", value):
                 pass
             case ("other",):
-                # Unlike any word that is asked for: half a character, which no text from the wire has.
+                # Different from any word of a clause: a lone surrogate, which no text from the wire contains.
                 value = "\ud800"
             case _:
                 return self._between(literal, of)
         return explanation.truth_of(literal, {self.key: value}.get) is True
 
     def _between(self, literal: normal_forms.Literal, of: Class) -> bool:
-        """Of a number that lies strictly between two bounds, or beyond them all."""
+        """Whether the clause is true for a number strictly between two bounds, or beyond all."""
         when, clause = (False, literal.operand) if isinstance(literal, ast.Not) else (True, literal)
         if not isinstance(clause, ast.Comparison):
-            return not when  # IS NULL, or about strings or sets: FALSE of a number
+            return not when  # IS NULL, or about strings or sets: FALSE for a number
         assert isinstance(clause.right, ast.Literal)
         if not clause.right.kind.is_number:
             return not when
@@ -111,22 +110,22 @@ class PolicyIndex:
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
         self._attributes: dict[str, _Attribute] = {}
-        self._others: list[_Attribute] = []  # those that are no flags
-        self._together: dict[tuple[Any, ...], int] = {}  # flags as they occur -> their common row
+        self._others: list[_Attribute] = []  # attributes that are not flags
+        self._together: dict[tuple[Any, ...], int] = {}  # combination of flags -> their common row
         self._texts = name_table.NameTable(kernels)  # canonical; by number
         self._users = array.array("q")
-        self._needs: list[str] = []  # of each, what its conjunctions need to be TRUE: see `_needs_of`
-        self._needed: collections.Counter[str] = collections.Counter()  # by conjunctions
+        self._needs: list[str] = []  # by policy, the flags that its conjunctions need: see `_needs_of`
+        self._needed: collections.Counter[str] = collections.Counter()  # number of conjunctions
         self._free: list[int] = []
         self._conjunctions = 0
         self._dead = 0
-        self._residual: dict[int, python.Matches] = {}  # conjunction -> what the rows cannot tell
+        self._residual: dict[int, python.Matches] = {}  # conjunction -> condition that the rows do not cover
         self._words = 16
         self._rows = np.zeros((64, self._words), np.uint64)
-        self._rows_used = 1  # row 0: conjunctions that there are
+        self._rows_used = 1  # row 0: existing conjunctions
         self._rows_free: list[int] = []
         self.owner = np.zeros(self._words * 64, np.int32)
-        self.parts = np.zeros((64, 2), np.int32)  # of each policy, its first conjunction and how many it has
+        self.parts = np.zeros((64, 2), np.int32)  # by policy: its first conjunction, and their number
         self.true = np.zeros(self._words, np.uint64)
         self.room = np.zeros(64, np.int32)
 
@@ -140,13 +139,13 @@ class PolicyIndex:
         return self._texts.of(np.array([policy]))[0]
 
     def accepts(self) -> frozenset[str] | None:
-        """Names of which an event must have one, TRUE, for any policy to hold; None: one holds without."""
+        """Return the flags of which an event needs one for any policy to be true; None: no restriction."""
         return None if NOTHING in self._needed else frozenset(self._needed)
 
     # -- policies
 
     def hold(self, policy: ast.Condition | str, users: int = 1) -> int:
-        """The number of this policy, which has so many users more."""
+        """Add users to a policy, and return its number."""
         if not isinstance(policy, str):
             return self._hold(models.canonical_text(policy), policy, users)
         number = self._texts.row(policy)
@@ -167,9 +166,9 @@ class PolicyIndex:
         return number
 
     def hold_many(self, policies: Sequence[ast.Condition | str | None], users: Sequence[int]) -> list[int]:
-        """The numbers of many policies at once; -1 where there is none, or nobody has it."""
+        """Like `hold` for many policies; -1 for an empty or unused one."""
         if len(policies) > BULK:
-            self._forget_rows()  # cheaper to make anew than to bring up to date for each
+            self._forget_rows()  # cheaper to build again than to update for each
         return [
             self.hold(policy, count) if policy and count else -1
             for policy, count in zip(policies, users, strict=True)
@@ -193,7 +192,7 @@ class PolicyIndex:
             self._renumber()
 
     def _add(self, text: str, condition: ast.Condition) -> int:
-        """A new policy; its conjunctions have consecutive numbers."""
+        """Add a new policy; its conjunctions get consecutive numbers."""
         self._forget_together()
         parts = _conjunctions(condition)
         needs = _needs_of(parts)
@@ -246,7 +245,7 @@ class PolicyIndex:
             words = self._words + max(16, self._words // 2)
             rows = np.zeros((len(self._rows), words), np.uint64)
             rows[:, : self._words] = self._rows
-            # No attribute has anything against a conjunction that does not ask about it.
+            # An attribute excludes no conjunction without a clause about it.
             rows[1:, self._words :] = ~np.uint64(0)
             self._rows, self._words = rows, words
             self.owner = np.concatenate((self.owner, np.zeros(words * 64 - len(self.owner), np.int32)))
@@ -267,7 +266,7 @@ class PolicyIndex:
                 self._rows[row, word] &= ~bit
 
     def _know(self, key: str, literal: normal_forms.Literal) -> array.array[int]:
-        """The conjunctions that this clause about an attribute is in."""
+        """Return the conjunctions that contain this clause about an attribute."""
         attribute = self._attributes.get(key)
         if attribute is None:
             attribute = self._attributes[key] = _Attribute(key)
@@ -280,7 +279,7 @@ class PolicyIndex:
         return attribute.clauses[literal]
 
     def _learn(self, attribute: _Attribute, literal: normal_forms.Literal) -> None:
-        """Constants of a new clause cut classes in two; what stood for both parts stands for neither."""
+        """Add the constants of a new clause: they divide classes, and rows of divided classes are dropped."""
         clause = literal.operand if isinstance(literal, ast.Not) else literal
         match clause:
             case ast.Comparison(right=ast.Literal() as constant):
@@ -288,7 +287,7 @@ class PolicyIndex:
                     at = bisect.bisect_left(attribute.bounds, constant.value)
                     if at == len(attribute.bounds) or attribute.bounds[at] != constant.value:
                         attribute.bounds.insert(at, constant.value)
-                        # The class below it keeps its name and its lower part; only "below" all has none.
+                        # The class below keeps its name and its lower part; only the lowest has no name.
                 elif isinstance(constant.value, str):
                     attribute.words[constant.value] = 1
             case ast.In():
@@ -334,7 +333,7 @@ class PolicyIndex:
         self._together.clear()
 
     def _renumber(self) -> None:
-        """The conjunctions that are left move together, in their order."""
+        """Renumber the remaining conjunctions without gaps, in the same order."""
         size = self._words * 64
         alive = np.unpackbits(self._rows[0].view(np.uint8), bitorder="little").astype(np.bool_)
         now = np.cumsum(alive) - 1
@@ -356,8 +355,8 @@ class PolicyIndex:
 
     # -- events
 
-    def ask(self, attributes: Mapping[str, types.Value]) -> int:
-        """How many conjunctions are true of an event; `true` has a bit for each, until the next call."""
+    def evaluate(self, attributes: Mapping[str, types.Value]) -> int:
+        """Return how many conjunctions are true for an event; `true` has their bits until the next call."""
         if self._rows_used * self._words * 8 > ROWS_BYTES_MAX:
             self._forget_rows()
         get = attributes.get
@@ -368,12 +367,12 @@ class PolicyIndex:
             chosen.append(self._row(attribute, of) if row is None else row)
         count = int(self._kernels.intersect(self._rows, np.array(chosen), self.true))
         if count and self._residual:
-            self._ask_residual(get)
+            self._evaluate_residual(get)
             count = int(np.bitwise_count(self.true).sum())
         return count
 
     def _flags(self, attributes: Mapping[str, types.Value]) -> int:
-        """The common row of all flags: what is there, and that the others are not."""
+        """Return the common row of all flags for those that the event has."""
         known = self._attributes
         there = tuple(
             [
@@ -393,7 +392,7 @@ class PolicyIndex:
         return row
 
     def policies(self) -> Array:
-        """The policies that `ask` found true."""
+        """Return the policies that `evaluate` found true."""
         count = self._kernels.policies_of(self.true, self.owner, self.room)
         return self.room[:count]
 
@@ -403,10 +402,10 @@ class PolicyIndex:
 
     @property
     def numbers(self) -> int:
-        """All numbers of policies are below this."""
+        """The upper bound of policy numbers."""
         return len(self._needs)
 
-    def _ask_residual(self, get: python.Get) -> None:
+    def _evaluate_residual(self, get: python.Get) -> None:
         for number, matches in self._residual.items():
             word, bit = number >> 6, np.uint64(1) << np.uint64(number & 63)
             if self.true[word] & bit and not matches(get):
@@ -421,11 +420,11 @@ def _conjunctions(condition: ast.Condition) -> tuple[tuple[normal_forms.Literal,
 
 
 def _needs_of(parts: tuple[tuple[normal_forms.Literal, ...], ...] | None) -> str:
-    """For each conjunction the names that it needs to be TRUE, or that it needs none of them."""
+    """Return, for each conjunction, a flag that must be TRUE, or that there is none."""
     needs: list[str] = []
     for part in [()] if parts is None else parts:
         needs += [clause.left.key for clause in part if _needs_true(clause)] or [NOTHING]  # type: ignore[union-attr]
-    return sys.intern(" ".join(needs))  # most policies need the same
+    return sys.intern(" ".join(needs))  # most policies have the same
 
 
 def _asks_flag(literal: normal_forms.Literal) -> bool:
@@ -444,7 +443,7 @@ def _needs_true(literal: normal_forms.Literal) -> bool:
 
 
 def _key(literal: normal_forms.Literal) -> str | None:
-    """The one attribute that the clause is about, if constants are all it is compared with."""
+    """Return the attribute of a clause that compares one attribute with constants."""
     clause = literal.operand if isinstance(literal, ast.Not) else literal
     if isinstance(clause, ast.Comparison):
         if isinstance(clause.left, ast.Name) and isinstance(clause.right, ast.Literal):

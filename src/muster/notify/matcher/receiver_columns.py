@@ -1,14 +1,14 @@
-"""The columns of a table of receivers: how each kind of attribute is held, and how a clause asks it.
+"""The columns of a table of receivers: how each kind of attribute is stored, and how a clause is evaluated.
 
-Whatever a clause asks of one column is answered with bitmaps and with ranges of one-byte codes:
+A clause about one column is evaluated with bitmaps and with ranges of one-byte codes:
 
-- words (strings, booleans): a code for each word, 0 for NULL, and a bitmap for each word while they are few;
-- sets: a bitmap that there is one, and one for each word of the domain;
-- numbers: exact, and beside it the code of the interval between *edges* that the number lies in.  Constants
-  that addresses compare with become edges when they are seen a second time, after which one byte decides.
+- words (strings, booleans): a code for each word, 0 for NULL, and a bitmap for each word if there are few;
+- sets: a bitmap for the presence of a set, and one for each word of the domain;
+- numbers: the exact value, and the code of the interval between *edges* that contains it.  Constants in
+  addresses become edges when they occur a second time; after that one byte decides.
 
-What cannot be answered so (many words, arithmetic, constants not seen before)
-`muster.predicates.backends.columnar` works out on the exact columns.
+Other clauses (many words, arithmetic, new constants) are evaluated on the exact columns with
+`muster.predicates.backends.columnar`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SEEN_MAX: Final = 1024
 
 
 class ColumnStorage(Protocol):
-    """Where columns keep their bits and codes: the table."""
+    """The storage of bits and codes of columns, implemented by the table."""
 
     kernels: Any
     bits: Array
@@ -62,13 +62,13 @@ class ReceiverColumn(Protocol):
     def write(self, rows: Array, cells: Sequence[Any]) -> None: ...
     def read(self, row: int) -> types.Value: ...
     def cells(self, rows: Array) -> list[types.Value]:
-        """Of many rows."""
+        """Return the values of many rows."""
         ...
 
     def grow(self) -> None: ...
     def present(self) -> list[Step]: ...
     def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
-        """Rows where the clause has this truth; None if codes and bitmaps cannot tell."""
+        """Return the steps for rows where the clause has this truth value; None if codes do not suffice."""
         ...
 
     def exact(self, rows: int) -> exact.Column: ...
@@ -84,7 +84,7 @@ class WordColumn:
         self._codes_by_word: dict[Any, int] = {}
         self._words: list[Any] = []
         self._column = room.new_codes()
-        self._wide: Array | None = None  # codes of more than a byte
+        self._wide: Array | None = None  # codes that need more than a byte
         self._bitmaps: Array | None = np.empty(0, np.int64)  # by code; None: too many words for bitmaps
         self._exact: exact.Column | None = None
         if kind is types.ValueKind.BOOL:
@@ -128,8 +128,8 @@ class WordColumn:
             self._wide = self._room.codes_of(self._column).astype(np.uint32)
 
     def _forget(self) -> None:
-        """Words that nobody has any more: whoever changes a string often must not fill the memory."""
-        assert self._wide is not None  # there are thousands of words
+        """Remove unused words: frequent changes of a string must not fill the memory."""
+        assert self._wide is not None  # only called with thousands of words
         used = np.unique(self._wide)
         used = used[used != 0]
         renamed = np.zeros(len(self._words) + 1, np.uint32)
@@ -148,7 +148,7 @@ class WordColumn:
         return [None if code == 0 else words[code - 1] for code in self._codes()[rows].tolist()]
 
     def which(self, rows: Array, fits: Callable[[str], bool]) -> Array:
-        """Which of the rows have a word that fits."""
+        """Return which of the rows have a word that satisfies the clause."""
         codes = self._codes()[rows]
         chosen = np.zeros(len(self._words) + 1, np.bool_)
         for code in np.unique(codes).tolist():
@@ -166,7 +166,7 @@ class WordColumn:
         return [] if self._wide is not None else [(opcodes.RANGE, self._column, 1, 254)]
 
     def words_held(self) -> list[Any] | None:
-        """Every word a row may have; None if they are too many to tell."""
+        """Return all words that rows may have; None if they are too many."""
         return self._words if len(self._words) <= BITMAPS_MAX else None
 
     def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
@@ -187,7 +187,7 @@ class WordColumn:
                 fits = like_patterns.matcher(clause.pattern, clause.escape)
                 return self._among([code for word, code in known.items() if fits(word)], when=when)
             case _:
-                return nothing() if when else self.present()  # unlike types: FALSE
+                return nothing() if when else self.present()  # different types: FALSE
 
     def _among(self, codes: list[int], *, when: bool) -> list[Step] | None:
         if when:
@@ -218,7 +218,7 @@ class WordColumn:
         return _ranges(self._column, runs)
 
     def exact(self, rows: int) -> exact.Column:
-        # Codes of a byte stand among those of other columns, and move when one is added: nothing to keep.
+        # One-byte codes are stored with those of other columns and move when a column is added.
         if self._exact is None or len(self._exact) != rows or self._wide is None:
             words = tuple(self._words) if self.kind is types.ValueKind.STRING else ()
             self._exact = exact.Column(self.kind, self._codes()[:rows], words)
@@ -370,7 +370,7 @@ class NumberColumn:
         return _ranges(self._column, [(a, b) for a, b in runs if a <= b])
 
     def _after(self, bound: Any) -> Any:
-        """The least number above; None if there is none."""
+        """Return the next greater number; None if there is none."""
         if self._whole:
             return bound + 1 if bound < types.INT_MAX else None
         return math.nextafter(bound, math.inf) if bound < math.inf else None
@@ -379,14 +379,14 @@ class NumberColumn:
         return bisect.bisect_left(self._edges, edge) + 2
 
     def _edge(self, edge: Any) -> bool:
-        """Whether this is an edge, or has become one."""
+        """Whether this is an edge; it may become one."""
         at = bisect.bisect_left(self._edges, edge)
         if at < len(self._edges) and self._edges[at] == edge:
             return True
         if len(self._edges) >= EDGES_MAX:
             return False
         if edge not in self._seen and len(self._edges) >= EDGES_MAX // 2:
-            # Anything is learnt while there is plenty of room, then only what comes again.
+            # While there is much space every constant becomes an edge, later only those that occur again.
             if len(self._seen) >= SEEN_MAX:
                 self._seen.clear()
             self._seen[edge] = 1
@@ -400,7 +400,7 @@ class NumberColumn:
         return True
 
     def forget_edges(self) -> None:
-        """When all edges are taken and others are wanted: begin anew."""
+        """Start again without edges, when all are used and others are needed."""
         self._edges, self._seen = [], {}
         self._array = np.empty(0, self._type)
         self.version += 1

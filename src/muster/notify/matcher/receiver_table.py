@@ -1,7 +1,7 @@
 """The receivers of one model: rows of columns, and which rows have which policy.
 
-A row is given out again when its receiver has left.  The rows of a policy stand together in ``members``, in a
-stretch with room to grow, so that the receivers of a true policy are read in one go.
+A row is used again after its receiver has left.  The rows of a policy are adjacent in ``members``, in a range
+with space to grow, so that the receivers of a true policy are read sequentially.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Array = npt.NDArray[Any]
 
 LIVE: Final = 0
 DURABLE: Final = 1
-SCRATCH: Final = 2  # bitmaps for what is worked out exactly, one event at a time
+SCRATCH: Final = 2  # bitmaps for exact evaluation, one event at a time
 SCRATCHES: Final = 14
 PROGRAMS_MAX: Final = 4096
 MISSES_MAX: Final = 1000
-MANY: Final = 16  # if one in so many comes at once, all members are put together anew
+MANY: Final = 16  # if more than one in so many is added at once, all members are rebuilt
 
 
 class AddressProgram:
-    """A compiled address. It holds as long as no column it asks has changed its codes."""
+    """A compiled address. It is valid until a column that it uses changes its codes."""
 
-    __slots__ = ("asked", "condition", "exactly", "steps", "versions")
+    __slots__ = ("columns", "condition", "exactly", "steps", "versions")
 
     def __init__(self) -> None:
         self.condition: ast.Condition | None = None
         self.steps: Any = []
-        self.asked: list[receiver_columns.ReceiverColumn] = []
+        self.columns: list[receiver_columns.ReceiverColumn] = []
         self.versions: list[int] = []
         self.exactly: list[ast.Condition] = []
 
     def holds(self) -> bool:
         return all(
-            column.version == version for column, version in zip(self.asked, self.versions, strict=True)
+            column.version == version for column, version in zip(self.columns, self.versions, strict=True)
         )
 
 
@@ -52,19 +52,19 @@ class ReceiverTable:
     def __init__(self, model: models.Model, kernels: Any, *, capacity: int = 1024) -> None:
         self.kernels = kernels
         self.capacity = capacity
-        self.used = 0  # rows ever given out
+        self.used = 0  # rows allocated so far
         self.bits = np.zeros((SCRATCH + SCRATCHES, capacity // 64), np.uint64)
         self._bitmaps = SCRATCH + SCRATCHES
         self._spare: list[int] = []
         self._codes = np.zeros(0, np.uint8)
         self._code_columns = 0
         self.shard_of = np.zeros(capacity, np.uint8)
-        self.changed_s = np.zeros(capacity, np.uint32)  # when its receiver last changed, in wall time
-        self.ends_s = np.zeros(0)  # when the first grant of its receiver does; none while nobody has one
+        self.changed_s = np.zeros(capacity, np.uint32)  # last change of the receiver, in wall time
+        self.ends_s = np.zeros(0)  # end of the receiver's first grant; empty while there are no grants
         self.policy_of = np.full(capacity, -1, np.int32)
-        self._place = np.zeros(capacity, np.int32)  # of the row, in members
-        # Of each policy: where its stretch begins, how many it has, and the first of their rows if these
-        # follow each other, -1 otherwise.
+        self._place = np.zeros(capacity, np.int32)  # position of the row in members
+        # For each policy: the start of its range, the number of rows, and the first row if the rows are
+        # consecutive, otherwise -1.
         self.spans = np.zeros((0, 3), np.int32)
         self._room_for = np.zeros(0, np.int32)
         self.members = np.zeros(capacity, np.int32)
@@ -77,7 +77,7 @@ class ReceiverTable:
         self.extend(model)
 
     def extend(self, model: models.Model) -> None:
-        """The model, or what it has grown to."""
+        """Set the model, or its extension."""
         self.model = model
         for name, declared in model.attributes.items():
             if name not in self.columns:
@@ -87,14 +87,14 @@ class ReceiverTable:
     def __len__(self) -> int:
         return self.used - len(self._free)
 
-    # -- room
+    # -- storage
 
     def free_bitmaps(self, numbers: list[int]) -> None:
         self.bits[numbers] = 0
         self._spare += numbers
 
     def new_bitmaps(self, count: int) -> int:
-        """The number of the first of so many in a row."""
+        """Allocate consecutive bitmaps, and return the number of the first."""
         if count == 1 and self._spare:
             return self._spare.pop()
         first = self._bitmaps
@@ -133,8 +133,8 @@ class ReceiverTable:
 
     # -- receivers
 
-    def take(self, count: int, shard: int = 0) -> Array:
-        """Rows for new receivers of a shard."""
+    def allocate_rows(self, count: int, shard: int = 0) -> Array:
+        """Allocate rows for new receivers of a shard."""
         again = [self._free.pop() for _ in range(min(count, len(self._free)))]
         new = count - len(again)
         if self.used + new > self.capacity:
@@ -165,11 +165,11 @@ class ReceiverTable:
         return bool((int(self.bits[DURABLE, row >> 6]) >> (row & 63)) & 1)
 
     def durable(self, rows: Array) -> Array:
-        """Which of them are."""
+        """Return which of the rows have durable delivery."""
         is_set: Array = (self.bits[DURABLE, rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0
         return is_set
 
-    def give_back(self, rows: Array) -> None:
+    def release_rows(self, rows: Array) -> None:
         if len(rows) == 1:
             self.set_policy(int(rows[0]), -1)
         else:
@@ -200,7 +200,7 @@ class ReceiverTable:
         return {name: value for name, value in values.items() if value is not None}
 
     def cells(self, rows: Array) -> dict[str, list[types.Value]]:
-        """The same of many rows, in columns."""
+        """Return the states of many rows, in columns."""
         return {name: column.cells(rows) for name, column in self.columns.items()}
 
     # -- policies
@@ -212,7 +212,7 @@ class ReceiverTable:
             self._room_for = np.concatenate((self._room_for, np.zeros(more, np.int32)))
 
     def set_policy(self, row: int, policy: int) -> None:
-        """-1: none, so that the receiver accepts nothing."""
+        """Set the policy of a row; -1: none, so the receiver accepts nothing."""
         held = int(self.policy_of[row])
         if held == policy:
             return
@@ -227,7 +227,7 @@ class ReceiverTable:
             self._extend(policy, np.array([row], np.int64))
 
     def _extend(self, policy: int, rows: Array) -> None:
-        """Rows that have no policy get this one."""
+        """Give this policy to rows without one."""
         start, count, _ = self.spans[policy].tolist()
         end = count + len(rows)
         if end > self._room_for[policy]:
@@ -236,10 +236,10 @@ class ReceiverTable:
         self.members[start + count : start + end] = rows
         self._place[rows] = np.arange(start + count, start + end, dtype=np.int32)
         self.spans[policy, 1:] = end, -1
-        self.policy_of[rows] = policy  # not before: it may be that all members were put together anew
+        self.policy_of[rows] = policy  # not before: all members may have been rebuilt
 
     def _move(self, policy: int, room: int) -> None:
-        """A stretch of members to the end, where there is more room."""
+        """Move a range of members to the end, where there is more space."""
         if self._members_end + room > len(self.members):
             if self._members_end > 4 * max(1024, len(self)):
                 self._compact()
@@ -254,7 +254,7 @@ class ReceiverTable:
         self._members_end = end + room
 
     def tidy(self) -> None:
-        """Members that have moved left gaps, and those who came one after the other may stand together."""
+        """Remove gaps that moved members left, and make members of a policy adjacent."""
         if self._members_end > len(self):
             self._compact()
 
@@ -262,7 +262,7 @@ class ReceiverTable:
         self._lay_out(np.flatnonzero(self.policy_of[: self.used] >= 0))
 
     def set_policies(self, rows: Array, policies: Array) -> None:
-        """Of many rows that had none; -1: none now either."""
+        """Set the policies of many rows without one; -1: none."""
         if (highest := int(policies.max(initial=-1))) < 0:
             return
         self._know(highest)
@@ -284,7 +284,7 @@ class ReceiverTable:
         used = np.flatnonzero(counts)
         first, last = self.members[starts[used]], self.members[starts[used] + counts[used] - 1]
         firsts = np.full(len(counts), -1, np.int32)
-        # Rows of one policy ascend here.
+        # Here the rows of a policy are in ascending order.
         firsts[used] = np.where(last - first == counts[used] - 1, first, -1)
         self.spans, self._room_for = np.stack((starts, counts, firsts), axis=1), counts
         self._place[rows] = np.arange(len(rows), dtype=np.int32)
@@ -293,8 +293,8 @@ class ReceiverTable:
     # -- addresses
 
     def address(self, condition: ast.Condition) -> tuple[Array, int]:
-        """The rows where the condition is true, as a bitmap that is good until the next call; how many."""
-        # By identity: hashing a tree takes as long as reading a bitmap. Its program keeps a condition alive.
+        """Return a bitmap of rows where the condition is true, valid until the next call; their number."""
+        # By identity: hashing a tree takes as long as reading a bitmap. The program refers to the condition.
         compiled = self._programs.get(id(condition))
         if compiled is None or not compiled.holds():
             compiled = self._compile(condition)
@@ -307,51 +307,51 @@ class ReceiverTable:
 
     def _compile(self, condition: ast.Condition) -> AddressProgram:
         if self._misses >= MISSES_MAX:
-            self._begin_anew()
+            self._reset_edges()
         normal = normal_forms.negation_normal(condition)
-        made = AddressProgram()
-        made.steps = self._condition(normal, made)
-        while not made.holds():  # a later clause cut the codes anew that an earlier one had used
-            made = AddressProgram()
-            made.steps = self._condition(normal, made)
-        if len(made.exactly) > SCRATCHES:
-            made = AddressProgram()
-            made.exactly.append(condition)
-            made.steps = [(opcodes.BITMAP, SCRATCH, 0, 0)]
+        program = AddressProgram()
+        program.steps = self._condition(normal, program)
+        while not program.holds():  # a later clause changed codes that an earlier one uses
+            program = AddressProgram()
+            program.steps = self._condition(normal, program)
+        if len(program.exactly) > SCRATCHES:
+            program = AddressProgram()
+            program.exactly.append(condition)
+            program.steps = [(opcodes.BITMAP, SCRATCH, 0, 0)]
         if not _needs_a_value(normal):
-            made.steps.append((opcodes.NEXT, LIVE, 0, 0))
-        made.steps = np.array(made.steps, np.int64)
-        if made.exactly:
+            program.steps.append((opcodes.NEXT, LIVE, 0, 0))
+        program.steps = np.array(program.steps, np.int64)
+        if program.exactly:
             self._misses += 1
         if len(self._programs) >= PROGRAMS_MAX:
             self._programs.clear()
-        made.condition = condition
-        self._programs[id(condition)] = made
-        return made
+        program.condition = condition
+        self._programs[id(condition)] = program
+        return program
 
-    def _begin_anew(self) -> None:
-        """Other constants are asked for than those that the edges were made for."""
+    def _reset_edges(self) -> None:
+        """Drop the edges, because addresses use other constants now."""
         self._misses = 0
         for column in self.columns.values():
             if isinstance(column, receiver_columns.NumberColumn) and column.is_full:
                 column.forget_edges()
 
-    def _condition(self, condition: ast.Condition, made: AddressProgram) -> list[receiver_columns.Step]:
+    def _condition(self, condition: ast.Condition, program: AddressProgram) -> list[receiver_columns.Step]:
         if isinstance(condition, ast.And):
-            return _all([self._condition(part, made) for part in condition.operands])
+            return _all([self._condition(part, program) for part in condition.operands])
         if isinstance(condition, ast.Or):
-            first, *others = (self._condition(part, made) for part in condition.operands)
+            first, *others = (self._condition(part, program) for part in condition.operands)
             return first + [step for steps in others for step in (*steps, (opcodes.OR, 0, 0, 0))]
         when, clause = (False, condition.operand) if isinstance(condition, ast.Not) else (True, condition)
         assert not isinstance(clause, ast.Not | ast.And | ast.Or)
-        steps = self._clause(clause, made, when=when)
+        steps = self._clause(clause, program, when=when)
         if steps is None:
-            steps = [(opcodes.BITMAP, SCRATCH + len(made.exactly), 0, 0)]
-            made.exactly.append(condition)
+            steps = [(opcodes.BITMAP, SCRATCH + len(program.exactly), 0, 0)]
+            program.exactly.append(condition)
         return steps
 
     def _clause(
-        self, clause: ast.Clause, made: AddressProgram, *, when: bool
+        self, clause: ast.Clause, program: AddressProgram, *, when: bool
     ) -> list[receiver_columns.Step] | None:
         if isinstance(clause, ast.Constant):
             return receiver_columns.everything() if clause.value is when else receiver_columns.nothing()
@@ -365,8 +365,8 @@ class ReceiverTable:
         if column is None:
             is_null = isinstance(clause, ast.IsNull) and when
             return receiver_columns.everything() if is_null else receiver_columns.nothing()
-        made.asked.append(column)
-        made.versions.append(column.version)
+        program.columns.append(column)
+        program.versions.append(column.version)
         if isinstance(clause, ast.IsNull):
             present = column.present()
             if not present:
@@ -384,12 +384,12 @@ class ReceiverTable:
             self.bits[SCRATCH + place, :words] = kernels_numpy.pack(columnar.evaluate(condition, table))
 
 
-# Bitmaps are the cheapest to read; codes are read last, and only where something is left.
+# Bitmaps are the cheapest to read; codes are read last, and only where bits remain.
 _IN_PLACE: Final = {opcodes.BITMAP: opcodes.NEXT, opcodes.RANGE: opcodes.WITHIN}
 
 
 def _all(parts: list[list[receiver_columns.Step]]) -> list[receiver_columns.Step]:
-    """Steps for what is in all of them."""
+    """Return the steps for the intersection."""
     ordered = sorted(parts, key=_dearness)
     program = list(ordered[0])
     for steps in ordered[1:]:
@@ -406,7 +406,7 @@ def _dearness(steps: list[receiver_columns.Step]) -> int:
 
 
 def _needs_a_value(condition: ast.Condition) -> bool:
-    """Whether it is true of nobody who has no value at all, as is the row of one who has left."""
+    """Whether it is false for a row without any value, such as an unused row."""
     if isinstance(condition, ast.And):
         return any(map(_needs_a_value, condition.operands))
     if isinstance(condition, ast.Or):

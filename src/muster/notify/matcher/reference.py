@@ -1,6 +1,6 @@
-"""The matcher in its plainest form: every receiver is asked, one after the other.
+"""The simplest matcher: evaluates every receiver in turn.
 
-It says what delivery means, in ten lines; the engine is held to it on random worlds, and measured beside it.
+It is the specification of delivery; tests and benchmarks compare the matcher with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ReferenceReceiver:
 def match(
     receivers: Iterable[ReferenceReceiver], attributes: Mapping[str, types.Value], address: python.Matches
 ) -> list[str]:
-    """Those for whom the address is true of their state, and their policy of the event and its sender."""
+    """Return the receivers whose state matches the address and whose policy accepts event and sender."""
     return [
         receiver.name
         for receiver in receivers
@@ -31,7 +31,7 @@ def match(
 
 
 class ReferenceMatcher:
-    """A set of receivers with the engine's interface, for tests and for comparison."""
+    """A set of receivers with the interface of the matcher, for tests and for comparison."""
 
     def __init__(self) -> None:
         self._receivers: dict[str, ReferenceReceiver] = {}

@@ -1,7 +1,7 @@
-"""What was said and decided, kept for replay: in batches, a beat late, bounded. No part of any promise.
+"""Changes and decisions, stored for replay: in batches, a beat later, in a bounded stream. Best effort.
 
-A notifier's records are in the order in which things happened to it, and their times are those at which they
-took effect there: an event meets in them the states that it was decided by.
+The records of a notifier are in the order in which it applied the changes and decided the events, with the
+times at which these took effect.  So a replay decides each event by the same states.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ WAITING_MAX = 100_000
 WAITING_BYTES_MAX = 64 << 20
 BATCH = 500
 BATCH_BYTES = 4 << 20
-NAMES_MAX = 1000  # of receivers in one decision
-RECEIVERS_MAX = 4000  # in one change that is ours
-RECEIVER_BYTES = 50  # about, in a record
+NAMES_MAX = 1000  # receivers named in one decision
+RECEIVERS_MAX = 4000  # in one record of granted attributes
+RECEIVER_BYTES = 50  # approximate size in a record
 
 Record = protocol.DefineModel | protocol.AppliedChanges | protocol.DecisionRecord
 
@@ -41,7 +41,7 @@ _SUBJECTS: Final = {
 class DecisionLog:
     def __init__(self, common: common_.NotifierState) -> None:
         self._common = common
-        self._waiting: deque[tuple[int, Record]] = deque()  # with their sizes, about
+        self._waiting: deque[tuple[int, Record]] = deque()  # with approximate sizes
         self._bytes = 0
 
     async def start(self, stream: api.Stream) -> None:
@@ -53,14 +53,14 @@ class DecisionLog:
     def changed(
         self, entries: Sequence[tuple[str, Sequence[protocol.Change]]], epoch: int, size: int
     ) -> None:
-        """What receivers said, in force from now on."""
+        """Record changes of receivers that apply from now on."""
         kept = tuple(
             protocol.ShardLogEntry(process=process, changes=tuple(changes)) for process, changes in entries
         )
         self._add(size, protocol.AppliedChanges(entries=kept, at_ms=_now_ms(), epoch=epoch))
 
-    def believed(self, receivers: Sequence[str], columns: Mapping[str, Sequence[types.Value]]) -> None:
-        """What authorities say of receivers, from now on."""
+    def log_granted(self, receivers: Sequence[str], columns: Mapping[str, Sequence[types.Value]]) -> None:
+        """Record granted attributes of receivers that apply from now on."""
         places: dict[str, list[int]] = {}
         for place, receiver in enumerate(receivers):
             places.setdefault(receiver.partition("/")[0], []).append(place)
@@ -100,7 +100,7 @@ class DecisionLog:
             while self._waiting:
                 batch = self._take()
                 try:
-                    # Encoded here, and not while somebody waits for the event.
+                    # Encoded here, so that the delivery of the event does not wait for it.
                     await self._stream.publish_batch([_outgoing(record) for record in batch])
                 except errors.MusterError as error:
                     self._common.count("history-dropped", len(batch))

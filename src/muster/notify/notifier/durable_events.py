@@ -1,11 +1,12 @@
 """Durable events: stored, matched once, recorded, delivered, and delivered again until acknowledged.
 
-Every notifier follows the stream of events in order.  For each shard it holds, it finds who gets an event and
-stores that before it delivers; so whoever holds the shard next delivers to the same receivers, whatever has
-changed since, and to nobody twice but for want of an acknowledgement.  The client drops such repeats.
+Every notifier follows the stream of events in order.  For each shard that it holds, it finds the receivers of
+an event and stores them before it delivers.  So the next holder of the shard delivers to the same receivers,
+whatever has changed since, and delivers again only if an acknowledgement is missing.  The client drops
+duplicates.
 
-What others go by (`Holding.floor`) is what is recorded, never what is merely known here: an event is
-forgotten when no shard's record needs it any more.
+Other notifiers rely on what is recorded (`Shard.floor`), never on state that only this notifier has: an event
+is deleted when the record of no shard needs it any more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from muster.predicates import ast
 PART = protocol.PART
 EVENT = subjects.log_subject(PART, "event")
 IN_FLIGHT = 4096
-OWING_MAX = 2_000_000  # acknowledgements; with more, durable events are refused
+OWING_MAX = 2_000_000  # pending acknowledgements; with more, durable events are refused
 REDELIVERED_AT_ONCE = 1000
 EVENTS_REMEMBERED = 10_000
 BYTES_REMEMBERED = 64 << 20
@@ -42,14 +43,14 @@ class DurableEvents:
         self,
         common: common_.NotifierState,
         others: members.NotifierMembers,
-        beliefs: grants.GrantView,
-        decides: event_router.EventRouter,
+        grant_view: grants.GrantView,
+        router: event_router.EventRouter,
         past: decision_log.DecisionLog,
     ) -> None:
         self._common = common
         self._members = others
-        self._beliefs = beliefs
-        self._deciding = decides
+        self._grants = grant_view
+        self._router = router
         self._history = past
         self._room = asyncio.Semaphore(IN_FLIGHT)
         self._dirty = asyncio.Event()
@@ -63,16 +64,16 @@ class DurableEvents:
     async def start(self, events: api.Stream, matches: api.Stream) -> None:
         self._events, self._matches = events, matches
 
-    # -- from the sender
+    # -- storing
 
-    async def keep(
+    async def store(
         self, event: protocol.AdmittedEvent, waiting: asyncio.Future[protocol.NotifyReply]
     ) -> None:
-        """Store it, and then answer; returns when there is room for the next."""
+        """Store an event, then reply. Returns when there is room for the next event."""
         if self._members.is_full:
             raise errors.Overloaded(
-                f"{OWING_MAX:,} acknowledgements are owed already",
-                hint="receivers that stay away should leave (muster notify leave)",
+                f"{OWING_MAX:,} acknowledgements are pending already",
+                hint="remove receivers that do not return (muster notify leave)",
             )
         await self._room.acquire()
         self._common.spawn(self._store(event, waiting))
@@ -94,10 +95,10 @@ class DurableEvents:
         finally:
             self._room.release()
 
-    # -- a shard comes
+    # -- gaining a shard
 
     async def replay(self, held: shards_shard.Shard) -> None:
-        """What its records say, and a record that it is ours: the one before us can add nothing any more."""
+        """Read the records of a shard, and append one of our own: the former holder can append no more."""
         while True:
             async for data, sequence in read(self._matches, held.matched_subject, held.matched_sequence + 1):
                 held.pending.replay(messages.decode(data, protocol.MatchRecord))
@@ -109,7 +110,7 @@ class DurableEvents:
                 return
 
     async def _replace(self, held: shards_shard.Shard) -> None:
-        """Everything that is owed, in place of all records there are."""
+        """Replace all records with the pending acknowledgements."""
         records = held.pending.full_records(held.lease.epoch)
         await self._append(held, records)
         held.matched_bytes = 0
@@ -134,7 +135,7 @@ class DurableEvents:
     # -- matching, in the order of the stream
 
     def follow(self) -> None:
-        """Follow the stream of events for all shards that are held: one that came may be behind."""
+        """Follow the stream of events for all held shards; start earlier for a new shard that is behind."""
         first = 1 + min(held.pending.position for held in self._common.held.values())
         if self._following is not None and not self._following.done():
             if first > self._followed:
@@ -150,10 +151,10 @@ class DurableEvents:
                     async for stored in following:
                         self._followed = stored.sequence
                         first = stored.sequence + 1
-                        self._came(stored)
+                        self._on_stored(stored)
             except errors.Dropped as error:
-                # Events are purged when no shard needs them, so a shard that is held here has lost them;
-                # one that has moved on may have been the last to need them.
+                # Events are purged when no shard needs them.  If a shard that is held here still needed
+                # them, they are lost; otherwise a shard that has moved away was the last to need them.
                 first = error.last + 1
                 if any(held.pending.position < error.last for held in self._common.held.values()):
                     self._common.count("events-lost", first - error.first)
@@ -162,10 +163,10 @@ class DurableEvents:
                 common_.events.warning("events-not-followed", error=error)
                 await asyncio.sleep(RETRY_S)
 
-    def _came(self, stored: api.StoredMessage) -> None:
+    def _on_stored(self, stored: api.StoredMessage) -> None:
         try:
             event = messages.decode(stored.data, protocol.AdmittedEvent)
-            address = self._deciding.address(event.address)
+            address = self._router.address(event.address)
         except errors.MusterError as error:
             self._common.count("bad-event")
             common_.events.warning("bad-event", sequence=stored.sequence, error=error)
@@ -177,7 +178,7 @@ class DurableEvents:
         late = {s: held for s, held in self._common.held.items() if held.pending.position < sequence}
         if not late:
             return
-        self._beliefs.expire()
+        self._grants.expire()
         engine = self._common.engine
         reached: list[str] = []
         by_shard: dict[protocol.Shard, tuple[list[str], list[str]]] = {}
@@ -196,10 +197,10 @@ class DurableEvents:
         self._history.decided(event, sequence, reached)
         self._dirty.set()
 
-    # -- recording, and then delivering
+    # -- recording, then delivering
 
     async def record_all(self) -> None:
-        """Store who gets what before it is delivered; all that waits goes in one batch."""
+        """Store the receivers of events before delivery; everything that is waiting goes into one batch."""
         while True:
             await self._dirty.wait()
             self._dirty.clear()
@@ -217,7 +218,7 @@ class DurableEvents:
         try:
             await self._append(held, held.unstored)
         except errors.LimitExceeded as error:
-            # Nothing of it was stored, and it must be before anything else is.
+            # Nothing was stored, and these records must be stored before any others.
             common_.events.warning("matches-full", shard=held.shard, error=error)
             self._common.count("matches-full")
             held.passing = {**passing, **held.passing}
@@ -225,10 +226,10 @@ class DurableEvents:
             self._dirty.set()
             return
         except errors.MusterError as error:
-            # Somebody else holds the shard, or it cannot be known whether this was stored: begin anew.
+            # Another notifier holds the shard, or the outcome is unknown: read the shard again.
             common_.events.warning("record-refused", shard=held.shard, error=error)
             self._common.count("record-refused")
-            held.doubtful.set()
+            held.uncertain.set()
             return
         records, held.unstored = held.unstored, []
         try:
@@ -236,7 +237,7 @@ class DurableEvents:
                 await self._replace(held)
         except errors.MusterError as error:
             common_.events.warning("record-refused", shard=held.shard, error=error)
-            held.doubtful.set()
+            held.uncertain.set()
             return
         for sequence, receivers in passing.items():
             await self._deliver_once(sequence, receivers)
@@ -249,7 +250,7 @@ class DurableEvents:
         with contextlib.suppress(errors.MusterError):
             event = await self._event(sequence)
             if event is not None:
-                await self._deciding.deliver(event, receivers)
+                await self._router.deliver(event, receivers)
 
     async def _deliver(self, held: shards_shard.Shard, sequence: int, receivers: list[str]) -> None:
         if not receivers:
@@ -275,7 +276,7 @@ class DurableEvents:
                 await self._common.bus.publish(
                     subjects.to_identity(PART, process, "event"), messages.encode(delivered)
                 )
-        except errors.MusterError as error:  # it comes again when its time is over
+        except errors.MusterError as error:  # it is delivered again after `ack_wait_s`
             common_.events.warning("not-delivered", sequence=sequence, error=error)
             return
         self._common.count("delivered-durable", len(receivers))
@@ -303,7 +304,7 @@ class DurableEvents:
     # -- acknowledgements
 
     def acknowledged(self, pattern: str, message: api.Message) -> None:
-        """Not a request: receipts are not answered, because what is not acknowledged is delivered again."""
+        """Handle receipts. They get no reply: an event without acknowledgement is delivered again."""
         caller = requests.accept(message, pattern, self._common.refused, needs_reply=False)
         if caller is None:
             self._common.count("no-request")
@@ -322,7 +323,7 @@ class DurableEvents:
         self._dirty.set()
 
     def joined(self, held: shards_shard.Shard, receivers: Iterable[str]) -> None:
-        """They may have come back: what they are owed is due now."""
+        """Make the pending events of receivers due now: they may have returned."""
         returned = frozenset(receivers) if held.pending.owed else ()
         for sequence, owing in held.pending.owed.items():
             if not owing.isdisjoint(returned):
@@ -332,7 +333,7 @@ class DurableEvents:
         held.pending.forget(receiver)
         self._dirty.set()
 
-    async def deliver_again(self) -> None:
+    async def redeliver(self) -> None:
         settings = self._common.settings
         while True:
             await asyncio.sleep(min(1.0, settings.ack_wait_s / 2))
@@ -350,7 +351,7 @@ class DurableEvents:
                 await self._forget_events()
 
     async def _forget_events(self) -> None:
-        """Events that no shard needs any more; whoever holds shard 0 sees to it."""
+        """Delete events that no shard needs any more. The holder of shard 0 does this."""
         if 0 not in self._common.held:
             return
         floors = self._members.floors()
@@ -359,7 +360,7 @@ class DurableEvents:
 
 
 async def read(stream: api.Stream, subject: str, first: int) -> AsyncIterator[tuple[bytes, int]]:
-    """The messages of a subject from a sequence on: to what is the end now."""
+    """Yield the messages of a subject from a sequence to the current end."""
     while True:
         state = await stream.state()
         start = max(first, state.first_sequence)
@@ -371,5 +372,5 @@ async def read(stream: api.Stream, subject: str, first: int) -> AsyncIterator[tu
                 yield stored.data, stored.sequence
             return
         except errors.NotFound:
-            # Another shard's snapshot took its own from the front. Of ours, nobody else takes any.
+            # Another shard purged its own messages at the front. Those of this shard are purged only here.
             continue

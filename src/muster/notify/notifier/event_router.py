@@ -1,8 +1,8 @@
-"""Events on their way: admitted where their sender is known, decided wherever receivers are held.
+"""Admission and routing of events.
 
-An event goes to the shard of its sender.  There the sender's attributes are known; the event is checked, and
-passed to each notifier that may hold a matching receiver.  Senders take turns, so one that floods waits for
-itself.
+An event goes to the shard of its sender, where the sender's attributes are known.  The notifier there checks
+the event and forwards it to each notifier that may hold a matching receiver.  Senders take turns, so a sender
+that floods delays only its own events.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from muster.notify.notifier.shards import members
 from muster.predicates import ast
 
 PART = protocol.PART
-EVERYBODY = "all"
+ALL = "all"
 BY = "Muster-Notifier"
 ADDRESSES_MAX = 10_000
-NAMES_BYTES = 400_000  # in one delivery
+NAMES_BYTES = 400_000  # total size of receiver names in one delivery
 
 Waiting = asyncio.Future[protocol.NotifyReply]
 Keep = Callable[[protocol.AdmittedEvent, Waiting], Awaitable[None]]
@@ -36,27 +36,27 @@ class EventRouter:
         self,
         common: common_.NotifierState,
         others: members.NotifierMembers,
-        beliefs: grants.GrantView,
+        grant_view: grants.GrantView,
         past: decision_log.DecisionLog,
     ) -> None:
         self._common = common
         self._members = others
-        self._beliefs = beliefs
+        self._grants = grant_view
         self._history = past
         self._queue: fair_queue.FairQueue[tuple[server.RpcCall, Waiting]] = fair_queue.FairQueue(
             common.settings.sender_pending
         )
-        # Decoded when it is its turn: what a sender floods with costs little.  A transient event that is sent
-        # again may be delivered again, and a durable one is stored once (`protocol.Send.id`).
+        # Decoded when its turn comes, so a flood costs little.  A transient event that is sent again may be
+        # delivered again; a durable one is stored once (`protocol.SendEvent.id`).
         self.send = server.RpcOperation("event.*", self._sent, audited=False, decode=bytes, once=False)
         self._addresses: dict[str, ast.Condition] = {}
-        self._version = -1  # of the vocabulary that they were checked against
+        self._version = -1  # of the vocabulary against which the addresses were checked
 
     async def start(self, keep: Keep) -> None:
-        """``keep``: what becomes of durable events."""
+        """Start. ``keep`` stores durable events."""
         self._keep = keep
-        for hearer in (self._common.name, EVERYBODY):
-            await self._common.listen(subjects.log_subject(PART, "match", hearer), self._passed_on)
+        for target in (self._common.name, ALL):
+            await self._common.listen(subjects.log_subject(PART, "match", target), self._on_forwarded)
 
     # -- admission
 
@@ -99,14 +99,14 @@ class EventRouter:
     def admit(
         self, process: str, send: protocol.SendEvent, *, state: models.State | None = None
     ) -> tuple[protocol.AdmittedEvent, ast.Condition]:
-        """The event as it is believed: checked, and with the sender's attributes as they are now.
+        """Check an event and add the current attributes of its sender.
 
-        ``state``: the sender's, where another notifier holds it and the request is only a query.
+        ``state``: of the sender, if another notifier holds it and the request is only a query.
         """
         subjects.token(send.sender)
         address = self.address(send.address)
         content = self._common.known.vocabulary.event(send.type, protocol.from_wire(send.content))
-        attributes, within = self._beliefs.of_sender(process, send.sender, state)
+        attributes, within = self._grants.sender_attributes(process, send.sender, state)
         event = protocol.AdmittedEvent(
             id=send.id,
             type=send.type,
@@ -121,9 +121,9 @@ class EventRouter:
         return event, address
 
     def address(self, text: str) -> ast.Condition:
-        if self._version != self._beliefs.version or len(self._addresses) >= ADDRESSES_MAX:
+        if self._version != self._grants.version or len(self._addresses) >= ADDRESSES_MAX:
             self._addresses.clear()
-            self._version = self._beliefs.version
+            self._version = self._grants.version
         condition = self._addresses.get(text)
         if condition is None:
             condition = self._addresses[text] = self._common.known.vocabulary.address(text)
@@ -134,32 +134,32 @@ class EventRouter:
     async def _decide(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
         """Deliver here, and forward to the notifiers that may hold a receiver."""
         await self._deliver_here(event, address)
-        attributes = event.believed()
+        attributes = event.attribute_values()
         for scope in event.within:  # at least one receiver accepts the grant
             attributes.update(
                 (f"sender.{name}", True) for name, held in scope.attributes.items() if held is True
             )
-        others = self._members.to_be_told(attributes, address)
+        others = self._members.forward_candidates(attributes, address)
         bus = self._common.bus
         if others is None:
             self._common.count("unserved")  # receivers in a shard that no notifier holds miss the event
-            everybody = subjects.log_subject(PART, "match", EVERYBODY)
-            await bus.publish(everybody, messages.encode(event), headers={BY: self._common.name})
+            subject = subjects.log_subject(PART, "match", ALL)
+            await bus.publish(subject, messages.encode(event), headers={BY: self._common.name})
             return
         for other in others:
             await bus.publish(subjects.log_subject(PART, "match", other), messages.encode(event))
 
-    async def _passed_on(self, message: api.Message) -> None:
+    async def _on_forwarded(self, message: api.Message) -> None:
         if message.headers.get(BY) == self._common.name:
             return
         event = messages.decode(message.data, protocol.AdmittedEvent)
         await self._deliver_here(event, self.address(event.address))
 
     async def _deliver_here(self, event: protocol.AdmittedEvent, address: ast.Condition) -> None:
-        self._beliefs.expire()
+        self._grants.expire()
         engine, deciding = self._common.engine, self._common.deciding()
         if deciding.sum() < len(self._common.held):
-            self._common.count("in-doubt")  # receivers in a shard whose lease is in doubt get nothing from us
+            self._common.count("in-doubt")  # no delivery to receivers of a shard whose lease is in doubt
         results = engine.of_shards(grant_scopes.find(engine, event, address), deciding)
         receivers = engine.names(results)
         self._history.decided(event, 0, receivers)
@@ -176,7 +176,7 @@ class EventRouter:
 
 
 def by_process(receivers: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
-    """Names of one process together, as many as fit into a message."""
+    """Group receivers by process, as many names as fit into a message."""
     names_of: dict[str, list[str]] = {}
     for receiver in receivers:
         process, _, name = receiver.partition("/")

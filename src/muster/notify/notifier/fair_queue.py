@@ -1,4 +1,4 @@
-"""A queue in which a sender that floods waits for itself: one item of each sender in turn."""
+"""A fair queue: one item of each sender in turn, so a sender that floods delays only itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-BYTES_MAX: Final = 16 << 20  # of one sender
+BYTES_MAX: Final = 16 << 20  # for each sender
 
 
 class FairQueue(Generic[T]):
@@ -23,7 +23,7 @@ class FairQueue(Generic[T]):
         return bool(self._turns)
 
     def put(self, sender: str, item: T, size: int = 0) -> bool:
-        """False if this sender has too much waiting already."""
+        """Add an item. False if this sender has too many waiting already."""
         own = self._waiting.get(sender)
         if own is None:
             own = self._waiting[sender] = deque()
@@ -37,7 +37,7 @@ class FairQueue(Generic[T]):
         return True
 
     def take(self) -> T:
-        """The next, of those that are there."""
+        """Remove and return the next item; the queue must not be empty."""
         sender = self._turns.popleft()
         own = self._waiting[sender]
         item, size = own.popleft()

@@ -1,11 +1,11 @@
-"""What a notifier believes: the models of the domain, and what authorities granted to whom.
+"""The models of the domain and the grants in force.
 
-Both live in the bucket ``notify``, which every notifier watches.  Whoever hands in a model, a grant or a list
-of revocations is answered when all notifiers have seen it.
+Both are stored in the bucket ``notify``, which every notifier watches.  The request that adds a model, a
+grant or a list of revocations gets its reply when all notifiers have seen it.
 
-Restricted attributes of receivers stand in their columns like any other, written by us when a grant comes,
-goes or ends; those of a sender are looked up when it sends.  A grant that holds in a region, or for an
-audience, counts for the receivers there only, so an event carries it apart
+The restricted attributes of receivers are in their columns like all others.  The notifier writes them when a
+grant is added, revoked or ends.  Those of a sender are looked up when it sends.  A grant that is limited to a
+region or an audience applies only to the receivers there, so an event carries it separately
 (`muster.notify.matcher.grant_scopes`).
 """
 
@@ -34,7 +34,7 @@ _JSON = msgspec.json.Encoder()
 PART = protocol.PART
 KNOWN = subjects.to_all(PART, "known")
 REGION = authorities.REGION
-AT_ONCE = 5000  # receivers: some milliseconds
+AT_ONCE = 5000  # receivers in one slice: takes some milliseconds
 
 
 class GrantView:
@@ -56,7 +56,7 @@ class GrantView:
         ready = asyncio.Event()
         self._common.spawn(self._watch(ready))
         await ready.wait()
-        await self._common.listen(KNOWN, self._asked)
+        await self._common.listen(KNOWN, self._confirm_revision)
         operations = [
             server.RpcOperation(
                 "define", self._defined, decode=lambda data: messages.decode(data, protocol.DefineModel)
@@ -74,7 +74,7 @@ class GrantView:
         if self._server is not None:
             await self._server.close()
 
-    # -- what all notifiers know
+    # -- models and grants
 
     async def _watch(self, ready: asyncio.Event) -> None:
         common = self._common
@@ -84,10 +84,10 @@ class GrantView:
                     ready.set()
                     continue
                 if entry.value is None:
-                    self._common.known.drop(entry.key)
+                    self._common.known.remove_entry(entry.key)
                     self._revisions.pop(entry.key, None)
                 else:
-                    await self._take(entry.key, entry.value)
+                    await self._apply_entry(entry.key, entry.value)
                     self._revisions[entry.key] = entry.revision
                 self.version += 1
                 for held in common.known.vocabulary.receivers.values():
@@ -95,28 +95,28 @@ class GrantView:
                 self._revision = entry.revision
                 self._changed.set()
 
-    async def _take(self, key: str, value: bytes) -> None:
+    async def _apply_entry(self, key: str, value: bytes) -> None:
         try:
-            holders = self._common.known.take(key, value)
+            holders = self._common.known.apply_entry(key, value)
         except (errors.MusterError, msgspec.MsgspecError, documents.DocumentRefused) as error:
             self._common.count("bad-record")
             common_.events.warning("bad-record", key=key, error=error)
             return
         if holders:
-            await self._believe_of(holders)
+            await self._apply_grants_of(holders)
 
     async def _defined(self, call: server.RpcCall, define: protocol.DefineModel) -> protocol.NotifyReply:
         call.target = f"{define.of}:{define.name}"
         value = messages.encode(define)
         revision = await self._put(lambda: (self._common.known.model_key(define), value, None))
         self._history.defined(define)
-        await self._everybody_knows(revision)
+        await self._wait_for_all(revision)
         return protocol.NotifyReply(sequence=revision)
 
     async def _presented(self, call: server.RpcCall, present: protocol.PresentGrant) -> protocol.NotifyReply:
         knows = self._common.known
 
-        def judged() -> tuple[str, bytes, float | None]:
+        def checked_entry() -> tuple[str, bytes, float | None]:
             if present.revocations:
                 return knows.revocation_key(present.revocations), present.revocations.encode(), None
             key, for_s = knows.grant_key(present.chain, now=time.time())
@@ -124,25 +124,25 @@ class GrantView:
             return key, _JSON.encode(present.chain), for_s
 
         call.target = "revocations" if present.revocations else "grant"
-        revision = await self._put(judged)
-        await self._everybody_knows(revision)
+        revision = await self._put(checked_entry)
+        await self._wait_for_all(revision)
         return protocol.NotifyReply(sequence=revision)
 
-    async def _put(self, judged: Callable[[], tuple[str, bytes, float | None]]) -> int:
-        """Keep what was judged by what is known; if another notifier kept something since, it is again."""
+    async def _put(self, checked_entry: Callable[[], tuple[str, bytes, float | None]]) -> int:
+        """Store a checked entry; if another notifier stored one in the meantime, check again first."""
         while True:
-            key, value, for_s = judged()
+            key, value, for_s = checked_entry()
             try:
                 if (revision := self._revisions.get(key)) is None:
                     return await self._bucket.create(key, value, ttl_s=for_s)
                 return await self._bucket.update(key, value, revision=revision, ttl_s=for_s)
             except (errors.AlreadyExists, errors.Conflict):
                 if (held := await self._bucket.get(key)) is not None:
-                    await self._until_known(held.revision)
+                    await self._wait_for_revision(held.revision)
 
-    async def _everybody_knows(self, revision: int) -> None:
+    async def _wait_for_all(self, revision: int) -> None:
         """Wait until this notifier and the others have seen a revision of the bucket."""
-        await self._until_known(revision)
+        await self._wait_for_revision(revision)
         # A notifier that does not answer is removed soon, and then no request waits for it.
         while others := len(self._members.others()):
             answers = await self._common.bus.gather(
@@ -151,40 +151,40 @@ class GrantView:
             if len(answers) > others:
                 return
 
-    async def _until_known(self, revision: int) -> None:
+    async def _wait_for_revision(self, revision: int) -> None:
         while self._revision < revision:
             self._changed.clear()
             await self._changed.wait()
 
-    def _asked(self, message: api.Message) -> None:
-        """Not a request: every notifier confirms an announcement of one of them, which gathers that."""
+    def _confirm_revision(self, message: api.Message) -> None:
+        """Confirm the announcement of a revision to the notifier that gathers the confirmations."""
 
         async def when_known() -> None:
             with contextlib.suppress(ValueError, errors.MusterError):
-                await self._until_known(int(message.data))
+                await self._wait_for_revision(int(message.data))
                 await message.respond(b"known")
 
         self._common.spawn(when_known())
 
     # -- senders
 
-    def of_sender(
+    def sender_attributes(
         self, process: str, name: str, state: models.State | None = None
     ) -> tuple[dict[str, Any], tuple[protocol.ScopedAttributes, ...]]:
-        """What policies may know of a sender: what it says of itself, and what authorities say of it."""
+        """Return the attributes of a sender for policies: its own state, and what authorities granted."""
         common = self._common
         receiver = protocol.participant_id(process, name)
         if receiver in common.engine:
             state = common.engine.state_of(receiver)
         own = {key: value for key, value in (state or {}).items() if not models.restricted(key)}
-        believed = common.known.believed(process, name, now=time.time())
-        granted = {key: held.value for key, held in believed.everywhere.items()}
-        return {**own, **granted, "_process": process, "_id": receiver}, believed.within
+        effective = common.known.effective_attributes(process, name, now=time.time())
+        granted = {key: held.value for key, held in effective.everywhere.items()}
+        return {**own, **granted, "_process": process, "_id": receiver}, effective.within
 
     # -- receivers
 
-    def believe(self, receivers: Iterable[str]) -> None:
-        """Bring the restricted attributes of receivers to what is granted now."""
+    def apply_grants(self, receivers: Iterable[str]) -> None:
+        """Set the restricted attributes of receivers to what is granted now."""
         now = time.time()
         engine, knows = self._common.engine, self._common.known
         listed = list(dict.fromkeys(receivers))
@@ -195,7 +195,7 @@ class GrantView:
                 continue
             names = [listed[place] for place in places]
             regions = table.columns[REGION].cells(rows) if REGION in table.columns else [None] * len(names)
-            # A process may have a million receivers, and most of them are granted the same.
+            # A process may have a million receivers, most of them with the same grants.
             alike: dict[tuple[str, str, str], tuple[list[types.Value], float]] = {}
             granted: list[tuple[list[types.Value], float]] = []
             for receiver, region in zip(names, regions, strict=True):
@@ -203,7 +203,7 @@ class GrantView:
                 where = region if isinstance(region, str) and knows.has_regions(process) else ""
                 key = (process, name if knows.has_prefixes(process) else "", where)
                 if key not in alike:
-                    held, until = knows.of_receiver(process, name, where, now=now)
+                    held, until = knows.receiver_attributes(process, name, where, now=now)
                     fitting = {
                         attribute: held[attribute]
                         for attribute in held
@@ -214,31 +214,33 @@ class GrantView:
             columns = {key: [cells[place] for cells, _ in granted] for place, key in enumerate(restricted)}
             ends_s = [until for _, until in granted]
             self._next_end = min(self._next_end, *(until for _, until in alike.values()))
-            engine.believe(number, rows, columns, ends_s)
-            self._history.believed(names, columns)
+            engine.write_granted(number, rows, columns, ends_s)
+            self._history.log_granted(names, columns)
 
-    def believe_shard(self, shard: protocol.Shard) -> None:
-        """Of a shard that was read from its log, where nothing restricted stands."""
+    def apply_grants_to_shard(self, shard: protocol.Shard) -> None:
+        """Apply grants to a shard that was read from its log, which has no restricted attributes."""
         engine, knows = self._common.engine, self._common.known
         for number, table in enumerate(engine.tables):
             if any(map(models.restricted, table.model.attributes)):
                 receivers = engine.names([engines.MatchResult(number, table.rows_of(shard))])
-                self.believe(
+                self.apply_grants(
                     receiver for receiver in receivers if knows.has_grants(receiver.partition("/")[0])
                 )
 
-    async def _believe_of(self, processes: set[str]) -> None:
-        """In slices, so that events continue; the caller gets its reply when it holds for all receivers."""
+    async def _apply_grants_of(self, processes: set[str]) -> None:
+        """Apply grants in slices, so that events continue; returns when all receivers are up to date."""
         engine = self._common.engine
         if not any(models.restricted(key) for table in engine.tables for key in table.model.attributes):
             return
         receivers = [receiver for receiver in engine.receivers() if receiver.partition("/")[0] in processes]
         for start in range(0, len(receivers), AT_ONCE):
-            self.believe(receiver for receiver in receivers[start : start + AT_ONCE] if receiver in engine)
+            self.apply_grants(
+                receiver for receiver in receivers[start : start + AT_ONCE] if receiver in engine
+            )
             await asyncio.sleep(0)
 
     def moved(self, process: str, change: protocol.Change) -> bool:
-        """Whether a change may bring its receivers under other grants."""
+        """Whether other grants may apply to the receivers after a change."""
         match change:
             case protocol.JoinReceiver() | protocol.JoinReceivers():
                 return self._common.known.has_grants(process)
@@ -247,11 +249,11 @@ class GrantView:
         return False
 
     def expire(self) -> None:
-        """Called before each decision: what has ended is not believed any more."""
+        """Remove granted attributes that have ended. Called before each decision."""
         now = time.time()
         if now < self._next_end:
             return
-        self.believe(self._common.engine.ended(now))
+        self.apply_grants(self._common.engine.ended(now))
         self._next_end = self._common.engine.next_end_s()
 
     async def keep(self) -> None:

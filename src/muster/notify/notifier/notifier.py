@@ -1,13 +1,13 @@
-"""A notifier: holds receivers, decides who gets an event, and sees to it that they do.
+"""A notifier: holds receivers, matches events with them, and delivers.
 
-    members     who else is there, and what each holds
-    believing   models and grants, which all notifiers know
-    shards      the receivers it holds: gained, changed, kept
-    deciding    events: admitted, matched, delivered
-    durable     events that are kept until acknowledged
-    history     what was decided, for replay
+    members     the other notifiers, and what each holds
+    grants      models and grants, which all notifiers have
+    shards      the receivers it holds: leases, changes, snapshots
+    router      events: admission, matching, delivery
+    durable     events that are stored until they are acknowledged
+    history     decisions, for replay
 
-A notifier whose lease is in doubt (its connection is away) decides nothing.
+A notifier whose lease is in doubt (its connection is lost) decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from muster.notify.notifier import state as common_
 from muster.notify.notifier.shards import members
 from muster.notify.notifier.shards import shard_manager as shards_
 
-ANSWERS_S = 1.0  # for the last answers, when it stops
+ANSWERS_S = 1.0  # time for the last replies when the notifier stops
 
 
 class Notifier:
@@ -45,10 +45,10 @@ class Notifier:
         measure: metrics.Metrics | None = None,
         kernels: Any = None,
     ) -> None:
-        """``root``: the public key that grants must lead to; without one, none is believed."""
+        """``root``: the public key at which every chain of grants must end; without it, no grant is valid."""
         self.name = bus.identity
         self.known = authorities.AuthorityView(root=root, domain=domain)
-        self._hurries = kernels is None  # to the fastest kernels, once they are loaded
+        self._selects_kernels = kernels is None  # use the fastest kernels once they are loaded
         self.engine = engines.Matcher(kernels=kernels or kernels_numpy)
         self.common = common_.NotifierState(
             bus, settings or settings_.NotifySettings(), self.known, self.engine, measure or metrics.Metrics()
@@ -57,15 +57,15 @@ class Notifier:
         self._replicas = replicas
         self.members = members.NotifierMembers(self.common, durable_events.OWING_MAX)
         self._history = decision_log.DecisionLog(self.common)
-        self.beliefs = grants.GrantView(self.common, self.members, self._history)
-        self.deciding = event_router.EventRouter(self.common, self.members, self.beliefs, self._history)
+        self.grants = grants.GrantView(self.common, self.members, self._history)
+        self.router = event_router.EventRouter(self.common, self.members, self.grants, self._history)
         self._durable = durable_events.DurableEvents(
-            self.common, self.members, self.beliefs, self.deciding, self._history
+            self.common, self.members, self.grants, self.router, self._history
         )
         self._shards = shards_.ShardManager(
-            self.common, self.members, self.beliefs, self.deciding, self._durable, self._history
+            self.common, self.members, self.grants, self.router, self._durable, self._history
         )
-        self._questions = query_handler.server_of(self)
+        self._query_server = query_handler.query_server(self)
         self._leases: leases.Leases | None = None
 
     @property
@@ -79,40 +79,40 @@ class Notifier:
         bucket = await bus.key_value(api.KeyValueSettings(protocol.BUCKET, replicas=self._replicas))
         self._leases = await leases.Leases.open(bus, ttl_s=settings.lease_s, replicas=self._replicas)
         await self._history.start(past)
-        await self.beliefs.start(bucket)
+        await self.grants.start(bucket)
         await self.members.start()
         await self._durable.start(events, matches)
-        await self.deciding.start(self._durable.keep)
+        await self.router.start(self._durable.store)
         await self._shards.start(receivers, self._leases)
-        await self._questions.start()
+        await self._query_server.start()
         for work in (
             self.members.beat(),
-            self.beliefs.keep(),
+            self.grants.keep(),
             self._shards.place(),
-            self._shards.give_back(),
-            self.deciding.admit_all(),
+            self._shards.release_memory(),
+            self.router.admit_all(),
             self._durable.record_all(),
-            self._durable.deliver_again(),
+            self._durable.redeliver(),
             self._history.keep(),
         ):
             self.common.spawn(work)
-        if self._hurries:
-            self.common.spawn(self._hasten())
+        if self._selects_kernels:
+            self.common.spawn(self._load_fast_kernels())
         common_.events.info("notifier-started", notifier=self.name)
 
-    async def _hasten(self) -> None:
-        """In a thread, after the start: meanwhile the plain kernels decide the same, only slower."""
+    async def _load_fast_kernels(self) -> None:
+        """Load them in a thread after the start. Until then the slower kernels give the same results."""
         self.engine.use(await asyncio.to_thread(engines.warm_up))
 
     async def stop(self) -> None:
         with contextlib.suppress(errors.MusterError):
-            await self.members.say(leaving=True)
-        await self.beliefs.close()
-        await self._questions.close()
-        await self.common.close_ears()
+            await self.members.publish_summary(leaving=True)
+        await self.grants.close()
+        await self._query_server.close()
+        await self.common.close_subscriptions()
         await self.common.cancel_all()
         await self._shards.stop()
-        self.deciding.close()
+        self.router.close()
         await self.common.server.drain(ANSWERS_S)
         await self.common.server.close()
         if self._leases is not None:

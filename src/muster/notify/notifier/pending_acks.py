@@ -1,7 +1,7 @@
-"""A shard's account of durable events: how far it has matched, who still owes an acknowledgement.
+"""Pending acknowledgements of a shard: how far it has matched the events, and which receivers are missing.
 
-Matched once: the recorded set of receivers is what is delivered again, whatever has changed since.  What
-happened is taken out as records, to be stored before anybody acts on it.  Pure.
+An event is matched once: it is delivered again to the recorded receivers, whatever has changed since.
+Changes are taken out as records, which have to be stored before they take effect.  Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final
 
 from muster.notify import protocol
 
-RECORD_BYTES: Final = 400_000  # so that a record fits into a message, whatever the names
+RECORD_BYTES: Final = 400_000  # so that a record fits into a message
 
 ReceiversByEvent = dict[int, tuple[str, ...]]  # sequence of an event -> receivers
 
@@ -20,7 +20,7 @@ class PendingAcks:
     def __init__(self) -> None:
         self.position = 0
         self.owed: dict[int, set[str]] = {}  # sequence -> receivers
-        self.owing = 0  # acknowledgements, over all events
+        self.owing = 0  # pending acknowledgements of all events
         self._matched: ReceiversByEvent = {}
         self._acked: dict[int, set[str]] = {}
         self._recorded = 0
@@ -30,7 +30,7 @@ class PendingAcks:
 
     @property
     def floor(self) -> int:
-        """Events below this are not needed any more."""
+        """Events with a lower sequence are not needed any more."""
         return min(self.owed, default=self.position + 1)
 
     @property
@@ -65,17 +65,17 @@ class PendingAcks:
         return True
 
     def forget(self, receiver: str) -> None:
-        """It has left: it is owed nothing."""
+        """Remove a receiver that has left."""
         for sequence in [sequence for sequence, owing in self.owed.items() if receiver in owing]:
             self.acknowledge(sequence, receiver)
 
     def drop(self, sequence: int) -> None:
-        """The event is gone: nobody can be given it."""
+        """Remove an event that is no longer stored."""
         for receiver in tuple(self.owed.get(sequence, ())):
             self.acknowledge(sequence, receiver)
 
     def records(self, epoch: int) -> list[protocol.MatchRecord]:
-        """What has happened since the last records."""
+        """Return the changes since the last records."""
         matched, acked = list(_cut(self._matched)), list(_cut(self._acked))
         self._matched, self._acked, self._recorded = {}, {}, self.position
 
@@ -87,7 +87,7 @@ class PendingAcks:
         return [*(record(part, {}) for part in matched), *(record({}, part) for part in acked)]
 
     def full_records(self, epoch: int) -> list[protocol.MatchRecord]:
-        """Everything, in place of all records before."""
+        """Return the complete state, which replaces all earlier records."""
         self.records(epoch)
         first = protocol.MatchRecord(position=self.position, epoch=epoch, reset=True)
         more = (
@@ -109,7 +109,7 @@ class PendingAcks:
 
 
 def _cut(owed: Mapping[int, Iterable[str]]) -> Iterator[ReceiversByEvent]:
-    """The same in pieces that each fit into a record; a large set of receivers comes in several."""
+    """Split into parts that each fit into a record; a large set of receivers is spread over several."""
     piece: ReceiversByEvent = {}
     size = 0
     for sequence, receivers in owed.items():

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 NEAR_MISSES = 5
 LOOKED_AT = 2000
 PAGE_BYTES = 400_000
-NAME_BYTES = 16  # at the least, in an answer
+NAME_BYTES = 16  # minimum size of a receiver in a reply
 
 _JSON = msgspec.json.Encoder()
 
 
 class _Codec:
-    """Replies as `protocol.Told`, each with the shards that the notifier speaks for."""
+    """Replies as `protocol.NotifyQueryResult`, each with the shards that the notifier holds."""
 
     def __init__(self, notifier: notifier_notifier.Notifier) -> None:
         self._notifier = notifier
@@ -41,69 +41,73 @@ class _Codec:
     def error(self, error: errors.MusterError) -> bytes:
         fault = error_replies.to_error_reply(error)
         if isinstance(error, messages.MessageTooLarge):
-            fault = msgspec.structs.replace(fault, hint="ask for fewer, or narrow the question down")
+            fault = msgspec.structs.replace(fault, hint="use a lower limit or a narrower query")
         return self.result(protocol.NotifyQueryResult(notifier=self._notifier.name, fault=fault))
 
 
-def server_of(notifier: notifier_notifier.Notifier) -> server.RpcServer:
-    """Every notifier answers each question, for the shards that it holds."""
+def query_server(notifier: notifier_notifier.Notifier) -> server.RpcServer:
+    """Every notifier answers each query for the shards that it holds."""
 
-    def operation(name: str, answer: Answer) -> server.RpcOperation:
-        async def answered(_: server.RpcCall, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-            return answer(notifier, ask)
+    def operation(name: str, answer: QueryFunction) -> server.RpcOperation:
+        async def answered(_: server.RpcCall, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+            return answer(notifier, query)
 
         return server.RpcOperation(
             f"read.{name}", answered, decode=lambda data: messages.decode(data, protocol.NotifyQuery)
         )
 
-    operations = [operation(name, answer) for name, answer in QUESTIONS.items()]
+    operations = [operation(name, answer) for name, answer in QUERIES.items()]
     return server.RpcServer(notifier.common.bus, protocol.PART, operations, codec=_Codec(notifier))
 
 
-def _models(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _models(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     known = notifier.known.vocabulary
     models_of = {
         f"{model.kind.value}.{model.name}": model
         for model in (*known.receivers.values(), *known.events.values())
     }
-    return _page(notifier, ask, models_of, lambda key: _model(models_of[key]))
+    return _page(notifier, query, models_of, lambda key: _model(models_of[key]))
 
 
-def _grants(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _grants(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     now, chains = time.time(), notifier.known.chains()
-    return _page(notifier, ask, chains, lambda serial: notifier.known.shown(serial, chains[serial], now=now))
+    return _page(
+        notifier, query, chains, lambda serial: notifier.known.describe_grant(serial, chains[serial], now=now)
+    )
 
 
-def _revoked(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-    held = notifier.known.revocations.lists.get(ask.expression)
+def _revoked(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+    held = notifier.known.revocations.lists.get(query.expression)
     facts = {"number": held.number if held else 0, "serials": sorted(held.serials) if held else []}
     return protocol.NotifyQueryResult(notifier=notifier.name, facts=facts)
 
 
-def _notifiers(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _notifiers(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1 + len(notifier.members.others()))
 
 
-def _counts(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _counts(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     facts = {"counts": dict(notifier.counts), "shards": sorted(notifier.held)}
     return protocol.NotifyQueryResult(notifier=notifier.name, count=len(notifier.engine), facts=facts)
 
 
 def _page(
     notifier: notifier_notifier.Notifier,
-    ask: protocol.NotifyQuery,
+    query: protocol.NotifyQuery,
     keys: Iterable[str],
-    made: Callable[[str], dict[str, Any]],
+    row: Callable[[str], dict[str, Any]],
 ) -> protocol.NotifyQueryResult:
-    """Of what there may be any number of: as much as fits, in order, and where to go on."""
+    """Return as many rows as fit, in order of their keys, and the key to continue after."""
     listed: list[dict[str, Any]] = []
     size, last = 0, ""
-    for key in sorted(key for key in keys if key > ask.receiver):
+    for key in sorted(key for key in keys if key > query.receiver):
         if size > PAGE_BYTES:
             return protocol.NotifyQueryResult(
                 notifier=notifier.name, receivers=tuple(listed), facts={"next": last}
             )
-        listed.append(made(key))
+        listed.append(row(key))
         size += len(_JSON.encode(listed[-1]))
         last = key
     return protocol.NotifyQueryResult(notifier=notifier.name, receivers=tuple(listed))
@@ -114,7 +118,7 @@ def _model(model: models.Model) -> dict[str, Any]:
     return {"name": model.name, "of": model.kind.value, "attributes": attributes}
 
 
-def _shown(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
+def _receiver_row(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
     return {
         "receiver": receiver,
         "model": notifier.engine.model_of(receiver).name,
@@ -124,20 +128,22 @@ def _shown(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any
     }
 
 
-def _receivers(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _receivers(
+    notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery
+) -> protocol.NotifyQueryResult:
     candidates: Iterable[str]
-    if ask.expression:
-        candidates = notifier.engine.means(notifier.known.vocabulary.address(ask.expression))
+    if query.expression:
+        candidates = notifier.engine.match_address(notifier.known.vocabulary.address(query.expression))
     else:
         candidates = notifier.engine.receivers()
-    chosen = [receiver for receiver in candidates if receiver.startswith(ask.receiver)]
-    following = [receiver for receiver in chosen if receiver > ask.after] if ask.after else chosen
+    chosen = [receiver for receiver in candidates if receiver.startswith(query.receiver)]
+    following = [receiver for receiver in chosen if receiver > query.after] if query.after else chosen
     listed: list[dict[str, Any]] = []
     size = 0
-    for receiver in heapq.nsmallest(ask.limit, following):
+    for receiver in heapq.nsmallest(query.limit, following):
         if size > PAGE_BYTES:
             break
-        listed.append(_shown(notifier, receiver))
+        listed.append(_receiver_row(notifier, receiver))
         size += len(_JSON.encode(listed[-1]))
     cut = {"next": listed[-1]["receiver"]} if len(listed) < len(following) else {}
     return protocol.NotifyQueryResult(
@@ -145,29 +151,29 @@ def _receivers(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) 
     )
 
 
-def _require_room(ask: protocol.NotifyQuery, count: int) -> None:
-    """Before they are put together: a million that no answer holds would keep everybody else waiting."""
-    if min(ask.limit, count) * NAME_BYTES > messages.MAX_BYTES:
+def _require_room(query: protocol.NotifyQuery, count: int) -> None:
+    """Check the size before the reply is built: building one that is too large would delay other requests."""
+    if min(query.limit, count) * NAME_BYTES > messages.MAX_BYTES:
         raise messages.MessageTooLarge(
-            f"{min(ask.limit, count):,} of {count:,} receivers do not fit into an answer"
+            f"{min(query.limit, count):,} of {count:,} receivers do not fit into a reply"
         )
 
 
-def _who(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-    """Those an address reaches and, of an event, those who accept it; and who only just is not among them."""
-    address = notifier.known.vocabulary.address(ask.expression)
+def _who(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+    """List receivers that match the address and, with an event, accept it; also near misses."""
+    address = notifier.known.vocabulary.address(query.expression)
     engine = notifier.engine
-    meant = engine.means(address)
-    event = _event(notifier, ask) if ask.event is not None else None
-    reached = meant if event is None else engine.names(grant_scopes.find(engine, event, address))
-    _require_room(ask, len(reached))
+    addressed = engine.match_address(address)
+    event = _event(notifier, query) if query.event is not None else None
+    reached = addressed if event is None else engine.names(grant_scopes.find(engine, event, address))
+    _require_room(query, len(reached))
     near: list[dict[str, Any]] = []
-    taken = {*meant, *reached}
+    taken = {*addressed, *reached}
     if event is not None:
-        refused = set(meant).difference(reached)
+        refused = set(addressed).difference(reached)
         for receiver in heapq.nsmallest(NEAR_MISSES, refused):
-            believed = grant_scopes.attributes_seen_by(event, receiver, engine.state_of(receiver))
-            sides = _policy_sides(engine.policy_of(receiver), believed)
+            effective = grant_scopes.attributes_seen_by(event, receiver, engine.state_of(receiver))
+            sides = _policy_sides(engine.policy_of(receiver), effective)
             near.append({"receiver": receiver, "why": [why for side in sides.values() for why in side]})
     for receiver in itertools.islice(engine.receivers(), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
@@ -176,27 +182,27 @@ def _who(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> pro
             misses = explanation.near_misses(address, engine.state_of(receiver))
             if len(misses) == 1:  # one clause away
                 near.append({"receiver": receiver, "why": [f"address: {misses[0]}"]})
-    listed = tuple({"receiver": receiver} for receiver in heapq.nsmallest(ask.limit, reached))
+    listed = tuple({"receiver": receiver} for receiver in heapq.nsmallest(query.limit, reached))
     return protocol.NotifyQueryResult(
         notifier=notifier.name,
         count=len(reached),
         receivers=listed,
-        facts={"near": near, "meant": len(meant)},
+        facts={"near": near, "addressed": len(addressed)},
     )
 
 
-def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-    """Which side failed, which clause, what it found, since when, and who granted what is restricted."""
+def _explain(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+    """Explain a decision: the side and clause that failed, the value, since when, and who granted it."""
     engine = notifier.engine
-    if ask.receiver not in engine:
+    if query.receiver not in engine:
         return protocol.NotifyQueryResult(notifier=notifier.name)
-    event = _event(notifier, ask)
-    state = engine.state_of(ask.receiver)
+    event = _event(notifier, query)
+    state = engine.state_of(query.receiver)
     address = notifier.known.vocabulary.address(event.address)
     missing = explanation.near_misses(address, state)
     because = missing or explanation.explain(address, state).because
     failing = _policy_sides(
-        engine.policy_of(ask.receiver), grant_scopes.attributes_seen_by(event, ask.receiver, state)
+        engine.policy_of(query.receiver), grant_scopes.attributes_seen_by(event, query.receiver, state)
     )
     facts = {
         "delivered": not missing and not failing,
@@ -205,10 +211,10 @@ def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) ->
         "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
         "granted": _granted(notifier, event.sender),
         "receiver_granted": {
-            key: grant for key, grant in _granted(notifier, ask.receiver).items() if grant["name"] in state
+            key: grant for key, grant in _granted(notifier, query.receiver).items() if grant["name"] in state
         },
         "state": protocol.to_wire(state),
-        "since_ms": 1000 * engine.changed_s(ask.receiver),
+        "since_ms": 1000 * engine.changed_s(query.receiver),
     }
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
 
@@ -216,11 +222,11 @@ def _explain(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) ->
 def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
     """For each restricted attribute of a participant: value, issuer, validity period and scope."""
     process, _, name = receiver.partition("/")
-    believed = notifier.known.believed(process, name, now=time.time())
-    everywhere = (documents.GrantScope(), believed.everywhere)
+    effective = notifier.known.effective_attributes(process, name, now=time.time())
+    everywhere = (documents.GrantScope(), effective.everywhere)
     listed = [
         (key, held, scope)
-        for scope, attributes in (everywhere, *believed.scoped)
+        for scope, attributes in (everywhere, *effective.scoped)
         for key, held in attributes.items()
     ]
     by_name: dict[str, Any] = {}
@@ -239,27 +245,27 @@ def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, A
     return by_name
 
 
-def _sender(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+def _sender(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     """The state of a sender, if this notifier holds it: policies at all notifiers may refer to it."""
-    if ask.receiver not in notifier.engine:
+    if query.receiver not in notifier.engine:
         return protocol.NotifyQueryResult(notifier=notifier.name)
-    state = protocol.to_wire(notifier.engine.state_of(ask.receiver))
+    state = protocol.to_wire(notifier.engine.state_of(query.receiver))
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts={"state": state})
 
 
-def _event(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.AdmittedEvent:
-    if ask.event is None:
-        raise errors.InvalidInput("explain what? name an event")
-    process, _, receiver = ask.sender.partition("/")
+def _event(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.AdmittedEvent:
+    if query.event is None:
+        raise errors.InvalidInput("the event is missing")
+    process, _, receiver = query.sender.partition("/")
     if not receiver:
-        raise errors.InvalidInput("whose event? name its sender as process/name")
-    return notifier.deciding.admit(process, ask.event, state=protocol.from_wire(ask.state))[0]
+        raise errors.InvalidInput("the sender of the event is missing: give it as process/name")
+    return notifier.router.admit(process, query.event, state=protocol.from_wire(query.state))[0]
 
 
 def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, list[str]]:
-    """Which sides of a policy failed (``event``, ``sender``), each with the clauses that did."""
+    """Return the sides of a policy that failed (``event``, ``sender``), each with the failed clauses."""
     if not policy:
-        return {"event": ["it has no policy, so it accepts nothing"]}
+        return {"event": ["the receiver has no policy, so it accepts nothing"]}
     sides: dict[str, list[str]] = {}
     for finding in explanation.near_misses(models.parse_policy(policy), attributes):
         of_sender = any(key.startswith("sender.") for key, _ in finding.values)
@@ -267,8 +273,8 @@ def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, 
     return sides
 
 
-def _check(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
-    condition = notifier.known.vocabulary.policy(ask.expression)
+def _check(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
+    condition = notifier.known.vocabulary.policy(query.expression)
     measured, parts = models.cost_of(condition)
     facts = {
         "canonical": models.canonical_text(condition),
@@ -281,9 +287,9 @@ def _check(notifier: notifier_notifier.Notifier, ask: protocol.NotifyQuery) -> p
     return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
 
 
-Answer = Callable[["notifier_notifier.Notifier", protocol.NotifyQuery], protocol.NotifyQueryResult]
+QueryFunction = Callable[["notifier_notifier.Notifier", protocol.NotifyQuery], protocol.NotifyQueryResult]
 
-QUESTIONS: dict[str, Answer] = {
+QUERIES: dict[str, QueryFunction] = {
     "receivers": _receivers,
     "who": _who,
     "explain": _explain,

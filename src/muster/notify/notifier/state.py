@@ -1,4 +1,4 @@
-"""What the parts of a notifier share: the connection, what is held and known, how things are counted."""
+"""State that the parts of a notifier share: connection, held shards, models and grants, counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from muster.notify.notifier.shards import shard as shards_shard
 
 events = log.EventLog("notify")
 
-PENDING_MAX = 100_000  # requests to the shards of one notifier; those of one sender are bounded by its queues
+PENDING_MAX = 100_000  # requests to the shards of one notifier; its queues bound those of one sender
 
 
 class NotifierState:
@@ -41,10 +41,8 @@ class NotifierState:
         self.held: dict[protocol.Shard, shards_shard.Shard] = {}
         self.moved = asyncio.Event()  # members or shards changed
         self.counts: collections.Counter[str] = collections.Counter()
-        self.refused: collections.Counter[str] = collections.Counter()  # receipts whose sender is not certain
-        self._counter = measure.counter(
-            "notify_events", "What happened to events and changes, by outcome.", ("outcome",)
-        )
+        self.refused: collections.Counter[str] = collections.Counter()  # receipts without a verified sender
+        self._counter = measure.counter("notify_events", "Events and changes by outcome.", ("outcome",))
         self.server = server.RpcServer(
             bus,
             protocol.PART,
@@ -64,7 +62,7 @@ class NotifierState:
         if outcome != "done":
             self.count(outcome)
 
-    # -- work
+    # -- tasks and subscriptions
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=f"notifier {self.name}")
@@ -82,7 +80,7 @@ class NotifierState:
         self._subscriptions.append(await self.bus.subscribe(subject, handler=handler, group=group))
 
     async def serve(self, pattern: str, operation: server.RpcOperation) -> api.Subscription:
-        """Requests to one shard: which ones this notifier serves changes with the shards that it holds."""
+        """Serve the requests to one shard, for as long as this notifier holds it."""
 
         def received(message: api.Message) -> None:
             caller = requests.accept(message, pattern, self.server.refused)
@@ -93,7 +91,7 @@ class NotifierState:
 
         return await self.bus.subscribe(pattern, handler=received)
 
-    async def close_ears(self) -> None:
+    async def close_subscriptions(self) -> None:
         for subscription in self._subscriptions:
             await subscription.close()
 
@@ -106,7 +104,7 @@ class NotifierState:
     # -- shards
 
     def held_of(self, subject: str) -> shards_shard.Shard:
-        """The shard that a message is about; `errors.Unavailable` if another notifier decides for it."""
+        """Return the shard of a message; `errors.Unavailable` if another notifier holds it."""
         held = self.held.get(int(subject.rpartition(".")[2]))
         if held is None or not held.lease.held:
             self.count("not-held")
@@ -114,7 +112,7 @@ class NotifierState:
         return held
 
     def deciding(self) -> npt.NDArray[np.bool_]:
-        """By shard, whether this notifier decides for it now: not while its lease is in doubt."""
+        """Return, by shard, whether this notifier may decide for it: not while its lease is in doubt."""
         deciding = np.zeros(protocol.SHARDS, np.bool_)
         for shard, held in self.held.items():
             deciding[shard] = held.lease.held
@@ -122,11 +120,11 @@ class NotifierState:
 
 
 def moving() -> errors.Unavailable:
-    return errors.Unavailable("this shard is on its way to another notifier, or back to this one")
+    return errors.Unavailable("this shard is moving between notifiers")
 
 
 class NotifyCodec:
-    """Replies as `protocol.Answer`."""
+    """Replies as `protocol.NotifyReply`."""
 
     def result(self, value: protocol.NotifyReply) -> bytes:
         return messages.encode(value)
@@ -138,7 +136,7 @@ class NotifyCodec:
 def finish(
     waiting: asyncio.Future[protocol.NotifyReply], outcome: protocol.NotifyReply | errors.MusterError
 ) -> None:
-    """The outcome of a request whose handler waits for it, unless it does so no longer."""
+    """Set the outcome of a request, unless its handler no longer waits for it."""
     if waiting.done():
         return
     if isinstance(outcome, errors.MusterError):

@@ -33,7 +33,7 @@ from muster.predicates.syntax import parser
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CHANGE, DECISION = "notify-kept/1", "notify-decided/1"
+CHANGE, DECISION = "notify-applied/1", "notify-decided/1"
 LISTENS = "(policy)"  # pseudo-attribute: whether the receiver has a policy
 REGION = "region"  # the attribute that a grant's regional scope refers to
 ADDRESSES_AT_ONCE = 100

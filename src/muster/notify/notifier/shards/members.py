@@ -1,9 +1,9 @@
-"""Who else is there, and what each notifier holds: summaries, said at every beat.
+"""The other notifiers and what each holds: every notifier publishes a summary at each beat.
 
-An event is not passed to a notifier whose summary rules it out, so a summary must never be too narrow: before
-a change that widens it is acknowledged, every other notifier has answered that it heard the wider one.
-Summaries of one notifier arrive in the order they were sent; until one is confirmed the others may go by any
-that were sent since the last confirmed one, so a change has to be covered by all of those.
+An event is not forwarded to a notifier whose summary excludes it, so a summary must never be too narrow:
+before a change that widens it is acknowledged, every other notifier has confirmed the wider summary.
+Summaries of one notifier arrive in the order in which they were sent.  Until one is confirmed, the others may
+use any that was sent since the last confirmed one, so all of those have to cover a change.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class NotifierMembers:
     def __init__(self, common: common_.NotifierState, owing_max: int) -> None:
         self._common = common
         self._owing_max = owing_max
-        self._heard: dict[str, tuple[float, protocol.ShardSummary]] = {}
-        self._in_doubt: list[protocol.ShardSummary] = []  # others go by one of these
+        self._peers: dict[str, tuple[float, protocol.ShardSummary]] = {}
+        self._in_doubt: list[protocol.ShardSummary] = []  # the others use one of these
 
     async def start(self) -> None:
-        await self._common.listen(SUBJECT, self._take)
+        await self._common.listen(SUBJECT, self._on_summary)
 
     async def beat(self) -> None:
         while True:
             with contextlib.suppress(errors.Unavailable):
-                await self.say(confirmed=len(self._in_doubt) > IN_DOUBT_MAX)
+                await self.publish_summary(confirmed=len(self._in_doubt) > IN_DOUBT_MAX)
             self._common.moved.set()
             await asyncio.sleep(self._common.settings.beat_s)
 
-    # -- saying
+    # -- publishing
 
-    async def say(
+    async def publish_summary(
         self, *, leaving: bool = False, confirmed: bool = False, also: tuple[protocol.Shard, ...] = ()
     ) -> None:
-        """What this notifier holds, to the others; ``confirmed``: until they have all heard it."""
+        """Publish what this notifier holds; ``confirmed``: wait until all others have confirmed it."""
         summary = self._summary(leaving, also)
         if not self._in_doubt or self._in_doubt[-1] != summary:
             self._in_doubt.append(summary)
@@ -57,7 +57,7 @@ class NotifierMembers:
         if not confirmed:
             await bus.publish(SUBJECT, data)
             return
-        # A notifier that does not answer is removed soon, and then no request waits for it.
+        # A notifier that does not reply is removed soon, and then this does not wait for it.
         while others := len(self.others()):
             answers = await bus.gather(SUBJECT, data, enough=others, timeout_s=self._common.settings.beat_s)
             if len(answers) >= others:
@@ -84,19 +84,19 @@ class NotifierMembers:
 
     @property
     def is_full(self) -> bool:
-        """Whether here or elsewhere so many acknowledgements are owed that more would be too many."""
-        return self.owing >= self._owing_max or any(summary.full for _, summary in self._heard.values())
+        """Whether this notifier or another one has reached the limit of pending acknowledgements."""
+        return self.owing >= self._owing_max or any(summary.full for _, summary in self._peers.values())
 
     async def widen(self) -> None:
-        """Returns when the others know that there may be more here than they were told."""
-        if self._heard and any(
+        """Publish a wider summary if needed; returns when all others have confirmed it."""
+        if self._peers and any(
             summaries.is_wider(self._common.engine, summary) for summary in self._in_doubt
         ):
-            await self.say(confirmed=True)
+            await self.publish_summary(confirmed=True)
 
-    # -- hearing
+    # -- receiving
 
-    def _take(self, message: api.Message) -> None:
+    def _on_summary(self, message: api.Message) -> None:
         try:
             summary = messages.decode(message.data, protocol.ShardSummary)
         except errors.MusterError:
@@ -104,52 +104,54 @@ class NotifierMembers:
             return
         if summary.notifier == self._common.name:
             return
-        new = summary.notifier not in self._heard
+        new = summary.notifier not in self._peers
         if summary.leaving:
-            self._heard.pop(summary.notifier, None)
+            self._peers.pop(summary.notifier, None)
         else:
-            self._heard[summary.notifier] = (time.monotonic(), summary)
+            self._peers[summary.notifier] = (time.monotonic(), summary)
         if new or summary.leaving:
             self._common.moved.set()
         if message.reply:
             self._common.spawn(self._confirm(message))
 
     async def _confirm(self, message: api.Message) -> None:
-        """Not a reply to a request: `say` gathers it from all that heard the announcement."""
+        """Confirm a summary; `publish_summary` gathers the confirmations."""
         with contextlib.suppress(errors.MusterError):
-            await message.respond(b"heard")
+            await message.respond(b"received")
 
     def others(self) -> list[str]:
         limit = time.monotonic() - GONE_BEATS * self._common.settings.beat_s
-        for name in [name for name, (at, _) in self._heard.items() if at < limit]:
-            del self._heard[name]
-        return list(self._heard)
+        for name in [name for name, (at, _) in self._peers.items() if at < limit]:
+            del self._peers[name]
+        return list(self._peers)
 
-    # -- what follows from it
+    # -- queries
 
     def shards(self) -> set[protocol.Shard]:
-        """Those that a known notifier holds."""
-        return set(self._common.held).union(*(summary.shards for _, summary in self._heard.values()))
+        """Return the shards that this or another known notifier holds."""
+        return set(self._common.held).union(*(summary.shards for _, summary in self._peers.values()))
 
     def floors(self) -> dict[protocol.Shard, int]:
-        """By shard, the first durable event that it still needs."""
+        """Return, by shard, the first durable event that it still needs."""
         floors: dict[protocol.Shard, int] = {}
-        for _, summary in self._heard.values():
+        for _, summary in self._peers.values():
             for shard, floor in summary.floors.items():
                 floors[shard] = min(floor, floors.get(shard, floor))
         for shard, held in self._common.held.items():
             floors[shard] = min(held.floor, floors.get(shard, held.floor))
         return floors
 
-    def to_be_told(self, attributes: Mapping[str, types.Value], address: ast.Condition) -> list[str] | None:
-        """The notifiers that may hold a receiver of an event; None: all notifiers."""
+    def forward_candidates(
+        self, attributes: Mapping[str, types.Value], address: ast.Condition
+    ) -> list[str] | None:
+        """Return the notifiers that may hold a receiver of an event; None: any notifier may."""
         if len(self.shards()) < protocol.SHARDS:
-            # Somebody holds, or is about to hold, shards that we were not told of.
+            # An unknown notifier holds, or is about to hold, the missing shards.
             return None
         names = []
-        for name, (heard_at, summary) in self._heard.items():
-            # A summary that is not fresh may be too narrow.
-            fresh = time.monotonic() - heard_at < FRESH_BEATS * self._common.settings.beat_s
+        for name, (received_at, summary) in self._peers.items():
+            # An old summary may be too narrow.
+            fresh = time.monotonic() - received_at < FRESH_BEATS * self._common.settings.beat_s
             if fresh and not summaries.may_match(summary, attributes, address):
                 self._common.count("pruned")
             else:

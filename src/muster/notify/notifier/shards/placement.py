@@ -1,4 +1,4 @@
-"""Which notifier holds which shard: highest random weight, so that few shards move when one comes or goes."""
+"""Placement of shards on notifiers: highest random weight, so few shards move when notifiers change."""
 
 from __future__ import annotations
 

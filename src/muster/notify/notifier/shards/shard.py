@@ -1,8 +1,8 @@
-"""A shard in the hands of a notifier: what was said to it, and which of it holds.
+"""A shard that a notifier holds: its queue of changes, and their validation.
 
-One writer for each shard.  Whatever waits when a write begins goes into it together, so the rate of changes
-does not depend on the time a sync takes.  Each write expects to be the next after the last one: a notifier
-that was deposed without knowing it cannot store anything any more.
+Each shard has one writer.  All changes that are waiting when a write begins go into it together, so the rate
+of changes does not depend on the time a sync takes.  Each write expects to be the next after the last one: a
+notifier that lost the shard without noticing cannot store anything any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from muster.notify.notifier import fair_queue, pending_acks
 from muster.notify.notifier.shards import snapshots
 from muster.predicates import types
 
-CHANGES_WAITING_MAX = 1000  # messages of one process
+CHANGES_WAITING_MAX = 1000  # messages for each process
 
 
 @dataclass(slots=True)
@@ -45,12 +45,12 @@ class Shard:
     log_bytes: int = 0  # since the snapshot
     log_messages: int = 0
     snapshot_bytes: int = 0
-    matched_sequence: int = 0  # of the last in its log of matches
-    matched_bytes: int = 0  # since everything in it was replaced
+    matched_sequence: int = 0  # of the last message in its log of matches
+    matched_bytes: int = 0  # since all records were replaced
     pending: pending_acks.PendingAcks = field(default_factory=pending_acks.PendingAcks)
-    floor: int = 0  # of what is recorded: whoever holds the shard next needs no event below it
-    recorded: int = 0  # how far it is
-    doubtful: asyncio.Event = field(default_factory=asyncio.Event)  # what is stored is not known: begin anew
+    floor: int = 0  # as recorded: the next holder of the shard needs no earlier event
+    recorded: int = 0  # position as recorded
+    uncertain: asyncio.Event = field(default_factory=asyncio.Event)  # outcome of a write is unknown
     passing: dict[int, list[str]] = field(default_factory=dict)  # to transient receivers, once recorded
     unstored: list[protocol.MatchRecord] = field(default_factory=list)
     queue: fair_queue.FairQueue[QueuedChanges] = field(
@@ -59,17 +59,17 @@ class Shard:
     subscriptions: list[api.Subscription] = field(default_factory=list)
     sent_at: dict[int, float] = field(default_factory=dict)
 
-    def due(self, before: float, count: int) -> list[int]:
-        """Events that are to be delivered again, so many at most, because it was last done before then.
+    def due(self, limit: float, count: int) -> list[int]:
+        """Return events that were last delivered before ``limit``, at most ``count``.
 
-        What waits longest: else the first that one who stays away is owed would come again and again, and
-        whoever returns would never get what is behind them.
+        Those that have waited longest come first.  Otherwise the first events of a receiver that stays away
+        would be repeated for ever, and those behind them would never reach a receiver that returns.
         """
         sent_at = self.sent_at
         overdue = (
             (at, seq)
             for seq in self.pending.owed
-            if seq <= self.recorded and (at := sent_at.get(seq, 0.0)) <= before
+            if seq <= self.recorded and (at := sent_at.get(seq, 0.0)) <= limit
         )
         return [seq for _, seq in heapq.nsmallest(count, overdue)]
 
@@ -83,7 +83,7 @@ class Shard:
 
 
 class ChangeValidator:
-    """Decides which changes hold, given those before them in the same write."""
+    """Validates changes, given the earlier ones of the same write."""
 
     def __init__(
         self, engine: engines.Matcher, knows: authorities.AuthorityView, count: Callable[[str], None]
@@ -91,7 +91,7 @@ class ChangeValidator:
         self._engine = engine
         self._knows = knows
         self._count = count
-        self._models: dict[str, models.Model | None] = {}  # of this write: None has left
+        self._models: dict[str, models.Model | None] = {}  # of this write; None: the receiver has left
 
     def check(
         self, process: str, changes: Sequence[protocol.Change], shard: protocol.Shard
@@ -107,7 +107,7 @@ class ChangeValidator:
         return accepted, refused
 
     def _check(self, process: str, change: protocol.Change, shard: protocol.Shard) -> protocol.Change:
-        """The change as it is kept: policies in the form in which a reader of the log knows them again."""
+        """Return the change as it is stored, with policies in canonical form."""
         vocabulary = self._knows.vocabulary
         receivers = snapshots.receivers_of(process, change)
         for receiver in receivers:
@@ -130,7 +130,7 @@ class ChangeValidator:
                 self._model(receivers[0])
                 return msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
             case protocol.LeaveReceiver():
-                self._models[receivers[0]] = None  # one who is not there has left already
+                self._models[receivers[0]] = None  # an unknown receiver counts as one that has left
             case protocol.UpdateReceivers():
                 fitting = self._models_of(receivers)
                 for attribute, cells in change.values.items():
@@ -147,9 +147,11 @@ class ChangeValidator:
         if change.which and len(change.which) != len(receivers):
             raise errors.InvalidInput(f"{len(change.which)} policies for {len(receivers)} receivers")
         if not all(0 <= number < len(change.policies) for number in change.which):
-            raise errors.InvalidInput(f"there are {len(change.policies)} policies, and others are named")
+            raise errors.InvalidInput(
+                f"there are {len(change.policies)} policies, but the change refers to others"
+            )
         if not all(0 <= place < len(receivers) for place in change.durable):
-            raise errors.InvalidInput("a receiver is to be durable that does not join")
+            raise errors.InvalidInput("a position of a durable receiver is out of range")
         if len(set(receivers)) != len(receivers):
             raise errors.InvalidInput("a receiver joins twice in one change")
 
@@ -163,9 +165,7 @@ class ChangeValidator:
         if model is None and receiver not in self._models:
             model = self._engine.known_model_of(receiver)
         if model is None:
-            raise errors.NotFound(
-                f"there is no receiver {receiver[:160]}", hint="it has to advertise its state first"
-            )
+            raise errors.NotFound(f"there is no receiver {receiver[:160]}", hint="it has to join first")
         return model
 
 
@@ -174,7 +174,7 @@ def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], coun
         raise errors.InvalidInput(f"{len(cells)} values of {attribute} for {count} receivers")
     declared = model.attributes.get(attribute)
     if declared is None or models.restricted(attribute):
-        model.require({attribute: None})  # says what is wrong
+        model.require({attribute: None})  # raises the error
     assert declared is not None
     if declared.kind is types.ValueKind.FLOAT and set(map(type, cells)) == {float}:
         models.require_finite(attribute, cells)

@@ -1,9 +1,9 @@
-"""The shards of a notifier: gained and given up, their logs replayed and written.
+"""The shards of a notifier: acquired and released, their logs replayed and written.
 
-Receivers are spread over shards, shards over the notifiers there are (`placement`), each under a lease.  A
-notifier that gains a shard reads its log, appends a message of its own, and only then listens for it.  That
-message is the fence: what the holder before it had on the way can no longer be stored, so no change is
-acknowledged that the new holder does not know of.
+Receivers are distributed over shards, and shards over the notifiers (`placement`), each under a lease.  A
+notifier that acquires a shard reads its log, appends a message of its own, and only then subscribes to the
+shard.  That message is the fence: pending writes of the former holder can no longer be stored, so no change
+is acknowledged that the new holder does not have.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from muster.notify.notifier.shards import members, placement, snapshots
 from muster.notify.notifier.shards import shard as shards_shard
 
 PART = protocol.PART
-BYTES_MAX = 450_000  # of what is said, in one write
-BATCH_BYTES = 4 << 20  # of a snapshot, stored at once
+BYTES_MAX = 450_000  # of changes in one write
+BATCH_BYTES = 4 << 20  # of a snapshot in one batch
 BATCH = 100
-MUCH_BYTES = 8 << 20  # of what was said: the memory it passed through is worth giving back
-LITTLE_BYTES, QUIET_S = 1 << 20, 10.0  # no more than that in so long: it is quiet
+MUCH_BYTES = 8 << 20  # of changes: after so many, unused memory is released
+LITTLE_BYTES, QUIET_S = 1 << 20, 10.0  # fewer bytes in this time count as quiet
 
 
 class ShardManager:
@@ -37,68 +37,68 @@ class ShardManager:
         self,
         common: common_.NotifierState,
         others: members.NotifierMembers,
-        beliefs: grants.GrantView,
-        decides: event_router.EventRouter,
+        grant_view: grants.GrantView,
+        router: event_router.EventRouter,
         lasting: durable_events.DurableEvents,
         past: decision_log.DecisionLog,
     ) -> None:
         self._common = common
         self._members = others
-        self._beliefs = beliefs
-        self._deciding = decides
+        self._grants = grant_view
+        self._router = router
         self._durable = lasting
         self._history = past
-        self._tenures: dict[protocol.Shard, asyncio.Task[None]] = {}
-        self._handled_bytes = 0  # of logs, written and replayed
+        self._lease_tasks: dict[protocol.Shard, asyncio.Task[None]] = {}
+        self._handled_bytes = 0  # written to and replayed from logs
         self._change = server.RpcOperation(
             "change.*",
             self._changed,
-            audited=False,  # the log of receivers names the process
+            audited=False,  # the log of receivers contains the process
             decode=lambda data: messages.decode(data, protocol.ReceiverChanges),
         )
-        self._replaying = asyncio.Lock()  # one at a time: what all of them pass through is a lot of memory
+        self._replaying = asyncio.Lock()  # one at a time, because a replay needs much memory
 
     async def start(self, receivers: api.Stream, all_leases: leases.Leases) -> None:
         self._log, self._leases = receivers, all_leases
 
     async def stop(self) -> None:
-        tasks = list(self._tenures.values())
+        tasks = list(self._lease_tasks.values())
         for task in tasks:
             _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def serving(self, shards: Iterable[protocol.Shard]) -> None:
-        """Returns when all of these are held."""
+        """Wait until this notifier holds all of these shards."""
         expected = set(shards)
         while not expected <= set(self._common.held):
             self._common.moved.clear()
             await self._common.moved.wait()
 
-    # -- gaining and losing
+    # -- leases
 
     async def place(self) -> None:
-        """Gain the shards that are ours to hold, give up those that are not."""
+        """Acquire the shards that are placed here, and release the others."""
         while True:
             self._common.moved.clear()
             notifiers = [self._common.name, *self._members.others()]
             for shard in range(protocol.SHARDS):
                 ours = placement.holder_of(shard, notifiers) == self._common.name
-                task = self._tenures.get(shard)
+                task = self._lease_tasks.get(shard)
                 if ours and task is None:
-                    task = self._tenures[shard] = asyncio.create_task(self._tenure(shard))
+                    task = self._lease_tasks[shard] = asyncio.create_task(self._hold_shard(shard))
                     task.add_done_callback(lambda done, shard=shard: self._ended(shard, done))  # type: ignore[misc]
                 elif not ours and task is not None:
                     _cancel(task)
             await self._common.moved.wait()
 
     def _ended(self, shard: protocol.Shard, task: asyncio.Task[None]) -> None:
-        self._tenures.pop(shard, None)
+        self._lease_tasks.pop(shard, None)
         if not task.cancelled() and (error := task.exception()):
             self._common.count("shard-lost")
             common_.events.warning("shard-lost", shard=shard, error=error)
         self._common.moved.set()
 
-    async def _tenure(self, shard: protocol.Shard) -> None:
+    async def _hold_shard(self, shard: protocol.Shard) -> None:
         common = self._common
         lease = await self._leases.acquire(protocol.lease_of(shard))
         held = shards_shard.Shard(shard, lease)
@@ -107,7 +107,7 @@ class ShardManager:
             async with self._replaying:
                 await self._replay(held)
             await self._durable.replay(held)
-            for kind, operation in (("change", self._change), ("event", self._deciding.send)):
+            for kind, operation in (("change", self._change), ("event", self._router.send)):
                 pattern = subjects.from_identity(PART, "*", kind, str(shard))
                 held.subscriptions.append(await common.serve(pattern, operation))
             receipts = subjects.from_identity(PART, "*", "ack", str(shard))
@@ -116,13 +116,13 @@ class ShardManager:
                     receipts, handler=functools.partial(self._durable.acknowledged, receipts)
                 )
             )
-            await self._members.say(confirmed=True, also=(shard,))
+            await self._members.publish_summary(confirmed=True, also=(shard,))
             common.held[shard] = held
             self._durable.follow()
             common.moved.set()
             common_.events.info("shard-gained", shard=shard, epoch=lease.epoch, receivers=len(common.engine))
             writer = asyncio.create_task(self._write(held))
-            await _first(writer, lease.lost.wait(), held.doubtful.wait())
+            await _first(writer, lease.lost.wait(), held.uncertain.wait())
             if writer.done() and not writer.cancelled() and (error := writer.exception()):
                 raise error
         finally:
@@ -158,13 +158,14 @@ class ShardManager:
         for error in replay.refused:
             common.count("replay-refused")
             common_.events.warning("replay-refused", shard=held.shard, error=error)
-        self._beliefs.believe_shard(held.shard)
+        self._grants.apply_grants_to_shard(held.shard)
 
     # -- changes
 
     async def _changed(self, call: server.RpcCall, changes: protocol.ReceiverChanges) -> protocol.NotifyReply:
-        """Answered when the changes are stored. Much may be slow: a request that is sent again while it
-        waits, or after its answer was lost, is the same one (`rpc.requests.REQUEST_ID`)."""
+        """Reply when the changes are stored. A request that is repeated while it waits, or because its reply
+        was lost, is detected by its id (`rpc.requests.REQUEST_ID`).
+        """
         held = self._common.held_of(call.message.subject)
         answer: asyncio.Future[protocol.NotifyReply] = asyncio.get_running_loop().create_future()
         queued = shards_shard.QueuedChanges(call.identity, changes.changes, answer, len(call.message.data))
@@ -173,7 +174,7 @@ class ShardManager:
         return await answer
 
     async def _write(self, held: shards_shard.Shard) -> None:
-        """The one writer of a shard's log."""
+        """Write the changes of a shard to its log. There is one such task for each shard."""
         while True:
             queued = [await held.queue.get()]
             size = queued[0].size
@@ -181,14 +182,14 @@ class ShardManager:
                 queued.append(held.queue.take())
                 size += queued[-1].size
             try:
-                await self._write_some(held, queued)
-            finally:  # what is not known to be stored is sent again, which does no harm
+                await self._write_batch(held, queued)
+            finally:  # changes without a known outcome are sent again by the client, which is harmless
                 for entry in queued:
                     common_.finish(entry.answer, common_.moving())
-            if self._is_long(held):
-                await self._shorten(held)
+            if self._snapshot_due(held):
+                await self._write_snapshot(held)
 
-    async def _write_some(self, held: shards_shard.Shard, queued: list[shards_shard.QueuedChanges]) -> None:
+    async def _write_batch(self, held: shards_shard.Shard, queued: list[shards_shard.QueuedChanges]) -> None:
         checker = shards_shard.ChangeValidator(self._common.engine, self._common.known, self._common.count)
         entries, outcomes = [], []
         for entry in queued:
@@ -203,10 +204,10 @@ class ShardManager:
                     held.subject, data, expected_last_subject_sequence=held.sequence
                 )
             except errors.LimitExceeded as error:
-                # Nothing was stored: it is full, or this was too much at once.
+                # Nothing was stored: the stream is full, or the batch was too large.
                 if len(queued) > 1:
                     for entry in queued:
-                        await self._write_some(held, [entry])
+                        await self._write_batch(held, [entry])
                     return
                 for entry, _ in outcomes:
                     common_.finish(entry.answer, error)
@@ -226,15 +227,15 @@ class ShardManager:
         common = self._common
         snapshots.apply(common.engine, common.known, held.shard, process, change, int(time.time()))
         common.count("changes")
-        if self._beliefs.moved(process, change):
-            self._beliefs.believe(snapshots.receivers_of(process, change))
+        if self._grants.moved(process, change):
+            self._grants.apply_grants(snapshots.receivers_of(process, change))
         if isinstance(change, protocol.JoinReceiver | protocol.JoinReceivers):
             self._durable.joined(held, snapshots.receivers_of(process, change))
         elif isinstance(change, protocol.LeaveReceiver):
             self._durable.left(held, protocol.participant_id(process, change.receiver))
 
-    async def give_back(self) -> None:
-        """After a wave of changes, when it is over: the memory that they passed through."""
+    async def release_memory(self) -> None:
+        """Release unused memory when many changes have been followed by a quiet time."""
         released = 0
         while True:
             seen = self._handled_bytes
@@ -247,16 +248,16 @@ class ShardManager:
 
     # -- snapshots
 
-    def _is_long(self, held: shards_shard.Shard) -> bool:
-        """Whether a snapshot is due: many messages, or much of this shard's part of the stream."""
+    def _snapshot_due(self, held: shards_shard.Shard) -> bool:
+        """Whether a snapshot is due: many messages, or a large part of this shard's share of the stream."""
         settings = self._common.settings
         part = settings.stream_bytes // protocol.SHARDS
         return held.log_messages >= settings.snapshot_changes or held.log_bytes > max(
             part // 4, min(part // 2, held.snapshot_bytes)
         )
 
-    async def _shorten(self, held: shards_shard.Shard) -> None:
-        """Put a snapshot in place of the log; it counts when its last message is there."""
+    async def _write_snapshot(self, held: shards_shard.Shard) -> None:
+        """Replace the log with a snapshot; it is valid when its last message is stored."""
         parts: list[bytes] = []
         for data in snapshots.snapshot(self._common.engine, held.shard, held.lease.epoch):
             parts.append(data)
@@ -265,7 +266,7 @@ class ShardManager:
         used = (await self._log.state()).bytes
         first = held.sequence + 1
         try:
-            # A part of it would only take the room that is left.
+            # An incomplete snapshot would only use up the remaining space.
             if used + size > self._common.settings.stream_bytes:
                 raise errors.LimitExceeded(f"a snapshot of {size:,} bytes does not fit beside {used:,}")
             for batch in _batches(parts):
@@ -273,7 +274,7 @@ class ShardManager:
         except errors.LimitExceeded as error:
             common_.events.warning("snapshot-refused", shard=held.shard, error=error)
             self._common.count("snapshot-refused")
-            held.log_bytes = held.log_messages = 0  # tried again, not at once
+            held.log_bytes = held.log_messages = 0  # try again later
             return
         held.snapshot_bytes, held.log_bytes, held.log_messages = size, 0, 0
         await self._log.purge(subject=held.subject, before=first)
@@ -291,7 +292,7 @@ class ShardManager:
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    """Once: what gives a shard up must not be cut short, or its lease would be renewed for ever."""
+    """Cancel a task once: its clean-up must complete, or the lease would be renewed for ever."""
     if not task.cancelling():
         task.cancel()
 
@@ -310,7 +311,7 @@ def _batches(parts: list[bytes]) -> Iterator[list[bytes]]:
 
 
 async def _first(task: asyncio.Task[None], *others: Coroutine[Any, Any, object]) -> None:
-    """Returns when the task or one of the others is done; the others are ended."""
+    """Wait until the task or one of the others is done, then cancel the others."""
     waits = [asyncio.ensure_future(other) for other in others]
     try:
         await asyncio.wait([task, *waits], return_when=asyncio.FIRST_COMPLETED)

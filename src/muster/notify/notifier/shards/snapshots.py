@@ -17,7 +17,7 @@ from muster.core import errors, messages
 from muster.notify import authorities, models, protocol
 from muster.notify.matcher import matcher as engines
 
-RECEIVERS: Final = 4000  # in a message, at first: halved where they do not fit
+RECEIVERS: Final = 4000  # in a message; halved if they do not fit
 BYTES_MAX: Final = 900_000
 
 Part = Literal["", "begin", "part", "end"]
@@ -136,7 +136,7 @@ class _Joining:
 
 
 class ShardReplay:
-    """Brings an engine to what a shard's log says: `take` each message, then `finish`."""
+    """Replays the log of a shard into a matcher: call `take` for each message, then `finish`."""
 
     def __init__(
         self, engine: engines.Matcher, knows: authorities.AuthorityView, shard: protocol.Shard
@@ -145,7 +145,7 @@ class ShardReplay:
         self._knows = knows
         self._shard = shard
         self._joining: dict[str, _Joining] = {}  # by model
-        self._there: set[str] = set()  # the receivers in it
+        self._there: set[str] = set()  # receivers in ``_joining``
         self._snapshot: list[protocol.AppliedChanges] | None = None
         self.since_snapshot = 0
         self.bytes = 0
@@ -232,7 +232,7 @@ def apply(
     change: protocol.Change,
     at_s: int,
 ) -> None:
-    """A change that was checked, by this notifier or the one before it."""
+    """Apply a change that was validated by this notifier or a former holder."""
     match change:
         case protocol.JoinReceiver():
             model = knows.vocabulary.receiver_model(change.model)

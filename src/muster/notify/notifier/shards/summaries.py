@@ -1,8 +1,8 @@
-"""What a notifier holds, in few words, so that an event is not sent where it cannot match.
+"""A short summary of what a notifier holds, so that an event is not forwarded where it cannot match.
 
-Two things rule a notifier out: no policy there accepts the event's type, or nobody there has the word that
-the address asks for.  A summary may say too much and never too little: before a change that widens it is
-acknowledged, every other notifier has heard of it (`muster.notify.notifier.notifier`).  Pure.
+A notifier is excluded if no policy there accepts the event's type, or if no receiver there has the word that
+the address requires.  A summary may be too wide but never too narrow: before a change that widens it is
+acknowledged, every other notifier has confirmed it (`muster.notify.notifier.shards.members`).  Pure.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Words = Mapping[str, tuple[str, ...]]
 
 
 def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
-    """For each string that takes few values in every model, all of them.
+    """Return all values of each string attribute that has few values in every model.
 
-    None that is restricted: a grant begins and ends without anybody's change.
+    Restricted attributes are left out: a grant begins and ends without a change of a receiver.
     """
     values: dict[str, set[str]] = {}
     unknown: set[str] = set()
@@ -42,7 +42,7 @@ def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
 
 
 def is_wider(held: matcher.Matcher, summary: protocol.ShardSummary | None) -> bool:
-    """Whether there is more now than others were told of."""
+    """Whether the matcher has more now than the summary."""
     if summary is None:
         return True
     accepts = held.policies.accepts()
@@ -65,7 +65,7 @@ def may_match(
 
 
 def _absent(part: ast.Condition, words: Words) -> bool:
-    """Whether a clause asks for words that nobody there has."""
+    """Whether a clause requires words that no receiver there has."""
     match part:
         case ast.Comparison(operator="=", left=ast.Name() as name, right=ast.Literal(value=str() as word)):
             return name.key in words and word not in words[name.key]

@@ -1,4 +1,4 @@
-"""What notifiers believe, rule by rule and at their boundaries."""
+"""The rules for models, grants and revocations, and their boundary cases."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def appointed(name: str = "west", **more: Any) -> grants.Authority:
 def take(knows: authorities.AuthorityView, *chains: tuple[str, ...]) -> set[str]:
     result: set[str] = set()
     for chain in chains:
-        result = knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
+        result = knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
     return result
 
 
@@ -45,14 +45,14 @@ def knows() -> authorities.AuthorityView:
 def rank(
     knows: authorities.AuthorityView, receiver: str = "p", *, now: float = NOW + 1, process: str = "boss"
 ) -> Any:
-    held = knows.believed(process, receiver, now=now).everywhere.get("_rank")
+    held = knows.effective_attributes(process, receiver, now=now).everywhere.get("_rank")
     return None if held is None else held.value
 
 
 def rank_in(
     knows: authorities.AuthorityView, region: str, *, receiver: str = "p", now: float = NOW + 1
 ) -> Any:
-    return knows.of_receiver("boss", receiver, region, now=now)[0].get("_rank")
+    return knows.receiver_attributes("boss", receiver, region, now=now)[0].get("_rank")
 
 
 def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -70,17 +70,19 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # What is kept.
 
 
-def test_a_record_tells_of_whom_something_else_may_be_believed(knows: authorities.AuthorityView):
+def test_a_record_tells_of_whom_something_else_may_be_effective(knows: authorities.AuthorityView):
     chain = granted()
     define = protocol.DefineModel(name="M", attributes={"x": "int"})
-    assert knows.take("model.receiver.M", msgspec.json.encode(define)) == set()
+    assert knows.apply_entry("model.receiver.M", msgspec.json.encode(define)) == set()
     assert knows.vocabulary.receivers["M"].attributes == {"x": types.INT}
     assert take(knows, chain) == {"boss"}
-    assert knows.take("something.else", b"?") == set()
+    assert knows.apply_entry("something.else", b"?") == set()
     listed = ROOT.revoke([documents.serial_of(chain[0])], number=1, now=NOW)
     take(knows, granted(holder="farm"))
-    assert knows.take("revoked.x", listed.encode()) == {"boss", "farm"}
-    assert knows.take("revoked.x", ROOT.revoke([], number=1, now=NOW + 1).encode()) == set(), "not newer"
+    assert knows.apply_entry("revoked.x", listed.encode()) == {"boss", "farm"}
+    assert knows.apply_entry("revoked.x", ROOT.revoke([], number=1, now=NOW + 1).encode()) == set(), (
+        "not newer"
+    )
     assert rank(knows) is None
 
 
@@ -103,12 +105,12 @@ def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.Authorit
     take(knows, first, second, other)
     serials = [documents.serial_of(chain[0]) for chain in (first, second, other)]
     assert rank(knows) == 2
-    knows.drop(f"model.{serials[1]}")
+    knows.remove_entry(f"model.{serials[1]}")
     assert rank(knows) == 2
-    knows.drop(f"grant.{serials[1]}")
+    knows.remove_entry(f"grant.{serials[1]}")
     assert rank(knows) == 1
     assert knows.chains() == {serials[0]: first, serials[2]: other}
-    knows.drop(f"grant.{serials[0]}")
+    knows.remove_entry(f"grant.{serials[0]}")
     assert (rank(knows), knows.has_grants("boss"), knows.has_grants("farm")) == (None, False, True)
     assert rank(knows, process="farm") == 3
 
@@ -118,7 +120,7 @@ def test_the_key_of_a_model_says_what_it_is_of(knows: authorities.AuthorityView)
     assert knows.model_key(event) == "model.event.alert"
     receiver = protocol.DefineModel(name="M", attributes={"x": "int"})
     assert knows.model_key(receiver) == "model.receiver.M"
-    knows.take("model.receiver.M", msgspec.json.encode(receiver))
+    knows.apply_entry("model.receiver.M", msgspec.json.encode(receiver))
     with pytest.raises(errors.Conflict):
         knows.model_key(protocol.DefineModel(name="M", attributes={"x": "string"}))
     made = models.Model("M", {"x": types.INT, "s": types.set_of("a", "b")})
@@ -155,7 +157,7 @@ def test_a_grant_that_has_ended_or_is_none_is_refused(knows: authorities.Authori
         knows.grant_key(granted(), now=NOW + 60)
     knows.grant_key(granted(), now=NOW + 59)
     for chain in ((), ("rubbish",)):
-        with pytest.raises(errors.InvalidInput, match="this is no grant"):
+        with pytest.raises(errors.InvalidInput, match="not a grant"):
             knows.grant_key(chain, now=NOW)
     stranger = grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT))
     with pytest.raises(errors.Forbidden, match="unknown-authority"):
@@ -187,7 +189,7 @@ def test_a_list_of_revocations_is_accepted_from_authorities_that_are_known(knows
     assert knows.revocation_key(listed) == f"revoked.{west.key.public}"
     root_list = ROOT.revoke(["x"], number=1, now=NOW)
     assert knows.revocation_key(root_list) == f"revoked.{ROOT.key.public}"
-    knows.take("revoked.w", listed.encode())
+    knows.apply_entry("revoked.w", listed.encode())
     with pytest.raises(errors.Refused, match="old"):
         knows.revocation_key(west.revoke([], number=1, now=NOW))
     with pytest.raises(errors.Refused, match="no authority"):
@@ -197,9 +199,9 @@ def test_a_list_of_revocations_is_accepted_from_authorities_that_are_known(knows
 # What is believed.
 
 
-def test_of_a_process_without_grants_nothing_is_believed(knows: authorities.AuthorityView):
-    assert knows.believed("boss", "p", now=NOW) is authorities.NOTHING
-    assert knows.of_receiver("boss", "p", "", now=NOW) == ({}, float("inf"))
+def test_of_a_process_without_grants_nothing_is_effective(knows: authorities.AuthorityView):
+    assert knows.effective_attributes("boss", "p", now=NOW) is authorities.NOTHING
+    assert knows.receiver_attributes("boss", "p", "", now=NOW) == ({}, float("inf"))
 
 
 @pytest.mark.parametrize(
@@ -219,10 +221,10 @@ def test_what_is_remembered_ends_with_the_grant(knows: authorities.AuthorityView
 def test_a_grant_that_had_not_begun_is_asked_again_after_a_second(knows: authorities.AuthorityView):
     take(knows, granted(now=NOW + 10))
     assert rank_in(knows, "", now=NOW) is None
-    assert knows.of_receiver("boss", "p", "", now=NOW)[1] == NOW + 1.0
+    assert knows.receiver_attributes("boss", "p", "", now=NOW)[1] == NOW + 1.0
     assert rank_in(knows, "", now=NOW + 10) == 1
     assert rank(knows, now=NOW + 10) == 1
-    assert knows.of_receiver("boss", "p", "", now=NOW + 10)[1] == NOW + 70
+    assert knows.receiver_attributes("boss", "p", "", now=NOW + 10)[1] == NOW + 70
 
 
 def test_a_grant_that_will_never_hold_is_not_verified_again(knows: authorities.AuthorityView, monkeypatch):
@@ -230,7 +232,7 @@ def test_a_grant_that_will_never_hold_is_not_verified_again(knows: authorities.A
     assert rank(knows) is None
     asked = count_verifications(monkeypatch)
     assert (rank(knows, now=NOW + 3000), asked) == (None, [])
-    assert knows.of_receiver("boss", "p", "", now=NOW)[1] == float("inf")
+    assert knows.receiver_attributes("boss", "p", "", now=NOW)[1] == float("inf")
 
 
 def test_what_was_verified_is_not_verified_again_for_other_parties(
@@ -240,27 +242,27 @@ def test_what_was_verified_is_not_verified_again_for_other_parties(
     asked = count_verifications(monkeypatch)
     assert [rank(knows, f"p{number}") for number in range(5)] == [1] * 5
     assert len(asked) == 1
-    result = knows.believed("boss", "p0", now=NOW + 2)
-    assert knows.believed("boss", "p0", now=NOW + 3) is result
+    result = knows.effective_attributes("boss", "p0", now=NOW + 2)
+    assert knows.effective_attributes("boss", "p0", now=NOW + 3) is result
 
 
 def test_what_is_believed_is_worked_out_anew_after_a_minute(knows: authorities.AuthorityView):
     take(knows, granted(lifetime_s=3600))
-    result = knows.believed("boss", "p", now=NOW)
-    assert knows.believed("boss", "p", now=NOW + 59.9) is result
-    assert knows.believed("boss", "p", now=NOW + 60) is not result
+    result = knows.effective_attributes("boss", "p", now=NOW)
+    assert knows.effective_attributes("boss", "p", now=NOW + 59.9) is result
+    assert knows.effective_attributes("boss", "p", now=NOW + 60) is not result
 
 
 def test_what_is_believed_of_parties_is_remembered_up_to_a_bound(knows: authorities.AuthorityView):
     take(knows, granted(lifetime_s=3600))
-    first = knows.believed("boss", "p", now=NOW)
+    first = knows.effective_attributes("boss", "p", now=NOW)
     for number in range(10_000):
-        knows._believed["boss", str(number)] = (NOW + 100.0, first)
-    del knows._believed["boss", "0"]
-    knows.believed("boss", "new", now=NOW)
-    assert len(knows._believed) == 10_001
-    knows.believed("boss", "newer", now=NOW)
-    assert list(knows._believed) == [("boss", "newer")]
+        knows._effective["boss", str(number)] = (NOW + 100.0, first)
+    del knows._effective["boss", "0"]
+    knows.effective_attributes("boss", "new", now=NOW)
+    assert len(knows._effective) == 10_001
+    knows.effective_attributes("boss", "newer", now=NOW)
+    assert list(knows._effective) == [("boss", "newer")]
 
 
 def test_a_new_record_changes_what_is_believed_at_once(knows: authorities.AuthorityView):
@@ -269,7 +271,7 @@ def test_a_new_record_changes_what_is_believed_at_once(knows: authorities.Author
     assert rank(knows) == 1
     take(knows, second)
     assert rank(knows) == 2
-    knows.take("revoked.x", ROOT.revoke([documents.serial_of(second[0])], number=1, now=NOW).encode())
+    knows.apply_entry("revoked.x", ROOT.revoke([documents.serial_of(second[0])], number=1, now=NOW).encode())
     assert rank(knows) == 1
 
 
@@ -295,7 +297,7 @@ def test_a_grant_for_some_parties_counts_for_those_below_its_prefix(knows: autho
 def test_a_regional_grant_counts_for_receivers_in_that_region(knows: authorities.AuthorityView):
     take(knows, granted(scope={"region": "west"}))
     assert [rank_in(knows, region) for region in ("west", "west/coast", "east", "")] == [1, 1, None, None]
-    believed = knows.believed("boss", "p", now=NOW + 1)
+    believed = knows.effective_attributes("boss", "p", now=NOW + 1)
     assert believed.everywhere == {}
     assert believed.within == (protocol.ScopedAttributes(attributes={"_rank": 1}, region="west"),)
     ((scope, held),) = believed.scoped
@@ -305,7 +307,7 @@ def test_a_regional_grant_counts_for_receivers_in_that_region(knows: authorities
 def test_a_grant_for_an_audience_says_nothing_to_addresses(knows: authorities.AuthorityView):
     take(knows, granted(scope={"audience": ("farm", "web")}))
     assert rank_in(knows, "") is None
-    believed = knows.believed("boss", "p", now=NOW + 1)
+    believed = knows.effective_attributes("boss", "p", now=NOW + 1)
     assert believed.everywhere == {}
     assert believed.within == (protocol.ScopedAttributes(attributes={"_rank": 1}, audience=("farm", "web")),)
 
@@ -314,10 +316,10 @@ def test_what_holds_everywhere_prevails_over_scopes_that_came_before_it_only(
     knows: authorities.AuthorityView,
 ):
     take(knows, granted(1, scope={"region": "west"}), granted(2))
-    believed = knows.believed("boss", "p", now=NOW + 1)
+    believed = knows.effective_attributes("boss", "p", now=NOW + 1)
     assert (believed.everywhere["_rank"].value, believed.within, believed.scoped) == (2, (), ())
     take(knows, granted(3, scope={"region": "east"}))
-    believed = knows.believed("boss", "p", now=NOW + 1)
+    believed = knows.effective_attributes("boss", "p", now=NOW + 1)
     assert believed.everywhere["_rank"].value == 2
     assert [(each.region, each.attributes) for each in believed.within] == [("east", {"_rank": 3})]
 
@@ -332,7 +334,7 @@ def test_of_a_scope_only_the_attributes_that_hold_everywhere_are_overruled(knows
         scope=documents.GrantScope(region="west"),
     )
     take(knows, both, granted(2))
-    believed = knows.believed("boss", "p", now=NOW + 1)
+    believed = knows.effective_attributes("boss", "p", now=NOW + 1)
     assert [(each.region, each.attributes) for each in believed.within] == [("west", {"_trust": 5})]
 
 
@@ -343,7 +345,7 @@ def test_several_words_are_believed_as_a_set(knows: authorities.AuthorityView):
 
 def test_until_when_is_the_first_end_of_a_grant(knows: authorities.AuthorityView):
     take(knows, granted(1, lifetime_s=90), granted(2, lifetime_s=30, scope={"region": "east"}))
-    assert knows.of_receiver("boss", "p", "", now=NOW)[1] == NOW + 30
+    assert knows.receiver_attributes("boss", "p", "", now=NOW)[1] == NOW + 30
 
 
 # For people.
@@ -354,7 +356,7 @@ def test_a_grant_is_shown_with_its_authority_its_scope_and_its_state(knows: auth
     scope = documents.GrantScope(domain="earth", region="west", audience=("farm",))
     chain = west.grant("boss", {"_rank": 1}, tier=1, now=NOW, lifetime_s=60, scope=scope)
     take(knows, chain)
-    shown = knows.shown(documents.serial_of(chain[0]), chain, now=NOW + 1)
+    shown = knows.describe_grant(documents.serial_of(chain[0]), chain, now=NOW + 1)
     assert shown == {
         "serial": documents.serial_of(chain[0]),
         "mandates": [documents.serial_of(chain[1])],
@@ -366,15 +368,15 @@ def test_a_grant_is_shown_with_its_authority_its_scope_and_its_state(knows: auth
         "expires_at": NOW + 60,
         "status": "valid",
     }
-    assert knows.shown("s", chain, now=NOW + 60)["status"] == "expired"
+    assert knows.describe_grant("s", chain, now=NOW + 60)["status"] == "expired"
     own = granted()
-    shown = knows.shown("s", own, now=NOW + 1)
+    shown = knows.describe_grant("s", own, now=NOW + 1)
     assert (shown["authority"], shown["scope"], shown["mandates"]) == ("root", {}, [])
 
 
 def test_when_a_grant_was_made_is_known(knows: authorities.AuthorityView):
     take(knows, granted(now=NOW - 7))
-    held = knows.believed("boss", "p", now=NOW).everywhere["_rank"]
+    held = knows.effective_attributes("boss", "p", now=NOW).everywhere["_rank"]
     assert knows.issued_at(held.granted) == NOW - 7
 
 

@@ -1,4 +1,4 @@
-"""What all notifiers know, when several are told of it at once."""
+"""Models and grants of all notifiers, with concurrent submissions."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ async def test_a_grant_that_is_long_over_is_forgotten(notifier, receivers, conne
 
     await eventually(one_is_left)
     await eventually(lambda: len(served.known.chains()) == 1)
-    assert served.known.believed("boss", "p", now=time.time()).everywhere["_rank"].value == 2
+    assert served.known.effective_attributes("boss", "p", now=time.time()).everywhere["_rank"].value == 2
 
 
 def _take(knows: authorities.AuthorityView, chain: Sequence[str]) -> None:
-    knows.take(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
+    knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
 
 
 def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_before(root):
@@ -95,7 +95,7 @@ def test_of_equal_grants_the_last_that_was_handed_in_counts_also_if_it_was_befor
     chains = [root.grant("boss", {"_rank": n}, tier=1, now=1000.0, lifetime_s=60.0) for n in (1, 2)]
     for place in (0, 1, 0):
         _take(knows, chains[place])
-        assert knows.believed("boss", "p", now=1001.0).everywhere["_rank"].value == place + 1
+        assert knows.effective_attributes("boss", "p", now=1001.0).everywhere["_rank"].value == place + 1
 
 
 def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is_known(root):
@@ -108,7 +108,7 @@ def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is
     sealed = west.revoke({documents.serial_of(chain[0])}, number=1, now=1001.0)
     with pytest.raises(errors.Refused, match="no authority here"):
         knows.revocation_key(sealed)
-    knows.take(f"revoked.{key.public}", sealed.encode())
+    knows.apply_entry(f"revoked.{key.public}", sealed.encode())
     with pytest.raises(errors.Forbidden, match="revoked"):
         knows.grant_key(chain, now=1002.0)
 
@@ -121,7 +121,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     for number in range(3):
         await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))
     await boss.define(models.Model("alert", {"level": types.INT}, models.ModelKind.EVENT))
-    assert [one["name"] for one in await queries.defined(boss._bus)] == ["M0", "M1", "M2", "alert"]
+    assert [one["name"] for one in await queries.list_models(boss._bus)] == ["M0", "M1", "M2", "alert"]
     notes = {f"_note_{number}": "x" * 1000 for number in range(10)}
     chains = [
         root.grant("boss", {**notes, "_n": number}, tier=1, now=time.time(), lifetime_s=60)
@@ -129,7 +129,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     ]
     for chain in chains:
         await boss.present(chain)
-    listed = await queries.granted(boss._bus)
+    listed = await queries.list_grants(boss._bus)
     assert sorted(one["serial"] for one in listed) == sorted(
         documents.serial_of(chain[0]) for chain in chains
     )

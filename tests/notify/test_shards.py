@@ -1,4 +1,4 @@
-"""What notifiers keep: logs that are fenced, snapshots of any size, records that always fit."""
+"""Storage of shards: fenced logs, snapshots of any size, records that always fit."""
 
 from __future__ import annotations
 

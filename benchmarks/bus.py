@@ -225,7 +225,7 @@ def _idle(crowded: broker.Broker, hold_s: float) -> list[harness.Row]:
         for holder in holders:
             holder.hear()
         time.sleep(hold_s)
-        held = asyncio.run(crowded.ask("varz"))["connections"]
+        held = asyncio.run(crowded.monitoring_page("varz"))["connections"]
         memory = measure.resident_bytes(crowded.pid) - before
     return harness.under(
         f"{IDLE_PROCESSES} processes, connected and answering pings, held for {hold_s:g} s",

@@ -152,7 +152,7 @@ def _work(held: matcher.Matcher, share: str, count: int = REPEATED, *, more: boo
 
 def _accepting(held: matcher.Matcher, event: dict[str, types.Value]) -> float:
     table = held.tables[0]
-    held.policies.ask(event)
+    held.policies.evaluate(event)
     return float(table.spans[held.policies.policies(), 1].sum()) / table.used
 
 
@@ -368,7 +368,7 @@ def _compared(
     """Microseconds that DuckDB takes for the same answer."""
     import pyarrow as pa
 
-    held.policies.ask(event)
+    held.policies.evaluate(event)
     base.register("now_true", pa.table({"policy": held.policies.policies().copy()}))
     base.execute("DELETE FROM accepting")
     base.execute("INSERT INTO accepting SELECT policy FROM now_true")

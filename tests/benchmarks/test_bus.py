@@ -27,4 +27,4 @@ async def test_idle_connections_are_counted_by_the_broker(broker: brokers.Broker
     host, port = broker.url.removeprefix("nats://").split(":")
     with measure.Worker(bus.WORKER, "idle", host, port, 25) as holder:
         holder.hear()
-        assert (await broker.ask("varz"))["connections"] == 25
+        assert (await broker.monitoring_page("varz"))["connections"] == 25

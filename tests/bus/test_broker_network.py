@@ -106,7 +106,7 @@ async def test_a_dead_member_is_forgotten_only_by_force(tmp_path):
             await mesh.remove("broker-2")
         await mesh.remove("broker-2", force=True)
         assert ups(await mesh.links(), Kind.ROUTE) == ["route:broker-1=broker-3"]
-        assert (await mesh["broker-1"].ask("jsz"))["meta_cluster"]["cluster_size"] == 2
+        assert (await mesh["broker-1"].monitoring_page("jsz"))["meta_cluster"]["cluster_size"] == 2
 
 
 async def test_a_member_that_fell_comes_back_by_itself(tmp_path):
@@ -146,7 +146,7 @@ async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp
         await mesh.remove_storage("broker-2", force=True)
         await one.wait_for(broker.BrokerState.RUNNING)
         assert one.config.storage is None
-        assert not ((await one.ask("varz")).get("jetstream") or {}).get("config")
+        assert not ((await one.monitoring_page("varz")).get("jetstream") or {}).get("config")
 
 
 async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path):
@@ -169,7 +169,7 @@ async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path)
 
             async def alone() -> bool:
                 # A knock counts as a route until it is refused, and it knocks again and again.
-                return bool((await one.ask("routez"))["num_routes"] == 0)
+                return bool((await one.monitoring_page("routez"))["num_routes"] == 0)
 
             await eventually(alone)
             assert ups(await mesh.links(), Kind.ROUTE) == ["route:broker-1=broker-2"]
@@ -310,7 +310,7 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
             await mesh.remove_storage(holder)
         await mesh.add_storage("broker-4", config.BrokerStorage())
         await mesh.remove_storage(holder)
-        assert (await mesh[holder].ask("jsz")).get("disabled")
+        assert (await mesh[holder].monitoring_page("jsz")).get("disabled")
         for stream in (single, triple):
 
             async def kept(stream: api.Stream = stream) -> bool:
@@ -337,7 +337,9 @@ async def test_one_broker_alone_is_not_given_the_storage_of_a_cluster(tmp_path):
 
 
 async def holders(mesh: network.BrokerNetwork, stream: str) -> list[str]:
-    pages = {one.name: await one.ask("jsz?accounts=true&streams=true") for one in mesh.brokers.values()}
+    pages = {
+        one.name: await one.monitoring_page("jsz?accounts=true&streams=true") for one in mesh.brokers.values()
+    }
     return [
         name
         for name, page in pages.items()
@@ -358,7 +360,7 @@ async def test_members_join_and_leave_a_running_cluster(tmp_path, trust):
             "route:broker-1=broker-4",
             "route:broker-3=broker-4",
         ]
-        assert (await mesh["broker-1"].ask("jsz"))["meta_cluster"]["cluster_size"] == 3
+        assert (await mesh["broker-1"].monitoring_page("jsz"))["meta_cluster"]["cluster_size"] == 3
         # Each knows the others by its own configuration too, for the day it is restarted alone.
         newest = mesh["broker-4"].config.cluster
         assert newest

@@ -45,7 +45,7 @@ async def test_starts_on_free_ports_and_stops(settings):
 )
 async def test_runs_in_a_folder_of_any_name(settings, tmp_path, name):
     async with broker.Broker(dataclasses.replace(settings, directory=tmp_path / name)) as one:
-        assert (await one.ask("varz"))["jetstream"]["config"]["store_dir"] == str(
+        assert (await one.monitoring_page("varz"))["jetstream"]["config"]["store_dir"] == str(
             tmp_path / name / "store" / "jetstream"
         )
 
@@ -133,7 +133,7 @@ async def test_mqtt_answers(settings):
 async def test_limits_change_while_it_runs_and_clients_stay(settings):
     async with broker.Broker(settings) as one, await client.connect([one.url]) as bus:
         await one.apply(dataclasses.replace(one.config, payload_bytes_max=2000))
-        assert (await one.ask("varz"))["max_payload"] == 2000
+        assert (await one.monitoring_page("varz"))["max_payload"] == 2000
         await bus.flush()
         assert bus.statistics().reconnects == 0
 
@@ -152,20 +152,20 @@ async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(se
 async def test_a_change_whose_outcome_is_not_known_is_undone(settings, monkeypatch):
     async with broker.Broker(settings) as one:
         monkeypatch.setattr(broker, "RELOAD_TIMEOUT_S", 0.5)
-        pages, ask = [], one.ask
+        pages, read_page = [], one.monitoring_page
 
         async def deaf(page: str) -> dict[str, Any]:
             pages.append(page)
             if len(pages) > 1:
                 raise errors.TimedOut("no answer")
-            return await ask(page)
+            return await read_page(page)
 
-        monkeypatch.setattr(one, "ask", deaf)
+        monkeypatch.setattr(one, "monitoring_page", deaf)
         with pytest.raises(errors.TimedOut):
             await one.apply(dataclasses.replace(one.config, payload_bytes_max=2000))
 
         async def as_before() -> bool:
-            return bool((await ask("varz"))["max_payload"] == settings.payload_bytes_max)
+            return bool((await read_page("varz"))["max_payload"] == settings.payload_bytes_max)
 
         assert one.config.payload_bytes_max == settings.payload_bytes_max
         await eventually(as_before)
@@ -173,17 +173,17 @@ async def test_a_change_whose_outcome_is_not_known_is_undone(settings, monkeypat
 
 async def test_a_monitor_that_is_slow_once_does_not_fail_a_change(settings, monkeypatch):
     async with broker.Broker(settings) as one:
-        pages, ask = [], one.ask
+        pages, read_page = [], one.monitoring_page
 
         async def slow(page: str) -> dict[str, Any]:
             pages.append(page)
             if len(pages) == 2:
                 raise errors.TimedOut("no answer")
-            return await ask(page)
+            return await read_page(page)
 
-        monkeypatch.setattr(one, "ask", slow)
+        monkeypatch.setattr(one, "monitoring_page", slow)
         await one.apply(dataclasses.replace(one.config, payload_bytes_max=2000))
-        assert (await ask("varz"))["max_payload"] == one.config.payload_bytes_max == 2000
+        assert (await read_page("varz"))["max_payload"] == one.config.payload_bytes_max == 2000
 
 
 async def test_supervision_outlives_a_lack_of_file_descriptors(settings, monkeypatch):

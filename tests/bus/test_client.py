@@ -129,18 +129,18 @@ class TestCredentials:
 async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monkeypatch):
     """Any replica answers a direct get, and the number of replicas can be raised while a handle is open."""
     asked: list[str] = []
-    ask = requests.RequestConnection.ask
+    exchange = requests.RequestConnection.exchange
 
     async def note(
         self: requests.RequestConnection, subject: str, *arguments: Any, **options: Any
     ) -> requests.InboxReply:
         asked.append(subject)
-        return await ask(self, subject, *arguments, **options)
+        return await exchange(self, subject, *arguments, **options)
 
     bucket = await bus.key_value(api.KeyValueSettings("b"))
     revision = await bucket.put("k", b"v")
     stream = await bus.open_stream("KV_b")
-    monkeypatch.setattr(requests.RequestConnection, "ask", note)
+    monkeypatch.setattr(requests.RequestConnection, "exchange", note)
     entry, last = await bucket.get("k"), await stream.last_for("$KV.b.k")
     assert entry is not None
     assert last is not None
@@ -400,8 +400,8 @@ class TestDeafSubscriptions:
             await client.connect([running.url], creds=trust.credentials("a1")) as bus,
             await client.connect([running.url], creds=trust.credentials("m1")) as other,
         ):
-            assert (bus._may_ask, other._may_ask) == (False, True)
-            bus._may_ask = not knows_its_role
+            assert (bus._may_list_subscriptions, other._may_list_subscriptions) == (False, True)
+            bus._may_list_subscriptions = not knows_its_role
             subject = "muster.manage.to.a1.x"
             deaf = await bus.subscribe(subject)
             make_deaf(bus, subject)

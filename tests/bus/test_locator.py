@@ -283,7 +283,7 @@ async def test_it_holds_no_connection_between_two_questions(trio):
         await locator_client.locate(here.url)
 
         async def none() -> bool:
-            pages = [await one.ask("varz") for one in trio.brokers.values()]
+            pages = [await one.monitoring_page("varz") for one in trio.brokers.values()]
             return all(page["connections"] == 0 for page in pages)
 
         await eventually(none)

@@ -532,7 +532,7 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, recei
     farm = await receivers("farm")
     await _define(farm)
     await farm.advertise("a", "WebServer", {"load": 0.0}, policy="TRUE")
-    ask = farm._ask
+    request = farm._request
     under_way: list[int] = []
     most = 0
 
@@ -541,11 +541,11 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, recei
         under_way.append(1)
         most = max(most, len(under_way))
         try:
-            return await ask(subject, message, **more)
+            return await request(subject, message, **more)
         finally:
             under_way.pop()
 
-    monkeypatch.setattr(farm, "_ask", counted)
+    monkeypatch.setattr(farm, "_request", counted)
     changes = [protocol.UpdateReceivers(receivers=("a",), values={"load": [float(n)]}) for n in range(1201)]
     refused = protocol.UpdateReceivers(receivers=("a",), values={"nonsense": [1]})
     with pytest.raises(errors.InvalidInput, match="nonsense"):

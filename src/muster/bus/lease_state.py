@@ -6,7 +6,7 @@ record expires after its time to live unless it is stored again.
 
     WAITING ──free, expired, or its holder's connection closed──> CLAIMING ──stored──> HELD
        ^                                                            │                   │  ^
-       └───────────────────── conflict, or nobody knows ────────────┘      disconnected │  │ renewed
+       └──────────────── conflict, or unknown outcome ─────────────┘      disconnected │  │ renewed
                                                                                         v  │
     LOST <── another's record, or not renewed in time ── HELD or SUSPENDED <────────── SUSPENDED
 

@@ -218,17 +218,17 @@ class _Run:
     def state_changed(self, state: api.ConnectionState) -> None:
         connection = self._bus.connection
         if state is api.ConnectionState.CONNECTED and connection is not None:
-            self._obey(self.candidate.connected(connection, self._loop.time()))
+            self._execute(self.candidate.connected(connection, self._loop.time()))
         else:
             self.candidate.disconnected()
             self._set_alarm()
 
     def closed(self, connection: api.ConnectionId) -> None:
-        self._obey(self.candidate.closed(connection, self._loop.time()))
+        self._execute(self.candidate.closed(connection, self._loop.time()))
 
     async def release(self) -> None:
         if not self.candidate.ended:
-            self._obey(self.candidate.release())
+            self._execute(self.candidate.release())
             self._finish("released")
         await self._tasks.wait_idle()
 
@@ -241,18 +241,18 @@ class _Run:
                     now = self._loop.time()
                     if entry is not None:
                         seen = True
-                        self._obey(self.candidate.observed(entry.revision, _record(entry), now))
+                        self._execute(self.candidate.observed(entry.revision, _record(entry), now))
                     elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
                         # Free when the watch began. The record of the first read may have been released
                         # since.
-                        self._obey(self.candidate.observed(None, None, now))
+                        self._execute(self.candidate.observed(None, None, now))
         except errors.MusterError as error:
             if not self._gained.done():
                 self._gained.set_exception(error)
 
     # Instructions.
 
-    def _obey(self, instructions: Sequence[lease_state.Instruction]) -> None:
+    def _execute(self, instructions: Sequence[lease_state.Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case lease_state.StoreLease():
@@ -276,7 +276,7 @@ class _Run:
 
     def _wake(self) -> None:
         self._alarm = None
-        self._obey(self.candidate.tick(self._loop.time()))
+        self._execute(self.candidate.tick(self._loop.time()))
 
     async def _store(self, instruction: lease_state.StoreLease) -> None:
         sent_at = self._loop.time()
@@ -290,15 +290,15 @@ class _Run:
                         self.name, value, revision=instruction.revision, ttl_s=self._ttl_s
                     )
         except (errors.AlreadyExists, errors.Conflict):
-            self._obey(self.candidate.conflicted(instruction.attempt, self._loop.time()))
+            self._execute(self.candidate.conflicted(instruction.attempt, self._loop.time()))
         except (errors.Unavailable, TimeoutError):
-            self._obey(self.candidate.failed(instruction.attempt, self._loop.time()))
+            self._execute(self.candidate.failed(instruction.attempt, self._loop.time()))
         except errors.MusterError as error:
-            self._obey(self.candidate.failed(instruction.attempt, self._loop.time()))
+            self._execute(self.candidate.failed(instruction.attempt, self._loop.time()))
             if not self._gained.done():
                 self._gained.set_exception(error)
         else:
-            self._obey(self.candidate.stored(instruction.attempt, revision, sent_at, self._loop.time()))
+            self._execute(self.candidate.stored(instruction.attempt, revision, sent_at, self._loop.time()))
 
     async def _remove(self, revision: int) -> None:
         with contextlib.suppress(errors.Conflict, errors.Unavailable):
@@ -314,7 +314,7 @@ class _Run:
                 self._gained.set_exception(error)
             return
         revision = entry.revision if entry else None
-        self._obey(self.candidate.observed(revision, _record(entry), self._loop.time()))
+        self._execute(self.candidate.observed(revision, _record(entry), self._loop.time()))
         held_by_another = entry is not None and self.candidate.phase is lease_state.LeasePhase.WAITING
         if held_by_another and not self._wait and not self._gained.done():
             self._gained.set_result(None)

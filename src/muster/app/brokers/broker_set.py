@@ -227,7 +227,7 @@ async def _describe(described_broker: broker.Broker) -> dict[str, Any]:
         if isinstance(problem, diagnosis.BrokerFailed) and problem.fault is diagnosis.BrokerFault.SILENT:
             described["state"] = problem.fault.value
     with contextlib.suppress(errors.MusterError):
-        seen = await described_broker.ask("varz")
+        seen = await described_broker.monitoring_page("varz")
         described["version"] = seen["version"]
         described["connections"] = seen["connections"]
         described["memory_bytes"] = seen["mem"]

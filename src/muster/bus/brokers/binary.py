@@ -84,7 +84,7 @@ def _find(named: Path | None) -> ServerBinary:
     status = os.stat(path)
     key = (str(path), status.st_mtime_ns, status.st_size)
     if key not in _known:
-        _known[key] = _ask(path)
+        _known[key] = _run_version(path)
     version = _known[key]
     if version < MINIMUM:
         raise errors.MissingDependency(
@@ -113,7 +113,7 @@ def _locate(named: Path | None) -> Path:
     )
 
 
-def _ask(path: Path) -> Version:
+def _run_version(path: Path) -> Version:
     try:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

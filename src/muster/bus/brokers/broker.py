@@ -143,7 +143,7 @@ class Broker:
     def _url(self, scheme: str, port: int) -> str:
         return f"{scheme}://{config.authority(config.reachable(self.config.host), port)}"
 
-    async def ask(self, page: str) -> dict[str, Any]:
+    async def monitoring_page(self, page: str) -> dict[str, Any]:
         """A page of its monitor, such as ``varz``."""
         return await monitor.get_monitor(self.monitor_url, page)
 
@@ -295,19 +295,21 @@ class Broker:
     async def links(self) -> list[topology.LinkStatus]:
         """Its leaf links as they are now."""
         addresses = {remote.id: await _addresses(remote.urls) for remote in self.config.remotes}
-        return topology.leaf_links(self.name, self.config.remotes, addresses, await self.ask("leafz"))
+        return topology.leaf_links(
+            self.name, self.config.remotes, addresses, await self.monitoring_page("leafz")
+        )
 
     def _require_live_links(self) -> None:
         if self.binary is not None:
             self.binary.require("live leaf links")
 
     async def _reload(self, process: asyncio.subprocess.Process) -> None:
-        before = (await self.ask("varz"))["config_load_time"]
+        before = (await self.monitoring_page("varz"))["config_load_time"]
         offset = await asyncio.to_thread(files.size, self.config.log_path)
 
         async def loaded() -> bool:
             with contextlib.suppress(errors.Unavailable):  # its monitor may be slow once
-                if (await self.ask("varz"))["config_load_time"] != before:
+                if (await self.monitoring_page("varz"))["config_load_time"] != before:
                     return True
             output = await asyncio.to_thread(files.read_from, self.config.log_path, offset)
             refusal = diagnosis.refused_reload(self.name, output)

@@ -191,9 +191,9 @@ class BrokerNetwork:
         try:
             statuses = await member.links()
             if member.config.cluster is not None:
-                statuses += topology.route_links(member.name, await member.ask("routez"))
+                statuses += topology.route_links(member.name, await member.monitoring_page("routez"))
             if member.config.gateway is not None:
-                statuses += topology.gateway_links(member.name, await member.ask("gatewayz"))
+                statuses += topology.gateway_links(member.name, await member.monitoring_page("gatewayz"))
         except errors.Unavailable:
             return []
         return statuses
@@ -288,18 +288,18 @@ class BrokerNetwork:
         return made
 
     def _wired(self, broker_config: config.BrokerConfig) -> config.BrokerConfig:
-        everybody = [other.config for other in self.brokers.values()]
+        configs = [other.config for other in self.brokers.values()]
         return topology.with_gateways(
-            topology.with_routes(broker_config, everybody, self._outside_routes[broker_config.name]),
-            everybody,
+            topology.with_routes(broker_config, configs, self._outside_routes[broker_config.name]),
+            configs,
         )
 
     async def _rewire(self) -> None:
         """Write the current members of each cluster to the configuration of the running ones. They know new
         members already; this is for their next restart."""
         for member in self.brokers.values():
-            everybody = [other.config for other in self.brokers.values()]
-            wired = topology.with_routes(member.config, everybody, self._outside_routes[member.name])
+            configs = [other.config for other in self.brokers.values()]
+            wired = topology.with_routes(member.config, configs, self._outside_routes[member.name])
             if wired != member.config and member.state is broker.BrokerState.RUNNING:
                 await member.apply(wired)
 

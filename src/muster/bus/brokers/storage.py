@@ -20,7 +20,7 @@ TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if 
 
 async def replicas_max(member: broker.Broker) -> int:
     """The highest number of replicas of a stream on this broker; 0 if there are none."""
-    page = await member.ask("jsz?accounts=true&streams=true&config=true")
+    page = await member.monitoring_page("jsz?accounts=true&streams=true&config=true")
     return max(
         (
             int((stream.get("config") or {}).get("num_replicas", 1))
@@ -44,7 +44,7 @@ async def evacuate(
     await system_account.request(addresses, access, "$JS.API.SERVER.EVACUATE", {"peer": member.name})
 
     async def empty() -> bool:
-        return int((await member.ask("jsz"))["streams"]) == 0
+        return int((await member.monitoring_page("jsz"))["streams"]) == 0
 
     try:
         await broker.poll_until(empty, timeout_s=timeout_s)
@@ -87,7 +87,7 @@ async def wait_until_settled(sharing: Sequence[broker.Broker], timeout_s: float)
 
     async def together() -> bool:
         for member in sharing:
-            group = (await member.ask("jsz")).get("meta_cluster") or {}
+            group = (await member.monitoring_page("jsz")).get("meta_cluster") or {}
             if group.get("leader") == member.name:
                 current = {peer["name"] for peer in group.get("replicas") or () if peer.get("current")}
                 return group.get("cluster_size") == len(names) and current == names - {member.name}

@@ -109,23 +109,23 @@ def gateway_links(near: str, gatewayz: Mapping[str, Any]) -> list[LinkStatus]:
     ]
 
 
-def due(everybody: Sequence[config.BrokerConfig]) -> list[LinkStatus]:
+def due(brokers: Sequence[config.BrokerConfig]) -> list[LinkStatus]:
     """All links that there should be among these, each as if it were down."""
     statuses = [
         LinkStatus(
             remote.id, LinkKind.LEAF, broker.name, remote.far or remote.urls[0], _account(remote), up=False
         )
-        for broker in everybody
+        for broker in brokers
         for remote in broker.remotes
     ]
-    for broker, other in itertools.combinations(everybody, 2):
+    for broker, other in itertools.combinations(brokers, 2):
         if broker.cluster and other.cluster and broker.cluster.name == other.cluster.name:
             id = route_id(broker.name, other.name)
             statuses.append(LinkStatus(id, LinkKind.ROUTE, broker.name, other.name, None, up=False))
-    clusters = sorted({broker.gateway.name for broker in everybody if broker.gateway})
+    clusters = sorted({broker.gateway.name for broker in brokers if broker.gateway})
     statuses += [
         LinkStatus(gateway_id(broker.name, far), LinkKind.GATEWAY, broker.name, far, None, up=False)
-        for broker in everybody
+        for broker in brokers
         for far in clusters
         if broker.gateway and broker.gateway.name != far
     ]
@@ -248,14 +248,14 @@ def cluster_of(broker: config.BrokerConfig) -> str:
 
 
 def with_routes(
-    broker: config.BrokerConfig, everybody: Sequence[config.BrokerConfig], outside: tuple[str, ...] = ()
+    broker: config.BrokerConfig, brokers: Sequence[config.BrokerConfig], outside: tuple[str, ...] = ()
 ) -> config.BrokerConfig:
-    """Routes to all others of its cluster among ``everybody``, and to those ``outside``. Pure."""
+    """Routes to all others of its cluster among ``brokers``, and to those ``outside``. Pure."""
     if broker.cluster is None:
         return broker
     inside = (
         config.peer_url(config.reachable(other.host), other.cluster.port, broker.cluster.secret)
-        for other in everybody
+        for other in brokers
         if other.cluster is not None
         and other.cluster.name == broker.cluster.name
         and other.name != broker.name
@@ -267,14 +267,12 @@ def with_routes(
     return dataclasses.replace(broker, cluster=dataclasses.replace(broker.cluster, routes=routes))
 
 
-def with_gateways(
-    broker: config.BrokerConfig, everybody: Sequence[config.BrokerConfig]
-) -> config.BrokerConfig:
-    """The addresses of all gateways among ``everybody``, by cluster. Pure."""
+def with_gateways(broker: config.BrokerConfig, brokers: Sequence[config.BrokerConfig]) -> config.BrokerConfig:
+    """The addresses of all gateways among ``brokers``, by cluster. Pure."""
     if broker.gateway is None:
         return broker
     remotes = dict(broker.gateway.remotes)
-    for other in everybody:
+    for other in brokers:
         if other.gateway is not None:
             address = config.peer_url(config.reachable(other.host), other.gateway.port, broker.gateway.secret)
             known = remotes.get(other.gateway.name, ())

@@ -54,7 +54,7 @@ class NatsBus:
         self._state = api.ConnectionState.CLOSED
         self._listeners = state_listeners.StateListeners()
         self._subscriptions: dict[int, subscriptions.BoundedSubscription] = {}
-        self._may_ask = True  # whether the identity may request its subscriptions from the brokers
+        self._may_list_subscriptions = True  # of this identity, from the brokers
         self._tasks = tasks.TaskSupervisor("connection")
         self._durable: streams_stream.StreamFactory
 
@@ -72,7 +72,7 @@ class NatsBus:
         proxy: str | None,
         echo: bool,
     ) -> None:
-        self._may_ask = creds is None or creds().sees_connections
+        self._may_list_subscriptions = creds is None or creds().sees_connections
         order = list(servers)
         if not in_order:
             random.shuffle(order)
@@ -102,7 +102,7 @@ class NatsBus:
                     f"none of {len(order)} brokers responds; the last error: {failure}"
                 ) from failure
             raise failure or errors.InvalidInput("no address of a broker was given")
-        self._wire.know(order)
+        self._wire.add_servers(order)
         self._durable = streams_stream.StreamFactory(self._wire, self._counts)
         self._changed("connected")
         if self._audit_s > 0:
@@ -146,7 +146,7 @@ class NatsBus:
         if state is api.ConnectionState.CLOSED:
             for subscription in self._subscriptions.values():
                 subscription.end(self._wire.cause)
-        self._listeners.tell(state)
+        self._listeners.notify(state)
 
     def _refused(self, subject: str) -> None:
         """The broker refused a subscription: after a reconnection, one that we may not have any more."""
@@ -220,7 +220,7 @@ class NatsBus:
     ) -> received.ReceivedMessage:
         message_format.check_subject(subject)
         raw_headers = message_format.raw_headers(headers)
-        answer = await self._wire.ask(subject, data, raw_headers, timeout_s=timeout_s, repeat=repeat)
+        answer = await self._wire.exchange(subject, data, raw_headers, timeout_s=timeout_s, repeat=repeat)
         return self._message(answer)
 
     def _message(self, answer: requests.InboxReply) -> received.ReceivedMessage:
@@ -316,8 +316,8 @@ class NatsBus:
     async def audit(self) -> int:
         """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
         requested, generation = self._wire.numbers(), self._wire.generation
-        may_ask = self._may_ask and len(requested) <= AUDIT_MAX
-        held = await self._held_by_broker() if may_ask else None
+        may_list = self._may_list_subscriptions and len(requested) <= AUDIT_MAX
+        held = await self._held_by_broker() if may_list else None
         if self._wire.generation != generation:
             return 0  # another connection: everything has just been subscribed again
         if held is None:
@@ -352,7 +352,7 @@ class NatsBus:
 
         def fail(error: errors.MusterError) -> None:
             if isinstance(error, errors.Forbidden):
-                self._may_ask = False
+                self._may_list_subscriptions = False
             if not held.done():
                 held.set_result(None)
 
@@ -432,13 +432,13 @@ async def connect(
     (``http://HOST:PORT``) for all connections. Without ``echo`` its subscriptions do not receive its own
     messages.
     """
-    ask = creds if callable(creds) or creds is None else functools.partial(_given, creds)
+    load_creds = creds if callable(creds) or creds is None else functools.partial(_given, creds)
     if identity is None:
-        identity = ask().identity if ask is not None else f"anonymous-{secrets.token_hex(4)}"
+        identity = load_creds().identity if load_creds is not None else f"anonymous-{secrets.token_hex(4)}"
     client = NatsBus(
         subjects.identity(identity), audit_s=audit_s, counts=counters.ConnectionCounters(measure)
     )
-    await client._open(list(servers), ask, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
+    await client._open(list(servers), load_creds, tls, tls_hostname, connect_timeout_s, in_order, proxy, echo)
     return client
 
 

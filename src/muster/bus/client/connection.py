@@ -92,7 +92,7 @@ class NatsConnection(nats_client.Client):
         self.cause: errors.MusterError | None = None  # the reason of an unrequested close
         self.generation = 0  # grows with each connection made
         self.on_little: list[Callable[[], None]] = []  # called when a small block has been read
-        self.on_news: set[Callable[[], object]] = set()  # called after each reconnection and close
+        self.on_state_change: set[Callable[[], object]] = set()  # called after each reconnection and close
 
     # Connecting.
 
@@ -225,16 +225,16 @@ class NatsConnection(nats_client.Client):
         self.generation += 1
         self._counts.add(counters.ConnectionCounter.RECONNECTED)
         self._on_change("connected")
-        self._tell()
+        self._notify_listeners()
 
     async def _closed_for_good(self) -> None:
         self.cause = self.why_closed()
         self._on_change("closed")
-        self._tell()
+        self._notify_listeners()
 
-    def _tell(self) -> None:
-        for hear in list(self.on_news):
-            hear()
+    def _notify_listeners(self) -> None:
+        for listener in list(self.on_state_change):
+            listener()
 
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if not self.is_connected:  # it cannot be sent, and nats-py would fail in the attempt
@@ -262,15 +262,15 @@ class NatsConnection(nats_client.Client):
         if kind.lower() == "subscription":
             self._refused_subjects.add(subject)
             self._on_refused(subject)
-        elif self._told_those_who_asked(subject):
+        elif self._fail_requests(subject):
             return
         events.warning("forbidden", what=kind.lower(), subject=subject)
 
-    def _told_those_who_asked(self, subject: str) -> bool:
+    def _fail_requests(self, subject: str) -> bool:
         """Whether a request was waiting for the rejected publish, and has been failed."""
         return False
 
-    def know(self, servers: list[str]) -> None:
+    def add_servers(self, servers: list[str]) -> None:
         """Add brokers for reconnection. Those that the broker reported are known already."""
         known = [server.uri.geturl() for server in self._server_pool]
         self.set_server_pool(list(dict.fromkeys([*known, *servers])))
@@ -288,7 +288,7 @@ class NatsConnection(nats_client.Client):
 
     # Receiving.
 
-    def hear(self, number: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+    def dispatch(self, number: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         """A message for the subscription of this number."""
         reader = self._readers.get(number)
         if reader is not None:
@@ -487,24 +487,24 @@ class NatsConnection(nats_client.Client):
             if not answered.done():
                 answered.set_result(False)
 
-        self.on_news.add(another_connection)
+        self.on_state_change.add(another_connection)
         try:
             await self._send_ping(answered)
             return await answered
         finally:
-            self.on_news.discard(another_connection)
+            self.on_state_change.discard(another_connection)
 
     async def connected(self, timeout_s: float | None = None) -> None:
         """Return when there is a connection; `errors.NotConnected` if there is none within ``timeout_s``."""
         self.check_open()
         while not self.is_connected:
             news = asyncio.Event()
-            self.on_news.add(news.set)
+            self.on_state_change.add(news.set)
             try:
                 async with asyncio.timeout(timeout_s):
                     await news.wait()
             except TimeoutError:
                 raise errors.NotConnected(f"no broker could be reached for {timeout_s:g} s") from None
             finally:
-                self.on_news.discard(news.set)
+                self.on_state_change.discard(news.set)
             self.check_open()

@@ -91,7 +91,7 @@ class NatsParser(parser.Parser):
     def _messages(self, data: bytes, at: int) -> tuple[int, int]:
         """Deliver the messages from ``at`` on. Returns their end, and the end of the line there that is not a
         message; -1: there is no complete line or message."""
-        hear, size = self._line.hear, len(data)
+        dispatch, size = self._line.dispatch, len(data)
         self._wanted_bytes = 0
         while at < size:
             end = data.find(b"\r\n", at)
@@ -117,7 +117,7 @@ class NatsParser(parser.Parser):
                 self._wanted_bytes = stop + 2 - at
                 return at, -1
             at = stop + 2
-            hear(number, words[1], reply, data[body:stop], None if body == begin else data[begin:body])
+            dispatch(number, words[1], reply, data[body:stop], None if body == begin else data[begin:body])
         return at, -1
 
     def _finish(self, block: bytes, at: int) -> None:

@@ -108,7 +108,7 @@ class RequestConnection(connection.NatsConnection):
         for call in list(self._calls.values()):
             call.fail(self.why_closed())
 
-    def _told_those_who_asked(self, subject: str) -> bool:
+    def _fail_requests(self, subject: str) -> bool:
         calls = [call for call in self._calls.values() if subject in call.subjects]
         for call in calls:
             call.fail(errors.Forbidden(f"this identity may not publish to {subject!r}"))
@@ -174,7 +174,7 @@ class RequestConnection(connection.NatsConnection):
         token = secrets.token_hex(16) if guarded else f"{next(self._tokens):x}"
         return subjects_.reply_subject(responder, self._requester, token)
 
-    async def ask(
+    async def exchange(
         self,
         subject: str,
         data: bytes,

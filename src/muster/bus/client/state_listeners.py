@@ -28,7 +28,7 @@ class StateListeners:
 
         return end
 
-    def tell(self, state: api.ConnectionState) -> None:
+    def notify(self, state: api.ConnectionState) -> None:
         for listener in list(self._listeners):
             try:
                 listener(state)

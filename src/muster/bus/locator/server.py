@@ -87,7 +87,7 @@ class Locator:
         self._server: server.HttpServer | None = None
         self._survey = BrokerSurvey(float("-inf"), ())
         self._seen_at_s: dict[Address, float] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._messages: dict[str, tuple[float, int]] = {}
         self._sent: Counter[str] = Counter()
         self._probing = asyncio.Semaphore(PROBES_MAX // ANSWER_MAX)
@@ -106,9 +106,9 @@ class Locator:
         if self._server is not None:
             await self._server.close()
             self._server = None
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.gather(self._asking, return_exceptions=True)
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -169,12 +169,12 @@ class Locator:
     async def _fresh(self) -> BrokerSurvey:
         """The survey, renewed if it is too old. Concurrent callers share one survey."""
         if time.monotonic() - self._survey.at_s > self._refresh_s:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._ask(), name="locator")
-            await asyncio.shield(self._asking)
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.create_task(self._renew_survey(), name="locator")
+            await asyncio.shield(self._renewal)
         return self._survey
 
-    async def _ask(self) -> None:
+    async def _renew_survey(self) -> None:
         greetings = await greet_all([*self._seeds, *self._seen_at_s])
         now_s = time.monotonic()
         self._seen_at_s |= {greeting.address: now_s for greeting in greetings}
@@ -252,13 +252,13 @@ async def greet_all(addresses: Sequence[Address]) -> list[BrokerGreeting]:
     """Probe these brokers, and recursively those that they report."""
     probed: set[Address] = set()
     answered: list[BrokerGreeting] = []
-    ask = list(dict.fromkeys(addresses))
-    while ask:
-        probed.update(ask)
-        new = [greeting for greeting in await asyncio.gather(*map(probe, ask)) if greeting is not None]
+    pending = list(dict.fromkeys(addresses))
+    while pending:
+        probed.update(pending)
+        new = [greeting for greeting in await asyncio.gather(*map(probe, pending)) if greeting is not None]
         answered += new
         advertised = (address_of(url) for greeting in new for url in greeting.info.get("connect_urls") or ())
-        ask = [address for address in dict.fromkeys(advertised) if address not in probed]
+        pending = [address for address in dict.fromkeys(advertised) if address not in probed]
     return answered
 
 

@@ -155,7 +155,7 @@ class SimulatedBus:
             first = self._state is api.ConnectionState.CLOSED
             self._state = state
             if not first:
-                self._listeners.tell(state)
+                self._listeners.notify(state)
 
     def check_open(self) -> None:
         if self._state is api.ConnectionState.CLOSED:
@@ -254,8 +254,8 @@ class SimulatedBus:
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
         repeat: api.Repetition | None = None,
     ) -> SimulatedMessage:
-        answers, nobody = await self._ask(subject, data, headers, 1, timeout_s, repeat)
-        if nobody:
+        answers, no_subscriber = await self._exchange(subject, data, headers, 1, timeout_s, repeat)
+        if no_subscriber:
             raise errors.Unavailable(f"no subscriber on {subject!r}")
         if not answers:
             raise errors.TimedOut(f"no reply from {subject!r} within {timeout_s:g} s")
@@ -270,10 +270,10 @@ class SimulatedBus:
         timeout_s: float = api.DEFAULT_TIMEOUT_S,
         headers: api.Headers | None = None,
     ) -> list[api.Message]:
-        answers, _ = await self._ask(subject, data, headers, enough, timeout_s)
+        answers, _ = await self._exchange(subject, data, headers, enough, timeout_s)
         return list(answers)
 
-    async def _ask(
+    async def _exchange(
         self,
         subject: str,
         data: bytes,
@@ -370,7 +370,7 @@ class SimulatedBus:
                 return outcome
         raise errors.TimedOut(f"the brokers' storage did not respond within {timeout_s:g} s")
 
-    def tell(self, operation: Callable[[], None]) -> None:
+    def send_to_storage(self, operation: Callable[[], None]) -> None:
         """Execute it at the storage, if the message arrives, without waiting for the outcome."""
 
         def arrive() -> None:

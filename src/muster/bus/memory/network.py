@@ -257,7 +257,7 @@ class SimulatedNetwork:
     def changed(self, name: str) -> asyncio.Event:
         return self._changed.setdefault(name, asyncio.Event())
 
-    def tell_changed(self, log: storage.SimulatedLog) -> None:
+    def notify_consumers(self, log: storage.SimulatedLog) -> None:
         """Wake the readers of this stream, and schedule its next expiry."""
         event = self._changed.pop(log.settings.name, None)
         if event is not None:
@@ -276,7 +276,7 @@ class SimulatedNetwork:
     def _expire(self, log: storage.SimulatedLog) -> None:
         self._expiries.pop(log.settings.name, None)
         log.expire(self.now_ns())
-        self.tell_changed(log)
+        self.notify_consumers(log)
 
     def log(self, name: str) -> storage.SimulatedLog:
         log = self.logs.get(name)
@@ -297,7 +297,7 @@ class SimulatedNetwork:
                 asyncio.get_running_loop().call_at(
                     (message.deliver_at_ns - EPOCH_NS) / 1e9, self._due, name, sequence, due
                 )
-        self.tell_changed(log)
+        self.notify_consumers(log)
         return sequence
 
     def _due(self, name: str, sequence: int, message: api.OutgoingMessage) -> None:
@@ -305,7 +305,7 @@ class SimulatedNetwork:
         if log is not None and sequence in log.messages:
             log.remove(sequence)
             log.store([message], self.now_ns())
-            self.tell_changed(log)
+            self.notify_consumers(log)
 
     def capture(self, node: str, subject: str, data: bytes, headers: api.Headers) -> int:
         """Store a plain publish on the subject of a stream, without an acknowledgement. Returns the number of
@@ -316,5 +316,5 @@ class SimulatedNetwork:
         for log in keepers:
             with contextlib.suppress(errors.Refused, errors.AlreadyExists):
                 log.store([api.OutgoingMessage(subject, data, headers)], self.now_ns())
-                self.tell_changed(log)
+                self.notify_consumers(log)
         return len(keepers)

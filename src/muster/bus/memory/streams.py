@@ -347,16 +347,16 @@ class SimulatedDelivery:
         if confirmed:
             await self._bus.call(operation, timeout_s=api.DEFAULT_TIMEOUT_S)
         else:
-            self._bus.tell(operation)
+            self._bus.send_to_storage(operation)
 
     async def nak(self, *, delay_s: float = 0.0) -> None:
         def operation() -> None:
             until = asyncio.get_running_loop().time() + delay_s
             log = self._bus.net.log(self._stream)
             log.refuse(self._consumer, self.message.sequence, until)
-            self._bus.net.tell_changed(log)
+            self._bus.net.notify_consumers(log)
 
-        self._bus.tell(operation)
+        self._bus.send_to_storage(operation)
 
 
 class SimulatedConsumer:

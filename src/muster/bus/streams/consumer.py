@@ -71,7 +71,7 @@ class NatsDelivery:
 
     async def ack(self, *, confirmed: bool = False) -> None:
         if confirmed:
-            await self._wire.ask(self._reply, b"+ACK", timeout_s=api.DEFAULT_TIMEOUT_S)
+            await self._wire.exchange(self._reply, b"+ACK", timeout_s=api.DEFAULT_TIMEOUT_S)
         else:
             self._wire.send(self._reply, b"+ACK")
 
@@ -122,19 +122,19 @@ class NatsConsumer:
             # A waiting request for many messages could not be ended early without leaving messages in
             # transit.
             try:
-                deliveries = await self._ask(count, 0.0)
+                deliveries = await self._request(count, 0.0)
             except errors.Unavailable:
                 # raises an error if it does not exist any more
                 await self._api.call(f"CONSUMER.INFO.{self._place}")
                 raise
             left_s = deadline - loop.time()
             if not deliveries and left_s > 0:
-                deliveries = await self._ask(1, left_s)
+                deliveries = await self._request(1, left_s)
                 if deliveries and count > 1:
-                    deliveries += await self._ask(count - 1, 0.0)
+                    deliveries += await self._request(count - 1, 0.0)
             return deliveries
 
-    async def _ask(self, count: int, wait_s: float) -> list[api.StreamDelivery]:
+    async def _request(self, count: int, wait_s: float) -> list[api.StreamDelivery]:
         pull = self._pull = _Pull(f"{self._inbox}.{next(self._pulls)}", count)
         question: dict[str, Any] = {"batch": count}
         if wait_s > 0:

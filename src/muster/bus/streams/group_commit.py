@@ -284,7 +284,7 @@ class PublishCommitter:
         and before it stores anything.
         """
         lines = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
-        answer = await self._wire.ask(
+        answer = await self._wire.exchange(
             subject, b"", message_format.encode_headers(lines), timeout_s=jetstream.TRY_S, stored=True
         )
         outcome = self._outcome(answer)
@@ -335,14 +335,14 @@ class PublishCommitter:
         self._wire.send_all(messages, reply)
 
     async def _post(self, posts: Sequence[Post]) -> list[int | errors.MusterError]:
-        """Send all at once and wait for the outcome of each, no longer than patience lasts."""
+        """Send all at once and wait for the outcome of each, at most `PATIENCE_S`."""
         return await self._landed(self._launch(posts))
 
     def _launch(self, posts: Sequence[Post]) -> _Flight:
         """Send all. Each acknowledged publish is completed at once.
 
-        The acknowledgement of an item that we may not send again is listened for until its own deadline; that
-        of one whose publisher gave up, as long as the others of its round would wait for it in vain.
+        For an item that must not be sent again, an acknowledgement is accepted until its deadline; for an
+        item that its publisher has abandoned, until the end of the round.
         """
         flight = _Flight(len(posts))
 
@@ -350,9 +350,9 @@ class PublishCommitter:
             items = posts[place][2]
             if self._queue:  # the next round starts before the callers of this one continue
                 waited_for = flight.land(place, outcome)
-                _tell(items, outcome)
+                _settle_stored(items, outcome)
             else:
-                _tell(items, outcome)
+                _settle_stored(items, outcome)
                 waited_for = flight.land(place, outcome)
             if not waited_for and len(items) == 1:
                 self._settle(items[0], outcome)
@@ -389,11 +389,11 @@ class PublishCommitter:
             def another_connection() -> None:
                 alarms.append(loop.call_later(GRACE_S, flight.end))
 
-            self._wire.on_news.add(another_connection)
+            self._wire.on_state_change.add(another_connection)
             try:
                 await flight.done
             finally:
-                self._wire.on_news.discard(another_connection)
+                self._wire.on_state_change.discard(another_connection)
                 for alarm in alarms:
                     alarm.cancel()
         return flight.outcomes
@@ -413,7 +413,7 @@ def _retry(outcome: errors.MusterError) -> bool:
     return isinstance(outcome, errors.Unavailable)
 
 
-def _tell(items: Sequence[PendingPublish], outcome: int | errors.MusterError) -> None:
+def _settle_stored(items: Sequence[PendingPublish], outcome: int | errors.MusterError) -> None:
     if isinstance(outcome, api.Duplicate):
         items[-1].settle(outcome)  # the broker accepts no batch with a duplicate
     elif isinstance(outcome, int):

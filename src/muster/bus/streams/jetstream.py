@@ -97,7 +97,7 @@ class JetStreamApi:
         while True:
             left_s = deadline - loop.time()
             try:
-                answer = await self.wire.ask(
+                answer = await self.wire.exchange(
                     f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(try_s, left_s))
                 )
                 report: dict[str, Any] = json.loads(answer.data)

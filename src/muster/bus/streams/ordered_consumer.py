@@ -171,7 +171,7 @@ class NatsOrderedConsumer:
             self._put(key_value.Mark.REPLAY)
         inbox = self._wire.fresh_inbox()
         number = await self._wire.listen(inbox, "", self._take, timeout_s=jetstream.TRY_S)
-        self._wire.on_news.add(self._broken.set)
+        self._wire.on_state_change.add(self._broken.set)
         try:
             report = await self._api.call(
                 f"CONSUMER.CREATE.{self._stream}.{name}",
@@ -192,7 +192,7 @@ class NatsOrderedConsumer:
         except jetstream.JetStreamRefused as error:
             raise errors.InvalidInput(error.message) from error
         finally:
-            self._wire.on_news.discard(self._broken.set)
+            self._wire.on_state_change.discard(self._broken.set)
             self._wire.forget(number)
             if not self._wire.is_closed and self._wire.is_connected:
                 # Without waiting for the reply; a consumer that cannot be reached expires by itself.

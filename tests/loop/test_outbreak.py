@@ -16,10 +16,10 @@ from muster.demo import outbreak, scenario, worm
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(tmp_path: Path):
     plan = worm.WormPlan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
-    wishes = scenario.ScenarioOptions(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
+    options = scenario.ScenarioOptions(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
     scenario.prepare(tmp_path)
     flags = {
-        **scenario.flags(tmp_path, wishes),
+        **scenario.flags(tmp_path, options),
         "domain.data_dir": str(tmp_path / "data"),
         "pipeline.master": "local[1]",
     }
@@ -27,7 +27,7 @@ async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(
     said: list[str] = []
     async with (
         domain.Domain(chosen, parts=app_settings.components(chosen)) as running,
-        outbreak.Outbreak(running, wishes, lambda name, line, _: said.append(f"{name}: {line}")) as story,
+        outbreak.Outbreak(running, options, lambda name, line, _: said.append(f"{name}: {line}")) as story,
     ):
         found = await story.run()
 

@@ -1,7 +1,7 @@
-"""The regional controllers of the outbreak: they hear of alerts, and command the servers in need.
+"""The regional controllers of the outbreak: they follow alerts and send commands to the affected servers.
 
-Each acts for its own region only, with the rank that the trust manager granted it; what it says to others'
-servers, their policies would not accept.
+Each acts for its own region only, with the attributes that the trust manager granted to it.  Policies of
+servers in other regions do not accept its commands.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from muster.predicates.syntax import printer
 
 RULE = "infection"
 ROUND_S = 1.0
-COMMAND_S = 4.0  # what was commanded is given so long to be seen
+COMMAND_S = 4.0  # time for a command to take effect before the next one
 NEEDS = {"isolate": ("infected",), "patch": ("healthy", "isolated")}  # operation -> conditions
 
-Say = Callable[[str, str, Mapping[str, Any]], None]
+Report = Callable[[str, str, Mapping[str, Any]], None]
 
 
 class RegionalControllers:
-    def __init__(self, say: Say, after_s: Callable[[], float]) -> None:
-        self._say = say
+    def __init__(self, report: Report, after_s: Callable[[], float]) -> None:
+        self._report = report
         self._after_s = after_s
         self._attacked: set[str] = set()  # versions
         self._needed: dict[tuple[str, str], int] = {}  # by controller and operation
@@ -37,12 +37,13 @@ class RegionalControllers:
 
     @property
     def needed(self) -> int:
-        """Servers that were still to be told, when somebody last looked."""
+        """Servers that still needed a command at the last check."""
         return sum(self._needed.values())
 
     async def run(self, region: str, bus: api.Bus, sender: notify.ReceiverHandle) -> None:
-        """A region's controller: from the first alert about any region on, it looks who of its own is in
-        need, and commands just those."""
+        """Run the controller of a region: from the first alert of any region on, it sends commands to the
+        servers of its own region that need them.
+        """
         alerts = pipeline.PipelineClient(bus)
         first: int | None = None
         defence: asyncio.Task[None] | None = None
@@ -67,7 +68,7 @@ class RegionalControllers:
         if not self.alerted.done():
             self.alerted.set_result(time.time())
         if where == region:
-            self._say("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
+            self._report("alert", alert.reason, {"about": alert.about, "after_s": self._after_s()})
         return True
 
     async def _defend(self, region: str, bus: api.Bus, sender: notify.ReceiverHandle) -> None:
@@ -78,25 +79,25 @@ class RegionalControllers:
     async def _command(
         self, region: str, operation: str, bus: api.Bus, sender: notify.ReceiverHandle
     ) -> None:
-        """To those of the region that need it now, if there are any."""
+        """Send a command to the servers of the region that need it now, if there are any."""
         versions, conditions = sorted(self._attacked), NEEDS[operation]
         address = (
             f"region = {printer.quoted(region)} AND application_version IN ({_listed(versions)}) "
             f"AND condition IN ({_listed(conditions)})"
         )
         try:
-            meant = (await queries.match_receivers(bus, address, limit=1)).count
-            self._needed[sender.name, operation] = meant
-            if not meant:
+            count = (await queries.match_receivers(bus, address, limit=1)).count
+            self._needed[sender.name, operation] = count
+            if not count:
                 return
             await sender.send("command", {"operation": operation}, to=address, durable=True)
         except errors.Unavailable:
-            return  # the next round says it
+            return  # the next round repeats it
         self.commands += 1
-        self._say(
+        self._report(
             "command",
-            f"{region}: {operation} {meant:,} {' or '.join(conditions)} (version {', '.join(versions)})",
-            {"operation": operation, "by": sender.name, "meant": meant, "address": address},
+            f"{region}: {operation} {count:,} {' or '.join(conditions)} (version {', '.join(versions)})",
+            {"operation": operation, "by": sender.name, "count": count, "address": address},
         )
 
 

@@ -1,10 +1,10 @@
-"""The outbreak: a worm among web servers, and a domain that sees it, says it to those at risk, and ends it.
+"""The outbreak: a worm spreads among web servers, and a domain detects, contains and removes it.
 
-The whole loop of Muster in one story.  Simulated farms of servers report; Spark rolls up by region and
-version and raises an alert where too many are infected; the region's controller, whose rank a trust manager
-granted, commands exactly the servers that are infected to be isolated, and those at risk to be patched;
-their policies accept it from nobody else; their managers carry it out.  Meanwhile a manager and a broker are
-killed, and an impostor tries to command.
+The complete loop of Muster in one scenario.  Simulated farms of servers send reports.  Spark aggregates them
+by region and version and raises an alert if too many servers are infected.  The controller of the region,
+with attributes that a trust manager granted, commands exactly the infected servers to be isolated and those
+at risk to be patched.  The policies of the servers accept such commands from no other sender, and their
+managers execute them.  Meanwhile a manager and a broker are killed, and an impostor sends a command.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from muster.trust.permissions import roles
 
 HOUR_S = 3600.0
 ROUND_S = 1.0
-TOLD_S, WAITING_S = 3.0, 8.0  # between two lines on the fleet: while it is attacked, and before
+REPORT_S, WAITING_S = 3.0, 8.0  # between two lines about the fleet: during the attack, and before
 ENTRIES_MAX = 1_000
 STEM = "farm"
 RANK = {"_trust_level": 3}
 TRUST_MANAGER = "trust-manager"
 STOP_S = 5.0
-NEARLY_ALL = 0.95  # of the fleet: a report or two of a window may be late
+NEARLY_ALL = 0.95  # of the fleet: a few reports of a window may be late
 
 DROPS = (state.FUTURE, state.LATE, state.UNUSABLE)
 
@@ -50,11 +50,11 @@ DROPS = (state.FUTURE, state.LATE, state.UNUSABLE)
 class OutbreakSummary:
     servers: int
     detect_s: float = 0.0  # from the worm's release to the first alert
-    notify_s: float = 0.0  # from that alert to the first server that heard of it
-    contain_s: float = 0.0  # from the release until no infected server can try another
-    heal_s: float = 0.0  # until the fleet is patched, and its reports say so
+    notify_s: float = 0.0  # from that alert to the first server that received a command
+    contain_s: float = 0.0  # from the release until no infected server can attack
+    heal_s: float = 0.0  # until the fleet is patched, and its reports show it
     fallen: int = 0  # servers that were ever infected
-    unhindered: int = 0  # that would have been within the hour, had nobody done anything
+    unhindered: int = 0  # servers that would have been infected within an hour without a reaction
     commands: int = 0
     deliveries: int = 0
     operations: int = 0
@@ -63,8 +63,8 @@ class OutbreakSummary:
     forged_reached: int = 0
     killed: list[str] = field(default_factory=list)
     failovers: int = 0  # servers that another manager took over
-    reports: int = 0  # of servers, that Spark took in
-    dropped: int = 0  # messages that came too fast for somebody, reports that were of no use to Spark
+    reports: int = 0  # that Spark processed
+    dropped: int = 0  # messages dropped by slow subscribers, and reports rejected by Spark
     curve: list[tuple[float, int]] = field(default_factory=list)  # seconds, infected
 
     @property
@@ -73,25 +73,25 @@ class OutbreakSummary:
 
 
 class Outbreak:
-    """``async with Outbreak(running, wishes, say) as story: await story.run()``"""
+    """``async with Outbreak(running, options, report) as outbreak: await outbreak.run()``"""
 
     def __init__(
-        self, running: domain.Domain, wishes: scenario.ScenarioOptions, say: controllers.Say
+        self, running: domain.Domain, options: scenario.ScenarioOptions, report: controllers.Report
     ) -> None:
         self._running = running
-        self._wishes = wishes
-        self._say = say
+        self._options = options
+        self._report = report
         self._stack = contextlib.AsyncExitStack()
         self._farms: list[asyncio.subprocess.Process] = []
         self._tallies: dict[str, web_farm.FarmStatistics] = {}
-        self._told = asyncio.Event()
+        self._tallied = asyncio.Event()
         self._shown: dict[str, int] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._first_managers: dict[str, int] = {}
-        self._controllers = controllers.RegionalControllers(say, self._after_s)
+        self._controllers = controllers.RegionalControllers(report, self._after_s)
         self._released_at = 0.0
-        self._told_at = time.monotonic()
-        self.summary = OutbreakSummary(wishes.plan.servers)
+        self._reported_at = time.monotonic()
+        self.summary = OutbreakSummary(options.plan.servers)
 
     async def __aenter__(self) -> Outbreak:
         return self
@@ -105,17 +105,17 @@ class Outbreak:
 
     async def run(self) -> OutbreakSummary:
         began = time.monotonic()
-        plan = self._wishes.plan
+        plan = self._options.plan
         self._admin = await self._connect("admin", roles.Role.OPERATOR)
         self._watcher = await self._connect("outbreak", roles.Role.USER)
         tallies = topics.TopicPattern.parse(f"{web_farm.TALLIES}/*").subjects[0]
-        await self._watcher.subscribe(tallies, handler=self._tallied)
+        await self._watcher.subscribe(tallies, handler=self._on_tally)
         await self._qualify()
         await asyncio.gather(self._start_farms(), self._apply())
         await self._until(self._is_up, "servers are up")
         self._first_managers = self._managers()
         of_each = ", ".join(f"{name}: {count:,}" for name, count in sorted(self._first_managers.items()))
-        self._say(
+        self._report(
             "fleet",
             f"{plan.servers:,} servers up after {time.monotonic() - began:.0f} s ({of_each})",
             {"servers": plan.servers, "managers": self._first_managers},
@@ -129,16 +129,16 @@ class Outbreak:
         await self._count_drops()
         return self.summary
 
-    # Before
+    # Preparation
 
     async def _qualify(self) -> None:
-        """A trust manager ranks the controllers; without that, no server would listen to them."""
+        """Let a trust manager grant attributes to the controllers; otherwise no server accepts commands."""
         async with notify.NotifyClient(self._admin) as receivers:
             for model in scenario.MODELS:
                 await receivers.define(model)
         root = await asyncio.to_thread(self._running.trust.root_authority)
         key, now = nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT), time.time()
-        regions = self._wishes.plan.regions
+        regions = self._options.plan.regions
         mandate = root.appoint(
             key.public,
             TRUST_MANAGER,
@@ -161,11 +161,11 @@ class Outbreak:
             self._tasks.append(
                 asyncio.create_task(self._controllers.run(region, bus, receivers.sender(name)), name=name)
             )
-        self._say("trust", f"the trust manager ranks {len(regions)} regional controllers", {})
+        self._report("trust", f"the trust manager ranks {len(regions)} regional controllers", {})
 
     async def _start_farms(self) -> None:
-        wishes, plan = self._wishes, self._wishes.plan
-        shares = web_farm.split_farm(STEM, plan.servers, wishes.farms)
+        options, plan = self._options, self._options.plan
+        shares = web_farm.split_farm(STEM, plan.servers, options.farms)
         uses_tls = self._running.brokers is not None and self._running.settings.bus.uses_tls
         for name, _, _ in shares:
             task = web_farm.FarmConfig(
@@ -179,7 +179,7 @@ class Outbreak:
                 ca=str(certificates.bundle(self._running.settings)) if uses_tls else None,
                 plan=plan,
                 farms=shares,
-                period_s=wishes.period_s,
+                period_s=options.period_s,
                 channel=self._running.settings.channel.name,  # type: ignore[attr-defined]
                 policies={region: scenario.policy(region) for region in plan.regions},
             )
@@ -199,9 +199,9 @@ class Outbreak:
         for started in self._farms:
             assert started.stdout is not None
             try:
-                ready = await asyncio.wait_for(started.stdout.readline(), wishes.start_s_max)
+                ready = await asyncio.wait_for(started.stdout.readline(), options.start_s_max)
             except TimeoutError:
-                raise errors.TimedOut(f"a farm is not up after {wishes.start_s_max:g} s") from None
+                raise errors.TimedOut(f"a farm is not up after {options.start_s_max:g} s") from None
             if not ready:
                 raise errors.Unavailable(f"a farm ended at its start: see {self._running.folder.logs}")
 
@@ -209,8 +209,8 @@ class Outbreak:
         return str(await asyncio.to_thread(identities.credentials_file, self._running.trust, name, role))
 
     async def _apply(self) -> None:
-        plan = self._wishes.plan
-        for farm, first, count in web_farm.split_farm(STEM, plan.servers, self._wishes.farms):
+        plan = self._options.plan
+        for farm, first, count in web_farm.split_farm(STEM, plan.servers, self._options.farms):
             names = [plan.name(number) for number in range(first, first + count)]
             for start in range(0, count, ENTRIES_MAX):
                 entries = [
@@ -221,35 +221,35 @@ class Outbreak:
                     self._admin,
                     manage.request(self._admin.identity, "apply"),
                     {"entries": entries},
-                    timeout_s=self._wishes.start_s_max,
+                    timeout_s=self._options.start_s_max,
                 )
                 self._mention("applied", first + start + len(entries))
 
     async def _wait_for_reports(self) -> None:
         client = pipeline.PipelineClient(self._admin)
-        machines, most_s = 0, self._wishes.start_s_max
+        machines, most_s = 0, self._options.start_s_max
         try:
             async with asyncio.timeout(most_s):
-                while machines < NEARLY_ALL * self._wishes.plan.servers:
+                while machines < NEARLY_ALL * self._options.plan.servers:
                     await asyncio.sleep(ROUND_S)
-                    with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark takes its time
+                    with contextlib.suppress(errors.Unavailable, errors.NotFound):  # Spark is still starting
                         system = await client.system()
                         machines = 0 if system is None else system.machines
                         self._mention("reported to Spark", machines)
         except TimeoutError:
             raise errors.TimedOut(
-                f"after {most_s:g} s Spark has reports of {machines:,} servers only",
+                f"after {most_s:g} s Spark has reports of only {machines:,} servers",
                 hint=f"this machine may be too busy; see {self._running.folder.logs}",
             ) from None
-        self._say("spark", f"Spark has reports of {machines:,} of them", {"machines": machines})
+        self._report("spark", f"Spark has reports of {machines:,} of them", {"machines": machines})
 
-    # The worm is out
+    # The attack
 
     async def _release(self) -> None:
         self._released_at = time.time()
         await self._watcher.publish(topics.Topic.parse(web_farm.RELEASE).subject, b"")
-        plan = self._wishes.plan
-        self._say(
+        plan = self._options.plan
+        self._report(
             "worm",
             f"released on {plan.first_infected} servers; it takes versions {' and '.join(plan.holes)}",
             {},
@@ -261,39 +261,40 @@ class Outbreak:
             )
 
     async def _fight(self) -> None:
-        """Until no infected server can reach another."""
-        killed = not self._wishes.kill
-        async for infected in self._curve(self._wishes.contain_s_max):
+        """Wait until no infected server can attack another."""
+        killed = not self._options.kill
+        async for infected in self._curve(self._options.contain_s_max):
             if not killed and self._deliveries():
                 killed = True
                 await self._kill()
             if not infected and self._controllers.alerted.done():
                 self.summary.contain_s = after_s = self._after_s()
-                self._say(
+                self._report(
                     "contained", f"no server spreads it any more, {after_s:.0f} s after its release", {}
                 )
                 return
 
     async def _heal(self) -> None:
         client = pipeline.PipelineClient(self._admin)
-        async for infected in self._curve(self._wishes.contain_s_max):
+        async for infected in self._curve(self._options.contain_s_max):
             commanded = sum(tally.commanded for tally in self._tallies.values())
             if infected or self._counts()["isolated"] or self._controllers.needed or commanded:
                 continue
             with contextlib.suppress(errors.Unavailable):
                 system = await client.system()
                 seen = None if system is None else system.metrics.get("infected")
-                if seen is not None and not seen.sum and seen.count >= NEARLY_ALL * self._wishes.plan.servers:
+                enough = NEARLY_ALL * self._options.plan.servers
+                if seen is not None and not seen.sum and seen.count >= enough:
                     break
         self.summary.heal_s = self._after_s()
-        self._say(
+        self._report(
             "healthy",
             f"nothing is infected or at risk, and the reports say so, after {self.summary.heal_s:.0f} s",
             {},
         )
 
     async def _kill(self) -> None:
-        """At the worst moment: while the first command is being carried out."""
+        """Kill a manager and a broker while the first command is being executed."""
         victim = max(self._first_managers)
         await manage_part.request_bootstrap(self._admin, "kill", name=victim)
         self.summary.killed.append(victim)
@@ -302,50 +303,52 @@ class Outbreak:
         with contextlib.suppress(ProcessLookupError):
             os.kill(broker["pid"], signal.SIGKILL)
         self.summary.killed.append(f"broker {broker['name']}")
-        self._say("killed", f"{' and '.join(self.summary.killed)} (kill -9)", {"killed": self.summary.killed})
+        self._report(
+            "killed", f"{' and '.join(self.summary.killed)} (kill -9)", {"killed": self.summary.killed}
+        )
 
-    # What is known
+    # Observations
 
-    def _tallied(self, message: api.Message) -> None:
+    def _on_tally(self, message: api.Message) -> None:
         with contextlib.suppress(errors.InvalidInput):
             tally = messages.decode(message.data, web_farm.FarmStatistics)
             self._tallies[tally.farm] = tally
-            self._told.set()
+            self._tallied.set()
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
         try:
-            async with asyncio.timeout(self._wishes.start_s_max):
+            async with asyncio.timeout(self._options.start_s_max):
                 while not condition():
-                    self._told.clear()
-                    await self._told.wait()
+                    self._tallied.clear()
+                    await self._tallied.wait()
         except TimeoutError:
             raise errors.TimedOut(
-                f"after {self._wishes.start_s_max:g} s not all {what}",
+                f"after {self._options.start_s_max:g} s not all {what}",
                 hint=f"see {self._running.folder.logs}",
             ) from None
 
     async def _curve(self, most_s: float) -> AsyncIterator[int]:
-        """The number of infected servers, each time it is told."""
+        """Yield the number of infected servers at each report of a farm."""
         deadline = time.monotonic() + most_s
         while True:
-            self._told.clear()
+            self._tallied.clear()
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    await self._told.wait()
+                    await self._tallied.wait()
             except TimeoutError:
                 raise errors.TimedOut(
-                    f"the worm is not beaten after {most_s:g} s: {self._line()}",
+                    f"the worm is not contained after {most_s:g} s: {self._line()}",
                     hint=f"this machine may be too busy; see {self._running.folder.logs}",
                 ) from None
             for task in self._tasks:
                 if task.done():
-                    task.result()  # a controller that failed: its reason is ours
+                    task.result()  # raises the error of a failed controller
             counts = self._counts()
             self.summary.curve.append((self._after_s(), counts["infected"]))
-            if counts != self._shown and self._is_due(TOLD_S):
+            if counts != self._shown and self._is_due(REPORT_S):
                 self._shown = counts
                 line = f"{self._after_s():4.0f} s: {self._line()}"
-                self._say("fleet", line, {"after_s": self._after_s(), **counts})
+                self._report("fleet", line, {"after_s": self._after_s(), **counts})
             yield counts["infected"]
 
     def _counts(self) -> dict[str, int]:
@@ -365,23 +368,26 @@ class Outbreak:
     def _is_up(self) -> bool:
         up = sum(tally.up for tally in self._tallies.values())
         self._mention("up", up)
-        return up == self._wishes.plan.servers
+        return up == self._options.plan.servers
 
     def _mention(self, what: str, count: int) -> None:
-        """How far it is, now and then."""
-        servers = self._wishes.plan.servers
+        """Report progress from time to time."""
+        servers = self._options.plan.servers
         if count < servers and self._is_due(WAITING_S):
-            self._say("fleet", f"{count:,} of {servers:,} servers {what}", {"servers": count, "of": servers})
+            self._report(
+                "fleet", f"{count:,} of {servers:,} servers {what}", {"servers": count, "of": servers}
+            )
 
     def _is_due(self, after_s: float) -> bool:
-        due = time.monotonic() - self._told_at >= after_s
+        due = time.monotonic() - self._reported_at >= after_s
         if due:
-            self._told_at = time.monotonic()
+            self._reported_at = time.monotonic()
         return due
 
     def _is_settled(self) -> bool:
-        """Every command that was accepted has been carried out, or given up. Those of a manager that died
-        take longest: another has to be found for them."""
+        """Whether every accepted command has been executed or has failed. Those of a killed manager take
+        longest, because its servers have to be reassigned.
+        """
         answered = sum(sum(tally.done.values()) + tally.not_done for tally in self._tallies.values())
         return answered >= self._deliveries()
 
@@ -405,7 +411,7 @@ class Outbreak:
         summary.detect_s = alerted - self._released_at
         summary.notify_s = min(received_at) - alerted
         summary.fallen = sum(tally.counts["fallen"] for tally in tallies)
-        summary.unhindered = worm.spread_unchecked(self._wishes.plan, HOUR_S)[-1]
+        summary.unhindered = worm.spread_unchecked(self._options.plan, HOUR_S)[-1]
         summary.commands = self._controllers.commands
         summary.deliveries = self._deliveries()
         summary.operations = sum(sum(tally.done.values()) for tally in tallies)
@@ -416,7 +422,7 @@ class Outbreak:
         summary.failovers = sum(self._first_managers[name] for name in lost)
 
     async def _count_drops(self) -> None:
-        """As the farms, this process's own connections and Spark counted them."""
+        """Add the drops that the farms, the connections of this process and Spark counted."""
         dropped = [bus.statistics().dropped for bus in (self._admin, self._watcher)]
         dropped += [tally.dropped for tally in self._tallies.values()]
         with contextlib.suppress(errors.Unavailable):

@@ -1,4 +1,4 @@
-"""What the story of the outbreak is played with: a domain's settings, a rule, models, the servers' policy."""
+"""The parameters of the outbreak: settings of the domain, a rule, models, the policy of the servers."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class ScenarioOptions:
     farms: int = 2
     brokers: int = 3
     period_s: float = 5.0
-    delay_s: float = 3.0  # for which reports may be on their way to Spark
+    delay_s: float = 3.0  # maximum delay of reports to Spark
     kill: bool = True
     start_s_max: float = 240.0
     contain_s_max: float = 300.0
 
 
-def flags(folder: Path, wishes: ScenarioOptions) -> dict[str, Any]:
-    """The settings of the domain that the story is played in."""
+def flags(folder: Path, options: ScenarioOptions) -> dict[str, Any]:
+    """Return the settings of the domain for the scenario."""
     return {
         "bus.port": 0,
-        "bus.brokers": wishes.brokers,
+        "bus.brokers": options.brokers,
         "channel.enabled": True,
         "channel.hold_s": "500ms",
         "manage.enabled": True,
@@ -55,8 +55,8 @@ def flags(folder: Path, wishes: ScenarioOptions) -> dict[str, Any]:
         "manage.agent": False,
         "pipeline.enabled": True,
         "pipeline.trigger_s": "2s",
-        "pipeline.window_s": f"{wishes.period_s:g}s",
-        "pipeline.delay_s": f"{wishes.delay_s:g}s",
+        "pipeline.window_s": f"{options.period_s:g}s",
+        "pipeline.delay_s": f"{options.delay_s:g}s",
         "pipeline.rules": str(folder / RULES_NAME),
     }
 
@@ -67,7 +67,7 @@ def prepare(folder: Path) -> None:
 
 
 def policy(region: str) -> str:
-    """What a server of a region accepts, in the paper's notation."""
+    """Return the policy of a server in a region, in the notation of the paper."""
     return (
         f'{{ command AND (sender: (_command_region == "{subjects.token(region)}" AND _trust_level >= 2)) }}'
     )

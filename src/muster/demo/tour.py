@@ -1,7 +1,6 @@
-"""The demo's scenes: what a domain does, shown on a running one in a few seconds.
+"""The scenes of the demo: what a domain does, shown on a running one in a few seconds.
 
-Each scene acts through the same doors as any program, checks what came back, and says it in a line.  Parts of
-Muster that come later add a scene here.
+Each scene uses the same interfaces as any program, checks the result, and summarises it in a line.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ async def scenes(running: domain.Domain) -> AsyncIterator[Scene]:
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with alice, bob, admin:
         yield await messages(alice, bob)
-        yield await questions(alice, bob)
+        yield await requests(alice, bob)
         yield await selection(alice, bob)
         yield await storage(admin)
     yield await takeover(running)
@@ -46,7 +45,7 @@ def up(running: domain.Domain, took_s: float) -> Scene:
 
 
 async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
-    """By path on one side, by tags on the other."""
+    """Publish to a topic, and receive with a pattern."""
     topic = topics.Topic.parse("Course/CPS616/Session/HPJava")
     pattern = topics.TopicPattern.parse("Course/*/Session/HPJava")
     async with await receiver.subscribe(pattern.subjects[0]) as subscription:
@@ -54,30 +53,30 @@ async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
         await sender.publish(topic.subject, b"room 4")
         message = await subscription.next(timeout_s=5)
         took_ms = (time.perf_counter() - began) * 1000
-    _expect(message.data == b"room 4", "the message that came is not the one that was sent")
+    _expect(message.data == b"room 4", "the received message differs from the one that was sent")
     return Scene(
         "messages",
-        f"{sender.identity} published to {topic}, {receiver.identity} had it {took_ms:.1f} ms later",
+        f"{sender.identity} published to {topic}, {receiver.identity} received it {took_ms:.1f} ms later",
         {"topic": str(topic), "latency_ms": took_ms},
     )
 
 
-async def questions(asker: api.Bus, answerer: api.Bus) -> Scene:
+async def requests(requester: api.Bus, responder: api.Bus) -> Scene:
     topic = topics.Topic.parse("demo/time").subject
 
     async def answer(message: api.Message) -> None:
         await message.respond(b"now")
 
-    async with await answerer.subscribe(topic, handler=answer):
+    async with await responder.subscribe(topic, handler=answer):
         began = time.perf_counter()
         for _ in range(100):
-            await asker.request(topic, b"when?")
+            await requester.request(topic, b"when?")
         took_ms = (time.perf_counter() - began) * 10
-    return Scene("questions", f"100 questions answered, {took_ms:.2f} ms each", {"latency_ms": took_ms})
+    return Scene("requests", f"100 requests answered, {took_ms:.2f} ms each", {"latency_ms": took_ms})
 
 
 async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
-    """A receiver says with a predicate what it wants."""
+    """Select messages with a predicate."""
     text = "load > 0.8 AND zone IN ('north', 'east')"
     matches = python.compile(parser.parse(text))
     selected: list[dict[str, Any]] = []
@@ -99,7 +98,7 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
             await sender.publish(subject, json.dumps(report).encode())
         async with asyncio.timeout(5):
             await done.wait()
-    _expect(len(selected) == 9, f"9 of the reports match, and {len(selected)} were selected")
+    _expect(len(selected) == 9, f"9 of the reports match, but {len(selected)} were selected")
     return Scene(
         "selection",
         f"of 100 reports, {len(selected)} were {text}",
@@ -108,7 +107,7 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
 
 
 async def storage(bus: api.Bus) -> Scene:
-    """Acknowledged means synced to disk; many publishes at once share a sync."""
+    """Acknowledged messages are synced to disk; concurrent publishes share a sync."""
     count = 1_000
     subject = topics.Topic.parse("demo/log").subject
     stream = await bus.stream(api.StreamSettings("demo", subjects=(subject,), max_bytes=16 << 20))
@@ -116,7 +115,7 @@ async def storage(bus: api.Bus) -> Scene:
     last = max(await asyncio.gather(*(stream.publish(subject, b"%d" % n) for n in range(count))))
     took_s = time.perf_counter() - began
     kept = [int(message.data) async for message in stream.read(last - count + 1, last)]
-    _expect(kept == list(range(count)), "the stream gave back something else than was stored")
+    _expect(kept == list(range(count)), "the stream returned other messages than were stored")
     return Scene(
         "storage",
         f"{count:,} messages stored and synced in {took_s:.2f} s, and read back in order",
@@ -125,7 +124,7 @@ async def storage(bus: api.Bus) -> Scene:
 
 
 async def takeover(running: domain.Domain) -> Scene:
-    """Two want to be the one; the first is cut off without a word, and can do no harm afterwards."""
+    """Two processes compete for a lease; the first loses its connection and cannot act any more."""
     name = "manage.demo"
     first = await running.connect("worker-1", roles.Role.REGISTRY)
     async with (
@@ -142,16 +141,16 @@ async def takeover(running: domain.Domain) -> Scene:
         fence = leases.EpochFence(new.epoch)
         with contextlib.suppress(errors.StaleEpoch):
             fence.check(old.epoch)
-            raise errors.InvariantViolation("a former holder was let through")
+            raise errors.InvariantViolation("the epoch of a former holder was accepted")
     return Scene(
         "takeover",
-        f"worker-1 held a lease and vanished; worker-2 had it {took_ms:.0f} ms later, with a higher epoch",
+        f"worker-1 was cut off; worker-2 acquired its lease {took_ms:.0f} ms later, with a higher epoch",
         {"latency_ms": took_ms, "epochs": [old.epoch, new.epoch]},
     )
 
 
 async def tick(running: domain.Domain) -> None:
-    """Something to listen to, for as long as the demo is left running."""
+    """Publish the time, as long as the demo is running."""
     subject = topics.Topic.parse("demo/clock").subject
     async with await running.connect("clock", roles.Role.USER) as bus:
         while True:

@@ -49,10 +49,10 @@ events = log.EventLog("simulate")
 MODEL = "WebServer"
 STEP_S = 0.5
 ORDER_S_MAX = 60.0
-ASKED_MAX = 500  # servers in one request to a manager
-ASKS_MAX = 2  # such requests at once, to each manager for each operation: patches must not hold up others
-COMMANDED = "commanded"  # the condition of a server that is about to obey: nobody has to tell it again
-JOINS_MAX = 2_000  # at once: on a busy machine more would not be answered in time, and be said again
+BATCH_MAX = 500  # servers in one request to a manager
+REQUESTS_MAX = 2  # concurrent requests to each manager for each operation: patches must not delay others
+COMMANDED = "commanded"  # the condition of a server with a pending command, which needs no other
+JOINS_MAX = 2_000  # in one request: with more, a busy machine would not reply in time
 ATTACKS = "worm/attempts"
 TALLIES = "worm/tallies"
 RELEASE = "worm/release"
@@ -62,12 +62,12 @@ WORDS = (*(condition.word for condition in worm.ServerCondition), COMMANDED)
 
 
 class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
-    name: str  # of the farms, the one to be
+    name: str  # of this farm
     servers: tuple[str, ...]
     creds: dict[str, str]  # agent, channel, worm: files of credentials
     ca: str | None = None
     plan: worm.WormPlan
-    farms: tuple[tuple[str, int, int], ...]  # all of them: name, first server, how many
+    farms: tuple[tuple[str, int, int], ...]  # all farms: name, first server, number of servers
     period_s: float = 5.0
     channel: str = "channel-1"
     policies: dict[str, str] = {}  # by region
@@ -75,24 +75,24 @@ class FarmConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FarmStatistics(messages.WireMessage, frozen=True, kw_only=True, tag="worm-tally"):
-    """What one farm knows of itself, told every step."""
+    """Statistics of one farm, published in every step."""
 
     farm: str
     counts: dict[str, int]  # servers by condition
-    regions: dict[str, int]  # infected ones
+    regions: dict[str, int]  # infected servers by region
     accepted: dict[str, int]  # commands that receivers here accepted, by event
     first_accepted_at: float
-    done: dict[str, int]  # operations that were carried out
+    done: dict[str, int]  # executed operations
     not_done: int
-    repeated: int  # events that a receiver was handed twice; there should be none
+    repeated: int  # events that a receiver got twice; there should be none
     up: int
-    managers: dict[str, int]  # who manages the servers here
-    commanded: int = 0  # servers that accepted a command which is not carried out yet
-    dropped: int = 0  # messages that came faster than this farm took them
+    managers: dict[str, int]  # servers here, by manager
+    commanded: int = 0  # servers with an accepted command that has not been executed
+    dropped: int = 0  # messages that arrived faster than this farm processed them
 
 
 class WebServer(memory.MemoryAdapter):
-    """The adapter of one: it can be cut off, and patched. ``farm`` is given by the farm's own subclass."""
+    """The adapter of a server, which can be isolated and patched. A subclass of each farm sets ``farm``."""
 
     farm: ClassVar[worm.WormFarm]
 
@@ -109,7 +109,7 @@ class WebServer(memory.MemoryAdapter):
 
 @dataclass
 class AcceptedCommands:
-    """Commands that receivers accepted and their managers have not been asked for yet."""
+    """Commands that receivers accepted and that have not been requested from their managers."""
 
     names: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # (operation, id) -> servers
     pending: asyncio.Event = field(default_factory=asyncio.Event)
@@ -131,11 +131,11 @@ class WebFarm:
         self._tally = collections.Counter[str]()
         self._accepted_counts = collections.Counter[str]()
         self._first_accepted_at = 0.0
-        self._commanded = np.zeros(count, np.int64)  # commands under way, by server
+        self._commanded = np.zeros(count, np.int64)  # pending commands by server
         self._lanes = collections.defaultdict[tuple[str, str], asyncio.Semaphore](
-            lambda: asyncio.Semaphore(ASKS_MAX)
+            lambda: asyncio.Semaphore(REQUESTS_MAX)
         )
-        self._advertised = self._shown()
+        self._advertised = self._conditions()
         self._released = asyncio.Event()
         self._boot = time.time_ns() // 1_000_000
         self._batches = 0
@@ -156,12 +156,12 @@ class WebFarm:
             await stack.enter_async_context(self._agent)
             attempts = topics.Topic.parse(f"{ATTACKS}/{self.task.name}").subject
             await self._worm.subscribe(attempts, handler=self._attacked)
-            await self._worm.subscribe(topics.Topic.parse(RELEASE).subject, handler=self._let_out)
+            await self._worm.subscribe(topics.Topic.parse(RELEASE).subject, handler=self._on_release)
             await self._join()
             ready()
             work = [
                 asyncio.create_task(work_)
-                for work_ in (self._report(), self._spread(), self._obey(), self._advertise())
+                for work_ in (self._report(), self._spread(), self._execute_commands(), self._advertise())
             ]
             ended = asyncio.create_task(stop.wait())
             try:
@@ -195,7 +195,7 @@ class WebFarm:
                 durable=list(range(len(names))),
             )
             while not await self._joined(joins):
-                pass  # said again until it is heard: who started us knows how long to wait
+                pass  # repeated until it succeeds: the parent process has the time limit
 
     async def _joined(self, joins: notify_protocol.JoinReceivers) -> bool:
         try:
@@ -206,15 +206,15 @@ class WebFarm:
             return False
         return True
 
-    def _shown(self) -> npt.NDArray[np.uint8]:
-        """What is advertised of each: its condition, or that it has been commanded."""
+    def _conditions(self) -> npt.NDArray[np.uint8]:
+        """Return the condition of each server for its state, or that it has a pending command."""
         return np.where(self._commanded > 0, len(WORDS) - 1, self.farm.condition).astype(np.uint8)
 
     async def _advertise(self) -> None:
-        """A change of condition is told in the next step, all of them in one message."""
+        """Update changed conditions in each step, all in one message."""
         while True:
             await asyncio.sleep(STEP_S)
-            now = self._shown()
+            now = self._conditions()
             changed = np.flatnonzero(now != self._advertised)
             if not len(changed):
                 continue
@@ -229,7 +229,7 @@ class WebFarm:
                 self._advertised[changed] = now[changed]
 
     def _accepted(self, names: Sequence[str], event: notify.ReceivedEvent) -> None:
-        """What the notifier delivered: the policies of these servers accepted it."""
+        """Handle an event from the notifier: the policies of these servers accepted it."""
         self._first_accepted_at = self._first_accepted_at or time.time()
         for name in names:
             key = (name, event.id)
@@ -243,19 +243,19 @@ class WebFarm:
             self._ordered.names.setdefault(key, []).extend(names)
             self._ordered.pending.set()
 
-    async def _obey(self) -> None:
-        """An accepted command is a request to the servers' managers; the same id is carried out once."""
+    async def _execute_commands(self) -> None:
+        """Request accepted commands from the managers of the servers; the same id is executed once."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 await self._ordered.pending.wait()
                 self._ordered.pending.clear()
                 ordered, self._ordered.names = self._ordered.names, {}
                 for (operation, id), names in ordered.items():
-                    # Each manager's apart: one that died holds up nobody else's.
+                    # Separate requests for each manager: a dead manager does not delay the others.
                     for manager, theirs in self._by_manager(names).items():
                         lane = self._lanes[operation, manager]
-                        for start in range(0, len(theirs), ASKED_MAX):
-                            batch = theirs[start : start + ASKED_MAX]
+                        for start in range(0, len(theirs), BATCH_MAX):
+                            batch = theirs[start : start + BATCH_MAX]
                             tasks.create_task(self._carry_out(operation, id, batch, lane))
 
     def _by_manager(self, names: Sequence[str]) -> dict[str, list[str]]:
@@ -269,16 +269,16 @@ class WebFarm:
 
     async def _carry_out(self, operation: str, id: str, names: list[str], lane: asyncio.Semaphore) -> None:
         async with lane:
-            await self._ask(operation, id, names)
+            await self._request(operation, id, names)
         np.subtract.at(self._commanded, self._places(names), 1)
 
-    async def _ask(self, operation: str, id: str, names: list[str]) -> None:
+    async def _request(self, operation: str, id: str, names: list[str]) -> None:
         left, deadline = names, time.monotonic() + ORDER_S_MAX
         while left:
             try:
                 answers = await self._manager.exec(operation, *left, id=id, timeout_s=10)
             except errors.Unavailable as error:
-                events.warning("not-asked", farm=self.task.name, operation=operation, error=error)
+                events.warning("not-requested", farm=self.task.name, operation=operation, error=error)
                 answers = []
             done = {
                 answer["resource"]
@@ -290,12 +290,12 @@ class WebFarm:
             if left and time.monotonic() > deadline:
                 self._tally["not_done"] += len(left)
                 return
-            if left:  # their manager died: another has them in a moment
+            if left:  # their manager died: another one takes over soon
                 await asyncio.sleep(STEP_S)
 
     # The worm
 
-    def _let_out(self, _: api.Message) -> None:
+    def _on_release(self, _: api.Message) -> None:
         if not self._released.is_set():
             self.farm.release()
             self._released.set()
@@ -311,10 +311,10 @@ class WebFarm:
             for name, first, count in self.task.farms:
                 theirs = tried[(tried >= first) & (tried < first + count)]
                 if len(theirs) and name != self.task.name:
-                    await self._say(f"{ATTACKS}/{name}", theirs.astype("<u4").tobytes())
-            await self._tell()
+                    await self._publish(f"{ATTACKS}/{name}", theirs.astype("<u4").tobytes())
+            await self._publish_statistics()
 
-    async def _tell(self) -> None:
+    async def _publish_statistics(self) -> None:
         counts = self.farm.tally()
         owners = collections.Counter(resource.record.manager for resource in self._agent.hosted.values())
         statistics = FarmStatistics(
@@ -333,16 +333,16 @@ class WebFarm:
             commanded=int((self._commanded > 0).sum()),
             dropped=sum(bus.statistics().dropped for bus in (self._bus, self._channel, self._worm)),
         )
-        await self._say(f"{TALLIES}/{self.task.name}", messages.encode(statistics))
+        await self._publish(f"{TALLIES}/{self.task.name}", messages.encode(statistics))
 
-    async def _say(self, topic: str, data: bytes) -> None:
-        with contextlib.suppress(errors.Unavailable):  # between two brokers; the next step says more
+    async def _publish(self, topic: str, data: bytes) -> None:
+        with contextlib.suppress(errors.Unavailable):  # the next step publishes newer ones
             await self._worm.publish(topics.Topic.parse(topic).subject, data)
 
     # Reports
 
     async def _report(self) -> None:
-        """A report of every server in each period, a slot of them at a time."""
+        """Publish a report of every server in each period, one slot at a time."""
         slots, period_s, tick = self._played.slots, self.task.period_s, 0
         began_s = time.monotonic()
         while True:
@@ -396,7 +396,7 @@ class WebFarm:
 
 
 def split_farm(stem: str, servers: int, farms: int) -> tuple[tuple[str, int, int], ...]:
-    """Who plays which servers: name, first, count."""
+    """Divide the servers among farms: name, first server, number of servers."""
     ends = [servers * number // farms for number in range(farms + 1)]
     return tuple(
         (f"{stem}-{number}", first, end - first)
@@ -416,7 +416,7 @@ async def _main() -> None:
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     task = msgspec.json.decode(await reader.readline(), type=FarmConfig)
     gc.freeze()
-    gc.set_threshold(20_000, 50, 1_000)  # hundreds of thousands of objects stay: look at them seldom
+    gc.set_threshold(20_000, 50, 1_000)  # hundreds of thousands of objects stay: collect rarely
     log.configure(sys.stderr, level=task.log_level, form="json")
 
     async def leash() -> None:
@@ -441,5 +441,5 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):  # a terminal's Ctrl-C: whoever started us ends us
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C in a terminal: the parent process ends this one
         asyncio.run(_main())

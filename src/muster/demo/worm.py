@@ -1,11 +1,11 @@
-"""A worm among web servers: who falls, and who is saved. Pure and seeded.
+"""A simulated worm among web servers. Pure and seeded.
 
-The scenario of the selective-notification paper, played out: servers of some regions run some version of the
-same software; a worm on one server tries others at random, and takes those whose version has the hole.  A
-server is healthy, infected (it tries others), isolated (it cannot) or patched (it is safe).
+The scenario of the selective-notification paper: servers in several regions run different versions of the
+same software.  A worm on one server attacks others at random and infects those with a vulnerable version.  A
+server is healthy, infected (it attacks others), isolated (it cannot) or patched (it is safe).
 
-A farm holds a share of all servers, so that several processes play one epidemic: `attempts` says whom its
-infected servers try, wherever those live, and `struck` what comes of attempts on its own.
+A farm holds a share of all servers, so several processes can simulate one epidemic: `attempts` returns the
+servers that its infected ones attack, in any farm, and `struck` applies attacks on its own servers.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ class ServerCondition(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WormPlan:
-    """The whole fleet, and how catching the worm is."""
+    """The whole fleet, and the parameters of the worm."""
 
     servers: int = 10_000
     regions: tuple[str, ...] = ("northwest", "northeast", "southwest", "southeast")
     versions: tuple[str, ...] = ("4.0", "5.0", "6.0")
-    shares: tuple[float, ...] = (0.25, 0.40, 0.35)  # of the servers, by version
-    holes: tuple[str, ...] = ("4.0", "5.0")  # the versions that it takes
+    shares: tuple[float, ...] = (0.25, 0.40, 0.35)  # of servers by version
+    holes: tuple[str, ...] = ("4.0", "5.0")  # vulnerable versions
     first_infected: int = 4
-    attempts_s: float = 0.15  # by each infected server
+    attempts_s: float = 0.15  # attacks per second of each infected server
     seed: int = 1
 
     def __post_init__(self) -> None:
         if self.servers < 1 or not 0 < self.first_infected <= self.servers:
-            raise errors.InvalidInput("a fleet has servers, and some of them are infected first")
+            raise errors.InvalidInput("a fleet needs servers, and at least one of them is infected first")
         if len(self.shares) != len(self.versions) or abs(sum(self.shares) - 1) > 1e-6:
-            raise errors.InvalidInput("the shares of the versions are one for each, and make 1")
+            raise errors.InvalidInput("there must be one share for each version, and their sum must be 1")
 
     def name(self, number: int) -> str:
         return f"web-{number:07}"
@@ -69,7 +69,7 @@ class WormFarm:
         self.first = first
         self.count = plan.servers - first if count is None else count
         self._chance = np.random.default_rng((plan.seed, 5, first))
-        # Drawn for the whole fleet, so that a server is the same whoever plays it.
+        # Drawn for the whole fleet, so a server is the same in whichever process it is simulated.
         all_of = np.random.default_rng((plan.seed, 4))
         regions = all_of.integers(0, len(plan.regions), plan.servers)
         versions = all_of.choice(len(plan.versions), plan.servers, p=plan.shares)
@@ -81,7 +81,7 @@ class WormFarm:
         self.version = versions[here]
         self.has_hole = with_hole[here].copy()
         self.condition = np.zeros(self.count, np.uint8)
-        self.fallen = 0  # so many, ever
+        self.fallen = 0  # servers that were ever infected
         self._zero = zero[(zero >= first) & (zero < first + self.count)] - first
 
     @property
@@ -89,17 +89,17 @@ class WormFarm:
         return [self.plan.name(number) for number in range(self.first, self.first + self.count)]
 
     def release(self) -> Indices:
-        """The worm is let out: the first servers fall."""
+        """Release the worm: infect the first servers."""
         return self._take(self._zero)
 
     def attempts(self, seconds: float) -> Indices:
-        """The numbers, fleet-wide, of the servers that the infected ones here try in that time."""
+        """Return the numbers in the fleet of the servers that infected ones here attack in that time."""
         infected = int((self.condition == ServerCondition.INFECTED).sum())
         tries = int(self._chance.poisson(infected * self.plan.attempts_s * seconds))
         return self._chance.integers(0, self.plan.servers, tries)
 
     def struck(self, numbers: Indices) -> Indices:
-        """Attempts on servers here: the places of those that fell."""
+        """Apply attacks on servers here; return the positions of those that were infected."""
         places = np.unique(numbers) - self.first
         return self._take(places[(places >= 0) & (places < self.count)])
 
@@ -110,12 +110,12 @@ class WormFarm:
         return fallen
 
     def isolate(self, places: Sequence[int]) -> None:
-        """Cut off; one that was healthy is none the worse when it is patched. What is patched is safe."""
+        """Isolate servers. A healthy one may be isolated too; a patched one stays patched."""
         chosen = np.asarray(places, np.int64)
         self.condition[chosen[self.condition[chosen] != ServerCondition.PATCHED]] = ServerCondition.ISOLATED
 
     def patch(self, places: Sequence[int]) -> None:
-        """Cleaned and given a version without the hole. The worm in a running server prevents it."""
+        """Patch servers: clean them and install a safe version. An infected server must be isolated first."""
         chosen = np.asarray(places, np.int64)
         self.condition[chosen[self.condition[chosen] != ServerCondition.INFECTED]] = ServerCondition.PATCHED
 
@@ -125,7 +125,7 @@ class WormFarm:
         return at_risk
 
     def tally(self) -> dict[str, Any]:
-        """How many are in each condition, and the infected by region."""
+        """Count the servers in each condition, and the infected ones by region."""
         counts = np.bincount(self.condition, minlength=len(ServerCondition))
         infected = np.bincount(
             self.region[self.condition == ServerCondition.INFECTED], minlength=len(self.plan.regions)
@@ -139,7 +139,7 @@ class WormFarm:
 
 
 def spread_unchecked(plan: WormPlan, seconds: float, *, step_s: float = 0.5) -> list[int]:
-    """How many are infected after each step where nobody does anything."""
+    """Return the number of infected servers after each step without any reaction."""
     farm = WormFarm(plan)
     farm.release()
     infected = []

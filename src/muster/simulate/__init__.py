@@ -1,4 +1,4 @@
 """Virtual fleets: thousands to a million machines in a few processes, seeded, with faults on command.
 
-What is simulated is the fleet; the road, the channels and everything above are the real ones.
+Only the fleet is simulated; the bus, the channels and everything above are real.
 """

@@ -1,15 +1,15 @@
-"""A fleet that is not there: what each of its machines would report at each tick. Pure and seeded.
+"""A simulated fleet: the reports of each machine at each tick. Pure and seeded.
 
-Load is correlated as in a real fleet: a day's wave that all share, moods of each zone and each group that
-drift slowly, a level of its own for each machine, and noise.  The other metrics follow from the load, each in
-its way.  The same seed gives the same fleet, whatever part of it is asked for and in which order; so several
-processes can each play a share.
+Load is correlated as in a real fleet: a common daily wave, slowly drifting offsets of each zone and each
+group, a level of each machine, and noise.  The other metrics are derived from the load.  The same seed gives
+the same fleet, whatever part of it is requested and in which order, so several processes can each simulate a
+share.
 
 There are two profiles.  ``plain``: groups and zones of one size, one group in a message as far as possible,
 and the standard metrics.  ``realistic``: uneven groups mixed in messages, more metrics, reboots, silences,
 moves and wrong clocks (`realistic`).
 
-Faults are put on part of the fleet for some time, in words: ``hot group=web at 30s for 60s``.
+Faults apply to a part of the fleet for some time, and are given as text: ``hot group=web at 30s for 60s``.
 
     silent      reports nothing                     hot         load goes to the top
     leak        memory fills                        slow        reports carry a time a minute ago
@@ -37,8 +37,8 @@ Floats = npt.NDArray[np.float64]
 
 FAULTS = ("silent", "hot", "leak", "slow", "skewed", "twice", "garbage")
 DAY_S = 86400.0
-DRIFT = 0.95  # how much of a mood is left at the next tick
-MOOD_TICKS = 64  # a mood is the sum of so many past shocks, so any tick can be computed by itself
+DRIFT = 0.95  # share of an offset that remains at the next tick
+MOOD_TICKS = 64  # an offset is the sum of so many past shocks, so any tick can be computed alone
 LEAK_PERCENT_S = 0.2
 _FAULT = re.compile(
     r"(?P<kind>[a-z]+)(?:\s+(?P<what>group|zone|share)=(?P<which>\S+))?"
@@ -56,11 +56,11 @@ class FleetFault:
 
     @classmethod
     def parse(cls, text: str, *, now_s: float = 0.0) -> FleetFault:
-        """``hot zone=z3 at 30s for 60s``; without ``at`` it begins now, without ``for`` it stays."""
+        """Parse ``hot zone=z3 at 30s for 60s``; by default it begins now and never ends."""
         match = _FAULT.match(text.strip())
         if match is None or match["kind"] not in FAULTS:
             raise errors.InvalidInput(
-                f"{text[:80]!r} is no fault: one of {', '.join(FAULTS)}, as in 'hot group=g3 at 30s for 1m'"
+                f"{text[:80]!r} is not a fault: use {', '.join(FAULTS)}, as in 'hot group=g3 at 30s for 1m'"
             )
         from_s = units.parse_duration_s(match["at"]) if match["at"] else now_s
         lasts_s = units.parse_duration_s(match["lasts"]) if match["lasts"] else math.inf
@@ -75,7 +75,7 @@ class FleetFault:
         except ValueError:
             share = -1.0
         if not 0 <= share <= 1:
-            raise errors.InvalidInput(f"a share is between 0 and 1, not {self.which[:20]!r}")
+            raise errors.InvalidInput(f"a share must be between 0 and 1, not {self.which[:20]!r}")
         return share
 
     def holds(self, at_s: float) -> bool:
@@ -84,7 +84,7 @@ class FleetFault:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What the fleet is. ``first`` and ``count`` name the share of it that is played here."""
+    """The parameters of a fleet. ``first`` and ``count`` define the share that is simulated here."""
 
     machines: int
     period_s: float = 10.0
@@ -101,10 +101,10 @@ class FleetPlan:
         if self.machines < 1 or self.groups < 1 or self.zones < 1 or self.rows_per_message < 1:
             raise errors.InvalidInput("machines, groups, zones and rows must be at least one")
         if not 0 < self.period_s <= 86400:
-            raise errors.InvalidInput("a period is between 0 and a day")
+            raise errors.InvalidInput("a period must be between 0 and a day")
 
     def share(self, number: int, of: int) -> FleetPlan:
-        """The part of process ``number`` (from 1) ``of`` so many: whole messages."""
+        """Return the share of process ``number`` (from 1) ``of`` several; messages are not divided."""
         if not 1 <= number <= of:
             raise errors.InvalidInput(f"share {number} of {of}")
         slots = math.ceil(self.machines / self.rows_per_message)
@@ -112,7 +112,7 @@ class FleetPlan:
         return replace(self, first=low, count=max(0, min(high, self.machines) - low))
 
     def describe(self) -> str:
-        """The parameters of the load, to print beside a result."""
+        """Describe the parameters of the load, to be printed with a result."""
         size = f"{self.profile} fleet: {self.machines:,} machines every {self.period_s:g} s"
         if self.profile == "plain":
             return (
@@ -140,9 +140,9 @@ class FleetSlot:
     zones: pa.Array
     group_numbers: npt.NDArray[np.int64]
     zone_numbers: npt.NDArray[np.int64]
-    level: Floats  # of load, its own
+    level: Floats  # of load, for each machine
     cores: Floats
-    luck: Floats  # between 0 and 1, fixed: whom a fault of a share of machines hits
+    luck: Floats  # between 0 and 1, fixed: selects machines for a fault of a share
     lives: realistic.RealisticFleet | None = None  # of the realistic profile
 
 
@@ -169,7 +169,7 @@ class VirtualFleet:
         return [fault for fault in self.faults if fault.kind in kinds and fault.holds(at_s)]
 
     def batch(self, slot: FleetSlot, tick: int, at_ms: int) -> pa.RecordBatch:
-        """What the machines of a slot report at tick ``tick`` (from 0), the wall time being ``at_ms``."""
+        """Return the reports of the machines of a slot at tick ``tick`` (from 0) and wall time ``at_ms``."""
         at_s = tick * self.plan.period_s
         chance = np.random.default_rng((self.plan.seed, 3, tick, slot.number))
         moment = None if slot.lives is None else slot.lives.at(tick)
@@ -230,7 +230,7 @@ class VirtualFleet:
         mood = groups[slot.group_numbers] + zones[slot.zone_numbers]
         return slot.level + day + mood + chance.normal(0, 4, len(slot.level))
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019  (every slot of a tick asks for the same)
+    @functools.lru_cache(maxsize=4)  # noqa: B019  (every slot of a tick needs the same)
     def _moods(self, tick: int) -> tuple[Floats, Floats]:
         weights = DRIFT ** np.arange(MOOD_TICKS)
         groups = np.zeros(self.plan.groups)
@@ -279,7 +279,7 @@ class VirtualFleet:
     def _slot(self, first: int, end: int) -> FleetSlot:
         plan = self.plan
         numbers = np.arange(first, end)
-        # Machines of a message are of one group as far as possible, as those of a first channel would be.
+        # The machines of a message are in one group as far as possible, like those of a first-level channel.
         together = min(plan.rows_per_message, math.ceil(plan.machines / plan.groups))
         group_numbers = (numbers // together) % plan.groups
         zone_numbers = numbers % plan.zones

@@ -1,10 +1,10 @@
-"""Plays a fleet onto the real bus, evenly spread over each period.
+"""Publishes the reports of a simulated fleet on the real bus, evenly distributed over each period.
 
-``batches``: as the output of first-level channels, a thousand machines a message, into the stream at the top;
-``reports``: as the single reports of sensors, to a channel.
+``batches``: like the output of first-level channels, a thousand machines in a message, to the top-level
+stream; ``reports``: like the single reports of sensors, to a channel.
 
-It keeps to the wall clock: whoever asks for 100,000 reports a second gets that, or is told how far behind it
-is.  What could not be stored in time waits, within a bound, and is counted when it has to go.
+It follows the wall clock: it keeps the requested rate or reports how far behind it is.  Messages that could
+not be stored in time wait in a bounded queue; those that are dropped are counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PlaybackStatistics:
     rows: int = 0
     bytes: int = 0
     failed: int = 0  # messages that could not be stored
-    behind_s: float = 0.0  # how late the last one was
+    behind_s: float = 0.0  # delay of the last message
     behind_max_s: float = 0.0
 
 
@@ -49,9 +49,9 @@ class FleetPlayer:
         compression: str | None = "lz4",
     ) -> None:
         if form == "reports" and not channel:
-            raise errors.InvalidInput("single reports go to a channel: name it")
+            raise errors.InvalidInput("single reports need the name of a channel")
         if form == "reports" and played.plan.prefix != bus.identity:
-            raise errors.InvalidInput(f"the machines of {bus.identity} are called {bus.identity}.…")
+            raise errors.InvalidInput(f"names of machines must begin with {bus.identity}.")
         self._bus = bus
         self._fleet = played
         self._form = form
@@ -68,11 +68,11 @@ class FleetPlayer:
 
     @property
     def at_s(self) -> float:
-        """How far the fleet's own time is, at the last message."""
+        """The time of the fleet at the last message."""
         return self._at_s
 
     async def run(self, *, ticks: int | None = None) -> None:
-        """Play ``ticks`` periods, or without end."""
+        """Run for ``ticks`` periods, or without end."""
         if self._form == "batches":
             for settings in protocol.streams():
                 opened = await self._bus.stream(settings)
@@ -162,7 +162,7 @@ class FleetPlayer:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[messages.NodeReport]:
-    """As `reports.from_batch`, for batches of our own making: nothing to check, no services, nothing null."""
+    """Like `reports.from_batch`, for generated batches: no checks, no services, no null values."""
     names = ("machine", "group", "zone", "boot", "sequence", "period_s")
     columns = zip(*(batch.column(name).to_pylist() for name in names), strict=True)
     at_ms = (batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000).tolist()

@@ -1,12 +1,12 @@
 """The realistic profile of a simulated fleet: what happens to machines, and metrics beyond the standard ones.
 
-A plain fleet is the easiest case for everything above it: groups of one size, one group in a message, twelve
+A plain fleet is the easiest case for the system: groups of one size, one group in a message, twelve
 metrics, no restarts.  This profile has what makes real fleets expensive:
 
 - Groups and zones have heavy-tailed sizes (Zipf's law), and machines of many groups share a message.
 - Machines have one of four roles with 20 to 50 metrics: counters that grow and restart from zero at a reboot,
   and gauges that follow the load or only vary.
-- 1 % of the machines reboot in ten minutes and are away for a minute; 1 % move to another group.
+- 1 % of the machines reboot in ten minutes and are down for a minute; 1 % move to another group.
 - 2 % are silent at any time, for two minutes each.
 - Clocks are some milliseconds off; those of 0.5 % of the machines up to half a minute.
 
@@ -99,7 +99,7 @@ _SCALE = 10.0 ** (1 + np.arange(len(_NAMES)) % 4)  # of a counter a second, or o
 
 
 def uniform(seed: int, salt: int, numbers: Ints, more: Ints | int = 0) -> Floats:
-    """For each number a value between 0 and 1 that looks random and is always the same (splitmix64)."""
+    """Return for each number a pseudo-random value between 0 and 1 (splitmix64)."""
     key = np.asarray(seed * 1_000_003 + salt)
     return (hashed(hashed(numbers, key), more) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -107,7 +107,7 @@ def uniform(seed: int, salt: int, numbers: Ints, more: Ints | int = 0) -> Floats
 def hashed(
     first: npt.NDArray[np.integer[Any]], other: npt.NDArray[np.integer[Any]] | int
 ) -> npt.NDArray[np.uint64]:
-    """64 bits that differ for different pairs."""
+    """Return 64 bits that differ for different pairs."""
     golden = np.uint64(0x9E3779B97F4A7C15)
     with np.errstate(over="ignore"):
         return _mixed(_mixed(first.astype(np.uint64) * golden) + np.asarray(other).astype(np.uint64) * golden)
@@ -121,14 +121,14 @@ def _mixed(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 @functools.lru_cache(maxsize=8)
 def _shares(count: int) -> Floats:
-    """The end of each part when 0 to 1 is divided by Zipf's law."""
+    """Return the end of each part if 0 to 1 is divided by Zipf's law."""
     weights = 1.0 / np.arange(1, count + 1) ** TAIL
     ends: Floats = np.cumsum(weights / weights.sum())
     return ends
 
 
 def heavy_tailed(chance: Floats, count: int) -> Ints:
-    """Which of ``count`` parts of Zipf's sizes each value between 0 and 1 falls into."""
+    """Return the part, of ``count`` parts with sizes by Zipf's law, for each value between 0 and 1."""
     return np.minimum(np.searchsorted(_shares(count), chance, side="right"), count - 1)
 
 
@@ -141,7 +141,7 @@ class FleetSample:
     """The machines of a slot at one tick."""
 
     groups: Ints
-    boot: Ints  # how many reboots ago, counted from the fleet's start
+    boot: Ints  # number of reboots since the start of the fleet
     sequence: Ints
     uptime_s: Floats
     reports: Bools  # neither rebooting nor silent
@@ -149,14 +149,14 @@ class FleetSample:
 
 @dataclass(frozen=True, slots=True)
 class RealisticFleet:
-    """The machines of a slot: what is fixed of them."""
+    """Constant properties of the machines of a slot."""
 
     seed: int
     numbers: Ints
     group_count: int
     period_s: float
     roles: Ints
-    clock_ms: Ints  # how far their clocks are ahead
+    clock_ms: Ints  # offset of their clocks
 
     @classmethod
     def create(cls, seed: int, numbers: Ints, group_count: int, period_s: float) -> RealisticFleet:
@@ -192,13 +192,13 @@ class RealisticFleet:
         )
 
     def extra(self, moment: FleetSample, load: Floats, chance: np.random.Generator) -> pa.MapArray:
-        """The metrics of each machine's role, as the column ``extra`` of reports."""
+        """Return the metrics of each machine's role, as the column ``extra`` of reports."""
         keys = _KEYS[self.roles]
         there = keys >= 0
         row, key = np.nonzero(there)[0], keys[there]
         scale = _SCALE[key] * (0.5 + uniform(self.seed, 18, self.numbers)[row])
         noise = chance.random(len(row))
-        # A counter's noise is less than what it grows by in a period, so it never goes back.
+        # The noise of a counter is smaller than its growth in a period, so it never decreases.
         counted = np.floor(scale * (np.maximum(moment.uptime_s, 0.0)[row] + 0.5 * self.period_s * noise))
         gauged = scale * (0.3 + load[row] / 100 + 0.2 * noise)
         values = np.where(_IS_COUNTER[key], counted, np.round(gauged, 3))

@@ -166,18 +166,18 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
 
     _expect_spark()
     printer = invocation.printer
-    wishes = scenario.ScenarioOptions(
+    options = scenario.ScenarioOptions(
         plan=worm.WormPlan(servers=fleet),
         farms=2 if fleet <= 20_000 else 4,
         period_s=5.0 if fleet <= 20_000 else 10.0,
         start_s_max=240.0 + fleet / 100,
         contain_s_max=300.0 + fleet / 200,
     )
-    settings = _fresh(place, scenario.flags(place.root, wishes))
+    settings = _fresh(place, scenario.flags(place.root, options))
     scenario.prepare(place.root)
     if printer.for_people:
         printer.note(
-            f"starting {wishes.brokers} brokers, 2 managers and Spark in "
+            f"starting {options.brokers} brokers, 2 managers and Spark in "
             f"{cli_command.display_path(place.root)}"
         )
     running = domain.Domain(settings, parts=app_settings.components(settings))
@@ -190,7 +190,7 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
         line = f"up: {len(running.servers)} brokers, on ports {ports} of this machine"
         show("domain", line, {"servers": list(running.servers)})
         await _show_dashboard(running, show)
-        async with outbreak.Outbreak(running, wishes, show) as story:
+        async with outbreak.Outbreak(running, options, show) as story:
             summary = await story.run()
             _summarise(printer, summary)
             _suggest(printer, place, ("top", "get --managers", "alert list", "activity"), stay=stay)

@@ -62,7 +62,7 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
     )
     receiver = notify.ReceiverHandle(receivers, "web-1", 10)
     for event in events:
-        receiver._take(event, 0)
+        receiver._enqueue(event, 0)
     obeying = asyncio.create_task(commands.execute_command(receiver, "web-1", manager))  # type: ignore[arg-type]
     await eventually(lambda: not manager._answers, timeout_s=600)
     await asyncio.sleep(0)

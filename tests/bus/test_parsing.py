@@ -40,7 +40,7 @@ class Wire:
         self.on_little: list[Callable[[], None]] = []
         self.heard: list[Any] = []
 
-    def hear(self, *message: Any) -> None:
+    def dispatch(self, *message: Any) -> None:
         self.heard.append(message)
 
     async def _process_ping(self) -> None:

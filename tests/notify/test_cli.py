@@ -147,7 +147,7 @@ def test_mistakes_are_pointed_at(up):
     assert "did you mean threat_level?" in wrong.err
     wrong = driver.quick("notify", "send", "--event", "alert", "threat_level=high", home=up)
     assert wrong.code == errors.InvalidInput.exit_code
-    assert "threat_level is of type int" in wrong.err
+    assert "threat_level must be of type int" in wrong.err
 
 
 def test_an_appointed_authority_stays_within_its_mandate(up, tmp_path):

@@ -127,7 +127,7 @@ async def test_a_grant_for_another_domain_or_party_of_the_holder_counts_nowhere(
 
 
 async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, receivers, root):
-    farm = sites["coast"]._all
+    farm = sites["coast"]._client
     chain = root.grant(
         "farm",
         {"_trust_level": 5},

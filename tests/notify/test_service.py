@@ -340,10 +340,10 @@ async def test_events_that_receivers_may_miss_are_counted(notifier, receivers):
     assert (await web.next(timeout_s=30))["threat_level"] == 1
     assert (served.counts["unserved"], served.counts["in-doubt"]) == (0, 0)
     send = protocol.SendEvent(id="1", sender="s", type="alert", content={"threat_level": 1})
-    event, address = served.deciding.admit("farm", send)
+    event, address = served.router.admit("farm", send)
     shard = protocol.shard_of("farm/web")
     held = served.common.held.pop(shard)
-    deciding = asyncio.ensure_future(served.deciding._decide(event, address))
+    deciding = asyncio.ensure_future(served.router._decide(event, address))
     await asyncio.sleep(0)
     served.common.held[shard] = held
     await deciding
@@ -513,13 +513,13 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
     served = await notifier(serving=False)
     names = [f"farm/web-{number:05}" for number in range(20_000)]
     served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(len(names), np.int64))
-    read, shown = list[str](), query_handler._shown
+    read, shown = list[str](), query_handler._receiver_row
 
     def counted(by: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
         read.append(receiver)
         return shown(by, receiver)
 
-    monkeypatch.setattr(query_handler, "_shown", counted)
+    monkeypatch.setattr(query_handler, "_receiver_row", counted)
     told = query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
     assert len(read) == len(told.receivers) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES

@@ -86,4 +86,5 @@ class AsyncContexts:
 
     async def where(self, key: str) -> rows.Rows[protocol.ReplicaInfo]:
         """The replicas of a context, the primary first."""
-        return rows.Rows(await self._client.where(key))
+        result = await self._client.where(key)
+        return rows.Rows(result.replicas, complete=not result.silent)

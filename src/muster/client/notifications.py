@@ -66,7 +66,7 @@ class AsyncNotify:
         await self._define(event, attributes, notify_models.ModelKind.EVENT)
 
     async def models(self) -> rows.Rows[dict[str, Any]]:
-        return rows.Rows(await queries.defined(self._bus))
+        return rows.Rows(await queries.list_models(self._bus))
 
     async def receivers(self, where: str = "", *, limit: int = LIMIT) -> rows.Rows[dict[str, Any]]:
         """Receivers with their states and policies, sorted by name."""

@@ -392,7 +392,7 @@ class ReadModel(bus_feed.BusFeed):
         return await self._query(("check", policy), "notify", 5.0, lambda bus: queries.check(bus, policy))
 
     async def models(self) -> list[dict[str, Any]]:
-        return await self._query("models", "notify", 5.0, queries.defined)
+        return await self._query("models", "notify", 5.0, queries.list_models)
 
     # Messages
 

@@ -39,10 +39,17 @@ async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_doma
             answer = await asyncio.to_thread(driver.run, "pipeline", "status", "-o", "json", home=place)
             return answer.code == 0 and "waiting for the stream" in json.loads(answer.out)["reason"]
 
+        async def state_of_part() -> str:
+            answer = await asyncio.to_thread(driver.run, "status", "-o", "json", home=place)
+            rows = {row["name"]: row for row in json.loads(answer.out)["parts"]}
+            return str(rows["pipeline"]["state"])
+
         await eventually(waits, timeout_s=60)
+        assert await state_of_part() == "starting", "it has nothing to read yet"
         (first,) = pipelines()
         first.kill()
         await eventually(lambda: [one.pid for one in pipelines()] not in ([], [first.pid]), timeout_s=60)
+        assert await state_of_part() in ("down", "starting")
         await eventually(waits, timeout_s=60)
         (second,) = pipelines()
         await up.terminate(timeout_s=60)

@@ -181,3 +181,20 @@ def test_the_delay_grows_with_crashes_in_a_row_and_a_stable_run_resets_it():
     assert set(delays[9:]) == {30.0}
     history.started(now_s)
     assert history.crashed(now_s + 60.0) == 0.0
+
+
+async def test_a_child_that_does_not_respond_is_reported_before_it_is_killed():
+    replies = True
+
+    async def probe() -> bool:
+        return replies
+
+    patient = children.ProbePolicy(period_s=0.001, failures_max=10**9, grace_s=0.0)
+    child = children.ChildSupervisor("a", SLEEP, probe=probe, probe_policy=patient)
+    await child.start()
+    assert child.is_responding
+    replies = False
+    await eventually(lambda: not child.is_responding)
+    replies = True
+    await eventually(lambda: child.is_responding)
+    await child.stop()

@@ -106,6 +106,7 @@ class ChildSupervisor:
         self._process: ProcessHandle | None = None
         self._started_at_s = 0.0
         self._unresponsive = False
+        self._failed_probes = 0  # in a row
         self._tasks = tasks.TaskSupervisor(f"child {name}")
 
     @property
@@ -120,6 +121,11 @@ class ChildSupervisor:
     def crashes(self) -> int:
         """In a row, since the last stable run."""
         return self._crashes.count
+
+    @property
+    def is_responding(self) -> bool:
+        """False from the first failed probe on. True before the first reply, and without a probe."""
+        return not self._failed_probes
 
     @property
     def reason(self) -> str:
@@ -190,6 +196,7 @@ class ChildSupervisor:
         self._started_at_s = asyncio.get_running_loop().time()
         self._crashes.started(self._started_at_s)
         self._unresponsive = False
+        self._failed_probes = 0
         self.starts += 1
         events.info("child-started", child=self.name, pid=process.pid)
         self._set(ChildState.RUNNING)
@@ -223,20 +230,22 @@ class ChildSupervisor:
     async def _probe_forever(self) -> None:
         policy, loop = self._probe_policy, asyncio.get_running_loop()
         probed: ProcessHandle | None = None
-        failures, responded = 0, False
+        responded = False
         while True:
             await asyncio.sleep(policy.period_s)
             if self._process is not probed:
-                probed, failures, responded = self._process, 0, False
+                probed, self._failed_probes, responded = self._process, 0, False
             if probed is None:
                 continue
             if await self._responds():
-                failures, responded = 0, True
+                self._failed_probes, responded = 0, True
             elif responded or loop.time() - self._started_at_s > policy.grace_s:
-                failures += 1
-                if failures >= policy.failures_max and self._process is probed:
+                self._failed_probes += 1
+                if self._failed_probes >= policy.failures_max and self._process is probed:
                     self._unresponsive = True
-                    events.error("child-unresponsive", child=self.name, pid=probed.pid, probes=failures)
+                    events.error(
+                        "child-unresponsive", child=self.name, pid=probed.pid, probes=self._failed_probes
+                    )
                     _signal(probed, signal.SIGKILL)
 
     async def _responds(self) -> bool:

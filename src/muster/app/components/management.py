@@ -92,12 +92,14 @@ class ManagementComponent:
         missing = [
             name
             for name, child in self._children.items()
-            if child.state is not children.ChildState.RUNNING or name in self._unready
+            if child.state is not children.ChildState.RUNNING
+            or name in self._unready
+            or not child.is_responding
         ]
         facts = {"management": self._processes()}
         if missing:
             return component.ComponentHealth(
-                health.HealthState.LATE, f"starting: {', '.join(missing)}", facts
+                health.HealthState.LATE, f"starting or silent: {', '.join(missing)}", facts
             )
         return component.ComponentHealth(facts=facts)
 
@@ -105,7 +107,7 @@ class ManagementComponent:
         return [
             {
                 "name": name,
-                "state": child.state.value,
+                "state": child.state.value if child.is_responding else "silent",
                 "pid": child.pid,
                 "starts": child.starts,
                 "reason": child.reason,
@@ -120,7 +122,8 @@ class ManagementComponent:
             return os_process.ForeignProcess(await self._fork_server.spawn(name, task))
 
         async def responds() -> bool:
-            return await http_health.responds(self._context.folder.pages, self._children[name].pid)
+            pid = self._children[name].pid
+            return await http_health.reported(self._context.folder.pages, pid) is not None
 
         return children.ChildSupervisor(
             name,

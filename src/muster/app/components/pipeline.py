@@ -85,14 +85,10 @@ class PipelineComponent:
         await self._process.stop()
 
     def health(self) -> component.ComponentHealth:
-        match self._process.state:
-            case children.ChildState.RUNNING:
-                return component.ComponentHealth()
-            case children.ChildState.FINISHED:
-                reason = "stopped on request"
-            case _:
-                reason = self._process.reason or "starting"
-        return component.ComponentHealth(state=health.HealthState.DOWN, reason=reason)
+        if self._process.state is children.ChildState.FINISHED:
+            return component.ComponentHealth(health.HealthState.DOWN, "stopped on request")
+        report = self._process.health()
+        return component.ComponentHealth(report.state, report.reason)
 
     async def _write_options(self, context: context_.ComponentContext) -> Path:
         while True:  # the domain publishes its addresses when all components have started

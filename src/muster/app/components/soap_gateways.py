@@ -169,9 +169,10 @@ class SoapComponent:
         if self._listener is None:
             return component.ComponentHealth(health.HealthState.STARTING)
         facts = {"soap": [{"endpoint": path, "url": f"{self.url}{path}"} for path in PATHS]}
-        if self._process.is_running:
+        report = self._process.health()
+        if report.state in (health.HealthState.UP, health.HealthState.STARTING):  # connections wait for it
             return component.ComponentHealth(facts=facts)
-        return component.ComponentHealth(health.HealthState.LATE, self._process.reason, facts)
+        return component.ComponentHealth(health.HealthState.LATE, report.reason, facts)
 
 
 PATHS = ("/wsman", "/context", "/contextmanager", "/uddi")

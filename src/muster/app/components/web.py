@@ -150,9 +150,10 @@ class WebComponent:
         if self._listener is None:
             return component.ComponentHealth(health.HealthState.DOWN, self._missing)
         facts = {"web": {"url": self.url}}
-        if self._process.is_running:
+        report = self._process.health()
+        if report.state in (health.HealthState.UP, health.HealthState.STARTING):  # connections wait for it
             return component.ComponentHealth(facts=facts)
-        return component.ComponentHealth(health.HealthState.LATE, self._process.reason, facts)
+        return component.ComponentHealth(health.HealthState.LATE, report.reason, facts)
 
 
 def check() -> None:

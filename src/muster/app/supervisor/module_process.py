@@ -16,10 +16,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from muster.app import log_files
 from muster.app.components import context as context_
 from muster.bus.http import health as http_health
-from muster.core import errors
+from muster.core import errors, health
 from muster.supervision import children
 
-PROBE_POLICY = children.ProbePolicy(period_s=2.0, failures_max=5)
+# A frozen process is replaced after at most 6 s.
+PROBE_POLICY = children.ProbePolicy(period_s=1.0, timeout_s=2.0, failures_max=2)
 
 
 class ModuleProcess:
@@ -43,6 +44,8 @@ class ModuleProcess:
         self._restart_after_success = restart_after_success
         self._probe_policy = probe_policy
         self._child: children.ChildSupervisor | None = None
+        self._is_probed = False
+        self._reported: tuple[int | None, http_health.HealthReport] | None = None  # with the pid
 
     @property
     def pid(self) -> int | None:
@@ -53,14 +56,23 @@ class ModuleProcess:
         return children.ChildState.STOPPED if self._child is None else self._child.state
 
     @property
-    def is_running(self) -> bool:
-        """Whether it runs, or is starting for the first time."""
-        return self.state in (children.ChildState.STARTING, children.ChildState.RUNNING)
-
-    @property
     def reason(self) -> str:
         """Why it last ended."""
         return "" if self._child is None else self._child.reason
+
+    def health(self) -> http_health.HealthReport:
+        """Its own report; without one, whether the process runs."""
+        if self._child is None or self.state is children.ChildState.STARTING:
+            return http_health.HealthReport(health.HealthState.STARTING, "starting")
+        if self.state is not children.ChildState.RUNNING:
+            return http_health.HealthReport(health.HealthState.DOWN, self.reason)
+        if not self._child.is_responding:
+            return http_health.HealthReport(health.HealthState.LATE, "it does not respond")
+        if not self._is_probed:
+            return http_health.HealthReport()
+        if self._reported is None or self._reported[0] != self.pid:
+            return http_health.HealthReport(health.HealthState.STARTING, "starting")
+        return self._reported[1]
 
     def start(
         self,
@@ -95,15 +107,20 @@ class ModuleProcess:
         async def describe_end(exit_code: int | None) -> errors.MusterError:
             return errors.Unavailable(f"ended with code {exit_code}; see {log_file}")
 
+        self._is_probed = context.settings.health.enabled
+
         async def responds() -> bool:
-            return await http_health.responds(context.folder.pages, self.pid)
+            pid = self.pid
+            report = await http_health.reported(context.folder.pages, pid)
+            self._reported = None if report is None else (pid, report)
+            return report is not None
 
         self._child = children.ChildSupervisor(
             self._name,
             launch,
             restart_after_success=self._restart_after_success,
             describe_end=describe_end,
-            probe=responds if context.settings.health.enabled else None,
+            probe=responds if self._is_probed else None,
             probe_policy=self._probe_policy,
         )
         self._child.start_soon()

@@ -168,12 +168,21 @@ def advertised(folder: Path) -> Iterator[HealthEndpoint]:
                 file.unlink(missing_ok=True)
 
 
-async def responds(folder: Path, pid: int | None) -> bool:
-    """Whether the endpoints of the process with this pid reply. `errors.Unavailable` if they do not."""
+async def reported(folder: Path, pid: int | None) -> HealthReport | None:
+    """The health that the process with this pid reports; None if it has no endpoints yet.
+    `errors.Unavailable` if they do not reply."""
     for endpoint in await asyncio.to_thread(lambda: list(advertised(folder))):
         if endpoint.pid == pid:
-            return (await client.get(f"{endpoint.url}/livez")).status == 200
-    return False
+            page = (await client.get(f"{endpoint.url}/readyz")).json()
+            if page["ready"]:
+                return HealthReport()
+            for name, part in page["parts"].items():
+                if part["state"] != health.HealthState.UP.value:
+                    return HealthReport(
+                        health.HealthState(part["state"]), f"{name}: {part['reason'] or part['state']}"
+                    )
+            return HealthReport(health.HealthState.DOWN, "not ready")
+    return None
 
 
 def _is_running(pid: int) -> bool:

@@ -19,6 +19,7 @@ from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.core import errors, topics
+from muster.supervision import tasks
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 
@@ -123,7 +124,7 @@ class Fault:
 
     async def start(self, context: context.ComponentContext) -> None:
         assert context.store is not None
-        context.spawn(self._work())
+        context.tasks.spawn("work", self._work(), on_failure=tasks.OnFailure.FATAL)
 
     async def _work(self) -> None:
         await self.now.wait()

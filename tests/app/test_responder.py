@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from muster.core import health, messages
 from muster.core.telemetry import log, metrics
 from muster.pipeline import protocol
 from muster.store import database
+from muster.supervision import tasks
 from muster.testing.eventually import eventually
 
 RULES = """
@@ -41,7 +41,7 @@ def alert(rule: str = "quiet", *, age_s: float = 0.0) -> bytes:
 async def world(connect: Any, tmp_path: Path) -> Any:
     """A responder that was enabled before the first alert, and is not started yet."""
     (tmp_path / "responses.yaml").write_text(RULES)
-    tasks: list[asyncio.Task[None]] = []
+    supervisor = tasks.TaskSupervisor("responder")
     async with await database.open(f"sqlite:{tmp_path / 'store.db'}") as store:
         await store.put(responder.COLLECTION, responder.POSITION, b"0")
 
@@ -55,11 +55,9 @@ async def world(connect: Any, tmp_path: Path) -> Any:
             connect=connected,
             metrics=metrics.Metrics(),
             log=log.EventLog("app"),
-            spawn=lambda work: tasks.append(asyncio.create_task(work)),
+            tasks=supervisor,
         )
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await supervisor.close()
 
 
 async def position(world: Any) -> int:

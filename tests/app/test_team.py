@@ -9,6 +9,8 @@ import pytest
 
 from muster.app.components import component
 from muster.core import errors, health
+from muster.supervision import tasks
+from muster.testing.eventually import eventually
 
 
 def test_order_is_by_need_then_by_name():
@@ -39,7 +41,7 @@ class Example:
         self.story.append(f"start {self.name}")
         if self.fault is not None:
             raise self.fault
-        context(self._work())
+        context.spawn("work", self._work(), on_failure=tasks.OnFailure.FATAL)
 
     async def _work(self) -> None:
         await self.later.wait()
@@ -55,7 +57,7 @@ class Example:
 def made(story: list[str], *members: Example) -> component.ComponentGroup:
     return component.ComponentGroup(
         members,
-        context_for=lambda part, spawn: cast(Any, spawn),
+        context_for=lambda part, supervisor: cast(Any, supervisor),
         on_failure=lambda part, error: story.append(f"failed {part.name}: {error}"),
     )
 
@@ -98,7 +100,7 @@ async def test_a_task_that_fails_later_is_the_part_s_failure():
     members = made(story, member)
     await members.start()
     member.later.set()
-    await asyncio.gather(*members.tasks(), return_exceptions=True)
+    await eventually(lambda: len(story) == 2)
     assert story == ["start a", "failed a: a broke"]
     assert members.health()["a"].state is health.HealthState.FAILED
     await members.stop()

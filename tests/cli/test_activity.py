@@ -19,6 +19,7 @@ from muster.bus.memory import network
 from muster.cli import command as cli_command
 from muster.cli import reference
 from muster.core import errors, leaky_buckets, messages
+from muster.supervision import tasks
 from muster.testing import child_process
 from tests.cli import driver
 
@@ -184,12 +185,12 @@ async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_rec
     monkeypatch.setattr(audit, "ENTRY_BUDGET", leaky_buckets.BucketBudget(3, 3600.0))
     net = network.SimulatedNetwork(seed=1)
     async with await net.connect("domain") as own, await net.connect("chatty") as bus:
-        tasks: list[asyncio.Task[None]] = []
+        supervisor = tasks.TaskSupervisor("audit")
         context = types.SimpleNamespace(
             bus=own,
             folder=types.SimpleNamespace(root=tmp_path),
             settings=settings.Settings(),
-            spawn=lambda work: tasks.append(asyncio.create_task(work)),
+            tasks=supervisor,
         )
         part = audit.AuditComponent()
         await part.start(context)  # type: ignore[arg-type]
@@ -200,8 +201,7 @@ async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_rec
             with pytest.raises(errors.Overloaded, match="only counted"):
                 await audit.publish_entry(bus, line)
         await part.stop()
-        tasks[0].cancel()
-        await asyncio.wait(tasks)
+        await supervisor.close()
         stream = await own.open_stream(messages.DECISIONS_STREAM)
         found = [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
     assert [(one.who, one.what) for one in found] == [*[("chatty", "purge")] * 3, ("chatty", "not-recorded")]

@@ -102,7 +102,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
         await eventually.eventually(lambda: len(bridge._unsettled) == min(count, 2))
         await bridge.jms.outbox.wait_idle()  # confirmed; and then it vanishes
         raw.socket.close()
-        await eventually.eventually(lambda: not gateway.connections and not gateway._tasks)
+        await eventually.eventually(lambda: not gateway.connections and not gateway.tasks.pending)
         return found
 
     news = destinations.topic("news")

@@ -127,3 +127,20 @@ async def test_a_loop_that_returns_is_finished_and_close_cancels_the_others():
     await supervisor.close()
     assert supervisor.pending == 0
     assert tasks.problems() == []
+
+
+async def test_closing_twice_does_not_interrupt_the_cleanup():
+    supervisor = tasks.TaskSupervisor("service")
+    ended = []
+
+    async def run():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1)
+            ended.append(True)
+
+    supervisor.loop("work", run)
+    await asyncio.sleep(0.1)
+    await asyncio.gather(supervisor.close(), supervisor.close())
+    assert ended == [True]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from muster.bus import api
 from muster.core import errors
+from muster.supervision import tasks
 from muster.trust.permissions import roles
 
 IDLE_S = 60.0
@@ -32,7 +33,7 @@ class CallerConnections:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         self._connections: dict[tuple[str, str], _CallerConnection] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = tasks.TaskSupervisor("caller connections")
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -68,13 +69,11 @@ class CallerConnections:
     def _close_idle(self, key: tuple[str, str]) -> None:
         connection = self._connections.pop(key, None)
         if connection is not None and connection.bus is not None:
-            task = asyncio.get_running_loop().create_task(connection.bus.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn("close", connection.bus.close())
 
     async def close(self) -> None:
         for key, connection in list(self._connections.items()):
             if connection.idle_timer is not None:
                 connection.idle_timer.cancel()
             self._close_idle(key)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._closing.wait_idle()

@@ -109,7 +109,7 @@ class CertificateRenewer:
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         await self.check()
-        context.spawn(self._check_forever())
+        context.tasks.loop("check", self._check_forever)
 
     async def stop(self) -> None:
         """The domain ends the task."""

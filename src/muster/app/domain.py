@@ -32,6 +32,7 @@ from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
 from muster.store import api as store_api
 from muster.store import database
+from muster.supervision import tasks
 from muster.trust import keyring
 from muster.trust.permissions import roles
 
@@ -219,7 +220,9 @@ class Domain:
             return None
         return await asyncio.to_thread(certificates.client_tls, self.settings)
 
-    def _context(self, part: component.Component, spawn: context.Spawn) -> context.ComponentContext:
+    def _context(
+        self, part: component.Component, supervisor: tasks.TaskSupervisor
+    ) -> context.ComponentContext:
         return context.ComponentContext(
             settings=self.settings,
             folder=self.folder,
@@ -229,7 +232,7 @@ class Domain:
             connect=self.connect,
             metrics=self.metrics,
             log=self._log.bind(in_part=part.name),
-            spawn=spawn,
+            tasks=supervisor,
             servers=lambda: self.servers,
             watch_folder=self._budgets.watch_folder,
         )

@@ -33,6 +33,7 @@ from muster.core import errors, topics
 from muster.message import destinations, messages
 from muster.message.client import api as client_api
 from muster.message.client import producers
+from muster.supervision import tasks
 
 DATAGRAM_BYTES_MAX: Final = 60_000
 RENEW_S: Final = 5.0
@@ -167,6 +168,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         self._senders: dict[int, _SenderState] = {}
         self._waiting: asyncio.Queue[messages.JmsMessage] = asyncio.Queue(WAITING_MAX)
         self._wake = asyncio.Event()
+        self._tasks = tasks.TaskSupervisor(f"UDP subscription of {topic.name}")
         self.received = self.lost = self.reordered = self.refused = self.dropped = 0
 
     async def __aenter__(self) -> Self:
@@ -176,12 +178,11 @@ class UdpReceiver(asyncio.DatagramProtocol):
         self._subscription = await self._connection.bus.subscribe(
             self._subject, handler=self._on_sender_started
         )
-        self._offering = loop.create_task(self._offer())
+        self._tasks.loop("offer", self._offer)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._offering.cancel()
-        await asyncio.gather(self._offering, return_exceptions=True)
+        await self._tasks.close()
         await self._subscription.close()
         self._socket.close()
 

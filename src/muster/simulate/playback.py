@@ -23,6 +23,7 @@ from muster.core import errors, messages, subjects
 from muster.core.reports import columns as reports_columns
 from muster.monitor import protocol
 from muster.simulate import fleet
+from muster.supervision import tasks
 
 IN_FLIGHT_MAX = 512
 
@@ -61,7 +62,7 @@ class FleetPlayer:
         self._boot = time.time_ns() // 1_000_000
         self._sequence = 0
         self._stream: api.Stream | None = None
-        self._in_flight: set[asyncio.Task[None]] = set()
+        self._in_flight = tasks.TaskSupervisor("player")
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._at_s = 0.0
         self.statistics = PlaybackStatistics()
@@ -93,11 +94,9 @@ class FleetPlayer:
                 tick += 1
             if ticks is not None and slots:
                 await asyncio.sleep(max(0.0, start_s + ticks * period_s - time.monotonic()))
-            await asyncio.gather(*self._in_flight)
+            await self._in_flight.wait_idle()
         finally:
-            for task in self._in_flight:
-                task.cancel()
-            await asyncio.gather(*self._in_flight, return_exceptions=True)
+            await self._in_flight.close()
 
     async def _play(self, slot: fleet.FleetSlot, tick: int) -> None:
         self._at_s = tick * self._fleet.plan.period_s
@@ -123,9 +122,7 @@ class FleetPlayer:
         for copy in range(2 if self._fleet.active(self._at_s, "twice") else 1):
             await self._room.acquire()
             name = f"{self._boot}-{self._sequence}-{copy}"
-            task = asyncio.create_task(self._store(data, batch, name))
-            self._in_flight.add(task)
-            task.add_done_callback(self._in_flight.discard)
+            self._in_flight.spawn("store", self._store(data, batch, name))
 
     async def _store(self, data: bytes, batch: pa.RecordBatch, name: str) -> None:
         assert self._stream is not None

@@ -135,7 +135,8 @@ class TaskSupervisor:
         """Cancel all tasks without waiting for their end; returns them."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
-            task.cancel()
+            if not task.cancelling():  # a second cancellation would interrupt its cleanup
+                task.cancel()
         return tasks
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:

@@ -18,6 +18,7 @@ from muster.bus import api
 from muster.bus.rpc import origin, request_audit
 from muster.core import errors, leaky_buckets, messages
 from muster.core.telemetry import log
+from muster.supervision import tasks
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
 from muster.web.data import read_model
@@ -36,7 +37,7 @@ Act = Callable[[api.Bus], Awaitable[T]]
 class ActionRunner:
     def __init__(self, source: read_model.ReadModel) -> None:
         self._source = source
-        self._records: set[asyncio.Task[None]] = set()
+        self._records = tasks.TaskSupervisor("web")
         self._audits: dict[leaky_buckets.BucketBudget, request_audit.RequestAudit] = {}
 
     async def run(
@@ -81,14 +82,11 @@ class ActionRunner:
 
     async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
         """Wait for ``work``, which continues if the caller is cancelled."""
-        task = asyncio.create_task(work, name="web activity record")
-        self._records.add(task)
-        task.add_done_callback(self._records.discard)
-        await asyncio.shield(task)
+        await asyncio.shield(self._records.spawn("activity record", work))
 
     async def close(self) -> None:
         """Wait for the records that are still being stored."""
-        await asyncio.gather(*self._records, return_exceptions=True)
+        await self._records.wait_idle()
         for audit in self._audits.values():
             await audit.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from muster.bus.http import asgi_server
 from muster.core import errors
 from muster.core.net import tls
 from muster.core.telemetry import log, metrics
+from muster.supervision import tasks
 from muster.trust import certificates, keyring
 from muster.web import actions, guard, problems, settings
 from muster.web import request_state as state_
@@ -207,23 +209,18 @@ async def serve(
         if web_settings.forwarded_header
         else OF_ADDRESS_MAX,  # behind a proxy all clients have its address
     )
-    keeping = None
+    supervisor = tasks.TaskSupervisor("web")
     if config.ssl is not None:
         served = tls.RenewableTls(config.ssl, web_settings.cert, web_settings.key or None)
-        keeping = asyncio.create_task(certificates.keep_current(served))
-    reading = asyncio.create_task(kept.run(), name="web source")
-    serving = asyncio.create_task(server.serve(sockets=[listener]), name="web server")
-    stopping = asyncio.create_task(stop.wait())
+        supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
+    supervisor.loop("source", kept.run)
+    serving = supervisor.spawn("server", server.serve(sockets=[listener]))
+    stopping = supervisor.spawn("stop", stop.wait())
     try:
-        await asyncio.wait((reading, serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            reading.result()
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.should_exit = True
         await asyncio.gather(serving, return_exceptions=True)
         await web.actions.close()
-        ending = [waiting for waiting in (reading, stopping, keeping) if waiting is not None]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        await supervisor.close()
         await kept.cache.close()

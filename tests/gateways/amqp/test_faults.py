@@ -342,7 +342,7 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp
             said = await asyncio.to_thread(work, port)
             assert "amqp:invalid-field" in said
             assert "container-id" in said
-            await eventually.eventually(lambda: not gateway.connections and not gateway._tasks)
+            await eventually.eventually(lambda: not gateway.connections and not gateway.tasks.pending)
 
 
 async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_links(

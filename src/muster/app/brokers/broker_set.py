@@ -20,6 +20,7 @@ from muster.core import backoff, errors, subjects
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
+from muster.supervision import tasks
 from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
 
@@ -34,6 +35,7 @@ class BrokerSet:
         self._account = ""
         self._own: frozenset[str] = frozenset()  # the brokers of the settings
         self._link_creds: Path
+        self._tasks = tasks.TaskSupervisor("brokers")
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._on_failure: Callable[[BaseException], None] = lambda _: None
 
@@ -75,9 +77,7 @@ class BrokerSet:
             await self.link(leaf, parent)
 
     async def stop(self) -> None:
-        for watcher in self._watchers.values():
-            watcher.cancel()
-        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        await self._tasks.close()
         self._watchers.clear()
         if self._network is not None:
             await self._network.stop()
@@ -204,7 +204,7 @@ class BrokerSet:
             self._on_failure(watched.failure or errors.Unavailable(f"broker {name} was given up"))
 
         self._restarts.read_from(lambda: float(watched.restarts), broker=name)
-        self._watchers[name] = asyncio.create_task(given_up(), name=f"watch {name}")
+        self._watchers[name] = self._tasks.loop(f"watch {name}", given_up)
 
 
 async def _describe(described_broker: broker.Broker) -> dict[str, Any]:

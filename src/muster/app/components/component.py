@@ -7,22 +7,22 @@ domain can work without it:
 - If a **vital** component fails, at the start or later, the domain stops.
 - Any other component is reported as failed, and so are its dependants; the rest continues.
 
-Work that continues after ``start`` belongs in ``context.spawn``: the domain ends it at the stop, and its
-failure is the failure of the component. Nothing restarts a component here; supervisors below (of a broker)
-and ``manage`` above do that.
+Work that continues after ``start`` belongs in ``context.tasks``: the domain ends it at the stop. A failed
+loop is restarted, and the component is late meanwhile; a failure that is declared fatal is the failure of the
+component, which nothing restarts here.
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import graphlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from muster.app.components import context as context_
 from muster.core import errors, health
+from muster.supervision import tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class ComponentGroup:
         self,
         components: Iterable[Component],
         *,
-        context_for: Callable[[Component, context_.Spawn], context_.ComponentContext],
+        context_for: Callable[[Component, tasks.TaskSupervisor], context_.ComponentContext],
         on_failure: Callable[[Component, BaseException], None],
     ) -> None:
         members = list(components)
@@ -98,7 +98,10 @@ class ComponentGroup:
         self._order = start_order({member.name: member.depends_on for member in members})
         self._context_for = context_for
         self._on_failure = on_failure
-        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._tasks = {
+            name: tasks.TaskSupervisor(f"component {name}", on_fatal=functools.partial(self._fatal, name))
+            for name in self._members
+        }
         self._begun: list[str] = []
         self._running: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -118,16 +121,13 @@ class ComponentGroup:
         if broken:
             raise errors.Unavailable(f"depends on {', '.join(broken)}, which failed")
         self._begun.append(component.name)
-        await component.start(self._context_for(component, functools.partial(self._spawn, component.name)))
+        await component.start(self._context_for(component, self._tasks[component.name]))
         self._running.add(component.name)
 
     async def stop(self) -> None:
         """Stop in reverse order. A component that cannot stop is reported; the others still stop."""
         for name in reversed(self._begun):
-            own_tasks = [task for task, owner in self._tasks.items() if owner == name]
-            for task in own_tasks:
-                task.cancel()
-            await asyncio.gather(*own_tasks, return_exceptions=True)
+            await self._tasks[name].close()
             try:
                 await self._members[name].stop()
             except Exception as error:  # noqa: BLE001
@@ -138,28 +138,21 @@ class ComponentGroup:
     def health(self) -> dict[str, ComponentHealth]:
         return {name: self._health_of(name) for name in self._order}
 
-    def tasks(self) -> list[asyncio.Task[None]]:
-        return list(self._tasks)
-
     def _health_of(self, name: str) -> ComponentHealth:
         if name in self._failed:
             return ComponentHealth(health.HealthState.FAILED, self._failed[name])
         if name in self._running:
-            return self._members[name].health()
+            reported, problem = self._members[name].health(), self._tasks[name].problem()
+            if problem is not None and reported.is_working:
+                return ComponentHealth(health.HealthState.LATE, problem, reported.facts)
+            return reported
         return ComponentHealth(
             health.HealthState.STARTING if name in self._begun else health.HealthState.DOWN
         )
 
-    def _spawn(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"component {name}")
-        self._tasks[task] = name
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        name = self._tasks.pop(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(name, error)
+    def _fatal(self, name: str, error: Exception) -> None:
+        self._tasks[name].fatal = None  # shown as the failure of the component
+        self._fail(name, error)
 
     def _fail(self, name: str, error: BaseException) -> None:
         self._failed[name] = str(error) or type(error).__name__

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from muster.app import home
 from muster.bus import api
 from muster.core.settings import domain
 from muster.core.telemetry import log, metrics
 from muster.store import database
+from muster.supervision import tasks
 from muster.trust import keyring
 from muster.trust.permissions import roles
-
-Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 
 class ComponentConnector(Protocol):
@@ -35,6 +33,6 @@ class ComponentContext:
     connect: ComponentConnector  # for a component with its own identity
     metrics: metrics.Metrics
     log: log.EventLog
-    spawn: Spawn  # a task that ends with the component, and whose failure is that of the component
+    tasks: tasks.TaskSupervisor  # ended with the component; a fatal failure is the failure of the component
     servers: Callable[[], tuple[str, ...]] = tuple  # the current addresses of the domain's brokers
     watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # (name, folder, limit in bytes)

@@ -95,7 +95,7 @@ class DispatcherComponent:
             replicas=context.settings.bus.replicas,
             measure=context.metrics,
         )
-        context.spawn(self._service.run())
+        context.tasks.loop("leadership", self._service.run)
 
     async def stop(self) -> None:
         if self._service is not None:

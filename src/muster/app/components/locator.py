@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Sequence
 
 from muster.app import certificates, identities
@@ -35,7 +36,8 @@ class LocatorComponent:
         if brokers_tls is not None:
             files = brokers_tls.cert_file, brokers_tls.key_file
             tls = await asyncio.to_thread(tls_.for_server, *files)
-            context.spawn(certificates_.keep_current(tls_.RenewableTls(tls, *files)))
+            served = tls_.RenewableTls(tls, *files)
+            context.tasks.loop("certificate", functools.partial(certificates_.keep_current, served))
         made = server.Locator(
             self._servers(),
             access=system_account.SystemAccess(credentials=creds, tls=brokers_tls),

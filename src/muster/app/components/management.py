@@ -205,7 +205,7 @@ class ManagementComponent:
             tls = None
             if running.ca:
                 tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
-            self._context.spawn(_publish_accounts(self._context, running.servers, tls))
+            self._context.tasks.spawn("revocation", _publish_accounts(self._context, running.servers, tls))
         return {"name": admitted.name, "jwt": admitted.jwt}
 
 

@@ -155,7 +155,7 @@ class AuditComponent:
         # In a queue group: one of several processes of the domain stores an entry.
         self._server = server.RpcServer(context.bus, PART, [act], group=PART)
         await self._server.start()
-        context.spawn(self._import_notes())
+        context.tasks.loop("import", self._import_notes)
 
     async def stop(self) -> None:
         if self._server is not None:

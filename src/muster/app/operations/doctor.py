@@ -33,6 +33,7 @@ from muster.bus import api
 from muster.bus.brokers import binary
 from muster.bus.client import client
 from muster.bus.http import client as http_client
+from muster.bus.http import health as http_health
 from muster.core import errors
 from muster.core.net import hosts
 from muster.trust import credentials as credentials_
@@ -278,6 +279,31 @@ async def domain_(target: DoctorTarget) -> CheckOutcome:
     return OK, f"running and ready (pid {running.pid})", ""
 
 
+async def processes(target: DoctorTarget) -> CheckOutcome:
+    """Whether the other processes of the domain on this machine are ready."""
+    endpoints = await asyncio.to_thread(
+        lambda: list(http_health.advertised(home.DomainFolder(target.folder).pages))
+    )
+    bad: list[str] = []
+    for endpoint in endpoints:
+        try:
+            answer = await http_client.get(f"{endpoint.url}/readyz")
+        except errors.MusterError as error:
+            bad.append(f"{endpoint.process} (pid {endpoint.pid}) does not reply: {error.message}")
+            continue
+        parts = answer.json()["parts"]
+        faults = [
+            f"{name} {part['state']} {part['reason']}".strip()
+            for name, part in parts.items()
+            if part["state"] != "up"
+        ]
+        if answer.status != 200:
+            bad.append(f"{endpoint.process} (pid {endpoint.pid}) is not ready: {', '.join(faults)}")
+    if bad:
+        return FAULT, "; ".join(bad), "see the log of the process; its supervisor restarts a frozen one"
+    return OK, f"{len(endpoints)} of {len(endpoints)} are ready", ""
+
+
 async def brokers(target: DoctorTarget) -> CheckOutcome:
     """Whether each broker replies, and whether its clock agrees with ours."""
     route = target.profile
@@ -317,6 +343,7 @@ CHECKS: tuple[Check, ...] = (
     ports,
     store,
     domain_,
+    processes,
     brokers,
 )
 

@@ -145,7 +145,7 @@ class RetentionMonitor:
         self._limit = context.metrics.gauge("budget_limit_bytes", "Size of each budget.", ("budget",))
         self._full = context.metrics.counter("budget_full", "Times a budget was found full.", ("budget",))
         await self.check()
-        context.spawn(self._check_forever())
+        context.tasks.loop("check", self._check_forever)
 
     async def stop(self) -> None:
         """The domain ends the task."""

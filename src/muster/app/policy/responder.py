@@ -7,6 +7,7 @@ it continues from there, and repeated events are recognised.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ class ResponderComponent:
         self._counts = context.metrics.counter(
             "responses", "Notifications that alerts led to, by outcome", ("outcome",)
         )
-        context.spawn(self._respond(context))
+        context.tasks.loop("responses", functools.partial(self._respond, context))
 
     async def stop(self) -> None:
         await self._bus.close()

@@ -147,7 +147,7 @@ class ChildNode:
         self._parent_reachable = False
 
     async def start(self, context: context_.ComponentContext) -> None:
-        context.spawn(self._heartbeat_forever())
+        context.tasks.loop("heartbeat", self._heartbeat_forever)
 
     async def stop(self) -> None:
         pass

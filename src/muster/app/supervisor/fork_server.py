@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from muster.core import errors
+from muster.supervision import tasks
 
 START_S = 20.0
 
@@ -46,7 +47,7 @@ class ForkServer:
         self._on_ready = on_ready
         self._process: asyncio.subprocess.Process | None = None
         self._begin = asyncio.Lock()
-        self._listening: set[asyncio.Task[None]] = set()
+        self._listening = tasks.TaskSupervisor("fork server")
         self._requests = itertools.count(1)
         # By request number: processes that are awaited, and the names of those not ready yet.
         self._starting: dict[int, asyncio.Future[int]] = {}
@@ -94,9 +95,7 @@ class ForkServer:
             assert self._process.stdin is not None
             self._process.stdin.close()
             await self._process.wait()
-        for task in self._listening:
-            task.cancel()
-        await asyncio.gather(*self._listening, return_exceptions=True)
+        await self._listening.close()
         os.close(self._lifeline[0])
 
     async def _start(self) -> None:
@@ -112,9 +111,7 @@ class ForkServer:
         )
         assert self._process.stdout is not None
         # Children of a previous fork server still write to its pipe until they end.
-        task = asyncio.create_task(self._listen(self._process.stdout))
-        self._listening.add(task)
-        task.add_done_callback(self._listening.discard)
+        self._listening.spawn("messages", self._listen(self._process.stdout))
 
     async def _listen(self, lines: asyncio.StreamReader) -> None:
         while line := await lines.readline():

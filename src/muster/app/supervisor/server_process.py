@@ -16,6 +16,7 @@ import sys
 from collections.abc import AsyncIterator
 
 from muster.core import errors
+from muster.supervision import tasks
 
 
 def listen(host: str, port: int, *, hint: str, or_any_port: bool = False) -> socket.socket:
@@ -58,12 +59,12 @@ async def supervised() -> AsyncIterator[tuple[bytes, asyncio.Event]]:
         await reader.read()
         stop.set()
 
-    waiting = asyncio.create_task(wait_for_end())
+    supervisor = tasks.TaskSupervisor("lifeline")
+    supervisor.loop("input", wait_for_end)
     try:
         yield task, stop
     finally:
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
+        await supervisor.close()
 
 
 def inherited(descriptor: int) -> socket.socket:

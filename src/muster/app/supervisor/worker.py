@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import gc
 import os
 import pathlib
@@ -36,6 +37,7 @@ from muster.manage.manager import manager
 from muster.manage.registry import endpoint
 from muster.store import api as store_api
 from muster.store import database
+from muster.supervision import tasks
 from muster.trust import certificates, credentials, jwt, keyring, nkeys
 from muster.trust.permissions import roles
 
@@ -127,10 +129,10 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                     tls = None
                     if task.cert:
                         tls = await asyncio.to_thread(tls_.for_server, task.cert, task.cert_key)
-                        keeping = asyncio.create_task(
-                            certificates.keep_current(tls_.RenewableTls(tls, task.cert, task.cert_key))
-                        )
-                        stack.callback(keeping.cancel)
+                        served = tls_.RenewableTls(tls, task.cert, task.cert_key)
+                        supervisor = tasks.TaskSupervisor(f"direct endpoint of {task.name}")
+                        supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
+                        stack.push_async_callback(supervisor.close)
                     check = DirectLinkAuthenticator(pathlib.Path(task.keys))
                     direct_endpoint = links.DirectEndpoint(
                         bus, check, host=task.host, port=task.direct_port, tls=tls

@@ -162,6 +162,7 @@ async def _serve(
     per_address: int,
 ) -> None:
     import asyncio
+    import functools
     import os
 
     from muster.app.components import dispatcher
@@ -169,6 +170,7 @@ async def _serve(
     from muster.core import errors
     from muster.core.net import tls
     from muster.core.telemetry import metrics
+    from muster.supervision import tasks
     from muster.trust import certificates
     from muster.trust.login import password_checker
 
@@ -224,14 +226,14 @@ async def _serve(
         scheme = "amqp" if tls_context is None else "amqps"
         facts = {"url": f"{scheme}://{host}:{started.port}"}
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
-        keeping = None
+        supervisor = tasks.TaskSupervisor("AMQP listener")
         if tls_context is not None and cert is not None:
-            keeping = asyncio.create_task(certificates.keep_current(tls.RenewableTls(tls_context, cert, key)))
+            served = tls.RenewableTls(tls_context, cert, key)
+            supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
         try:
             await stop.wait()
         finally:
-            if keeping is not None:
-                keeping.cancel()
+            await supervisor.close()
 
 
 async def _serve_soap(invocation: command.Invocation, soap_settings: settings.SoapSettings) -> None:

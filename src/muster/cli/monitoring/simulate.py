@@ -99,10 +99,12 @@ async def _play(
 ) -> None:
     import asyncio
     import dataclasses
+    import functools
     import math
 
     from muster.core.telemetry import metrics
     from muster.simulate import playback
+    from muster.supervision import tasks
     from muster.trust.permissions import roles
 
     measure = metrics.Metrics(process=True)
@@ -112,19 +114,22 @@ async def _play(
     ):
         player = playback.FleetPlayer(bus, made, form=form, channel=channel)
         ticks = None if lasts_s is None else max(1, math.ceil(lasts_s / made.plan.period_s))
-        tasks = [asyncio.create_task(player.run(ticks=ticks)), asyncio.create_task(stop.wait())]
-        listener = asyncio.create_task(_listen(invocation, made, player)) if commands else None
+        supervisor = tasks.TaskSupervisor("simulation")
+        if commands:
+            supervisor.loop("commands", functools.partial(_listen, invocation, made, player))
+        running = [asyncio.ensure_future(player.run(ticks=ticks)), asyncio.ensure_future(stop.wait())]
         with invocation.printer.progress(f"simulating {made.machines:,} machines") as say:
-            while not any(task.done() for task in tasks):
+            while not any(task.done() for task in running):
                 if ticks is not None:
                     say(f"{player.statistics.rows:,} reports", player.at_s / (ticks * made.plan.period_s))
                 await asyncio.wait(
-                    tasks, timeout=None if ticks is None else 0.5, return_when=asyncio.FIRST_COMPLETED
+                    running, timeout=None if ticks is None else 0.5, return_when=asyncio.FIRST_COMPLETED
                 )
-        done = [task for task in tasks if task.done()]
-        for task in (*tasks, *([listener] if listener else [])):
+        done = [task for task in running if task.done()]
+        for task in running:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
+        await supervisor.close()
         for task in done:
             task.result()
     facts = {"machines": made.machines, **dataclasses.asdict(player.statistics)}

@@ -299,7 +299,7 @@ class AmqpConnection(asyncio.Protocol):
         self._spawn_task(run())
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
+        task = self.gateway.tasks.spawn("connection", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

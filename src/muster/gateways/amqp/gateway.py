@@ -9,7 +9,7 @@ not wait for one with many.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import ssl
 from collections import deque
 from collections.abc import Coroutine
@@ -21,6 +21,7 @@ from muster.core.telemetry import log, metrics
 from muster.gateways.amqp import bus_connections, connection, memory_budget, read_schedule
 from muster.gateways.amqp.protocol import sasl
 from muster.message.dispatcher import state
+from muster.supervision import tasks
 
 events = log.EventLog("message")
 
@@ -90,10 +91,10 @@ class AmqpGateway:
             "amqp_refused_connections", "Rejected connections of AMQP clients, by reason.", ("reason",)
         )
         self._recheck_s = recheck_s
-        self._rechecking: asyncio.Task[None] | None = None
+        self._logins = tasks.TaskSupervisor("AMQP logins")
         self._tls = tls
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = tasks.TaskSupervisor("AMQP gateway")
 
     def admit(self, client: connection.AmqpConnection, address: str) -> bool:
         """Whether one more connection from this address is allowed."""
@@ -162,9 +163,7 @@ class AmqpGateway:
             del self._budgets[login]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.spawn("connection", work)
 
     def flush_soon(self, client: connection.AmqpConnection) -> None:
         self._due.append(client)
@@ -207,20 +206,16 @@ class AmqpGateway:
         )
         self.port = self._server.sockets[0].getsockname()[1]
         if self.verifiers is not None:
-            self._rechecking = asyncio.create_task(self._recheck(self.verifiers), name="amqp logins")
+            self._logins.loop("recheck", functools.partial(self._recheck, self.verifiers))
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
-        if self._rechecking is not None:
-            self._rechecking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._rechecking
+        await self._logins.close()
         for client in list(self.connections):
             await client.end(lost=True)
             client.abort()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.tasks.wait_idle()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import ssl
 from typing import Self
@@ -18,6 +19,8 @@ from muster.bus.http import asgi_server
 from muster.core import errors
 from muster.core.net import tls
 from muster.gateways.soap import asgi
+from muster.supervision import tasks
+from muster.trust import certificates
 
 CONNECTIONS_MAX = 512
 OF_ADDRESS_MAX = 128
@@ -52,7 +55,7 @@ class SoapServer:
         self._of_address_max = None if behind_proxy else of_address_max
         self._server: asgi_server.AsgiServer
         self._task: asyncio.Task[None] | None = None
-        self._tls_refresh: asyncio.Task[None] | None = None
+        self._tasks = tasks.TaskSupervisor("SOAP")
         self.host = host
         self.port = port
 
@@ -88,11 +91,11 @@ class SoapServer:
         self.host, self.port = listener.getsockname()[:2]
         if config.ssl is not None and self._certificate is not None:
             served = tls.RenewableTls(config.ssl, self._certificate, self._key)
-            self._tls_refresh = asyncio.create_task(_refresh_certificate(served), name="soap certificate")
+            self._tasks.loop("certificate", functools.partial(certificates.keep_current, served))
         self._server = asgi_server.AsgiServer(
             config, connections_max=self._connections_max, of_address_max=self._of_address_max
         )
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name="soap server")
+        self._task = self._tasks.spawn("server", self._server.serve(sockets=[listener]))
         await self._server.ready.wait()
 
     async def close(self) -> None:
@@ -100,10 +103,7 @@ class SoapServer:
             self._server.should_exit = True
             await self._task
             self._task = None
-        if self._tls_refresh is not None:
-            self._tls_refresh.cancel()
-            await asyncio.gather(self._tls_refresh, return_exceptions=True)
-            self._tls_refresh = None
+        await self._tasks.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -111,12 +111,6 @@ class SoapServer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-async def _refresh_certificate(served: tls.RenewableTls) -> None:
-    while True:
-        await asyncio.sleep(tls.LOOK_S)
-        served.refresh()
 
 
 def _listen(host: str, port: int) -> socket.socket:

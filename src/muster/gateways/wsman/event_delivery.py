@@ -25,6 +25,7 @@ from muster.gateways.soap import addressing, callbacks, envelope
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman.wire import faults, namespaces, representations
 from muster.manage import client, protocol
+from muster.supervision import tasks
 
 events = log.EventLog("wsman")
 
@@ -79,6 +80,7 @@ class EventSubscriptions:
         self._allowed = allowed
         self._post = post
         self._open: dict[str, EventSubscription] = {}
+        self._tasks = tasks.TaskSupervisor("WS-Eventing")
         self._delivered = measure.counter("wsman_events", "Events pushed to subscribers.")
         self._failed = measure.counter(
             "wsman_events_failed", "Events that could not be delivered.", ("reason",)
@@ -114,9 +116,8 @@ class EventSubscriptions:
             )
         listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[subscription.id] = subscription
-        subscription.task = asyncio.create_task(
-            self._run(caller, subscription, resources, where, lasts_s, listening),
-            name=f"subscription {subscription.id}",
+        subscription.task = self._tasks.spawn(
+            "subscription", self._run(caller, subscription, resources, where, lasts_s, listening)
         )
         try:
             await listening
@@ -146,7 +147,9 @@ class EventSubscriptions:
         ended = list(self._open.values())
         await asyncio.gather(*(self._cancel(subscription) for subscription in ended))
         notifications = [
-            asyncio.create_task(self._notify_end(subscription, "SourceShuttingDown", "the server is closing"))
+            self._tasks.spawn(
+                "end", self._notify_end(subscription, "SourceShuttingDown", "the server is closing")
+            )
             for subscription in ended
             if subscription.end_to is not None
         ]

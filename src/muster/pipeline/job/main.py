@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import ssl
@@ -26,6 +27,7 @@ from muster.core.telemetry import log, metrics
 from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
 from muster.pipeline.job import progress_metrics, service
+from muster.supervision import tasks
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +92,13 @@ async def run(
                 service.PipelineService, bus, options.settings, paths, on_progress=on_batch
             )
             with _stopping(running):
-                watching = asyncio.create_task(_stop_at_end_of_input(running)) if options.lifeline else None
+                supervisor = tasks.TaskSupervisor("lifeline")
+                if options.lifeline:
+                    supervisor.loop("input", functools.partial(_stop_at_end_of_input, running))
                 try:
                     await running.run()
                 finally:
-                    if watching is not None:
-                        watching.cancel()
-                        await asyncio.gather(watching, return_exceptions=True)
+                    await supervisor.close()
 
 
 async def _stop_at_end_of_input(running: service.PipelineService) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from muster.pipeline.history import delta, maintenance, storage, tables
 from muster.pipeline.job import batch_commit, checkpoint_label, request_handler
 from muster.pipeline.job import query as job_query
 from muster.pipeline.source import session
+from muster.supervision import tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,6 +101,7 @@ class PipelineService:
         self._rows_before = 0
         self._first_sequence = 0  # of the stream, when this process began
         self._stop = asyncio.Event()
+        self._tasks = tasks.TaskSupervisor(f"pipeline {bus.identity}")
 
     # Life cycle
 
@@ -114,23 +117,18 @@ class PipelineService:
                     authorize=self._request_handler.authorize,
                 )
             )
-            side = [
-                asyncio.create_task(self._every(min(TICK_S, self._settings.trigger_s / 2), self._tick)),
-                asyncio.create_task(self._every(1.0, self._committer.advance_clock)),
-                asyncio.create_task(self._committer.sender.run(self._committer.save)),
-            ]
-            main = asyncio.create_task(self._run_query())
+            tick_s = min(TICK_S, self._settings.trigger_s / 2)
+            for name, run in (
+                ("tick", functools.partial(self._every, tick_s, self._tick)),
+                ("clock", functools.partial(self._every, 1.0, self._committer.advance_clock)),
+                ("notifications", functools.partial(self._committer.sender.run, self._committer.save)),
+            ):
+                self._tasks.loop(name, run)
             try:
-                await asyncio.wait((main, *side), return_when=asyncio.FIRST_COMPLETED)
-                for task in side:
-                    if task.done():
-                        task.result()  # these tasks end only by failing
-                await main
+                await self._run_query()
             finally:
                 self._stop.set()
-                for task in side:
-                    task.cancel()
-                await asyncio.gather(main, *side, return_exceptions=True)
+                await self._tasks.close()
         await asyncio.to_thread(self._committer.save)
 
     def stop(self) -> None:
@@ -142,7 +140,8 @@ class PipelineService:
         spark = self._given_spark
         if spark is None:
             spark = await asyncio.to_thread(self._start_spark)
-        maintaining = asyncio.create_task(self._maintain()) if self._settings.compact else None
+        if self._settings.compact:
+            self._tasks.loop("maintenance", self._maintain)
         try:
             wait_s = 1.0
             while not self._stop.is_set():
@@ -173,9 +172,7 @@ class PipelineService:
                     await asyncio.wait_for(self._stop.wait(), wait_s)
                 wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
         finally:
-            if maintaining is not None:
-                maintaining.cancel()
-                await asyncio.gather(maintaining, return_exceptions=True)
+            await self._tasks.close()
             if self._given_spark is None:
                 await asyncio.to_thread(spark.stop)
 
@@ -305,7 +302,7 @@ class PipelineService:
                     vacuumed = time.monotonic()
             except Exception as error:  # noqa: BLE001 (Arrow, DuckDB and delta-rs raise exceptions of many types)
                 self._committer.count("not-compacted")
-                self._log.error("history-not-maintained", error=error)
+                self._tasks.record_failure("maintenance", error)
 
     def _measure(self, report: dict[str, Any]) -> protocol.BatchProgress:
         """Convert Spark's progress report of a batch."""

@@ -22,6 +22,7 @@ from muster.manage import client as manage_client
 from muster.manage import protocol as manage_protocol
 from muster.monitor import client as monitor_client
 from muster.pipeline import protocol as pipeline_protocol
+from muster.supervision import tasks
 from muster.web.data import cache, connections, latest_reports, recent
 
 T = TypeVar("T")
@@ -80,9 +81,12 @@ class BusFeed:
         self.link = connections.BusConnections(location, on_connected=self._begin, on_lost=self._lost)
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.link.run())
-            group.create_task(self._sample())
+        supervisor = tasks.TaskSupervisor("web")
+        running = [supervisor.loop("connection", self.link.run), supervisor.loop("samples", self._sample)]
+        try:
+            await asyncio.wait(running)
+        finally:
+            await supervisor.close()
 
     # Subscriptions
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from muster.core import errors
+from muster.supervision import tasks
 
 T = TypeVar("T")
 ENTRIES_MAX = 2_000
@@ -40,7 +41,7 @@ class TaggedCache:
         self._max = entries_max
         self._now = now
         self.made = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = tasks.TaskSupervisor("web")
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -66,9 +67,7 @@ class TaggedCache:
         self._entries.clear()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _is_over(self, entry: _Entry) -> bool:
         if not entry.future.done():
@@ -92,9 +91,7 @@ class TaggedCache:
         while len(self._entries) > self._max:
             self._entries.popitem(last=False)
         self.made += 1
-        task = asyncio.create_task(self._make(entry, make, after), name=f"web cache {tag}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(f"cache {tag}", self._make(entry, make, after))
         return entry
 
     async def _make(

@@ -78,8 +78,8 @@ class Run:
                 while bus.state.value != "closed":
                     await asyncio.sleep(0.2)
                     failure = node.failure()
-                    if failure is not None and not isinstance(failure, errors.NotConnected):
-                        raise failure
+                    if failure is not None and errors.NotConnected.__name__ not in failure:
+                        raise AssertionError(failure)
             finally:
                 self.nodes.pop(name, None)
                 await node.close()

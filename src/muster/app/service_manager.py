@@ -13,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, MutableMapping
 
 from muster.core.telemetry import log
+from muster.supervision import tasks
 
 events = log.EventLog("app")
 
@@ -31,12 +32,12 @@ class ServiceManager:
     async def reporting(self) -> AsyncIterator[None]:
         """Report that the process works while this is open: until it ends, because stopping may take longer
         than systemd waits for a report."""
-        reporting = asyncio.create_task(self._report_alive(), name="reports to systemd")
+        supervisor = tasks.TaskSupervisor("systemd")
+        supervisor.loop("reports", self._report_alive)
         try:
             yield
         finally:
-            reporting.cancel()
-            await asyncio.gather(reporting, return_exceptions=True)
+            await supervisor.close()
 
     def notify(self, state: str) -> None:
         if not self._address:

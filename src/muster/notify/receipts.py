@@ -14,6 +14,7 @@ import contextlib
 from muster.bus import api, leases
 from muster.core import errors, messages, subjects
 from muster.notify import protocol
+from muster.supervision import tasks
 
 
 class EventReceipts:
@@ -22,6 +23,7 @@ class EventReceipts:
         self._fences = collections.defaultdict[int, leases.EpochFence](leases.EpochFence)
         self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> receivers
         self._acks: dict[int, dict[int, list[str]]] = {}
+        self._tasks = tasks.TaskSupervisor(f"acknowledgements of {bus.identity}")
         self._acking: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -53,7 +55,7 @@ class EventReceipts:
     def acknowledge(self, shard: int, sequence: int, name: str) -> None:
         self._acks.setdefault(shard, {}).setdefault(sequence, []).append(name)
         if self._acking is None or self._acking.done():
-            self._acking = asyncio.create_task(self._send(), name="acknowledge")
+            self._acking = self._tasks.spawn("send", self._send())
 
     async def _send(self) -> None:
         while self._acks:

@@ -53,7 +53,7 @@ class InformationNodesComponent:
         for node in self.nodes:
             failure = node.failure()
             if failure is not None:
-                return component.ComponentHealth(health.HealthState.FAILED, f"{node.name}: {failure}")
+                return component.ComponentHealth(health.HealthState.FAILED, failure)
             if node.view_failure is not None:
                 return component.ComponentHealth(
                     health.HealthState.LATE, f"{node.name} cannot store: {node.view_failure}"

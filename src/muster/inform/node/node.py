@@ -27,6 +27,7 @@ from muster.inform.node import maintenance, primary, reads, search, state, write
 from muster.inform.node.log import context_log, view_writer
 from muster.inform.node.log import view as log_view
 from muster.store import database
+from muster.supervision import tasks
 
 IN_FLIGHT_MAX = 4_096
 WATCHING_MAX = 16_384  # a separate limit: waiting clients must not block writes
@@ -104,6 +105,7 @@ class InformationNode:
         self._view_writer = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
+        self._supervisor = tasks.TaskSupervisor(f"information node {self.name}")
         self._loops: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Future[Any]] = set()  # writes without a task of their own, and replies
         reader, writer = self.reader, self.writer
@@ -156,9 +158,9 @@ class InformationNode:
     async def open(self) -> None:
         if self._view_writer is not None:
             await self._view_writer.load()
-            self._run(self._view_writer.run())
+            self._loops.append(self._supervisor.loop("view", self._view_writer.run))
         loaded = self.state.position
-        self._run(self._follow())
+        self._loops.append(self._supervisor.loop("log", self._follow))
         await self._catch_up()
         # Deletions may have been purged after the check of the view and before the follower reached them.
         if loaded and await self.state.log.purged_up_to() > loaded:
@@ -175,13 +177,16 @@ class InformationNode:
                     await self.state.bus.subscribe(pattern, group=group, handler=handler)
                 )
         await self._subscribe_topics()
-        self._run(self._keep_topics())
+        self._loops.append(self._supervisor.loop("topics", self._keep_topics))
         await self.maintenance.discover()
         settings = self.state.settings
-        self._run(self._every(settings.refresh_s, self.maintenance.discover))
-        self._run(self._every(maintenance.PROBE_S, self.maintenance.probe))
-        self._run(self._every(maintenance.PROBE_S, self.maintenance.expire_due))
-        self._run(self._every(settings.interval_s, self.maintenance.follow_demand))
+        loop, every = self._supervisor.loop, functools.partial(functools.partial, self._every)
+        self._loops += [
+            loop("discovery", every(settings.refresh_s, self.maintenance.discover)),
+            loop("probes", every(maintenance.PROBE_S, self.maintenance.probe)),
+            loop("expiry", every(maintenance.PROBE_S, self.maintenance.expire_due)),
+            loop("demand", every(settings.interval_s, self.maintenance.follow_demand)),
+        ]
 
     async def close(self) -> None:
         """Finish the pending requests, then stop."""
@@ -225,15 +230,12 @@ class InformationNode:
         """The error while the view cannot be written."""
         return self._view_writer.failure if self._view_writer is not None else None
 
-    def failure(self) -> BaseException | None:
-        """The error that ended a background task, if any."""
-        return next((task.exception() for task in self._loops if task.done() and not task.cancelled()), None)
-
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        self._loops.append(asyncio.create_task(work, name=f"information node {self.name}"))
+    def failure(self) -> str | None:
+        """The last failure of a background task that has not run long enough since."""
+        return self._supervisor.problem()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"information node {self.name}: reply")
+        task = self._supervisor.spawn("reply", work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -101,14 +101,12 @@ class Dispatcher:
         except errors.Forbidden:
             events.info("disconnect-events-unavailable", identity=bus.identity)
         try:
-            for name, run in (
-                ("journal", self._state.journal.run),
-                ("delivery", self._delivery.send),
-                ("watch", self._watch),
-                ("sweep", self._sweep),
-                ("capture", self._capture.run),
-            ):
-                self._state.tasks.loop(name, run, on_failure=tasks.OnFailure.FATAL)
+            loop = functools.partial(self._state.tasks.loop, on_failure=tasks.OnFailure.FATAL)
+            loop("journal", self._state.journal.run)
+            loop("delivery", self._delivery.send)
+            loop("watch", self._watch)
+            loop("sweep", self._sweep)
+            loop("capture", self._capture.run)
             await bus.publish(
                 protocol.STARTED, protocol.encode(protocol.DispatcherStarted(self._state.epoch))
             )

@@ -76,7 +76,7 @@ class DurableEvents:
                 hint="remove receivers that do not return (muster notify leave)",
             )
         await self._room.acquire()
-        self._common.spawn(self._store(event, waiting))
+        self._common.tasks.spawn("store", self._store(event, waiting))
 
     async def _store(
         self, event: protocol.AdmittedEvent, waiting: asyncio.Future[protocol.NotifyReply]
@@ -142,9 +142,10 @@ class DurableEvents:
                 return
             self._following.cancel()
         self._followed = first - 1
-        self._following = self._common.spawn(self._follow(first))
+        self._following = self._common.tasks.loop("event log", self._follow)
 
-    async def _follow(self, first: int) -> None:
+    async def _follow(self) -> None:
+        first = self._followed + 1
         while True:
             try:
                 async with self._events.follow(first, gaps=True) as following:

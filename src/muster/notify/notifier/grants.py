@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -54,7 +55,7 @@ class GrantView:
     async def start(self, bucket: api.KeyValue) -> None:
         self._bucket = bucket
         ready = asyncio.Event()
-        self._common.spawn(self._watch(ready))
+        self._common.tasks.loop("known grants", functools.partial(self._watch, ready))
         await ready.wait()
         await self._common.listen(KNOWN, self._confirm_revision)
         operations = [
@@ -164,7 +165,7 @@ class GrantView:
                 await self._wait_for_revision(int(message.data))
                 await message.respond(b"known")
 
-        self._common.spawn(when_known())
+        self._common.tasks.spawn("confirmation", when_known())
 
     # -- senders
 

@@ -85,19 +85,17 @@ class Notifier:
         await self.router.start(self._durable.store)
         await self._shards.start(receivers, self._leases)
         await self._query_server.start()
-        for work in (
-            self.members.beat(),
-            self.grants.keep(),
-            self._shards.place(),
-            self._shards.release_memory(),
-            self.router.admit_all(),
-            self._durable.record_all(),
-            self._durable.redeliver(),
-            self._history.keep(),
-        ):
-            self.common.spawn(work)
+        loop = self.common.tasks.loop
+        loop("heartbeat", self.members.beat)
+        loop("grants", self.grants.keep)
+        loop("placement", self._shards.place)
+        loop("memory", self._shards.release_memory)
+        loop("routing", self.router.admit_all)
+        loop("durable events", self._durable.record_all)
+        loop("redelivery", self._durable.redeliver)
+        loop("decision log", self._history.keep)
         if self._selects_kernels:
-            self.common.spawn(self._load_fast_kernels())
+            self.common.tasks.spawn("kernels", self._load_fast_kernels())
         common_.events.info("notifier-started", notifier=self.name)
 
     async def _load_fast_kernels(self) -> None:
@@ -110,7 +108,7 @@ class Notifier:
         await self.grants.close()
         await self._query_server.close()
         await self.common.close_subscriptions()
-        await self.common.cancel_all()
+        await self.common.tasks.close()
         await self._shards.stop()
         self.router.close()
         await self.common.server.drain(ANSWERS_S)

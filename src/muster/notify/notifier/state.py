@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from collections.abc import Coroutine
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +16,7 @@ from muster.notify import authorities, protocol
 from muster.notify import settings as settings_
 from muster.notify.matcher import matcher as engines
 from muster.notify.notifier.shards import shard as shards_shard
+from muster.supervision import tasks
 
 events = log.EventLog("notify")
 
@@ -51,7 +50,7 @@ class NotifierState:
             pending_max=PENDING_MAX,
             on_outcome=self._count_failure,
         )
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = tasks.TaskSupervisor(f"notifier {self.name}")
         self._subscriptions: list[api.Subscription] = []
 
     def count(self, outcome: str, number: int = 1) -> None:
@@ -63,18 +62,6 @@ class NotifierState:
             self.count(outcome)
 
     # -- tasks and subscriptions
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"notifier {self.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self.count("internal-error")
-            events.error("task-failed", error=error)
 
     async def listen(self, subject: str, handler: api.Handler, *, group: str | None = None) -> None:
         self._subscriptions.append(await self.bus.subscribe(subject, handler=handler, group=group))
@@ -94,12 +81,6 @@ class NotifierState:
     async def close_subscriptions(self) -> None:
         for subscription in self._subscriptions:
             await subscription.close()
-
-    async def cancel_all(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
     # -- shards
 

@@ -118,12 +118,10 @@ class PipelineService:
                 )
             )
             tick_s = min(TICK_S, self._settings.trigger_s / 2)
-            for name, run in (
-                ("tick", functools.partial(self._every, tick_s, self._tick)),
-                ("clock", functools.partial(self._every, 1.0, self._committer.advance_clock)),
-                ("notifications", functools.partial(self._committer.sender.run, self._committer.save)),
-            ):
-                self._tasks.loop(name, run)
+            advance, send = self._committer.advance_clock, self._committer.sender.run
+            self._tasks.loop("tick", functools.partial(self._every, tick_s, self._tick))
+            self._tasks.loop("clock", functools.partial(self._every, 1.0, advance))
+            self._tasks.loop("notifications", functools.partial(send, self._committer.save))
             try:
                 await self._run_query()
             finally:

@@ -112,7 +112,7 @@ class NotifierMembers:
         if new or summary.leaving:
             self._common.moved.set()
         if message.reply:
-            self._common.spawn(self._confirm(message))
+            self._common.tasks.spawn("confirmation", self._confirm(message))
 
     async def _confirm(self, message: api.Message) -> None:
         """Confirm a summary; `publish_summary` gathers the confirmations."""

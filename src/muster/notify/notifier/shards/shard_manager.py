@@ -85,7 +85,7 @@ class ShardManager:
                 ours = placement.holder_of(shard, notifiers) == self._common.name
                 task = self._lease_tasks.get(shard)
                 if ours and task is None:
-                    task = self._lease_tasks[shard] = asyncio.create_task(self._hold_shard(shard))
+                    task = self._lease_tasks[shard] = self._common.tasks.spawn("shard", self._hold_shard(shard))
                     task.add_done_callback(lambda done, shard=shard: self._ended(shard, done))  # type: ignore[misc]
                 elif not ours and task is not None:
                     _cancel(task)
@@ -93,9 +93,8 @@ class ShardManager:
 
     def _ended(self, shard: protocol.Shard, task: asyncio.Task[None]) -> None:
         self._lease_tasks.pop(shard, None)
-        if not task.cancelled() and (error := task.exception()):
+        if not task.cancelled() and task.exception() is not None:
             self._common.count("shard-lost")
-            common_.events.warning("shard-lost", shard=shard, error=error)
         self._common.moved.set()
 
     async def _hold_shard(self, shard: protocol.Shard) -> None:

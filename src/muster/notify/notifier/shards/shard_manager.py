@@ -85,7 +85,8 @@ class ShardManager:
                 ours = placement.holder_of(shard, notifiers) == self._common.name
                 task = self._lease_tasks.get(shard)
                 if ours and task is None:
-                    task = self._lease_tasks[shard] = self._common.tasks.spawn("shard", self._hold_shard(shard))
+                    task = self._common.tasks.spawn("shard", self._hold_shard(shard))
+                    self._lease_tasks[shard] = task
                     task.add_done_callback(lambda done, shard=shard: self._ended(shard, done))  # type: ignore[misc]
                 elif not ours and task is not None:
                     _cancel(task)

@@ -76,8 +76,10 @@ CORES: dict[str, dict[str, tuple[str, ...]]] = {
         "message/dispatcher/backlog.py": (
             "tests/message/test_backlog.py",
             "tests/message/test_backlog_cases.py",
+            "tests/message/test_index.py",
             "tests/message/test_races.py",
         ),
+        "message/dispatcher/index/sorted_numbers.py": ("tests/message/test_index.py",),
         "message/dispatcher/log/ledger.py": (
             "tests/message/test_ledger.py",
             "tests/message/test_backlog.py",

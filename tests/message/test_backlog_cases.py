@@ -6,6 +6,8 @@ import pytest
 
 from muster.message import messages
 from muster.message.dispatcher import backlog
+from muster.message.dispatcher.index import groups, lines
+from tests.message import backlog_driver as driver
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 
@@ -19,73 +21,56 @@ def meta(
     return messages.MessageMeta(priority=priority, properties=properties, expiration_ms=expires_ms)
 
 
-def holding(*sequences: int, **options: int) -> backlog.Backlog:
-    one = backlog.Backlog("q", **options)
+def holding(*sequences: int, **options: int) -> driver.DrivenBacklog:
+    one = driver.DrivenBacklog("q", **options)
     for sequence in sequences:
-        one.arrive(sequence, meta(), "", b"")
+        one.send(sequence, meta())
     return one
 
 
-def pump(one: backlog.Backlog, now_ms: int = 0) -> list[tuple[str, int]]:
+def pump(one: driver.DrivenBacklog, now_ms: int = 0) -> list[tuple[str, int]]:
     """What is delivered: to which connection, and which."""
     found = []
-    for instruction in one.pump(now_ms):
+    for instruction in one.deliver(now_ms):
         assert isinstance(instruction, backlog.DeliverMessage)
-        found.append((instruction.consumer[0], instruction.entry.sequence))
+        found.append((instruction.consumer[0], instruction.number))
     return found
 
 
-def delivered(*sequences: int, **options: int) -> backlog.Backlog:
+def delivered(*sequences: int, **options: int) -> driver.DrivenBacklog:
     """All in the hands of one consumer."""
     one = holding(*sequences, **options)
-    one.attach(backlog.BacklogConsumer(A, len(sequences)))
+    one.attach(lines.BacklogConsumer(A, len(sequences)))
     assert pump(one) == [("a", sequence) for sequence in sequences]
     return one
 
 
-def waiting(one: backlog.Backlog) -> list[int]:
-    return [entry.sequence for entry in one.waiting()]
+def known(one: driver.DrivenBacklog, number: int) -> tuple[int, int]:
+    """Deliveries and failures of a message."""
+    held = one.held.get(number)
+    return one.counts.get(number, (0, 0)) if held is None else (held.count, held.failures)
 
 
 def test_a_new_backlog_is_empty():
-    one = backlog.Backlog("q")
-    assert (one.floor, one.position, one.suspect, one.bytes, one.live) == (0, 0, 0, 0, False)
+    one = driver.DrivenBacklog("q")
+    assert (one.floor, one.position, one.suspect, len(one.pending), one.live) == (0, 0, 0, 0, False)
     assert (one.delivered, one.expired, one.matched, one.rejected) == (0, 0, 0, 0)
-    assert one.room == backlog.WINDOW
-    one.arrive(1, meta(), "", b"x")
-    assert (one.entries[1].count, one.entries[1].failures, one.entries[1].holder) == (0, 0, None)
-    one.attach(backlog.BacklogConsumer(A))
+    one.send(1, meta())
+    assert (known(one, 1), one.holds(1, "a")) == ((0, 0), True)
+    one.attach(lines.BacklogConsumer(A))
     assert pump(one) == [], "a consumer takes nothing before it gives credit"
 
 
 # What is held
 
 
-def test_room_is_what_the_window_has_left_and_none_when_its_bytes_are_full(monkeypatch):
-    monkeypatch.setattr(backlog, "WINDOW_BYTES", 100)
-    one = backlog.Backlog("q", window=5)
-    one.arrive(1, meta(), "", b"x" * 50)
-    assert (one.room, one.is_low, one.bytes) == (4, True, 50)
-    one.arrive(2, meta(), "", b"x")
-    assert (one.room, one.is_low, one.bytes) == (3, False, 51)
-    one.arrive(3, meta(), "", b"x" * 48)
-    assert (one.room, one.bytes) == (2, 99)
-    one.arrive(4, meta(), "", b"x")
-    assert (one.room, one.bytes) == (0, 100)
-    one.finish(1)
-    assert (one.room, one.bytes) == (2, 50)
-    assert not one.is_low, "three of five are still held"
-    one.finish(2)
-    assert one.is_low
-
-
 def test_waiting_is_what_nobody_holds_by_priority_and_then_by_sequence():
-    one = backlog.Backlog("q")
+    one = driver.DrivenBacklog("q")
     for sequence, (priority, n) in enumerate(((4, 1), (4, 2), (9, 2), (4, 1), (9, 1)), 1):
-        one.arrive(sequence, meta(priority, n=n), "", b"")
-    one.attach(backlog.BacklogConsumer(A, 1, "n = 1"))
+        one.send(sequence, meta(priority, n=n))
+    one.attach(lines.BacklogConsumer(A, 1, "n = 1"))
     assert pump(one) == [("a", 5)]
-    assert waiting(one) == [3, 1, 2, 4], "also those that no consumer selects"
+    assert one.waiting() == [3, 1, 2, 4], "also those that no consumer selects"
 
 
 @pytest.mark.parametrize(
@@ -93,18 +78,18 @@ def test_waiting_is_what_nobody_holds_by_priority_and_then_by_sequence():
     [(0, 1), (8, 9), (-1, 1), (8, 12)],
 )
 def test_a_higher_priority_goes_first(low: int, high: int):
-    one = backlog.Backlog("q")
-    one.arrive(1, meta(low), "", b"")
-    one.arrive(2, meta(high), "", b"")
-    assert waiting(one) == [2, 1]
+    one = driver.DrivenBacklog("q")
+    one.send(1, meta(low))
+    one.send(2, meta(high))
+    assert one.waiting() == [2, 1]
 
 
 @pytest.mark.parametrize(("one_priority", "other"), [(9, 12), (0, -3), (12, 9), (-3, 0)])
 def test_priorities_beyond_the_scale_count_as_its_ends(one_priority: int, other: int):
-    one = backlog.Backlog("q")
-    one.arrive(1, meta(one_priority), "", b"")
-    one.arrive(2, meta(other), "", b"")
-    assert waiting(one) == [1, 2]
+    one = driver.DrivenBacklog("q")
+    one.send(1, meta(one_priority))
+    one.send(2, meta(other))
+    assert one.waiting() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -122,8 +107,8 @@ def test_priorities_beyond_the_scale_count_as_its_ends(one_priority: int, other:
     ],
 )
 def test_what_is_done_and_what_is_over(sequence: int, done: bool, over: bool):
-    one = backlog.Backlog("q", floor=5)
-    one.arrive(7, meta(), "", b"")
+    one = driver.DrivenBacklog("q", floor=5)
+    one.send(7, meta())
     one.position = 10
     one.finish(12)
     assert one.is_done(sequence) is done
@@ -133,17 +118,17 @@ def test_what_is_done_and_what_is_over(sequence: int, done: bool, over: bool):
 
 
 def test_what_is_done_or_held_already_does_not_arrive_again():
-    one = backlog.Backlog("q", floor=5)
+    one = driver.DrivenBacklog("q", floor=5)
     one.finish(7)
     for sequence in (4, 5, 7, 8, 8):
-        one.arrive(sequence, meta(), "", b"xx")
-    assert (waiting(one), one.bytes, one.position) == ([8], 2, 8)
-    one.arrive(6, meta(), "", b"xx")
-    assert (waiting(one), one.position) == ([6, 8], 8), "it takes its place in the order"
+        one.send(sequence, meta())
+    assert (one.waiting(), len(one.pending), one.position) == ([8], 1, 8)
+    one.send(6, meta())
+    assert (one.waiting(), one.position) == ([6, 8], 8), "it takes its place in the order"
 
 
 @pytest.mark.parametrize(
-    ("sequence", "known", "count"),
+    ("sequence", "before", "count"),
     [
         (5, None, (1, 0)),  # another dispatcher may have delivered it
         (6, None, (0, 0)),
@@ -152,57 +137,49 @@ def test_what_is_done_or_held_already_does_not_arrive_again():
     ],
 )
 def test_deliveries_before_this_one_are_those_known_or_suspected(
-    sequence: int, known: tuple[int, int] | None, count: tuple[int, int]
+    sequence: int, before: tuple[int, int] | None, count: tuple[int, int]
 ):
-    one = backlog.Backlog("q")
+    one = driver.DrivenBacklog("q")
     one.suspect = 5
-    if known is not None:
-        one.counts[sequence] = known
-    one.arrive(sequence, meta(), "", b"")
-    entry = one.entries[sequence]
-    assert (entry.count, entry.failures) == count
+    if before is not None:
+        one.counts[sequence] = before
+    one.send(sequence, meta())
+    one.attach(lines.BacklogConsumer(A, 1))
+    assert pump(one) == [("a", sequence)]
+    assert known(one, sequence) == count
     assert not one.counts
 
 
 def test_what_is_being_finished_while_it_arrives_goes_to_nobody():
-    one = backlog.Backlog("q")
-    one.attach(backlog.BacklogConsumer(A, 9))
+    one = driver.DrivenBacklog("q")
+    one.attach(lines.BacklogConsumer(A, 9))
     one.start_finish([1])
-    one.arrive(1, meta(), "", b"")
+    one.send(1, meta())
     assert pump(one) == []
     one.cancel_finish([1])
     assert pump(one) == [("a", 1)]
 
 
-def test_overflow_ends_listening_before_the_message_that_did_not_fit():
-    one = holding(1)
-    one.overflow(9)
-    assert one.position == 1, "it does not listen: it reads the log anyway"
-    one.live = True
-    one.overflow(9)
-    assert (one.live, one.position) == (False, 8)
-
-
-def test_unloading_forgets_what_is_held_but_not_what_is_done_nor_counts():
+def test_unloading_forgets_the_index_but_not_what_is_done_nor_counts():
     one = holding(3, 4)
-    one.arrive(5, meta(n=2), "", b"xx")
-    one.attach(backlog.BacklogConsumer(A, 1, "n = 0"))
-    pump(one)
+    one.send(5, meta(n=2))
+    one.attach(lines.BacklogConsumer(A, 1, "n = 0"))
+    assert pump(one) == [("a", 3)]
     one.live = True
     one.release([3], "a", counted=True)
-    one.position = 8
+    one.finish(4)
+    one.detach(A, seen=[])
     generation = one.generation
     one.unload()
-    assert (one.entries, one.bytes, one.live, one.position) == ({}, 0, False, 0)
+    assert (list(one.pending), one.live, one.position) == ([], False, 0)
     assert one.generation == generation + 1
     assert one.counts == {3: (1, 1)}
-    assert list(one.done) == [(1, 2), (6, 8)]
-    one.credit(A, 9)
-    one.attach(backlog.BacklogConsumer(B, 9))
+    assert list(one.done) == [(4, 4)]
+    one.attach(lines.BacklogConsumer(B, 9))
     assert pump(one) == []
     for sequence in range(1, 10):
-        one.arrive(sequence, meta(), "", b"")
-    assert waiting(one) == [3, 4, 5, 9]
+        one.send(sequence, meta())
+    assert one.waiting() == [1, 2, 3, 5, 6, 7, 8, 9]
 
 
 @pytest.mark.parametrize(
@@ -212,8 +189,9 @@ def test_unloading_forgets_what_is_held_but_not_what_is_done_nor_counts():
         ({"live": True}, [], [], 20, []),
         ({"position": 10}, [], [], 10, []),
         ({}, [6], [], 5, []),
-        ({}, [6, 9], [], 5, [(7, 8)]),
-        ({"position": 8}, [6], [], 5, [(7, 8)]),
+        ({}, [6, 9], [], 5, []),
+        ({}, [6, 9], [6], 8, []),
+        ({}, [6, 7, 9], [7], 5, [(7, 8)]),
         ({"live": True}, [6], [], 5, []),
         ({}, [], [1], 1, []),
         ({}, [], [1, 2, 4], 2, [(4, 4)]),
@@ -240,20 +218,20 @@ def test_the_floor_rises_to_before_the_first_that_is_not_done(
 def test_consumers_take_turns():
     one = holding(*range(1, 8))
     for key, credit in ((A, 2), (B, 3), (C, 2)):
-        one.attach(backlog.BacklogConsumer(key, credit))
+        one.attach(lines.BacklogConsumer(key, credit))
     assert pump(one) == [("a", 1), ("b", 2), ("c", 3), ("a", 4), ("b", 5), ("c", 6), ("b", 7)]
 
 
 def test_one_without_credit_is_passed_over():
     one = holding(*range(1, 5))
     for key, credit in ((A, 0), (B, 9), (C, 9)):
-        one.attach(backlog.BacklogConsumer(key, credit))
+        one.attach(lines.BacklogConsumer(key, credit))
     assert pump(one) == [("b", 1), ("c", 2), ("b", 3), ("c", 4)]
 
 
 def test_credit_adds_up_and_stopping_takes_it_back():
     one = holding(*range(1, 9))
-    one.attach(backlog.BacklogConsumer(A, 1))
+    one.attach(lines.BacklogConsumer(A, 1))
     one.credit(A, 2)
     one.credit(B, 5)  # it is not there
     assert pump(one) == [("a", 1), ("a", 2), ("a", 3)]
@@ -267,12 +245,12 @@ def test_credit_adds_up_and_stopping_takes_it_back():
 
 def test_a_consumer_that_leaves_gives_back_what_it_holds_and_gets_no_more():
     one = delivered(1, 2)
-    one.attach(backlog.BacklogConsumer(B, 1))
+    one.attach(lines.BacklogConsumer(B, 1))
     assert one.detach(A, seen=[]) == []
     assert one.detach(A, seen=[]) == [], "it is gone already"
-    one.arrive(3, meta(), "", b"")
+    one.send(3, meta())
     assert pump(one) == [("b", 1)]
-    assert waiting(one) == [2, 3]
+    assert one.waiting() == [2, 3]
 
 
 @pytest.mark.parametrize(
@@ -290,8 +268,8 @@ def test_what_a_consumer_saw_before_it_left_counts(
     one = delivered(1, 2, 3)
     one.start_finish([1])
     one.detach(A, seen=seen)
-    assert {at: (entry.count, entry.failures) for at, entry in one.entries.items() if at != 1} == counts
-    assert waiting(one) == [2, 3], "whether the first is done is being stored"
+    assert {number: known(one, number) for number in (2, 3)} == counts
+    assert one.waiting() == [2, 3], "whether the first is done is being stored"
 
 
 # Outcomes
@@ -299,7 +277,7 @@ def test_what_a_consumer_saw_before_it_left_counts(
 
 def test_who_may_acknowledge_a_message():
     one = delivered(1)
-    one.arrive(2, meta(), "", b"")
+    one.send(2, meta())
     assert one.holds(1, "a")
     assert not one.holds(1, "b")
     assert one.holds(2, "b"), "in nobody's hands"
@@ -313,34 +291,34 @@ def test_who_may_acknowledge_a_message():
 
 def test_what_is_being_finished_waits_for_the_store():
     one = delivered(1)
-    one.arrive(2, meta(), "", b"")
+    one.send(2, meta())
     one.start_finish([1, 2, 7])
-    assert waiting(one) == []
+    assert one.waiting() == []
     one.credit(A, 9)
     assert pump(one) == []
     one.cancel_finish([1, 2, 7, 8])
     assert one.holds(1, "a"), "it is still in its hands"
-    assert waiting(one) == [2]
+    assert one.waiting() == [2]
     one.cancel_finish([2])
-    assert waiting(one) == [2], "once"
+    assert one.waiting() == [2], "once"
     assert pump(one) == [("a", 2)]
 
 
 def test_what_is_finished_is_gone_from_all_places():
     one = delivered(1, 2)
-    one.arrive(3, meta(), "", b"xx")
+    one.send(3, meta())
     one.counts[9] = (1, 1)
     assert [one.finish(sequence) for sequence in (1, 3, 9)] == [True, True, True]
     assert [one.finish(sequence) for sequence in (1, 3, 9)] == [False, False, False]
-    assert (list(one.entries), list(one.consumers[A].held), one.counts) == ([2], [2], {})
-    assert (waiting(one), one.bytes) == ([], 0)
-    assert list(one.done) == [(9, 9)]
-    one.arrive(9, meta(), "", b"")
-    assert waiting(one) == []
+    assert (list(one.pending), list(one.consumers[A].held), one.counts) == ([2], [2], {})
+    assert one.waiting() == []
+    assert list(one.done) == [(3, 3), (9, 9)]
+    one.send(9, meta())
+    assert one.waiting() == []
 
 
 def test_a_finish_that_comes_twice_ends_the_waiting_for_it():
-    one = backlog.Backlog("q", floor=5)
+    one = driver.DrivenBacklog("q", floor=5)
     one.start_finish([3])
     assert not one.finish(3)
     one.start_finish([8])
@@ -351,23 +329,23 @@ def test_a_finish_that_comes_twice_ends_the_waiting_for_it():
 
 def test_what_nobody_selects_can_be_finished():
     one = holding(1)
-    one.attach(backlog.BacklogConsumer(A, 1, "n = 1"))
+    one.attach(lines.BacklogConsumer(A, 1, "n = 1"))
     assert pump(one) == []
     assert one.finish(1)
-    assert waiting(one) == []
+    assert one.waiting() == []
 
 
 def test_only_the_connection_that_holds_a_message_gives_it_back():
     one = delivered(1, 2)
-    one.arrive(3, meta(), "", b"")
+    one.send(3, meta())
     assert one.release([1, 3, 7], "b", counted=True) == []
     assert one.release([3, 7], "a", counted=True, reason="poison") == []
-    assert waiting(one) == [3]
+    assert one.waiting() == [3]
     assert one.release([1], "a", counted=False) == []
-    assert (one.entries[1].count, one.entries[1].failures) == (0, 0)
+    assert known(one, 1) == (0, 0)
     assert one.release([2], "a", counted=True) == []
-    assert (one.entries[2].count, one.entries[2].failures) == (1, 1)
-    assert waiting(one) == [1, 2, 3]
+    assert known(one, 2) == (1, 1)
+    assert one.waiting() == [1, 2, 3]
     assert list(one.consumers[A].held) == []
 
 
@@ -375,13 +353,13 @@ def test_what_is_rejected_with_a_reason_is_a_dead_letter():
     one = delivered(1, 2)
     (dead,) = one.release([1], "a", counted=True, reason="poison")
     assert isinstance(dead, backlog.DeadLetterMessage)
-    assert (dead.entry.sequence, dead.entry.count, dead.reason) == (1, 1, "poison")
-    assert (waiting(one), list(one.consumers[A].held)) == ([], [2])
+    assert (dead.number, dead.reason) == (1, "poison")
+    assert (one.waiting(), list(one.consumers[A].held)) == ([], [2])
     assert not one.holds(1, "a"), "that it is done is being stored"
     one.start_finish([2])
     assert one.release([2], "a", counted=True, reason="poison") == [], "it was acknowledged before"
     one.cancel_finish([1, 2])
-    assert waiting(one) == [1, 2]
+    assert one.waiting() == [1, 2]
 
 
 def test_one_that_failed_too_often_is_a_dead_letter():
@@ -395,7 +373,7 @@ def test_one_that_failed_too_often_is_a_dead_letter():
     (dead,) = one.detach(A, seen=None)
     assert isinstance(dead, backlog.DeadLetterMessage)
     assert dead.reason == "delivered 2 times without being acknowledged"
-    assert waiting(one) == []
+    assert one.waiting() == []
 
 
 def test_without_a_limit_nothing_fails_too_often():
@@ -404,26 +382,26 @@ def test_without_a_limit_nothing_fails_too_often():
         assert one.release([1], "a", counted=True) == []
         one.credit(A, 1)
         assert pump(one) == [("a", 1)]
-    assert one.entries[1].count == 100
+    assert known(one, 1) == (100, 100)
 
 
 def test_only_what_is_in_nobodys_hands_is_withdrawn():
     one = delivered(1)
-    one.arrive(2, meta(), "", b"")
+    one.send(2, meta())
     assert [one.withdraw(sequence) for sequence in (1, 2, 2, 7)] == [False, True, False, True]
-    assert waiting(one) == []
+    assert one.waiting() == []
     assert not one.holds(7, "a")
     one.cancel_finish([2])
-    assert waiting(one) == [2]
+    assert one.waiting() == [2]
 
 
 def test_a_message_that_is_being_purged_is_delivered_to_no_consumer_when_it_is_loaded():
     """A purge or a move takes messages that are not in memory; consumers load them before it is stored."""
-    one = backlog.Backlog("q")
-    one.attach(backlog.BacklogConsumer(A, 5))
+    one = driver.DrivenBacklog("q")
+    one.attach(lines.BacklogConsumer(A, 5))
     assert one.withdraw(1)
     for sequence in (1, 2):
-        one.arrive(sequence, meta(), "", b"")
+        one.send(sequence, meta())
     assert pump(one) == [("a", 2)]
     one.cancel_finish([1])
     assert pump(one) == [("a", 1)]
@@ -433,44 +411,44 @@ def test_what_the_other_side_still_holds_after_its_consumer_left_can_be_given_ba
     one = delivered(1)
     one.detach(A, seen=[])
     assert one.release([1], "a", counted=True) == []
-    assert one.entries[1].count == 0
+    assert known(one, 1) == (0, 0)
 
 
 # Delivery
 
 
 def test_without_credit_nothing_is_looked_at():
-    one = backlog.Backlog("q")
-    one.arrive(1, meta(expires_ms=5), "", b"")
-    assert one.pump(10) == []
-    one.attach(backlog.BacklogConsumer(A))
-    assert one.pump(10) == []
+    one = driver.DrivenBacklog("q")
+    one.send(1, meta(expires_ms=5))
+    assert one.deliver(10) == []
+    one.attach(lines.BacklogConsumer(A))
+    assert one.deliver(10) == []
     one.credit(A, 1)
-    assert [type(found) for found in one.pump(10)] == [backlog.ExpireMessage]
+    assert [type(found) for found in one.deliver(10)] == [backlog.ExpireMessage]
 
 
 def test_what_expired_is_finished_and_costs_no_credit():
-    one = backlog.Backlog("q")
+    one = driver.DrivenBacklog("q")
     for expires_ms in (10, 11, 0):
-        one.arrive(one.position + 1, meta(expires_ms=expires_ms), "", b"")
-    one.attach(backlog.BacklogConsumer(A, 2))
-    expired, *rest = one.pump(10)
+        one.send(one.position + 1, meta(expires_ms=expires_ms))
+    one.attach(lines.BacklogConsumer(A, 2))
+    expired, *rest = one.deliver(10)
     assert isinstance(expired, backlog.ExpireMessage)
-    assert expired.entry.sequence == 1
-    assert [found.entry.sequence for found in rest] == [2, 3]
+    assert expired.number == 1
+    assert [found.number for found in rest] == [2, 3]
     assert (one.expired, one.delivered) == (1, 2)
     assert not one.holds(1, "a"), "that it is done is being stored"
-    assert one.pump(10) == []
+    assert one.deliver(10) == []
 
 
 def test_what_is_counted():
-    one = backlog.Backlog("q")
+    one = driver.DrivenBacklog("q")
+    one.attach(lines.BacklogConsumer(A, 9, "n = 1"))
     for n in (1, 2, 3, 1):
-        one.arrive(one.position + 1, meta(n=n), "", b"")
-    one.attach(backlog.BacklogConsumer(A, 9, "n = 1"))
+        one.send(one.position + 1, meta(n=n))
     assert pump(one) == [("a", 1), ("a", 4)]
     assert (one.delivered, one.matched, one.rejected) == (2, 2, 2)
-    one.attach(backlog.BacklogConsumer(B, 1))
+    one.attach(lines.BacklogConsumer(B, 1))
     assert pump(one) == [("b", 2)]
     assert (one.delivered, one.matched, one.rejected) == (3, 2, 2)
     assert one.consumers[B].credit == 0
@@ -478,13 +456,13 @@ def test_what_is_counted():
 
 
 def test_a_message_that_waits_for_one_consumer_does_not_hold_up_another():
-    one = backlog.Backlog("q")
+    one = driver.DrivenBacklog("q")
+    one.attach(lines.BacklogConsumer(A, 0, "n = 1"))
+    one.attach(lines.BacklogConsumer(B, 2, "n = 2"))
     for n in (1, 2, 1, 3, 2):
-        one.arrive(one.position + 1, meta(n=n), "", b"")
-    one.attach(backlog.BacklogConsumer(A, 0, "n = 1"))
-    one.attach(backlog.BacklogConsumer(B, 2, "n = 2"))
+        one.send(one.position + 1, meta(n=n))
     assert pump(one) == [("b", 2), ("b", 5)]
-    assert waiting(one) == [1, 3, 4]
+    assert one.waiting() == [1, 3, 4]
     one.credit(A, 9)
     assert pump(one) == [("a", 1), ("a", 3)]
     assert one.rejected == 1, "4; 1 and 3 only waited"
@@ -492,9 +470,9 @@ def test_a_message_that_waits_for_one_consumer_does_not_hold_up_another():
 
 def test_what_is_left_when_credit_ends_stays_in_order():
     one = holding(1, 2, 3, 4)
-    one.attach(backlog.BacklogConsumer(A, 2))
+    one.attach(lines.BacklogConsumer(A, 2))
     assert pump(one) == [("a", 1), ("a", 2)]
-    assert waiting(one) == [3, 4]
+    assert one.waiting() == [3, 4]
     one.credit(A, 9)
     assert pump(one) == [("a", 3), ("a", 4)]
 
@@ -502,41 +480,41 @@ def test_what_is_left_when_credit_ends_stays_in_order():
 # Groups
 
 
-def grouped(*groups: str | None) -> backlog.Backlog:
-    one = backlog.Backlog("q")
+def grouped(*groups: str | None) -> driver.DrivenBacklog:
+    one = driver.DrivenBacklog("q")
     for sequence, group in enumerate(groups, 1):
-        one.arrive(sequence, meta(group=group), "", b"")
+        one.send(sequence, meta(group=group))
     return one
 
 
 def test_a_group_stays_with_its_consumer_although_others_have_credit():
     one = grouped("g", "g", "h", None, "g")
-    one.attach(backlog.BacklogConsumer(A, 2))
-    one.attach(backlog.BacklogConsumer(B, 9))
+    one.attach(lines.BacklogConsumer(A, 2))
+    one.attach(lines.BacklogConsumer(B, 9))
     assert pump(one) == [("a", 1), ("a", 2), ("b", 3), ("b", 4)]
-    assert waiting(one) == [5]
+    assert one.waiting() == [5]
     one.credit(A, 1)
     assert pump(one) == [("a", 5)]
     assert one.rejected == 0
 
 
 def test_a_group_goes_on_with_another_where_its_consumer_does_not_select_the_message():
-    one = backlog.Backlog("q")
+    one = driver.DrivenBacklog("q")
     for n in (1, 2, 2):
-        one.arrive(one.position + 1, meta(group="g", n=n), "", b"")
-    one.attach(backlog.BacklogConsumer(A, 9, "n = 1"))
-    one.attach(backlog.BacklogConsumer(B, 9, "n = 2"))
+        one.send(one.position + 1, meta(group="g", n=n))
+    one.attach(lines.BacklogConsumer(A, 9, "n = 1"))
+    one.attach(lines.BacklogConsumer(B, 9, "n = 2"))
     assert pump(one) == [("a", 1), ("b", 2), ("b", 3)]
 
 
 def test_of_too_many_groups_the_half_that_was_used_least_is_forgotten(monkeypatch):
-    monkeypatch.setattr(backlog, "GROUPS_MAX", 6)
-    one = backlog.Backlog("q")
-    one.attach(backlog.BacklogConsumer(A, 1000))
+    monkeypatch.setattr(groups, "GROUPS_MAX", 6)
+    one = driver.DrivenBacklog("q")
+    one.attach(lines.BacklogConsumer(A, 1000))
 
     def use(group: str, *, finish: bool = True) -> None:
         sequence = one.position + 1
-        one.arrive(sequence, meta(group=group), "", b"")
+        one.send(sequence, meta(group=group))
         pump(one)
         if finish:
             one.finish(sequence)

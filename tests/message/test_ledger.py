@@ -7,7 +7,6 @@ import pytest
 
 from muster.core import topics
 from muster.message import messages
-from muster.message.dispatcher import backlog
 from muster.message.dispatcher.log import ledger
 
 LARGE = 1 << 50  # numbers as after years
@@ -40,13 +39,13 @@ def test_a_new_ledger_says_nothing():
 
 
 def test_backlogs_are_made_once_as_the_ledger_was_told():
-    one = ledger.Ledger(window=7, max_deliveries=3)
+    one = ledger.Ledger(max_deliveries=3)
     made = one.queue("x")
-    assert (made.key, made.floor, made.window, made.max_deliveries) == ("q:x", 0, 7, 3)
+    assert (made.key, made.floor, made.max_deliveries) == ("q:x", 0, 3)
     assert one.queue("x") is made
     assert one.backlog("s:i:c:n", floor=5).floor == 5
     default = ledger.Ledger().queue("x")
-    assert (default.window, default.max_deliveries) == (backlog.WINDOW, 0)
+    assert default.max_deliveries == 0
 
 
 # Records

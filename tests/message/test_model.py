@@ -32,7 +32,8 @@ from muster.message import errors as message_errors
 from muster.message import settings as settings_
 from muster.message.client import api
 from muster.message.client import consumers as client_consumers
-from muster.message.dispatcher import leadership
+from muster.message.dispatcher import backlog_reader, leadership
+from muster.message.dispatcher.log import message_cache
 from muster.testing import virtual_clock
 
 T = TypeVar("T")
@@ -40,10 +41,7 @@ T = TypeVar("T")
 JOBS = destinations.queue("jobs")
 OTHER = destinations.queue("other")
 NEWS = (destinations.topic("news/a"), destinations.topic("news/b"))
-# The window is larger than what consumers get ahead: some messages wait in memory and are not delivered.
-SETTINGS = settings_.MessageSettings(
-    window=6, max_deliveries=0, checkpoint_records=10, connection_timeout_s=5
-)
+SETTINGS = settings_.MessageSettings(max_deliveries=0, checkpoint_records=10, connection_timeout_s=5)
 STEP_S = 0.05
 GIVE_UP_S = 100.0  # longer than anything waits for an answer
 
@@ -331,6 +329,9 @@ class Machine(stateful.RuleBasedStateMachine):
             return await world.store(plain, stream, *args, **more)
 
         self._patch.setattr(streams.SimulatedStream, "publish_batch", store)
+        # Some messages are in memory when they are delivered, and others are read from the log.
+        self._patch.setattr(message_cache, "LAST_MAX", 4)
+        self._patch.setattr(backlog_reader, "READ_AHEAD", 3)
         await world.start()
         return world
 
@@ -423,9 +424,7 @@ class Machine(stateful.RuleBasedStateMachine):
 
     @stateful.rule(which=consumers, count=st.integers(6, 12), limit=st.integers(6, 12), lag_s=lags)
     def consume_during_a_move(self, which: int, count: int, limit: int, lag_s: float) -> None:
-        """What an application commits makes room in the window while it is being stored that messages behind
-        it are moved; and the application goes on.
-        """
+        """An application commits while it is being stored that later messages are moved, and continues."""
         application = self.world.applications[which]
 
         async def take() -> None:

@@ -21,10 +21,12 @@ from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import admin as dispatcher_admin
-from muster.message.dispatcher import backlog, dispatcher, leadership, state
-from muster.message.dispatcher.log import journal
+from muster.message.dispatcher import backlog, backlog_reader, delivery, dispatcher, leadership, state
+from muster.message.dispatcher.index import lines
+from muster.message.dispatcher.log import journal, message_cache
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
+from tests.message import backlog_driver as driver
 
 pytestmark = pytest.mark.virtual_time
 
@@ -57,6 +59,13 @@ class Disk:
 def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Goes with the loop."""
     monkeypatch.setattr("time.time_ns", virtual_clock.FakeClock().time_ns)
+
+
+@pytest.fixture
+def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dispatcher reads nearly everything that it delivers from the log."""
+    monkeypatch.setattr(message_cache, "LAST_MAX", 3)
+    monkeypatch.setattr(backlog_reader, "READ_AHEAD", 4)
 
 
 @pytest.fixture
@@ -107,13 +116,12 @@ async def received(consumer: consumers.Consumer, timeout_s: float = 3.0) -> list
     return found
 
 
-@pytest.mark.parametrize("window", [10, 11])
-async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_fills_within_a_batch(
-    simulated_network: network.SimulatedNetwork, window: int, wall_clock: None
+async def test_a_subscription_of_several_topics_gets_each_message_of_a_batch_once(
+    simulated_network: network.SimulatedNetwork, wall_clock: None, small_memory: None
 ):
     net = simulated_network
     async with (
-        serving(net, window=window),
+        serving(net),
         client_api.Connection(await net.connect("c"), client_id="app") as connection,
     ):
         subscription = destinations.topic("orders/*")
@@ -126,12 +134,12 @@ async def test_a_subscription_of_several_topics_gets_each_once_when_its_window_f
         assert sorted(await received(consumer), key=int) == [f"{number}" for number in range(20)]
 
 
-async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_the_window(
-    simulated_network: network.SimulatedNetwork, disk: Disk
+async def test_a_delayed_message_arrives_though_a_send_is_stored_with_it(
+    simulated_network: network.SimulatedNetwork, disk: Disk, small_memory: None
 ):
     net = simulated_network
     async with (
-        serving(net, window=10),
+        serving(net),
         client_api.Connection(await net.connect("c")) as connection,
         client_api.Connection(await net.connect("d")) as other,
     ):
@@ -153,11 +161,11 @@ async def test_a_delayed_message_arrives_though_a_send_stored_with_it_overflows_
 
 @pytest.mark.parametrize("purging", [False, True], ids=["move", "purge"])
 async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
-    simulated_network: network.SimulatedNetwork, disk: Disk, purging: bool
+    simulated_network: network.SimulatedNetwork, disk: Disk, purging: bool, small_memory: None
 ):
     net = simulated_network
     async with (
-        serving(net, window=10),
+        serving(net),
         client_api.Connection(await net.connect("w")) as admin,
         client_api.Connection(await net.connect("a")) as connection,
     ):
@@ -446,7 +454,7 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
 ):
     net = simulated_network
     async with (
-        serving(net, window=10),
+        serving(net),
         client_api.Connection(await net.connect("w")) as writer,
         client_api.Connection(await net.connect("a")) as connection,
     ):
@@ -787,19 +795,96 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
             await connection.request(protocol.MoveMessages(JOBS.name))
 
 
+async def test_messages_whose_page_is_missing_in_the_log_hold_up_no_others(
+    simulated_network: network.SimulatedNetwork, wall_clock: None, small_memory: None
+):
+    net = simulated_network
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session()
+        for number in range(12):
+            await session.producer(JOBS).send(f"{number}")
+        stream = await (await net.connect("admin")).open_stream(protocol.STREAM)
+        pages = [page.sequence async for page in stream.read(1, subject=protocol.queue_subject("jobs"))]
+        for sequence in (pages[0], pages[5]):
+            await stream.delete(sequence)
+        consumer = await session.consumer(JOBS)
+        assert await received(consumer) == [f"{number}" for number in range(12) if number not in (0, 5)]
+        rows = (await connection.request(protocol.ListQueues())).rows
+        assert [row["depth"] for row in rows] == [0]
+
+
+async def test_a_subscription_stays_indexed_for_a_while_after_its_consumer_closed(
+    simulated_network: network.SimulatedNetwork, wall_clock: None, small_memory: None
+):
+    net = simulated_network
+    acting, running = await act(net, "dispatcher", 1)
+    connection = client_api.Connection(await net.connect("a"), client_id="app")
+    session, news = connection.session(), destinations.topic("news")
+    bodies: list[str] = []
+    for wait_s in (0.0, 1.0, 2 * delivery.IDLE_S):
+        consumer = await session.durable_consumer(news, "all")
+        assert await received(consumer) == bodies
+        await consumer.close()
+        await asyncio.sleep(wait_s)
+        bodies = [f"{wait_s} {number}" for number in range(6)]
+        for body in bodies:
+            await session.producer(news).send(body)
+        (source,) = acting._ledger.backlogs.values()
+        assert source.live is (wait_s < delivery.IDLE_S)
+    consumer = await session.durable_consumer(news, "all")
+    assert await received(consumer) == bodies
+    await consumer.close()
+    await session.unsubscribe("all")
+    await session.producer(news).send("for no subscription")
+    assert not running.done()
+    await connection.close()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_consumers_do_not_wait_for_the_end_of_a_long_log(
+    simulated_network: network.SimulatedNetwork,
+    wall_clock: None,
+    small_memory: None,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """A new dispatcher delivers in order of priority once it has indexed a queue, or after a few seconds."""
+    net = simulated_network
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        for number in range(12):
+            await connection.session().producer(JOBS, priority=4 + number % 2).send(f"{number}")
+    read_page = streams.SimulatedStream.page
+
+    async def slow_page(stream: streams.SimulatedStream, *args: Any) -> Any:
+        page, state_ = await read_page(stream, *args)
+        if stream.name == protocol.STREAM:
+            await asyncio.sleep(4)
+        return page[:3], state_
+
+    monkeypatch.setattr(streams.SimulatedStream, "page", slow_page)
+    async with serving(net), client_api.Connection(await net.connect("b")) as connection:
+        consumer = await connection.session().consumer(JOBS, prefetch=1)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert await consumer.receive(60) is not None
+        assert loop.time() - began < 20
+        assert len(await received(consumer, 60)) == 11
+
+
 def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():
-    one = backlog.Backlog("q:q", max_deliveries=10)
+    one = driver.DrivenBacklog("q:q", max_deliveries=10)
     one.live = True
     for number in range(1, 201):
-        one.arrive(number, messages.MessageMeta(), "{}", b"")
+        one.send(number, messages.MessageMeta())
     dead: list[backlog.Instruction] = []
     for crash in range(10):
         key = (f"c{crash}", 1)
-        one.attach(backlog.BacklogConsumer(key, 200))
-        one.pump(0)
+        one.attach(lines.BacklogConsumer(key, 200))
+        one.deliver(0)
         dead += one.detach(key, seen=None)
-    assert [(type(found), found.entry.sequence) for found in dead] == [(backlog.DeadLetterMessage, 1)]
-    one.attach(backlog.BacklogConsumer(("last", 1), 200))
-    rest = one.pump(0)
-    assert [found.entry.sequence for found in rest] == list(range(2, 201))
-    assert all(found.entry.count == 10 for found in rest), "they may have been seen, and are marked"
+    assert [(type(found), found.number) for found in dead] == [(backlog.DeadLetterMessage, 1)]
+    one.attach(lines.BacklogConsumer(("last", 1), 200))
+    rest = one.deliver(0)
+    assert [found.number for found in rest] == list(range(2, 201))
+    counts = [found.count for found in rest if isinstance(found, backlog.DeliverMessage)]
+    assert counts == [10] * 199, "they may have been seen, and are marked"

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.message.dispatcher import sequence_set
+from muster.message.dispatcher.index import sequence_set
 
 _numbers = st.integers(1, 60)
 _step = st.one_of(

@@ -15,14 +15,14 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
         bool,
         field_doc("Run a dispatcher in this process. Of several, one is active and the others stand by."),
     ] = True
-    window: Annotated[
+    cache_bytes: Annotated[
         int,
         field_doc(
-            "Messages of a queue or subscription held in memory, 32 MiB at most. "
-            "Selectors and priorities apply only to these.",
-            ge=2,
+            "Messages that the dispatcher has read from the log and not delivered yet, in bytes. "
+            "Of the others it keeps an index in memory, 16 bytes for each message.",
+            ge=1 << 20,
         ),
-    ] = 2000
+    ] = 32 << 20
     max_deliveries: Annotated[
         int, field_doc("Failed deliveries after which a message becomes a dead letter. 0: never.", ge=0)
     ] = 10

@@ -16,8 +16,8 @@ from muster.message import destinations, messages, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers as client_consumers
-from muster.message.dispatcher import leadership
-from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher import backlog_reader, leadership
+from muster.message.dispatcher.log import journal, ledger, message_cache
 from muster.testing import eventually, fixtures
 from tests.message import conftest
 
@@ -450,9 +450,10 @@ async def test_4_1_6_a_browser_takes_nothing_and_selects(
 
 
 async def test_4_1_6_a_browser_goes_on_while_others_consume(
-    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
     """It may show what is taken meanwhile; it shows all that stays, each once and in order."""
+    monkeypatch.setattr(client_api, "BROWSE_PAGE", 100)
     total = 250  # several pages of the dispatcher's answers
     session = (await dial()).session()
     producer = session.producer(ORDERS, persistent=False)
@@ -487,10 +488,12 @@ async def test_4_1_6_a_browser_sees_what_its_session_did_before(
         assert shown == [f"kept {other}" for other in range(number + 1)]
 
 
-async def test_a_backlog_larger_than_the_window_is_delivered_whole(
-    dial: conftest.Dial, connect: fixtures.Connect
+async def test_a_backlog_larger_than_the_memory_is_delivered_whole(
+    dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    async with conftest.serving(connect, wanted=settings.MessageSettings(window=10, checkpoint_records=10)):
+    monkeypatch.setattr(message_cache, "LAST_MAX", 5)
+    monkeypatch.setattr(backlog_reader, "READ_AHEAD", 10)
+    async with conftest.serving(connect, wanted=settings.MessageSettings(checkpoint_records=10)):
         connection = await dial()
         session = connection.session(client_api.AcknowledgeMode.CLIENT)
         producer = session.producer(ORDERS)

@@ -32,6 +32,7 @@ from muster.message.client import dispatcher_connection as connection_
 
 PREFETCH = 200
 LAZY_ACKS = 100
+BROWSE_PAGE = 1000  # messages requested at one time
 _LOCATOR = ("http://", "https://")
 
 
@@ -206,7 +207,8 @@ class Session:
         await self.connection.outbox.wait_idle()  # earlier sends and acknowledgements take effect first
         after = 0
         while True:
-            page = (await self.connection.request(protocol.BrowseQueue(queue.name, selector, after))).messages
+            request = protocol.BrowseQueue(queue.name, selector, after, BROWSE_PAGE)
+            page = (await self.connection.request(request)).messages
             for delivery in page:
                 meta = messages.decode_meta(delivery.meta)
                 try:

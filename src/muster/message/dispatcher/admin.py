@@ -114,7 +114,7 @@ class QueueAdmin:
                     "selector": subscription.selector,
                     "shared": subscription.shared,
                     "consumers": len(queue.consumers),
-                    "waiting": len(queue.entries),
+                    "waiting": len(queue.pending),
                     "behind": 0 if queue.live else self._ledger.head - pages.sequence_of(queue.position),
                     "delivered": queue.delivered,
                     "matched": queue.matched,
@@ -136,6 +136,11 @@ class QueueAdmin:
         left: list[int] = []
         total = 0
         begin = max(after, queue_backlog.floor) + 1
+        if queue_backlog.live:  # skip pages whose messages are all done
+            following = queue_backlog.pending.neighbours(begin - 1)[1]
+            if following is None:
+                return waiting, left
+            begin = following
         async for page in self._state.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
             for number, held in pages.read(page.sequence, page.data):
                 if number < begin or queue_backlog.is_done(number):
@@ -257,7 +262,6 @@ class QueueAdmin:
                 raise
             queue_backlog.done.cover(max(before, queue_backlog.floor) + 1, after, sorted(left))
             count += len(taken)
-        self._delivery.refill(key)
         return count
 
 

@@ -10,11 +10,12 @@ from muster.core import errors, topics
 from muster.message import destinations, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.dispatcher import backlog, delivery, state, topic_capture
+from muster.message.dispatcher.index import lines
 from muster.message.dispatcher.log import journal, ledger
 
 _SHARED_MARK: Final = "live:"  # prefix of the key of a subscription that is not durable
 #: Placeholder among the users of a subscription that is being created or ended.
-_BUSY: Final[backlog.ConsumerKey] = ("", 0)
+_BUSY: Final[lines.ConsumerKey] = ("", 0)
 
 
 @dataclass(slots=True)
@@ -22,7 +23,7 @@ class _Usage:
     """The users of a backlog, from the request on: storing it takes a while."""
 
     subscription: ledger.DurableSubscription | None = None
-    users: set[backlog.ConsumerKey] = field(default_factory=set)
+    users: set[lines.ConsumerKey] = field(default_factory=set)
 
 
 class Attachments:
@@ -46,7 +47,7 @@ class Attachments:
             selectors.compiled(request.selector)
         destination = destinations.Destination.parse(request.destination)
         destination.check_consumer(connection.name)
-        consumer = backlog.BacklogConsumer((connection.name, request.consumer), request.credit)
+        consumer = lines.BacklogConsumer((connection.name, request.consumer), request.credit)
         if destination.is_queue:
             # A connection owns its temporary queues, but only identities with queue permissions have any.
             right = "send" if destination.is_temporary else "receive"
@@ -74,7 +75,7 @@ class Attachments:
 
     # Users.
 
-    def _claim(self, subscription: ledger.DurableSubscription, consumer: backlog.ConsumerKey) -> _Usage:
+    def _claim(self, subscription: ledger.DurableSubscription, consumer: lines.ConsumerKey) -> _Usage:
         use = self._uses.get(subscription.key)
         existing = use.subscription if use else self._ledger.subscriptions.get(subscription.key)
         if existing is not None and existing.shared != subscription.shared:
@@ -103,7 +104,7 @@ class Attachments:
         self._release(key, (connection.name, number))
         return key
 
-    def _release(self, key: str, user: backlog.ConsumerKey) -> None:
+    def _release(self, key: str, user: lines.ConsumerKey) -> None:
         if use := self._uses.get(key):
             use.users.discard(user)
             if not use.users:
@@ -147,7 +148,7 @@ class Attachments:
         connection: state.ClientConnection,
         subscription: ledger.DurableSubscription,
         use: _Usage,
-        consumer: backlog.BacklogConsumer,
+        consumer: lines.BacklogConsumer,
         reply: state.ReplyCallback,
         *,
         first: bool,
@@ -168,6 +169,8 @@ class Attachments:
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(), begin, failed))
             return
         existing = self._ledger.subscriptions.get(subscription.key)
+        if existing is not None:  # it is replaced
+            self._delivery.unload(self._ledger.backlogs[subscription.key])
 
         def made(_: list[int]) -> None:
             if existing is not None:
@@ -193,7 +196,7 @@ class Attachments:
         self,
         connection: state.ClientConnection,
         source: backlog.Backlog,
-        consumer: backlog.BacklogConsumer,
+        consumer: lines.BacklogConsumer,
         reply: state.ReplyCallback,
     ) -> None:
         number = consumer.key[1]
@@ -204,7 +207,6 @@ class Attachments:
             if consumer.key not in source.consumers:
                 source.attach(consumer)  # otherwise it attaches again without a loss
             reply(protocol.DispatcherReply(epoch=self._state.epoch, key=source.key))
-            self._delivery.refill(source.key)
             self._delivery.pump(source)
 
         def failed(error: errors.MusterError) -> None:
@@ -235,9 +237,7 @@ class Attachments:
         if source.consumers:
             self._delivery.pump(source)
         elif key not in self._uses:
-            source.settle(self._ledger.end)
-            self._delivery.set_live(source, live=False)
-            source.unload()
+            self._delivery.left(source)
             if source.counts or source.suspect > source.floor:
                 return  # a successor must mark what was delivered before as redelivered
             # Now: a consumer that attaches meanwhile is recorded again
@@ -284,6 +284,7 @@ class Attachments:
             finish(protocol.failed(error))
 
         self._uses[key] = _Usage(users={_BUSY})
+        self._delivery.unload(self._ledger.backlogs[key])
         self._state.journal.add(journal.JournalItem([], ledger.LogRecord(unsubscribed=[key]), stored, failed))
 
     def _check_may_end(self, identity: str, owner: str, name: str) -> None:

@@ -1,75 +1,74 @@
-"""One queue or durable subscription: the waiting messages, their consumers, and the messages these hold.
+"""One queue or durable subscription: an index of its messages, the consumers, and the messages these hold.
 
-Pure: events in, `DeliverMessage`, `ExpireMessage` and `DeadLetterMessage` out. A message is a `BacklogEntry`
-from the time it is loaded until it is done. At most ``window`` entries and `WINDOW_BYTES` are held,
-independent of the length of the backlog; the rest is a position in the log.
+Pure: events in, `DeliverMessage`, `ExpireMessage` and `DeadLetterMessage` out. The index covers the complete
+queue, so selectors, priorities and groups apply to all of it. It contains numbers, 16 bytes for each message,
+and no bodies: these stay in the log. `pump` looks a message up when its turn comes. If it is not in memory,
+its line is blocked until the caller has read the messages that `wanted` names and calls `unblock`.
 
     floor      everything up to here is done
-    done       what is done above the floor, unless the next line implies it
-    position   everything up to here is held, done or of other queues; loading continues after it
+    done       what is done above the floor
+    position   everything up to here is indexed, done or of other queues; indexing continues after it
     live       position is the end of the log: new messages arrive as they are stored
-    finishing  being stored as done: until this succeeds or fails, no other consumer receives it
+    pending    the indexed messages that are not done: waiting, reserved, held or finishing
+    finishing  being stored as done: until this succeeds or fails, no consumer receives it
 
-Memory therefore grows neither with the backlog nor with what is done after a message that no consumer takes.
+The order is by priority, then by sequence; a released message returns to its old place. Consumers with the
+same selector form a line (`lines`) and take turns. A new selector has to be compared with all messages once
+(`unscanned_line`, `scanned`); its consumers receive nothing until that is done. Messages of a group go to one
+consumer as long as it is attached; while it has no credit, they are reserved for it.
 
-The order is by priority, then by sequence; a released message returns to its old place. A message that no
-present consumer selects is parked, and examined again only when the consumers change. Messages of a group go
-to one consumer as long as it is attached.
+The work for each message does not depend on the depth of the queue.
 """
 
 from __future__ import annotations
 
-import bisect
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
 from muster.message import messages, selectors
-from muster.message.dispatcher import sequence_set
+from muster.message.dispatcher.index import groups, lines, sequence_set, sorted_numbers
 
-WINDOW = 2000
-WINDOW_BYTES = 32 << 20
-PRIORITIES = 10
-# Above this, the least used groups without held messages are forgotten.
-GROUPS_MAX = 10_000
-
-
-@dataclass(slots=True, eq=False)
-class BacklogEntry:
-    sequence: int
-    meta: messages.MessageMeta
-    raw: str
-    data: bytes
-    count: int = 0  # previous deliveries
-    failures: int = 0  # failed deliveries, as far as known
-    holder: ConsumerKey | None = None
+# Lines of selectors without consumers that are kept, for clients that open a consumer for each message.
+UNUSED_LINES_MAX = 8
+# Messages finished, at least, before lines are freed of messages that are done.
+COMPACT_AFTER = 1000
 
 
-ConsumerKey = tuple[str, int]  # connection, number
+class LoadedMessage(Protocol):
+    """A message that was read from the log."""
+
+    @property
+    def meta(self) -> messages.MessageMeta: ...
+    @property
+    def raw(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
 
 
-@dataclass(slots=True, eq=False)
-class BacklogConsumer:
-    key: ConsumerKey
-    credit: int = 0
-    selector: str | None = None
-    held: dict[int, None] = field(default_factory=dict)  # in the order of delivery
+Lookup = Callable[[int], LoadedMessage | None]
+
+
+Source = lines.SelectorLine | lines.BacklogConsumer
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverMessage:
-    consumer: ConsumerKey
-    entry: BacklogEntry
+    consumer: lines.ConsumerKey
+    number: int
+    count: int  # previous deliveries
+    message: LoadedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class ExpireMessage:
-    entry: BacklogEntry
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterMessage:
-    entry: BacklogEntry
+    number: int
     reason: str
 
 
@@ -77,125 +76,183 @@ Instruction = DeliverMessage | ExpireMessage | DeadLetterMessage
 
 
 class Backlog:
-    def __init__(self, key: str, *, floor: int = 0, window: int = WINDOW, max_deliveries: int = 0) -> None:
+    def __init__(self, key: str, *, floor: int = 0, max_deliveries: int = 0) -> None:
         self.key = key
         self.floor = floor
         self.done = sequence_set.SequenceSet()
         self.position = floor
         self.live = False
-        self.generation = 0  # a load that started before an `unload` must stop
-        self.window = window
+        self.early = False  # deliver although not everything is indexed
+        self.generation = 0  # what is read for the index after an `unload` must start again
         self.max_deliveries = max_deliveries
         self.suspect = 0  # up to here, an earlier dispatcher may have delivered
         # Deliveries and failures of messages that are not held now
         self.counts: dict[int, tuple[int, int]] = {}
-        self.entries: dict[int, BacklogEntry] = {}
-        self.bytes = 0  # of the entries
-        self.consumers: dict[ConsumerKey, BacklogConsumer] = {}
+        self.pending = sorted_numbers.SortedNumbers()
+        self.consumers: dict[lines.ConsumerKey, lines.BacklogConsumer] = {}
+        self.held: dict[int, lines.HeldMessage] = {}
         self.delivered = 0
         self.expired = 0
         self.matched = 0  # accepted by a selector
-        self.rejected = 0  # rejected by every consumer present
-        self._finishing: set[int] = set()
-        self._ready: list[deque[BacklogEntry]] = [deque() for _ in range(PRIORITIES)]
-        self._parked: list[BacklogEntry] = []
-        self._turn: deque[BacklogConsumer] = deque()
-        self._groups: dict[str, ConsumerKey] = {}
+        self.rejected = 0  # accepted by no consumer that was present
+        self._finishing: dict[int, int | None] = {}  # with the level, if known
+        self._waiting = lines.PriorityNumbers()
+        self._lines: dict[str | None, lines.SelectorLine] = {None: lines.SelectorLine(None, self._waiting)}
+        self._selectors = selectors.SelectorIndex[str]()
+        # Selectors whose line no longer contains a pending message that is not waiting now
+        self._skipped: dict[int, set[str]] = {}
+        # Lines and consumers (with reserved messages) that may have something to deliver
+        self._active: dict[Source, None] = {}
+        self._blocked: dict[Source, None] = {}  # those whose next message has to be read from the log
+        self._groups = groups.GroupOwners()
+        self._finished = 0  # since the lines were last compacted
 
-    # Entries.
+    # The index.
 
-    @property
-    def room(self) -> int:
-        return self.window - len(self.entries) if self.bytes < WINDOW_BYTES else 0
-
-    @property
-    def is_low(self) -> bool:
-        """Whether more should be loaded."""
-        return len(self.entries) <= self.window // 2 and self.bytes <= WINDOW_BYTES // 2
-
-    def waiting(self) -> Iterator[BacklogEntry]:
-        """The entries that no consumer holds, in order."""
-        for priority in reversed(range(PRIORITIES)):
-            parked = [entry for entry in self._parked if _level(entry) == priority]
-            yield from sorted([*self._ready[priority], *parked], key=lambda entry: entry.sequence)
-
-    def is_done(self, sequence: int) -> bool:
+    def is_done(self, number: int) -> bool:
+        if number in self.held:
+            return False
         return (
-            sequence <= self.floor
-            or (sequence <= self.position and sequence not in self.entries)
-            or sequence in self.done
+            number <= self.floor
+            or (number <= self.position and number not in self.pending)
+            or number in self.done
         )
 
-    def is_over(self, sequence: int, head: int) -> bool:
+    def is_over(self, number: int, head: int) -> bool:
         """Whether the message is no longer needed here; ``head`` is the end of the log."""
-        return self.is_done(sequence) or (self.live and sequence <= head and sequence not in self.entries)
+        return self.is_done(number) or (self.live and number <= head and number not in self.pending)
 
-    def arrive(self, sequence: int, meta: messages.MessageMeta, raw: str, data: bytes) -> None:
-        """A message of the log. Messages arrive in log order."""
-        self.position = max(self.position, sequence)
-        if sequence in self.done or sequence <= self.floor or sequence in self.entries:
+    def arrive(self, number: int, meta: messages.MessageMeta) -> None:
+        """Index a message of the log. Messages arrive in log order."""
+        self.position = max(self.position, number)
+        if number <= self.floor or number in self.done or not self.pending.add(number):
             return
-        count, failures = self.counts.pop(sequence, (0, 0))
-        if not count and sequence <= self.suspect:
-            count = 1
-        entry = self.entries[sequence] = BacklogEntry(sequence, meta, raw, data, count, failures)
-        self.bytes += len(data)
-        if sequence in self._finishing:
+        level = lines.level_of(meta)
+        matches = list(self._selectors.matching(meta)) if len(self._selectors) else ()
+        for selector in matches:
+            line = self._lines[selector]
+            line.numbers.add(level, number)
+            self._active[line] = None
+        if not matches and self.consumers and not self._lines[None].users:
+            self.rejected += 1
+        if number in self._finishing:
+            self._finishing[number] = level
             return
-        ready = self._ready[_level(entry)]
-        if ready and ready[-1].sequence > sequence:  # equivalent (Gt -> GtE): no two have one number
-            self._insert(entry)
-        else:
-            ready.append(entry)
+        self._waiting.add(level, number)
+        self._active[self._lines[None]] = None
 
-    def overflow(self, sequence: int) -> None:
-        """There is no room for a new message: it and later ones are read from the log later."""
-        if self.live:
-            self.live = False
-            self.position = sequence - 1
+    def start_empty(self, position: int) -> None:
+        """The log contains no messages of this backlog up to ``position``: it is live from the beginning."""
+        self.live = True
+        self.position = self.floor = position
 
     def unload(self) -> None:
-        """Drop all entries, because there are no consumers. Only the counts remain."""
-        for entry in self.entries.values():
-            if entry.count:
-                self.counts[entry.sequence] = (entry.count, entry.failures)
-        self._note_done()
+        """Drop the index, because there are no consumers."""
         self.position = self.floor
-        self.live = False
+        self.live = self.early = False
         self.generation += 1
-        self.entries.clear()
-        self.bytes = 0
-        self._parked.clear()
-        for ready in self._ready:
-            ready.clear()
+        self.pending.clear()
+        self._waiting.clear()
+        self._skipped.clear()
+        self._finishing = dict.fromkeys(self._finishing)
+        for selector in [selector for selector in self._lines if selector is not None]:
+            self._drop_line(selector)
 
     def settle(self, head: int) -> int:
         """Raise the floor as far as possible; ``head`` is the end of the log."""
-        first = min(self.entries, default=None)
+        first = self.pending.first
         reached = head if self.live else self.position
-        if first is not None:
-            reached = min(reached, first - 1)
-        self.floor = max(self.floor, reached)
-        self._note_done()
+        self.floor = max(self.floor, reached if first is None else min(reached, first - 1))
         self.floor = max(self.floor, self.done.end_of(self.floor + 1))
         self.position = max(self.position, self.floor)
         self.done.cut(self.floor)
         return self.floor
 
-    def _note_done(self) -> None:
-        """Everything up to the position that is not held is done or belongs to other queues."""
-        if self.position > self.floor:
-            self.done.cover(self.floor + 1, self.position, sorted(self.entries))
-        self.done.cut(self.floor)
+    def _remove(self, number: int) -> None:
+        """Remove a message that is done from the index.
+
+        Everything between its neighbours is done or belongs to other queues, so the number of ranges in
+        ``done`` depends on the messages that are left only.
+        """
+        before, after = self.pending.neighbours(number)
+        self.pending.discard(number)
+        low = self.floor if before is None else before
+        high = max(self.position, number) if after is None else after - 1
+        if before is None:
+            self.floor = max(self.floor, high)
+            self.done.cut(self.floor)
+        else:
+            self.done.add(low + 1, high)
+        self._finished += 1
+        if self._finished > max(COMPACT_AFTER, 2 * len(self.pending)):
+            self._compact()
+
+    def _compact(self) -> None:
+        """Free the lines of messages that are done. Others remove them only when they are first in line."""
+        self._finished = 0
+        for line in self._lines.values():
+            if line.selector is not None:
+                for level, number in list(line.numbers.items()):
+                    if number not in self.pending:
+                        line.numbers.discard(level, number)
+
+    # Selectors.
+
+    def unscanned_line(self) -> lines.SelectorLine | None:
+        """A line whose selector has to be compared with earlier messages."""
+        return next((line for line in self._lines.values() if line.unscanned and line.users), None)
+
+    def scan(self, line: lines.SelectorLine, number: int, meta: messages.MessageMeta) -> None:
+        """Compare the selector of a line with a message that was indexed before the line existed."""
+        if number in self.pending and selectors.accepts(line.selector, meta):
+            line.numbers.add(lines.level_of(meta), number)
+
+    def scanned(self, line: lines.SelectorLine) -> None:
+        """All earlier messages have been compared."""
+        line.unscanned = 0
+        self._active[line] = None
+        self._active.update((consumer, None) for consumer in line.turn if consumer.reserved)
+
+    def _line(self, selector: str | None) -> lines.SelectorLine:
+        line = self._lines.get(selector)
+        if line is None and selector is not None:
+            line = self._lines[selector] = lines.SelectorLine(selector, lines.PriorityNumbers())
+            line.unscanned = self.position if self.pending else 0
+            self._selectors.add(selector, selector)
+        assert line is not None
+        return line
+
+    def _leave_unused(self, line: lines.SelectorLine) -> None:
+        """A line without consumers is kept for a while, unless it is incomplete."""
+        if line.selector is None:
+            return
+        if line.unscanned:
+            self._drop_line(line.selector)
+            return
+        self._lines[line.selector] = self._lines.pop(line.selector)  # the least recently used are first
+        unused = [selector for selector, other in self._lines.items() if selector and not other.users]
+        for selector in unused[:-UNUSED_LINES_MAX]:
+            self._drop_line(selector)
+
+    def _drop_line(self, selector: str) -> None:
+        line = self._lines[selector]
+        if line.users:
+            line.numbers.clear()
+            line.unscanned = 0
+            return
+        del self._lines[selector]
+        self._selectors.remove(selector)
+        self._active.pop(line, None)
+        self._blocked.pop(line, None)
 
     # Consumers.
 
-    def attach(self, consumer: BacklogConsumer) -> None:
+    def attach(self, consumer: lines.BacklogConsumer) -> None:
         self.consumers[consumer.key] = consumer
-        self._turn.append(consumer)
-        self._unpark()
+        self._line(consumer.selector).users += 1
+        self._enter_turn(consumer)
 
-    def detach(self, key: ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
+    def detach(self, key: lines.ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
         """``seen``: messages that the client saw; they count as delivered.
 
         None: the client was lost. It may have seen everything that it held, so all of it counts as delivered.
@@ -205,201 +262,282 @@ class Backlog:
         consumer = self.consumers.pop(key, None)
         if consumer is None:
             return []
-        self._turn.remove(consumer)
-        self._groups = {group: holder for group, holder in self._groups.items() if holder != key}
-        held = [sequence for sequence in consumer.held if sequence not in self._finishing]
+        line = self._lines[consumer.selector]
+        line.users -= 1
+        if consumer.in_turn:
+            line.turn.remove(consumer)
+        self._active.pop(consumer, None)
+        self._blocked.pop(consumer, None)
+        self._groups.leave(consumer)
+        held = [number for number in consumer.held if number not in self._finishing]
         failed = set(held[:1]) if seen is None else set(seen)
         counted = set(consumer.held) if seen is None else failed
         instructions: list[Instruction] = []
-        for sequence in sorted(consumer.held):
-            instructions += self._back(sequence, counted=sequence in counted, failed=sequence in failed)
-        self._unpark()
+        for number in sorted(consumer.held):
+            instructions += self._back(number, counted=number in counted, failed=number in failed)
+        for level, number in consumer.reserved.items():
+            self._wait(level, number)
+        if not line.users:
+            self._leave_unused(line)
         return instructions
 
-    def credit(self, key: ConsumerKey, more: int) -> None:
+    def credit(self, key: lines.ConsumerKey, more: int) -> None:
         if consumer := self.consumers.get(key):
             consumer.credit += more
+            self._enter_turn(consumer)
 
-    def stop(self, key: ConsumerKey) -> None:
+    def stop(self, key: lines.ConsumerKey) -> None:
         if consumer := self.consumers.get(key):
             consumer.credit = 0
 
+    def _enter_turn(self, consumer: lines.BacklogConsumer) -> None:
+        if consumer.credit > 0:
+            line = self._lines[consumer.selector]
+            self._active[line] = None
+            if consumer.reserved:
+                self._active[consumer] = None
+            if not consumer.in_turn:
+                consumer.in_turn = True
+                line.turn.append(consumer)
+
     # Outcomes.
 
-    def holds(self, sequence: int, connection: str) -> bool:
+    def holds(self, number: int, connection: str) -> bool:
         """Whether this connection may acknowledge the message: it holds it, or no consumer does."""
-        if self.is_done(sequence) or sequence in self._finishing:
+        if self.is_done(number) or number in self._finishing:
             return False
-        entry = self.entries.get(sequence)
-        return entry is None or entry.holder is None or entry.holder[0] == connection
+        held = self.held.get(number)
+        return held is None or held.holder.key[0] == connection
 
-    def start_finish(self, sequences: Iterable[int]) -> None:
+    def start_finish(self, numbers: Iterable[int]) -> None:
         """The messages are about to be stored as done; `finish` or `cancel_finish` follows."""
-        for sequence in sequences:
-            self._finishing.add(sequence)
-            entry = self.entries.get(sequence)
-            if entry is not None and entry.holder is None:
-                self._forget(entry)
+        for number in numbers:
+            self._finishing[number] = None if number in self.held else self._stop_waiting(number)
 
-    def cancel_finish(self, sequences: Iterable[int]) -> None:
+    def cancel_finish(self, numbers: Iterable[int]) -> None:
         """Storing failed: messages that no consumer holds wait again."""
-        for sequence in sequences:
-            if sequence in self._finishing:
-                self._finishing.discard(sequence)
-                entry = self.entries.get(sequence)
-                if entry is not None and entry.holder is None:
-                    self._insert(entry)
+        for number in numbers:
+            level = self._finishing.pop(number, None)
+            if level is not None and number in self.pending and number not in self.held:
+                self._wait(level, number)
 
-    def finish(self, sequence: int) -> bool:
+    def finish(self, number: int) -> bool:
         """The message is stored as done. False: it already was."""
-        self._finishing.discard(sequence)
-        if self.is_done(sequence):
+        self._finishing.pop(number, None)
+        if self.is_done(number):
             return False
-        self.counts.pop(sequence, None)
-        entry = self.entries.pop(sequence, None)
-        if entry is None:
-            self.done.add(sequence)
+        self.counts.pop(number, None)
+        self._skipped.pop(number, None)
+        if number not in self.pending:
+            self.done.add(number)
+            return True
+        if (held := self.held.get(number)) is not None:
+            self._let_go(held)
         else:
-            self.bytes -= len(entry.data)
-            if entry.holder is None:
-                self._forget(entry)
-            self._let_go(entry)
+            self._stop_waiting(number)
+        self._remove(number)
         return True
 
     def release(
-        self, sequences: Iterable[int], connection: str, *, counted: bool, reason: str | None = None
+        self, numbers: Iterable[int], connection: str, *, counted: bool, reason: str | None = None
     ) -> list[Instruction]:
         instructions: list[Instruction] = []
-        for sequence in sequences:
-            entry = self.entries.get(sequence)
-            if entry is None or entry.holder is None or entry.holder[0] != connection:
+        for number in numbers:
+            held = self.held.get(number)
+            if held is None or held.holder.key[0] != connection:
                 continue
-            if reason is not None and sequence not in self._finishing:
-                entry.count += 1
-                self._let_go(entry)
-                instructions.append(self._dead(entry, reason))
+            if reason is not None and number not in self._finishing:
+                self._let_go(held)
+                instructions.append(self._dead(held, reason))
             else:
-                instructions += self._back(sequence, counted=counted, failed=counted)
+                instructions += self._back(number, counted=counted, failed=counted)
         return instructions
 
-    def _back(self, sequence: int, *, counted: bool, failed: bool) -> list[Instruction]:
-        entry = self.entries[sequence]
-        self._let_go(entry)
-        entry.count += counted
-        entry.failures += failed
-        if sequence in self._finishing:
-            return []
-        if self.max_deliveries and entry.failures >= self.max_deliveries:
-            return [self._dead(entry, f"delivered {entry.count} times without being acknowledged")]
-        self._insert(entry)
-        return []
-
-    def _dead(self, entry: BacklogEntry, reason: str) -> DeadLetterMessage:
-        self._finishing.add(entry.sequence)
-        return DeadLetterMessage(entry, reason)
-
-    def withdraw(self, sequence: int) -> bool:
+    def withdraw(self, number: int) -> bool:
         """Start to finish a message that no consumer holds. False: one holds it, or it is being finished."""
-        entry = self.entries.get(sequence)
-        if sequence in self._finishing or (entry is not None and entry.holder is not None):
+        if number in self._finishing or number in self.held:
             return False
-        self.start_finish([sequence])
+        self.start_finish([number])
         return True
 
-    def _let_go(self, entry: BacklogEntry) -> None:
-        if entry.holder is not None:
-            if consumer := self.consumers.get(entry.holder):
-                consumer.held.pop(entry.sequence, None)
-            entry.holder = None
+    def _back(self, number: int, *, counted: bool, failed: bool) -> list[Instruction]:
+        held = self.held[number]
+        self._let_go(held)
+        count, failures = held.count + counted, held.failures + failed
+        if count:
+            self.counts[number] = (count, failures)
+        if number in self._finishing:
+            self._finishing[number] = held.level
+            return []
+        if self.max_deliveries and failures >= self.max_deliveries:
+            return [self._dead(held, f"delivered {count} times without being acknowledged")]
+        self._wait(held.level, number)
+        return []
 
-    def _forget(self, entry: BacklogEntry) -> None:
-        """Remove the entry from the waiting lists."""
-        ready = self._ready[_level(entry)]
-        if entry in ready:
-            ready.remove(entry)
-        elif entry in self._parked:
-            self._parked.remove(entry)
+    def _dead(self, held: lines.HeldMessage, reason: str) -> DeadLetterMessage:
+        self._finishing[held.number] = held.level
+        return DeadLetterMessage(held.number, reason)
 
-    def _insert(self, entry: BacklogEntry) -> None:
-        ready = self._ready[_level(entry)]
-        at = bisect.bisect(ready, entry.sequence, key=lambda other: other.sequence)
-        ready.insert(at, entry)
+    def _let_go(self, held: lines.HeldMessage) -> None:
+        del self.held[held.number]
+        held.holder.held.pop(held.number, None)
 
-    def _unpark(self) -> None:
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            self._insert(entry)
+    def _wait(self, level: int, number: int) -> None:
+        """A message waits again, in its old place."""
+        self._waiting.add(level, number)
+        self._active[self._lines[None]] = None
+        for selector in self._skipped.pop(number, ()):
+            if (line := self._lines.get(selector)) is not None:
+                line.numbers.add(level, number)
+                self._active[line] = None
+
+    def _stop_waiting(self, number: int) -> int | None:
+        """Remove the message from those that wait, and return its level; None if it was not waiting."""
+        for numbers in (self._waiting, *(consumer.reserved for consumer in self.consumers.values())):
+            if (level := numbers.level(number)) is not None:
+                numbers.discard(level, number)
+                return level
+        return self._finishing.get(number)
 
     # Delivery.
 
-    def pump(self, now_ms: int) -> list[Instruction]:
-        """Deliver as much as possible."""
+    def pump(self, now_ms: int, lookup: Lookup) -> list[Instruction]:
+        """Deliver as much as possible of what is in memory."""
         instructions: list[Instruction] = []
-        if not any(consumer.credit > 0 for consumer in self._turn):
+        if not (self.live or self.early):
             return instructions
-        for ready in reversed(self._ready):
-            kept: deque[BacklogEntry] = deque()
-            while ready:
-                entry = ready.popleft()
-                if entry.meta.expiration_ms and entry.meta.expiration_ms <= now_ms:
-                    self.expired += 1
-                    self._finishing.add(entry.sequence)
-                    instructions.append(ExpireMessage(entry))
-                    continue
-                consumer, selected = self._taker(entry)
-                if consumer is not None:
-                    self._hand(entry, consumer)
-                    instructions.append(DeliverMessage(consumer.key, entry))
-                elif selected:
-                    kept.append(entry)
-                    # Continuing would change nothing, but cost time.
-                    if not any(other.credit > 0 for other in self._turn):  # equivalent (Gt -> GtE): see above
-                        break
-                else:
-                    self.rejected += 1
-                    self._parked.append(entry)
-            kept.extend(ready)
-            ready.clear()
-            ready.extend(kept)
+        active = self._active
+        while active:
+            source = next(iter(active))
+            while self._serve(source, now_ms, lookup, instructions):
+                if len(active) > 1:  # they take turns
+                    del active[source]
+                    active[source] = None
+                    break
+            else:
+                del active[source]
         return instructions
 
-    def _hand(self, entry: BacklogEntry, consumer: BacklogConsumer) -> None:
-        entry.holder = consumer.key
-        consumer.held[entry.sequence] = None
+    @property
+    def is_blocked(self) -> bool:
+        """Whether messages that could be delivered have to be read from the log first."""
+        return bool(self._blocked)
+
+    def wanted(self, limit: int, lookup: Lookup) -> list[int]:
+        """The next messages to read from the log, in the order of delivery."""
+        wanted: dict[int, None] = {}
+        for source in self._blocked:
+            if isinstance(source, lines.BacklogConsumer):
+                reserved, numbers = source.reserved, self._lines[source.selector].numbers
+            else:
+                reserved = source.turn[0].reserved if source.turn else lines.PriorityNumbers()
+                numbers = source.numbers
+            following = (number for level, number in numbers.items() if self._waiting.includes(level, number))
+            for candidates in (iter(reserved), following):
+                for number in itertools.islice(candidates, limit):
+                    if lookup(number) is None:
+                        wanted[number] = None
+        return list(wanted)
+
+    def wake(self) -> None:
+        """Consider all lines again."""
+        self._active.update((line, None) for line in self._lines.values())
+        self._active.update((consumer, None) for consumer in self.consumers.values() if consumer.reserved)
+
+    def unblock(self) -> None:
+        """Messages that `wanted` named have been read."""
+        self._active.update(self._blocked)
+        self._blocked.clear()
+
+    def _serve(self, source: Source, now_ms: int, lookup: Lookup, instructions: list[Instruction]) -> bool:
+        """Pass on one message of a line, or one that is reserved for a consumer. False: there is none, or it
+        cannot be delivered now.
+        """
+        if isinstance(source, lines.BacklogConsumer):
+            line, consumer = self._lines[source.selector], source
+            if consumer.credit <= 0 or not consumer.reserved:
+                return False
+        else:
+            line = source
+            while line.turn and line.turn[0].credit <= 0:
+                line.turn.popleft().in_turn = False
+            if not line.turn:
+                return False
+            consumer = line.turn[0]
+        if line.unscanned and not self.early:
+            return False
+        first, reserved = self._first(line), consumer.reserved.first()
+        is_reserved = reserved is not None and (first is None or _precedes(reserved, first))
+        best = reserved if is_reserved else first
+        if best is None:
+            return False
+        level, number = best
+        message = lookup(number)
+        if message is None:
+            self._blocked[source] = None
+            return False
+        meta = message.meta
+        if meta.expiration_ms and meta.expiration_ms <= now_ms:
+            self.expired += 1
+            self.start_finish([number])
+            instructions.append(ExpireMessage(number))
+            return True
+        if is_reserved:
+            consumer.reserved.discard(level, number)
+            if not consumer.reserved:
+                consumer.reserved_groups.clear()
+        else:
+            owner = self._group_owner(meta.group, meta, consumer)
+            self._waiting.discard(level, number)
+            if owner is not consumer and (owner.credit <= 0 or owner.reserved):
+                owner.reserved.add(level, number)
+                owner.reserved_groups.add(meta.group or "")
+                self._active[owner] = None
+                return True
+            if owner is not consumer:
+                consumer = owner
+            elif len(line.turn) > 1 and line.turn[0] is consumer:
+                line.turn.rotate(-1)
+        instructions.append(self._hand(level, number, message, consumer))
+        return True
+
+    def _first(self, line: lines.SelectorLine) -> tuple[int, int] | None:
+        """Level and number of the first waiting message of a line."""
+        if line.selector is None:
+            return self._waiting.first()
+        while (first := line.numbers.first()) is not None and not self._waiting.includes(*first):
+            line.numbers.discard(*first)
+            if first[1] in self.pending:
+                self._skipped.setdefault(first[1], set()).add(line.selector)
+        return first
+
+    def _hand(
+        self, level: int, number: int, message: LoadedMessage, consumer: lines.BacklogConsumer
+    ) -> DeliverMessage:
+        count, failures = self.counts.pop(number, (0, 0))
+        if not count and number <= self.suspect:
+            count = 1
+        held = lines.HeldMessage(number, level, message.meta.group, count, failures, consumer)
+        self.held[number] = consumer.held[number] = held
         consumer.credit -= 1
         self.delivered += 1
         self.matched += consumer.selector is not None
+        return DeliverMessage(consumer.key, number, count, message)
 
-    def _taker(self, entry: BacklogEntry) -> tuple[BacklogConsumer | None, bool]:
-        """The consumer that receives the message now, and whether any present consumer selects it."""
-        group = entry.meta.group
-        if group is not None and (holder := self._groups.get(group)) is not None:
-            consumer = self.consumers[holder]
-            if consumer.credit <= 0:
-                return None, True
-            if selectors.accepts(consumer.selector, entry.meta):
-                self._groups[group] = self._groups.pop(group)  # the least used groups are first
-                return consumer, True  # equivalent (True -> False): for a consumer it is not read
-        selected = False
-        for at, consumer in enumerate(self._turn):
-            if selectors.accepts(consumer.selector, entry.meta):
-                selected = True
-                if consumer.credit > 0:
-                    self._turn.rotate(-(at + 1))
-                    if group is not None:
-                        self._join(group, consumer)
-                    return consumer, True  # equivalent (True -> False): for a consumer it is not read
-        return None, selected
-
-    def _join(self, group: str, consumer: BacklogConsumer) -> None:
-        self._groups[group] = consumer.key
-        if len(self._groups) > GROUPS_MAX:
-            held = {entry.meta.group for entry in self.entries.values() if entry.holder is not None}
-            least = list(self._groups)[: GROUPS_MAX // 2]
-            for other in least:
-                if other not in held:
-                    del self._groups[other]
+    def _group_owner(
+        self, group: str | None, meta: messages.MessageMeta, consumer: lines.BacklogConsumer
+    ) -> lines.BacklogConsumer:
+        """The consumer that receives a message of a group: ``consumer``, unless the group has another."""
+        if group is None:
+            return consumer
+        owner = self._groups.get(group)
+        if owner is not None and (owner is consumer or selectors.accepts(owner.selector, meta)):
+            self._groups.use(group)
+            return owner
+        self._groups.join(group, consumer, self.consumers.values())
+        return consumer
 
 
-def _level(entry: BacklogEntry) -> int:
-    return min(max(entry.meta.priority, 0), PRIORITIES - 1)
+def _precedes(first: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a message is delivered before another; both as level and number."""
+    return first[0] > other[0] or (first[0] == other[0] and first[1] < other[1])

@@ -8,17 +8,19 @@ that were decided before it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
-from muster.core import errors, topics
+from muster.core import errors
 from muster.message import destinations, messages, protocol, selectors
-from muster.message.dispatcher import backlog, delayed_messages, state
-from muster.message.dispatcher.log import journal, ledger, pages, tail
+from muster.message.dispatcher import backlog, backlog_reader, delayed_messages, state
+from muster.message.dispatcher.log import journal, ledger, message_cache
 
 BATCH_BYTES: Final = 512 << 10
 PUBLISH_S: Final = 2.0  # how long to wait for a sender to publish a due message
 RETRY_S: Final = 1.0  # before a retry after the log had no room
+UNSENT_BYTES_MAX: Final = 8 << 20  # of deliveries that wait to be sent, before no more are read from the log
+IDLE_S: Final = 30.0  # after this time without consumers, a subscription is no longer indexed
 
 
 class DeliveryQueue:
@@ -26,9 +28,12 @@ class DeliveryQueue:
         self._state = shared
         self._ledger = shared.ledger
         self.delays = delayed_messages.DelayedMessages(shared, self)
-        self.tail = tail.LogTail()
-        self._loading: set[str] = set()
-        self._load_callbacks: list[tuple[set[str], Callable[[], None]]] = []
+        self.cache = message_cache.MessageCache(shared.settings.cache_bytes)
+        self.reader = backlog_reader.BacklogReader(
+            shared, self.cache, self.pump, lambda source: self.set_live(source, live=True)
+        )
+        self._idle_since: dict[str, float] = {}  # subscriptions without consumers that are still indexed
+        self._unsent_bytes = 0
         self._published_counts: dict[str, int] = {}  # published messages by topic pattern
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: published and matched until then
         self._dirty: set[str] = set()
@@ -76,7 +81,7 @@ class DeliveryQueue:
             if copy.subject == protocol.DELAY:
                 self.delays.add(copy.meta.delivery_time_ms, number)
             elif copy.subject != protocol.CHECKPOINT:
-                self.tail.add(number, copy)
+                self.cache.add_stored(number, copy)
                 for target in self._targets(copy):
                     if self._arrived(target, number, copy):
                         touched[target.key] = target
@@ -133,13 +138,7 @@ class DeliveryQueue:
     def _arrived(self, target: backlog.Backlog, number: int, copy: journal.JournalMessage) -> bool:
         if not target.live:
             return False
-        if target.room <= 0:
-            target.overflow(number)
-            self.set_live(target, live=False)
-            if target.key in self._ledger.subscriptions:
-                target.rejected -= 1  # this message is examined again when it is loaded
-            return False
-        target.arrive(number, copy.meta, copy.raw, copy.data)
+        target.arrive(number, copy.meta)
         target.matched += target.key in self._ledger.subscriptions
         return True
 
@@ -184,152 +183,82 @@ class DeliveryQueue:
     # Out of backlogs.
 
     def pump(self, source: backlog.Backlog) -> None:
-        self.execute(source, source.pump(self._state.now_ms()))
+        self.execute(source, source.pump(self._state.now_ms(), self.cache.get))
+        self.reader.start(source)
+
+    def left(self, source: backlog.Backlog) -> None:
+        """The backlog has no consumers any more. A queue remains indexed, because its messages are in no
+        other index; a subscription for a short time, for clients that connect for a few messages.
+        """
+        source.settle(self._ledger.end)
+        if source.key in self._ledger.subscriptions:
+            self._idle_since[source.key] = self._state.loop.time()
+
+    def unload(self, source: backlog.Backlog) -> None:
+        self._idle_since.pop(source.key, None)
+        source.settle(self._ledger.end)
+        self.set_live(source, live=False)
+        source.unload()
+
+    def unload_idle(self, now: float) -> None:
+        for key in [key for key, since in self._idle_since.items() if now - since > IDLE_S]:
+            del self._idle_since[key]
+            source = self._ledger.backlogs.get(key)
+            if source is not None and not source.consumers:
+                self.unload(source)
 
     def execute(self, source: backlog.Backlog, instructions: list[backlog.Instruction]) -> None:
         expired: list[int] = []
+        is_queue = source.key not in self._ledger.subscriptions
         for instruction in instructions:
-            entry = instruction.entry
             match instruction:
-                case backlog.DeliverMessage(consumer=(name, number)):
+                case backlog.DeliverMessage(consumer=(name, consumer), number=number, message=message):
                     self._state.connections[name].outbox.append(
                         protocol.MessageDelivery(
-                            number, source.key, entry.sequence, entry.count, entry.raw, entry.data
+                            consumer, source.key, number, instruction.count, message.raw, message.data
                         )
                     )
+                    self._unsent_bytes += len(message.data)
+                    if is_queue:
+                        self.cache.forget(number)
                     self._dirty.add(name)
                     self._flush.set()
-                case backlog.ExpireMessage():
-                    expired.append(entry.sequence)
-                case backlog.DeadLetterMessage(reason=reason):
-                    self._dead_letter(source, entry, reason)
+                case backlog.ExpireMessage(number=number):
+                    expired.append(number)
+                case backlog.DeadLetterMessage(number=number, reason=reason):
+                    self._state.spawn(self._dead_letter(source, number, reason))
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
+            self.reader.may_read.clear()
         if expired:
             record = ledger.LogRecord(acked={source.key: expired})
             self._state.journal.add(
-                journal.JournalItem(
-                    [], record, lambda _: self.refill(source.key), lambda _: source.cancel_finish(expired)
-                )
+                journal.JournalItem([], record, failed=lambda _: source.cancel_finish(expired))
             )
 
-    def _dead_letter(self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str) -> None:
-        meta = messages.to_dead_letter(entry.meta, reason, self._origin(source, entry))
-        raw = messages.encode_meta(meta).decode()
-        target = destinations.queue(destinations.DEAD_LETTERS)
-        copies = [self.copy_to(target, meta, raw, entry.data, due=True)]
-        record = ledger.LogRecord(acked={source.key: [entry.sequence]}, stored=journal.count_by_queue(copies))
+    async def _dead_letter(self, source: backlog.Backlog, number: int, reason: str) -> None:
+        """Move a message to the dead letters. While the log has no room, it is delivered to no consumer, and
+        the move is retried.
+        """
+        copies: list[journal.JournalMessage] = []
+        if (message := await self.reader.get(source, number)) is not None:
+            meta = messages.to_dead_letter(message.meta, reason, self._origin(source, message))
+            raw = messages.encode_meta(meta).decode()
+            target = destinations.queue(destinations.DEAD_LETTERS)
+            copies.append(self.copy_to(target, meta, raw, message.data, due=True))
+        record = ledger.LogRecord(acked={source.key: [number]}, stored=journal.count_by_queue(copies))
+        while True:
+            try:
+                await self._state.store(journal.JournalItem(copies, record))
+                return
+            except errors.Refused:  # the log is full
+                await asyncio.sleep(RETRY_S)
+            except errors.MusterError:  # the next dispatcher delivers it again
+                return
 
-        def stored(_: list[int]) -> None:
-            self.refill(source.key)
-
-        def failed(error: errors.MusterError) -> None:
-            if isinstance(error, errors.Refused):  # the log is full; otherwise a new dispatcher starts
-                self._state.spawn(self._dead_letter_later(source, entry, reason))
-
-        self._state.journal.add(journal.JournalItem(copies, record, stored, failed))
-
-    async def _dead_letter_later(
-        self, source: backlog.Backlog, entry: backlog.BacklogEntry, reason: str
-    ) -> None:
-        """The log has no room: keep the message undelivered, and try again later."""
-        await asyncio.sleep(RETRY_S)
-        self._dead_letter(source, entry, reason)
-
-    def _origin(self, source: backlog.Backlog, entry: backlog.BacklogEntry) -> str:
+    def _origin(self, source: backlog.Backlog, message: backlog.LoadedMessage) -> str:
         """The original destination, even of a message that becomes a dead letter again."""
-        before = entry.meta.properties.get(messages.DEAD_FROM) or entry.meta.destination
+        before = message.meta.properties.get(messages.DEAD_FROM) or message.meta.destination
         return str(before or destinations.queue(source.key.removeprefix(ledger.QUEUE_MARK)))
-
-    # Out of the log.
-
-    def refill(self, key: str) -> None:
-        target = self._ledger.backlogs.get(key)
-        if target and target.consumers and not target.live and target.is_low and key not in self._loading:
-            self._loading.add(key)
-            self._state.spawn(self._load(target))
-
-    async def _load(self, target: backlog.Backlog) -> None:
-        generation = target.generation
-        try:
-            while target.consumers and target.room > 0:
-                if self.tail.covers(target.position):
-                    self._catch_up(target)
-                    self.pump(target)
-                    break
-                end = self._ledger.end
-                full = await self._load_until(target, end, generation)
-                if target.generation != generation:
-                    return
-                if not full:
-                    target.position = max(target.position, end)
-                self.pump(target)
-        finally:
-            self._loading.discard(target.key)
-            if target.generation != generation:
-                self.refill(target.key)
-            awaited, self._load_callbacks = self._load_callbacks, []
-            for keys, act in awaited:
-                self.when_loaded(keys, act)
-
-    def when_loaded(self, keys: set[str], act: Callable[[], None]) -> None:
-        """Call ``act`` when none of these backlogs is being loaded from the log."""
-        if self._loading.isdisjoint(keys):
-            act()
-        else:
-            self._load_callbacks.append((keys, act))
-
-    def _catch_up(self, target: backlog.Backlog) -> None:
-        """Load the rest of the log from memory in one step; the backlog is live if there was room."""
-        subscription = self._ledger.subscriptions.get(target.key)
-        for number, copy in self.tail.after(target.position):
-            if subscription is None:
-                matches = copy.destination.is_queue and ledger.queue_key(copy.destination.name) == target.key
-            elif copy.destination.is_queue or not subscription.pattern.matches(copy.destination.topic):
-                matches = False
-            else:
-                matches = self._ledger.wants(target.key, copy.meta) and selectors.accepts(
-                    subscription.selector, copy.meta
-                )
-                target.rejected += not matches
-            if matches:
-                if target.room <= 0:
-                    return
-                target.matched += subscription is not None
-                target.arrive(number, copy.meta, copy.raw, copy.data)
-            target.position = number
-        target.position = max(target.position, self._ledger.end)
-        self.set_live(target, live=True)
-
-    async def _load_until(self, target: backlog.Backlog, end: int, generation: int) -> bool:
-        """Load messages up to ``end``; True if there was not enough room."""
-        subscription = self._ledger.subscriptions.get(target.key)
-        if subscription is None:
-            subject = protocol.queue_subject(target.key.removeprefix(ledger.QUEUE_MARK))
-        else:
-            subject = protocol.topic_subject(subscription.pattern.cover)
-        async for page in self._state.read(pages.sequence_of(target.position + 1), subject):
-            if subscription is not None:
-                topic = topics.Topic.from_subject(page.subject.removeprefix(protocol.topic_subject("")))
-                if not subscription.pattern.matches(topic):
-                    continue
-            for number, held in pages.read(page.sequence, page.data):
-                if target.generation != generation:
-                    return False
-                if number <= target.position:
-                    continue
-                if target.room <= 0:
-                    return True
-                if number > end:
-                    return False
-                meta = messages.decode_meta(held.raw)
-                if subscription is not None and not (
-                    self._ledger.wants(target.key, meta) and selectors.accepts(subscription.selector, meta)
-                ):
-                    target.rejected += 1
-                    target.position = number
-                    continue
-                target.matched += subscription is not None
-                target.arrive(number, meta, held.raw, held.data)
-        return False
 
     # Sending.
 
@@ -351,6 +280,7 @@ class DeliveryQueue:
             dirty, self._dirty = self._dirty, set()
             published, self._publications = self._publications, []
             replies, self._replies = self._replies, []
+            self._unsent_bytes = 0
             for name in dirty:
                 connection = self._state.connections.get(name)
                 if connection is None:
@@ -368,6 +298,8 @@ class DeliveryQueue:
                 await publish(subject, data, headers=headers)
             for subject, result in replies:
                 await publish(subject, protocol.encode(result))
+            if self._unsent_bytes <= UNSENT_BYTES_MAX:
+                self.reader.may_read.set()
 
 
 def _number(placed: tuple[journal.JournalMessage, int]) -> int:

@@ -87,7 +87,7 @@ class Dispatcher:
     async def _dispatch(self, bus: api.Bus) -> None:
         await checkpoints.recover(self._state)
         await self._delivery.delays.recover()
-        self._delivery.tail.start = self._ledger.end
+        self._delivery.cache.start = self._ledger.end
         self._capture.patterns_changed.set()
         subscriptions = []
         for kind in (("request",), NOTIFY, protocol.READ):
@@ -148,6 +148,7 @@ class Dispatcher:
                 self._connection_lost(connection)
             self._attachments.drop_orphans(self._is_gone)
             self._lost_at = {name: at for name, at in self._lost_at.items() if at >= oldest}
+            self._delivery.unload_idle(now)
             self._admin.update_rates(now)
             await self._admin.forget_idle_queues(now)
             await self._checkpoint_if_due()
@@ -207,7 +208,7 @@ class Dispatcher:
             case protocol.Ping():
                 connection = self._require_connection(sender, request.connection)
                 keys = {connection.consumers.get(number, "") for number in request.consumers}
-                self._delivery.when_loaded(
+                self._delivery.reader.when_read(
                     keys, lambda: reply(protocol.DispatcherReply(epoch=self._state.epoch))
                 )
             case protocol.EchoOff():
@@ -455,8 +456,6 @@ class Dispatcher:
                 callback(result)
 
         def stored(_: list[int]) -> None:
-            for where in acked:
-                self._delivery.refill(where)
             finish(protocol.DispatcherReply())
 
         def failed(error: errors.MusterError) -> None:

@@ -86,9 +86,7 @@ class DispatcherState:
         self.may = may
         self.now_ms = now_ms
         self.loop = asyncio.get_running_loop()
-        self.ledger = ledger.Ledger(
-            window=message_settings.window, max_deliveries=message_settings.max_deliveries
-        )
+        self.ledger = ledger.Ledger(max_deliveries=message_settings.max_deliveries)
         self.journal = journal.Journal(stream, 0, self._applied)
         self.connections: dict[str, ClientConnection] = {}
         self.clients: dict[str, str] = {}  # origin of connections with a client id -> connection
@@ -152,10 +150,13 @@ class DispatcherState:
         return sender if sender is not None and sender.without_echo and sender.origin == meta.origin else None
 
     def _applied(self, record: ledger.LogRecord | None, sequence: int, placed: journal.Placed) -> None:
-        end = pages.end(sequence)
+        end, before = pages.end(sequence), self.ledger.end
         if record is not None:
+            new_queues = record.stored.keys() - self.ledger.backlogs.keys()
             self.ledger.apply(record, end)
             self.records += 1
+            for key in new_queues:  # the log contains no earlier messages of it
+                self.ledger.backlogs[key].start_empty(before)
         self.ledger.reach(sequence, end)
         self.on_stored(placed)
 
@@ -208,8 +209,10 @@ class DispatcherState:
         self.journal.add(item)
         return await done
 
-    async def read(self, first: int, subject: str | None = None) -> AsyncIterator[api.StoredMessage]:
-        """The current pages of the log from sequence ``first`` on."""
+    async def read(
+        self, first: int, subject: str | None = None, last: int | None = None
+    ) -> AsyncIterator[api.StoredMessage]:
+        """The current pages of the log from sequence ``first`` on, up to ``last``."""
         head = self.journal.head
         state = await self.stream.state()
         for _ in range(LAG_TRIES):
@@ -217,7 +220,7 @@ class DispatcherState:
                 break
             await asyncio.sleep(LAG_S)  # a new leader among the brokers does not know the end of the log yet
             state = await self.stream.state()
-        last = state.last_sequence
+        last = state.last_sequence if last is None else min(last, state.last_sequence)
         while (first := max(first, state.first_sequence)) <= last:
             try:
                 async for page in self.stream.read(first, last, subject=subject, gaps=True):

@@ -108,8 +108,7 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
 class Ledger:
     """``head`` is the sequence of the last page of the log, ``end`` the highest number up to there."""
 
-    def __init__(self, *, window: int = backlog.WINDOW, max_deliveries: int = 0) -> None:
-        self._window = window
+    def __init__(self, *, max_deliveries: int = 0) -> None:
         self._max_deliveries = max_deliveries
         self.head = 0
         self.end = 0
@@ -130,7 +129,7 @@ class Ledger:
         existing = self.backlogs.get(key)
         if existing is None:
             existing = self.backlogs[key] = backlog.Backlog(
-                key, floor=floor, window=self._window, max_deliveries=self._max_deliveries
+                key, floor=floor, max_deliveries=self._max_deliveries
             )
         return existing
 

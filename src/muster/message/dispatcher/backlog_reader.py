@@ -1,0 +1,274 @@
+"""Reads the log for backlogs: for their index, for new selectors, and the messages to deliver.
+
+Each backlog has at most two tasks here, one that indexes and one that reads messages. Memory is bounded by
+the cache, whatever the depth of a queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from muster.bus import api
+from muster.core import errors, topics
+from muster.core.telemetry import log
+from muster.message import messages, protocol, selectors
+from muster.message.dispatcher import backlog, state
+from muster.message.dispatcher.index import lines
+from muster.message.dispatcher.log import journal, ledger, message_cache, pages
+
+events = log.EventLog("message")
+
+READ_AHEAD: Final = 256  # messages read at one time, for each line
+READ_AHEAD_BYTES: Final = 2 << 20
+GETS_MAX: Final = 16  # pages requested at one time
+DENSE: Final = 8  # pages of the log for each page that is needed, up to which they are read in one request
+PATIENCE_S = 5.0  # then messages are delivered although higher priorities may not be indexed yet
+
+
+class BacklogReader:
+    """``pump`` is called when a backlog can deliver more, ``on_live`` when it has been indexed completely."""
+
+    def __init__(
+        self,
+        shared: state.DispatcherState,
+        cache: message_cache.MessageCache,
+        pump: Callable[[backlog.Backlog], None],
+        on_live: Callable[[backlog.Backlog], None],
+    ) -> None:
+        self._state = shared
+        self._ledger = shared.ledger
+        self._cache = cache
+        self._pump = pump
+        self._on_live = on_live
+        self._indexing: set[str] = set()
+        self._reading: set[str] = set()
+        self._callbacks: list[tuple[set[str], Callable[[], None]]] = []
+        self.may_read = asyncio.Event()  # cleared while too much waits to be sent
+        self.may_read.set()
+
+    def start(self, source: backlog.Backlog) -> None:
+        """Read what the backlog needs now."""
+        key = source.key
+        if not source.consumers or self._ledger.backlogs.get(key) is not source:
+            return
+        if key not in self._indexing and (not source.live or source.unscanned_line() is not None):
+            self._indexing.add(key)
+            self._state.spawn(self._index(source))
+        if key not in self._reading and source.is_blocked:
+            self._reading.add(key)
+            self._state.spawn(self._read_wanted(source))
+
+    def when_read(self, keys: set[str], act: Callable[[], None]) -> None:
+        """Call ``act`` when nothing is being read for these backlogs."""
+        if self._indexing.isdisjoint(keys) and self._reading.isdisjoint(keys):
+            act()
+        else:
+            self._callbacks.append((keys, act))
+
+    def _finished(self, source: backlog.Backlog) -> None:
+        self.start(source)
+        waiting, self._callbacks = self._callbacks, []
+        for keys, act in waiting:
+            self.when_read(keys, act)
+
+    # The index.
+
+    async def _index(self, source: backlog.Backlog) -> None:
+        generation = source.generation
+        early_at = self._state.loop.time() + PATIENCE_S
+        while source.consumers and source.generation == generation:
+            if not source.live:
+                if self._cache.covers(source.position):
+                    self._index_rest(source)
+                else:
+                    await self._index_until(source, self._ledger.end, early_at)
+            elif (line := source.unscanned_line()) is not None:
+                await self._scan(source, line, early_at)
+            else:
+                source.early = False
+                break
+            self._pump(source)
+        self._indexing.discard(source.key)
+        self._finished(source)
+
+    def _index_rest(self, source: backlog.Backlog) -> None:
+        """Index the end of the log, which is in memory, in one step: the backlog is live."""
+        subscription = self._ledger.subscriptions.get(source.key)
+        for number, copy in self._cache.after(source.position):
+            if subscription is None:
+                if copy.destination.is_queue and ledger.queue_key(copy.destination.name) == source.key:
+                    source.arrive(number, copy.meta)
+            elif not copy.destination.is_queue and subscription.pattern.matches(copy.destination.topic):
+                self._index_for_subscription(source, subscription, number, copy.meta)
+        source.position = max(source.position, self._ledger.end)
+        self._on_live(source)
+
+    async def _index_until(self, source: backlog.Backlog, end: int, early_at: float) -> None:
+        generation = source.generation
+        subscription = self._ledger.subscriptions.get(source.key)
+        cached = 0
+        async for page in self._state.read(pages.sequence_of(source.position + 1), self._subject(source)):
+            if source.generation != generation:
+                return
+            if subscription is not None and not _matches_topic(subscription, page.subject):
+                continue
+            for number, held in pages.read(page.sequence, page.data):
+                if number <= source.position:
+                    continue
+                if number > end:
+                    break
+                meta = messages.decode_meta(held.raw)
+                if subscription is None:
+                    source.arrive(number, meta)
+                elif not self._index_for_subscription(source, subscription, number, meta):
+                    continue
+                if cached < READ_AHEAD_BYTES:  # the first ones are delivered soon
+                    cached += len(held.data)
+                    self._cache.add_read(number, meta, held.raw, held.data)
+            await self._pause(source, early_at)
+        if source.generation == generation:
+            source.position = max(source.position, end)
+
+    def _index_for_subscription(
+        self,
+        source: backlog.Backlog,
+        subscription: ledger.DurableSubscription,
+        number: int,
+        meta: messages.MessageMeta,
+    ) -> bool:
+        """Whether the subscription receives the message."""
+        if self._ledger.wants(source.key, meta) and selectors.accepts(subscription.selector, meta):
+            source.matched += 1
+            source.arrive(number, meta)
+            return True
+        source.rejected += 1
+        source.position = max(source.position, number)
+        return False
+
+    async def _scan(self, source: backlog.Backlog, line: lines.SelectorLine, early_at: float) -> None:
+        """Compare a new selector with the messages that were indexed before."""
+        first, end = source.pending.first, line.unscanned
+        if first is not None and first <= end:
+            if self._cache.covers(first - 1):
+                for number, copy in self._cache.after(first - 1):
+                    if number <= end:
+                        source.scan(line, number, copy.meta)
+            else:
+                async for page in self._state.read(
+                    pages.sequence_of(first), self._subject(source), pages.sequence_of(end)
+                ):
+                    for number, held in pages.read(page.sequence, page.data):
+                        if number <= end and number in source.pending:
+                            source.scan(line, number, messages.decode_meta(held.raw))
+                    if not line.users:
+                        return  # its consumer was detached
+                    await self._pause(source, early_at)
+        source.scanned(line)
+
+    async def _pause(self, source: backlog.Backlog, early_at: float) -> None:
+        """Let other tasks run, and do not let consumers wait for the end of a long log."""
+        await asyncio.sleep(0)
+        if self._state.loop.time() > early_at:
+            source.early = True
+            source.wake()
+            self._pump(source)
+
+    def _subject(self, source: backlog.Backlog) -> str:
+        if (subscription := self._ledger.subscriptions.get(source.key)) is not None:
+            return protocol.topic_subject(subscription.pattern.cover)
+        return protocol.queue_subject(source.key.removeprefix(ledger.QUEUE_MARK))
+
+    # Messages.
+
+    async def get(self, source: backlog.Backlog, number: int) -> backlog.LoadedMessage | None:
+        """A message of the log; None if the log does not contain it."""
+        if self._cache.get(number) is None:
+            await self._read(source, [number])
+        return self._cache.get(number)
+
+    async def _read_wanted(self, source: backlog.Backlog) -> None:
+        while source.consumers and source.is_blocked:
+            if numbers := source.wanted(READ_AHEAD, self._cache.get):
+                self._finish_missing(source, await self._read(source, numbers))
+            source.unblock()
+            self._pump(source)
+            await self.may_read.wait()
+        self._reading.discard(source.key)
+        self._finished(source)
+
+    async def _read(self, source: backlog.Backlog, numbers: list[int]) -> list[int]:
+        """Read the first of these messages into the cache; returns those that the log does not contain."""
+        required = set(numbers)
+        sequences = list(dict.fromkeys(map(pages.sequence_of, numbers)))
+        missing: list[int] = []
+        size = 0
+        async for sequence, page in self._pages(source, sequences):
+            of_page = {number for number in required if pages.sequence_of(number) == sequence}
+            for number, held in pages.read(sequence, page.data) if page is not None else ():
+                if number in of_page:
+                    of_page.discard(number)
+                    self._cache.add_read(number, messages.decode_meta(held.raw), held.raw, held.data)
+                    size += len(held.data)
+            missing += of_page
+            if size > READ_AHEAD_BYTES:
+                break
+        return missing
+
+    async def _pages(
+        self, source: backlog.Backlog, sequences: list[int]
+    ) -> AsyncIterator[tuple[int, api.StoredMessage | None]]:
+        """These pages of the log, None for those that it does not contain."""
+        while sequences:
+            run = _ascending_run(sequences)
+            if len(run) > 1 and run[-1] - run[0] < DENSE * len(run):
+                left = deque(run)
+                async for page in self._state.read(run[0], self._subject(source), run[-1]):
+                    while left and left[0] < page.sequence:
+                        yield left.popleft(), None
+                    if left and left[0] == page.sequence:
+                        yield left.popleft(), page
+                for sequence in left:
+                    yield sequence, None
+            else:
+                run = run[:GETS_MAX]
+                for pair in zip(run, await asyncio.gather(*map(self._page, run)), strict=True):
+                    yield pair
+            del sequences[: len(run)]
+
+    async def _page(self, sequence: int) -> api.StoredMessage | None:
+        try:
+            return await self._state.stream.get(sequence)
+        except errors.NotFound:  # or the broker is a new leader, and does not know it yet
+            async for page in self._state.read(sequence, None, sequence):
+                return page
+        return None
+
+    def _finish_missing(self, source: backlog.Backlog, missing: list[int]) -> None:
+        """Messages that were removed from the log by other means than the dispatcher are done."""
+        numbers = [number for number in missing if source.withdraw(number)]
+        if not numbers:
+            return
+        events.warning("messages-missing", backlog=source.key, count=len(numbers), first=numbers[0])
+        self._state.journal.add(
+            journal.JournalItem(
+                [],
+                ledger.LogRecord(acked={source.key: numbers}),
+                failed=lambda _: source.cancel_finish(numbers),
+            )
+        )
+
+
+def _matches_topic(subscription: ledger.DurableSubscription, subject: str) -> bool:
+    topic = topics.Topic.from_subject(subject.removeprefix(protocol.topic_subject("")))
+    return subscription.pattern.matches(topic)
+
+
+def _ascending_run(numbers: list[int]) -> list[int]:
+    """The first of these numbers, as long as they ascend."""
+    count = 1
+    while count < len(numbers) and numbers[count] > numbers[count - 1]:
+        count += 1
+    return numbers[:count]

@@ -82,7 +82,7 @@ async def test_doors_of_a_domain(tmp_path):
         async with await running.connect("op", roles.Role.OPERATOR) as bus:
             fleet = client.ManageClient(bus)
             await fleet.wait("r", "up")
-            assert (await fleet.describe("r"))["applied_by"] == "ann"
+            assert (await fleet.describe("r")).applied_by == "ann"
         assert "<p:State>up" in (await ask(f"{url}/wsman", vic, "", wsman(namespaces.GET, "r"))).text
         refused = await ask(f"{url}/wsman", vic, "", wsman(namespaces.DELETE, "r"))
         assert "wsman:AccessDenied" in refused.text

@@ -60,12 +60,12 @@ async def test_processes_are_killed_and_everything_comes_back(running):
         fleet = client.ManageClient(admin)
         await fleet.apply(MANIFEST)
         first = await fleet.wait("sleeper", "up", timeout_s=30)
-        for victim in (first["manager"], "registry-1", "registry-2", "agent-local"):
+        for victim in (first.manager, "registry-1", "registry-2", "agent-local"):
             await management.request_bootstrap(admin, "kill", name=victim)
 
         async def back():
             row = (await fleet.get("sleeper"))[0]
-            return row["state"] == "up" and row["epoch"] > first["epoch"]
+            return row.state == "up" and row.epoch > first.epoch
 
         await eventually(back, timeout_s=30)
         starts = {
@@ -157,7 +157,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
             async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.5):
 
                 async def there():
-                    return "host-b" in {one["name"] for one in await fleet.agents()}
+                    return "host-b" in {one.name for one in await fleet.agents()}
 
                 await eventually(there)
                 # A machine may have done what its own receivers accepted, and nothing to the others.
@@ -168,7 +168,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 for name in ("sleeper", "dozer"):
                     await fleet.wait(name, "up", timeout_s=30)
                 (done,) = await client.ManageClient(bus).exec("restart", "dozer")
-                assert done["outcome"] == "done"
+                assert done.outcome == "done"
                 with pytest.raises(errors.Forbidden, match="sleeper"):
                     await client.ManageClient(bus).exec("restart", "sleeper")
                 with pytest.raises(errors.Forbidden, match="sleeper"):
@@ -187,7 +187,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
             renewal = messages.encode(protocol.RenewRequest(boot=1))
             with pytest.raises(errors.Forbidden):
                 await bus.request(protocol.renew("host-b"), renewal, timeout_s=30)
-            assert {one["name"] for one in await fleet.managers()} == {"manager-1", "manager-2"}
+            assert {one.name for one in await fleet.managers()} == {"manager-1", "manager-2"}
             async with await running.connect("bob", roles.Role.USER) as user:
                 hello = messages.encode(protocol.AgentHello(boot=1))
                 answer = await user.request(protocol.hello("bob"), hello, timeout_s=10)
@@ -217,7 +217,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
 
         await eventually(refused)
         async with await connection.connect(running.servers, creds=second):
-            assert [one["name"] for one in await fleet.agents()].count("host-b") == 1
+            assert [one.name for one in await fleet.agents()].count("host-b") == 1
 
 
 @pytest.mark.slow

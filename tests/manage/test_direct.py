@@ -69,7 +69,7 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
             await lines.client.wait(f"r{number}", "up")
 
         async def known():
-            return {one["name"] for one in await lines.client.agents()} == {"host-b"}
+            return {one.name for one in await lines.client.agents()} == {"host-b"}
 
         await eventually(known)
         assert await lines.client.execute("r1", "echo", {"text": "hi"}) == "hi"
@@ -77,19 +77,19 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
         fallen.die("oops")
         await eventually(lambda: fallen.state is health.HealthState.UP)
 
-        before = {row["name"]: row for row in await lines.client.get()}
-        victim = before["r1"]["manager"]
+        before = {row.name: row for row in await lines.client.get()}
+        victim = before["r1"].manager
         await lines.managers[victim].abandon()
 
         async def moved():
             rows = await lines.client.get()
-            return all(row["manager"] != victim and row["state"] == "up" for row in rows)
+            return all(row.manager != victim and row.state == "up" for row in rows)
 
         await eventually(moved, timeout_s=30)
         assert await lines.client.execute("r1", "echo", {"text": "still"}) == "still"
         # Epochs fence over a line as over the bus.
         late = protocol.Operation(
-            id="late", verb=protocol.Verb.DELETE, resource="r1", epoch=before["r1"]["epoch"], manager=victim
+            id="late", verb=protocol.Verb.DELETE, resource="r1", epoch=before["r1"].epoch, manager=victim
         )
         link = lines.doors[victim].links["host-b"]
         answer = await link.request(protocol.operation("host-b", "r1"), messages.encode(late), 5)
@@ -101,11 +101,11 @@ async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_don
     async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2) as host:
         await lines.client.create(entry("r"))
         row = await lines.client.wait("r", "up")
-        door = lines.doors[row["manager"]]
+        door = lines.doors[row.manager]
         subject = protocol.operation("host-b", "r")
         once = messages.encode(
             protocol.Operation(
-                id="once", verb=protocol.Verb.EXECUTE, resource="r", epoch=row["epoch"], operation="echo"
+                id="once", verb=protocol.Verb.EXECUTE, resource="r", epoch=row.epoch, operation="echo"
             )
         )
         link = door.links["host-b"]

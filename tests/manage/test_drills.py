@@ -85,7 +85,7 @@ class Domain:
 
 async def value_of(fleet: client.ManageClient, name: str) -> int | None:
     """As it should be; None where nobody has said yet."""
-    found: int | None = (await fleet.describe(name))["spec"].get("config", {}).get("value")
+    found: int | None = (await fleet.describe(name)).spec.config.get("value")
     return found
 
 
@@ -130,7 +130,7 @@ async def all_up(fleet: client.ManageClient) -> bool:
         rows = await fleet.get()
     except errors.MusterError:
         return False
-    return len(rows) == PROCESSES + MEMORIES and all(row["state"] == "up" for row in rows)
+    return len(rows) == PROCESSES + MEMORIES and all(row.state == "up" for row in rows)
 
 
 async def all_answer(fleet: client.ManageClient) -> bool:
@@ -139,7 +139,7 @@ async def all_answer(fleet: client.ManageClient) -> bool:
         found = await fleet.exec("get", *await fleet.names(), timeout_s=5)
     except errors.MusterError:
         return False
-    running = [one["result"]["state"] == "up" for one in found if one["outcome"] == "done"]
+    running = [one.result["state"] == "up" for one in found if one.outcome == "done"]
     return running == [True] * (PROCESSES + MEMORIES)
 
 
@@ -157,7 +157,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         lines += [f"  - {{name: m{n}, type: memory, agent: local}}" for n in range(MEMORIES)]
         await fleet.apply("resources:\n" + "\n".join(lines))
         await eventually(lambda: all_up(fleet), timeout_s=PATIENCE_S)
-        pids = {f"p{n}": (await fleet.describe(f"p{n}"))["status"]["properties"]["pid"] for n in range(4)}
+        pids = {f"p{n}": (await fleet.observe(f"p{n}")).properties["pid"] for n in range(4)}
         users = Users(client.ManageClient(admin, timeout_s=5.0))
         working = asyncio.create_task(users.work())
         took: dict[str, float] = {}
@@ -173,9 +173,9 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             took[name] = time.monotonic() - began
 
         acting = next(
-            one["name"]
+            one.name
             for one in await domain_manage.request_bootstrap(admin, "processes")
-            if one["name"].startswith("registry")
+            if one.name.startswith("registry")
         )
         for victims in (
             ("manager-1",),
@@ -226,7 +226,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         for name, value in wanted.items():
             assert await value_of(fleet, name) == value
         for name, pid in pids.items():
-            found = (await fleet.observe(name))["properties"]["pid"]
+            found = (await fleet.observe(name)).properties["pid"]
             assert found == pid, f"{name} ran on, and was found again"
         await fleet.delete(*await fleet.names())
         await eventually(lambda: _none(fleet), timeout_s=PATIENCE_S)

@@ -104,7 +104,7 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         man, host = await fleet.manager(), await fleet.agent()
         await fleet.client.create(entry("a", config={"value": 1}))
         await fleet.client.wait("a", "up")
-        epoch = (await fleet.client.get("a"))[0]["epoch"]
+        epoch = (await fleet.client.get("a"))[0].epoch
 
         await relay.cut()
         impatient = client.ManageClient(fleet.client._bus, timeout_s=3.0)
@@ -114,12 +114,12 @@ async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_ser
         host.hosted["a"].adapter.die("oops")
         await eventually(lambda: host.hosted["a"].adapter.state is health.HealthState.UP)
         await eventually(lambda: man.renewal.valid_until > held + 2)
-        assert (await fleet.client.get("a"))[0]["epoch"] == epoch, "reads go on, and nothing was reassigned"
+        assert (await fleet.client.get("a"))[0].epoch == epoch, "reads go on, and nothing was reassigned"
 
         await relay.mend()
 
         async def caught_up():
-            return (await fleet.client.get("a"))[0]["restarts"] == 1
+            return (await fleet.client.get("a"))[0].restarts == 1
 
         await eventually(caught_up, timeout_s=30)
         await fleet.client.put("a", config={"value": 2})
@@ -163,7 +163,7 @@ async def test_a_clock_that_jumps_moves_nothing(fleet):
         adapter.die("oops")
         await eventually(lambda: adapter.state is health.HealthState.UP)
     after = (await fleet.client.get("a"))[0]
-    assert after["epoch"] == row["epoch"]
+    assert after.epoch == row.epoch
     assert adapter.done.count("start") == 3
 
 
@@ -206,7 +206,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
             before = {name: done(name) for name in hosts}
             net.cut("e1", "e2")
             rows = [await fleet.wait(f"on-{name}", "unknown") for name in ("e1", "e2")]
-            assert all("zone east has been silent" in row["reason"] for row in rows)
+            assert all("zone east has been silent" in row.reason for row in rows)
             adapter("w1").die("oops")
             await eventually(lambda: len(done("w1")) > len(before["w1"]))
             await asyncio.sleep(120)
@@ -215,9 +215,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
                 await fleet.wait(f"on-{name}", "up")
             assert done("e1") == before["e1"]
             assert done("e2") == before["e2"]
-            assert {row["epoch"] for row in rows} == {
-                row["epoch"] for row in await fleet.get("on-e1", "on-e2")
-            }
+            assert {row.epoch for row in rows} == {row.epoch for row in await fleet.get("on-e1", "on-e2")}
             for host in hosts.values():
                 await host.stop()
             await boss.abandon()
@@ -263,11 +261,11 @@ async def rolling(fleet):
 
 async def ended(fleet: Any, id: str) -> Any:
     found = (await fleet.client.rollouts(id))[0]
-    return found if found["state"] != "running" else None
+    return found if found.state != "running" else None
 
 
 async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling):
-    owners = {row["name"]: row["manager"] for row in await rolling.client.get()}
+    owners = {row.name: row.manager for row in await rolling.client.get()}
     began = await rolling.client.rollout({"operation": "work", "batch": "100%"}, "r1", "r2", "r3")
     await eventually(lambda: sorted(Slow.begun) == ["r1", "r2", "r3"])
     victim = rolling.managers[owners["r1"]]
@@ -276,8 +274,8 @@ async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling)
         lambda: all(owner.manager != victim.name for owner in rolling.reg.processor.owners.values())
     )
     Slow.let_go.set()
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
-    assert (found["state"], found["counts"]) == ("done", {"done": 3})
+    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (found.state, found.counts) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"], "each was carried out once"
 
 
@@ -288,20 +286,20 @@ async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling
     await rolling.reg.stop()
     await second.acting.wait()
     Slow.let_go.set()
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
-    assert (found["state"], found["counts"]) == ("done", {"done": 3})
+    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (found.state, found.counts) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
 
 
 async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(rolling):
     began = await rolling.client.rollout({"operation": "work", "batch": "1"}, "r1", "r2", "r3")
     await eventually(lambda: Slow.begun == ["r1"])
-    paused = await rolling.client.pause(began["id"])
-    assert (paused["state"], paused["reason"]) == ("paused", "paused by ann")
+    paused = await rolling.client.pause(began.id)
+    assert (paused.state, paused.reason) == ("paused", "paused by ann")
     Slow.let_go.set()
 
     async def counts() -> Any:
-        return (await rolling.client.rollouts(began["id"]))[0]["counts"]
+        return (await rolling.client.rollouts(began.id))[0].counts
 
     async def one_is_done() -> bool:
         return bool(await counts() == {"done": 1, "pending": 2})
@@ -313,12 +311,12 @@ async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(roll
     await second.acting.wait()
     await throughout(one_is_done, for_s=0.5)
     assert Slow.begun == ["r1"]
-    assert (await rolling.client.resume(began["id"]))["state"] == "running"
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
-    assert (found["state"], found["counts"]) == ("done", {"done": 3})
+    assert (await rolling.client.resume(began.id)).state == "running"
+    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (found.state, found.counts) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
     with pytest.raises(errors.Conflict, match="is done"):
-        await rolling.client.pause(began["id"])
+        await rolling.client.pause(began.id)
 
     async def is_audited() -> bool:  # that it ended may be written down after it was seen to have
         audit = [(one.who, one.what, one.outcome.value) for one in await rolling.client.decisions()]
@@ -339,15 +337,15 @@ async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rollin
     await eventually(lambda: Slow.begun == ["r2"])
     await rolling.hosts["host-b"].stop()  # in the middle of it
     await rolling.agent("host-b", adapters=lambda _: Slow, types=("slow", "memory"))
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
-    assert found["state"] == "stopped", "one in doubt counts as an error"
-    assert found["counts"] == {"in-doubt": 1, "pending": 1}
+    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert found.state == "stopped", "one in doubt counts as an error"
+    assert found.counts == {"in-doubt": 1, "pending": 1}
     assert Slow.begun == ["r2"]
     # Somebody has looked and lets it go on: what is in doubt stays so.
     Slow.let_go.set()
-    await rolling.client.resume(began["id"])
-    found = await eventually(lambda: ended(rolling, began["id"]), timeout_s=30)
-    assert (found["state"], found["counts"]) == ("done", {"in-doubt": 1, "done": 1})
+    await rolling.client.resume(began.id)
+    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (found.state, found.counts) == ("done", {"in-doubt": 1, "done": 1})
     assert Slow.begun == ["r2", "r3"]
 
 
@@ -414,7 +412,7 @@ async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
             adapter.context.report_state(lie)
         assert await small.client.execute("good", "echo", {"text": "still here"}) == "still here"
     assert len(host.hosted["bad"].observed.reason) <= 1_000
-    assert (await small.client.get("good"))[0]["state"] == "up"
+    assert (await small.client.get("good"))[0].state == "up"
 
 
 async def test_one_that_hangs_holds_up_nobody_else(small):
@@ -426,7 +424,7 @@ async def test_one_that_hangs_holds_up_nobody_else(small):
     await eventually(lambda: "echo" in small.host.hosted["stuck"].adapter.done)
     assert await small.client.execute("fine", "echo", {"text": "x"}) == "x"
     (answer,) = await hanging
-    assert answer["outcome"] == "in-doubt"
+    assert answer.outcome == "in-doubt"
     small.host.hosted["fine"].adapter.die("oops")
     await eventually(lambda: small.host.hosted["fine"].adapter.state is health.HealthState.UP)
 

@@ -62,7 +62,7 @@ async def test_a_new_registry_goes_on_where_the_old_one_stopped(small):
     await small.reg.stop()
     await second.acting.wait()
     after = (await small.client.get("b"))[0]
-    assert after["epoch"] == before["epoch"], "its manager lives: nothing was reassigned"
+    assert after.epoch == before.epoch, "its manager lives: nothing was reassigned"
     await small.client.apply(manifest(memory("b", ", depends_on: [a], config: {value: 2}")))
     await eventually(lambda: small.host.hosted["b"].adapter.config.value == 2)
 
@@ -70,9 +70,9 @@ async def test_a_new_registry_goes_on_where_the_old_one_stopped(small):
 async def test_plan_and_diff_say_what_apply_does(small):
     await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
     lines = await small.client.plan(manifest(memory("a", ", config: {value: 2}"), memory("b")))
-    assert [(line["name"], line["act"]) for line in lines] == [("a", "change"), ("b", "create")]
-    assert lines[0]["changes"] == {"config.value": [1, 2]}
-    assert (await small.client.apply(manifest(memory("a", ", config: {value: 1}"))))["changed"] == []
+    assert [(line.name, line.act) for line in lines] == [("a", "change"), ("b", "create")]
+    assert lines[0].changes == {"config.value": (1, 2)}
+    assert (await small.client.apply(manifest(memory("a", ", config: {value: 1}")))).changed == []
 
 
 async def test_drift_is_seen_and_put_right(small):
@@ -86,7 +86,7 @@ async def test_drift_is_seen_and_put_right(small):
     await eventually(lambda: one.record.digest != "tampered")
 
     async def mended():
-        return not (await small.client.get("a"))[0]["drift"]
+        return not (await small.client.get("a"))[0].drift
 
     await eventually(mended)
 
@@ -101,7 +101,7 @@ async def test_what_keeps_falling_is_damped_and_then_given_up(small):
         adapter.die("oops")
         await eventually(lambda: adapter.state is health.HealthState.UP or _state(small, "a") == "failed")
     row = await small.client.wait("a", "failed")
-    assert "given up after 3 restarts" in row["reason"]
+    assert "given up after 3 restarts" in row.reason
     await small.client.apply(manifest(memory("a", more + ", config: {value: 7}")))
     await small.client.wait("a", "up")
 
@@ -115,7 +115,7 @@ async def test_exec_and_its_refusals(small):
     await small.client.wait("a", "up")
     await small.client.wait("b", "up")
     answers = await small.client.exec("echo", where="type = 'memory'", arguments={"text": "hello"})
-    assert [(one["resource"], one["outcome"], one["result"]) for one in answers] == [
+    assert [(one.resource, one.outcome, one.result) for one in answers] == [
         ("a", "done", "hello"),
         ("b", "failed", None),
     ]
@@ -140,19 +140,19 @@ async def test_a_rollout_stops_after_too_many_errors(small):
     for name in "abcd":
         await small.client.wait(name, "up")
     begun = await small.client.rollout({"operation": "echo", "batch": "1"}, "a", "b", "c", "d")
-    ended = await eventually(lambda: _rollout(small, begun["id"]))
-    assert ended["state"] == "stopped"
-    assert ended["counts"] == {"done": 1, "failed": 1, "pending": 2}
+    ended = await eventually(lambda: _rollout(small, begun.id))
+    assert ended.state == "stopped"
+    assert ended.counts == {"done": 1, "failed": 1, "pending": 2}
     begun = await small.client.rollout(
         {"operation": "echo", "batch": "50%", "errors_max": 1, "pause_s": 0.01}, where="type = 'memory'"
     )
-    ended = await eventually(lambda: _rollout(small, begun["id"]))
-    assert (ended["state"], ended["counts"]) == ("done", {"done": 3, "failed": 1})
+    ended = await eventually(lambda: _rollout(small, begun.id))
+    assert (ended.state, ended.counts) == ("done", {"done": 3, "failed": 1})
 
 
 async def _rollout(fleet: Any, id: str) -> Any:
     found = (await fleet.client.rollouts(id))[0]
-    return found if found["state"] != "running" else None
+    return found if found.state != "running" else None
 
 
 async def test_a_rollout_lists_the_unreachable_apart(small):
@@ -162,9 +162,9 @@ async def test_a_rollout_lists_the_unreachable_apart(small):
     await small.client.wait("z", "up")
     await other.stop()
     begun = await small.client.rollout({"operation": "echo", "batch": "100%"}, "a", "z")
-    ended = await eventually(lambda: _rollout(small, begun["id"]))
-    assert ended["state"] == "done"
-    assert ended["unreachable"] == ["z"]
+    ended = await eventually(lambda: _rollout(small, begun.id))
+    assert ended.state == "done"
+    assert ended.unreachable == ["z"]
 
 
 async def test_draining_an_agent_stops_its_resources_and_gives_it_no_more(small):
@@ -182,13 +182,13 @@ async def test_where_chooses_among_agents_by_labels_and_facts(small):
     await small.agent("host-b", labels={"disk": "ssd"}, zone="east")
 
     async def known():
-        return {one["name"] for one in await small.client.agents()} == {"host-a", "host-b"}
+        return {one.name for one in await small.client.agents()} == {"host-a", "host-b"}
 
     await eventually(known)
     await small.client.apply("resources: [{name: b, type: memory, where: \"disk = 'ssd' AND os = 'linux'\"}]")
     row = await small.client.wait("b", "up")
-    assert row["agent"] == "host-b"
-    assert [one["name"] for one in await small.client.get(where="zone = 'east'")] == ["b"]
+    assert row.agent == "host-b"
+    assert [one.name for one in await small.client.get(where="zone = 'east'")] == ["b"]
 
 
 async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
@@ -198,11 +198,11 @@ async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
         await small.client.wait(name, "up")
     await second.stop()
     row = await small.client.wait("z", "down")
-    assert "silent while others of its zone are not" in row["reason"]
+    assert "silent while others of its zone are not" in row.reason
     assert _state(small, "a") == "up"
     await small.host.stop()
     row = await small.client.wait("a", "unknown")
-    assert "the zone default has been silent" in row["reason"]
+    assert "the zone default has been silent" in row.reason
 
 
 async def test_a_manager_that_never_heard_of_it_does_not_repeat_what_a_checkpoint_said(small):
@@ -213,8 +213,8 @@ async def test_a_manager_that_never_heard_of_it_does_not_repeat_what_a_checkpoin
     await small.manager("manager-2")
     # It begins with a checkpoint that says: up.
     row = await small.client.wait("a", "unknown", timeout_s=40)
-    assert row["manager"] == "manager-2"
-    assert "has not replied" in row["reason"]
+    assert row.manager == "manager-2"
+    assert "has not replied" in row.reason
     await small.agent("host-a")
     await small.client.wait("a", "up")
 
@@ -236,7 +236,7 @@ async def test_resources_are_spread_evenly_and_a_leaving_manager_hands_over(smal
     await second.stop()
     await eventually(lambda: len(small.man.managed) == 20)
     rows = await small.client.get()
-    assert {row["manager"] for row in rows} == {"manager-1"}
+    assert {row.manager for row in rows} == {"manager-1"}
 
 
 async def test_without_its_store_the_registry_keeps_managers_going_and_takes_nothing(small):
@@ -260,7 +260,7 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     await small.client.wait("b", "up")
 
     async def caught_up():
-        return (await small.client.get("a"))[0]["restarts"] == 1
+        return (await small.client.get("a"))[0].restarts == 1
 
     await eventually(caught_up)
 
@@ -272,7 +272,7 @@ async def test_what_another_began_is_found_done_and_a_wish_that_changes_nothing_
     one.runtime.generation = 0  # as in a manager that took over before the one before it could tell
     await small.client.apply(manifest(memory("a", ", config: {value: 1}, labels: {x: y}")))
     row = await small.client.wait("a", "up")
-    assert row["applied"]
+    assert row.applied
     assert small.host.hosted["a"].adapter.done.count("create") == 1
 
 

@@ -33,17 +33,17 @@ def memory(name: str, **more: Any) -> dict[str, Any]:
 
 async def test_create_get_put_delete(small):
     made = await small.client.create(memory("a", config={"value": 1}))
-    assert (made["name"], made["generation"]) == ("a", 1)
+    assert (made.name, made.generation) == ("a", 1)
     with pytest.raises(errors.AlreadyExists):
         await small.client.create(memory("a"))
     with pytest.raises(errors.InvalidInput, match="no_such"):
         await small.client.create(memory("b", config={"no_such": 1}))
     await small.client.wait("a", "up")
     seen = await small.client.observe("a")
-    assert (seen["exists"], seen["state"]) == (True, "up")
+    assert (seen.exists, seen.state.value) == (True, "up")
 
     changed = await small.client.put("a", config={"value": 2}, generation=1)
-    assert changed["generation"] == 2
+    assert changed.generation == 2
     await eventually(lambda: small.host.hosted["a"].adapter.config.value == 2)
     with pytest.raises(errors.Conflict, match="meanwhile"):
         await small.client.put("a", config={"value": 3}, generation=1)
@@ -82,13 +82,13 @@ async def test_enumerate_goes_page_by_page(small):
     while True:
         page = await small.client.enumerate(after=after, limit=3)
         assert len(page.items) <= 3
-        found += [row["name"] for row in page.items]
+        found += [row.name for row in page.items]
         if page.next is None:
             break
         after = page.next
     assert found == names
     assert await small.client.names(where="odd = '1'") == names[1::2]
-    assert [row["name"] for row in await small.client.get()] == names
+    assert [row.name for row in await small.client.get()] == names
     assert (await small.client.enumerate(where="name = 'nobody'")).items == []
     with pytest.raises(errors.InvalidInput):
         await small.client.enumerate(where="name =")
@@ -100,14 +100,14 @@ async def test_rename_leaves_the_process_running(small, process_manifest):
     await small.client.wait("old", "up")
     await small.client.wait("web", "up")
     pid = small.host.hosted["old"].observed.properties["pid"]
-    epoch = (await small.client.describe("old"))["epoch"]
+    epoch = (await small.client.describe("old")).epoch
 
     renamed = await small.client.rename("old", "new")
-    assert renamed["name"] == "new"
+    assert renamed.name == "new"
     row = await small.client.wait("new", "up")
-    assert row["epoch"] > epoch
-    assert (await small.client.observe("new"))["properties"]["pid"] == pid, "it was not started anew"
-    assert (await small.client.describe("web"))["spec"]["depends_on"] == ["new"]
+    assert row.epoch > epoch
+    assert (await small.client.observe("new")).properties["pid"] == pid, "it was not started anew"
+    assert (await small.client.describe("web")).spec.depends_on == ("new",)
     assert await small.client.names() == ["new", "web"]
 
     # A manager from before cannot bring the former name back.
@@ -124,7 +124,7 @@ async def test_rename_leaves_the_process_running(small, process_manifest):
     os.kill(pid, signal.SIGKILL)
 
     async def started_anew():
-        return (await small.client.observe("new"))["properties"]["pid"] not in (pid, None)
+        return (await small.client.observe("new")).properties["pid"] not in (pid, None)
 
     await eventually(started_anew)
     # The former name is free again.

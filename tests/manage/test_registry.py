@@ -229,11 +229,11 @@ def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
         plan = {"operation": "echo", "batch": "100%", "arguments": {"text": "x" * 50_000}}
         begun = await world.client.rollout(plan, *names)
         await asyncio.sleep(60)
-        (found,) = await world.client.rollouts(begun["id"])
-        assert (found["state"], found["counts"]) == ("done", {"done": 30})
-        steps = await world.client.rollout_steps(begun["id"])
-        assert [one["name"] for one in steps] == sorted(names)
-        assert all("too long" in one["reason"] for one in steps)
+        (found,) = await world.client.rollouts(begun.id)
+        assert (found.state, found.counts) == ("done", {"done": 30})
+        steps = await world.client.rollout_steps(begun.id)
+        assert [one.name for one in steps] == sorted(names)
+        assert all("too long" in one.reason for one in steps)
 
     play(scenario)
 
@@ -258,8 +258,8 @@ def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
         world.net.disconnect(registry.bus)
         await asyncio.sleep(120)
         assert registry.processor.term == term, "the lease was not lost"
-        (found,) = await world.client.rollouts(begun["id"])
-        assert (found["state"], found["counts"]) == ("done", {"done": 6})
+        (found,) = await world.client.rollouts(begun.id)
+        assert (found.state, found.counts) == ("done", {"done": 6})
 
     play(scenario)
 
@@ -273,9 +273,9 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
         monkeypatch.setattr(operations, "submit_operation", fail)
         begun = await world.client.rollout({"operation": "echo"}, "web")
         await asyncio.sleep(10)
-        (found,) = await world.client.rollouts(begun["id"])
-        assert found["state"] == "stopped"
-        assert "too much of it" in found["reason"]
+        (found,) = await world.client.rollouts(begun.id)
+        assert found.state == "stopped"
+        assert "too much of it" in found.reason
 
     play(scenario)
 
@@ -291,11 +291,11 @@ def test_a_pause_that_was_not_stored_did_not_happen():
 
         world.registry.write, kept = away, world.registry.write
         with pytest.raises(errors.Unavailable):
-            await world.client.pause(begun["id"])
+            await world.client.pause(begun.id)
         world.registry.write = kept
         await asyncio.sleep(60)
-        (found,) = await world.client.rollouts(begun["id"])
-        assert found["state"] == "done"
+        (found,) = await world.client.rollouts(begun.id)
+        assert found.state == "done"
 
     play(scenario)
 
@@ -406,12 +406,13 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
         await world.client.rename("other", "another")
         await asyncio.sleep(20)
         shown = await world.client.describe("new")
-        assert "a resource of type memory cannot be renamed" in shown["reason"]
-        assert shown["status"]["fault"] == shown["reason"]
+        assert "a resource of type memory cannot be renamed" in shown.reason
+        assert shown.status is not None
+        assert shown.status.fault == shown.reason
         with pytest.raises(errors.Conflict):
             await world.client.rename("new", "third")
         await world.client.rename("new", "old")
-        assert "cannot be renamed" not in (await world.client.wait("old", "up"))["reason"]
+        assert "cannot be renamed" not in (await world.client.wait("old", "up")).reason
         await world.client.delete("another")
         await world.client.wait_gone("another", timeout_s=60)
         assert world.hosted("old") is health.HealthState.UP
@@ -487,9 +488,9 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
         await world.client.put("off", desired="down")
         await world.client.drain("resting")
         await until(lambda: world.hosted("off") is world.hosted("resting") is health.HealthState.DOWN)
-        assert (await world.client.drain("host-a"))["changed"] == ["on"]
+        assert (await world.client.drain("host-a")).changed == ["on"]
         await until(lambda: world.hosted("on") is health.HealthState.DOWN)
-        assert {row["desired"] for row in await world.client.get()} == {"down", "drained"}
+        assert {row.desired for row in await world.client.get()} == {"down", "drained"}
         with pytest.raises(errors.Conflict, match="drained"):
             await world.client.undrain("on")
         await world.client.undrain("host-a")

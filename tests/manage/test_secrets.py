@@ -46,7 +46,7 @@ async def test_it_reaches_the_process_and_is_seen_nowhere_else(small, tmp_path, 
     sniffer = await small.connect("sniffer")  # hears what no role may: everything
     async with await sniffer.subscribe(">", handler=lambda one: crossed.append(one.data)):
         await sniffer.flush()
-        assert (await small.client.set_secret("db-password", VALUE))["used_by"] == []
+        assert (await small.client.set_secret("db-password", VALUE)).used_by == []
         await small.client.create(entry(tmp_path))
         await small.client.wait("db", "up")
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text() == VALUE)
@@ -65,7 +65,7 @@ async def test_it_reaches_the_process_and_is_seen_nowhere_else(small, tmp_path, 
     assert kept
     assert not [path for path in kept if VALUE.encode() in path.read_bytes()]
     (one,) = told[2]
-    assert (one["name"], one["by"], one["used_by"]) == ("db-password", "ann", ["db"])
+    assert (one.name, one.by, one.used_by) == ("db-password", "ann", ["db"])
     audit = [(one.who, one.what, one.target, one.outcome.value) for one in await small.client.decisions()]
     assert ("ann", "secret-set", "db-password", "done") in audit
     assert ("host-a", "secret", "db-password", "done") in audit
@@ -156,7 +156,7 @@ async def test_a_new_value_is_taken_at_the_next_start_and_a_new_registry_has_it(
     await small.client.wait("db", "up")
     given = tmp_path / "given"
     await eventually(lambda: given.exists() and given.read_text() == "old")
-    assert (await small.client.set_secret("db-password", VALUE))["used_by"] == ["db"]
+    assert (await small.client.set_secret("db-password", VALUE)).used_by == ["db"]
     second = await small.registry("registry-2", open_key=lambda: small.key)
     await small.reg.stop()
     await second.acting.wait()

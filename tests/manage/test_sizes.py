@@ -12,6 +12,7 @@ import pytest
 
 from muster.core import errors, messages
 from muster.manage import operation_results, protocol, secrets
+from muster.manage import rows as manage_rows
 from muster.manage.adapters import memory
 from muster.manage.registry import (
     agent_selection,
@@ -48,7 +49,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
         await world.registry.commit(core.apply(specs, "ann"))
         rows = await world.client.get()
         names = [spec.name for spec in specs]
-        assert [row["name"] for row in rows] == names == await world.client.names()
+        assert [row.name for row in rows] == names == await world.client.names()
         assert await world.client.names(where="number IN ('1', '2999')") == [names[1], names[2999]]
 
         # Reasons may be of any length and in any script.
@@ -70,12 +71,12 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         for i in range(30):
             core.renew(f"m{i:02}", protocol.RenewRequest(boot=i), asyncio.get_running_loop().time())
         await until(lambda: core.owners["web"].manager in core.managers)
-        page = await world.client._read("managers")
+        page = await world.client._read(dict[str, Any], "managers")
         assert (len(page["items"]), page["next"]) == (7, "m06")
         rows = await world.client.managers()
-        assert [row["name"] for row in rows] == sorted(core.managers)
+        assert [row.name for row in rows] == sorted(core.managers)
         assert len(rows) >= 30
-        assert [row["name"] for row in rows if row["resources"]] == [core.owners["web"].manager]
+        assert [row.name for row in rows if row.resources] == [core.owners["web"].manager]
 
         # Two of them began in the same millisecond.
         made = [
@@ -92,12 +93,12 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
                 rollout_executor._put(tx, one, {})
 
         await world.registry.write(fill)
-        page = await world.client._read("rollouts")
+        page = await world.client._read(dict[str, Any], "rollouts")
         assert len(page["items"]) == 7
         assert page["next"] is not None
-        assert [row["id"] for row in await world.client.rollouts()] == [f"id{i:02}" for i in range(20)]
+        assert [row.id for row in await world.client.rollouts()] == [f"id{i:02}" for i in range(20)]
         (row,) = await world.client.rollouts("id07")
-        assert (row["id"], row["state"]) == ("id07", rollout.DONE)
+        assert (row.id, row.state) == ("id07", rollout.DONE)
         with pytest.raises(errors.NotFound):
             await world.client.rollouts("id99")
 
@@ -147,7 +148,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
                 for i in range(many)
             ]
 
-        await world.client._request("apply", entries=entries(3))
+        await world.client._request(manage_rows.ApplyResult, "apply", entries=entries(3))
         commit, commits = world.registry.commit, []
 
         async def counted(changes: assignments.RegistryChanges) -> None:
@@ -155,8 +156,8 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
             await commit(changes)
 
         world.registry.commit = counted
-        done = await world.client._request("apply", entries=entries(2))
-        assert done["deleting"] == ["r2"]
+        done = await world.client._request(manage_rows.ApplyResult, "apply", entries=entries(2))
+        assert done.deleting == ["r2"]
         assert [one for one in commits if one] == [{"r0", "r1", "r2"}]
 
     play(scenario)
@@ -182,11 +183,11 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
         ]
         await world.registry.commit(world.registry.processor.apply(users, "ann"))
         rows = await world.client.secrets()
-        assert [row["name"] for row in rows] == names
-        assert (rows[0]["used_by_count"], rows[0]["used_by"][:2]) == (2_000, ["r00000", "r00001"])
-        assert rows[1]["used_by_count"] == 0
+        assert [row.name for row in rows] == names
+        assert (rows[0].used_by_count, rows[0].used_by[:2]) == (2_000, ["r00000", "r00001"])
+        assert rows[1].used_by_count == 0
         done = await world.client.set_secret(names[0], "value")
-        assert (done["used_by_count"], len(done["used_by"])) == (2_000, secrets.USERS_MAX)
+        assert (done.used_by_count, len(done.used_by)) == (2_000, secrets.USERS_MAX)
 
     play(scenario)
 
@@ -201,20 +202,20 @@ def test_an_apply_that_changes_much_is_answered_with_counts_and_a_plan_in_pages(
             return json.dumps({"resources": entries})
 
         done = await world.client.apply(text("x" * 1_400, 400))
-        assert (done["counts"], done["changed_count"]) == ({"create": 400}, 400)
-        assert done["changed"][:2] == ["r00000", "r00001"]
+        assert (done.counts, done.changed_count) == ({"create": 400}, 400)
+        assert done.changed[:2] == ["r00000", "r00001"]
         # Each line has the old value and the new one: together more than a message holds.
         after = text("y" * 1_400, 400)
         plan = await world.client.plan(after)
-        assert [line["name"] for line in plan] == [f"r{i:05}" for i in range(400)]
-        assert {line["act"] for line in plan} == {"change"}
+        assert [line.name for line in plan] == [f"r{i:05}" for i in range(400)]
+        assert {line.act for line in plan} == {"change"}
         done = await world.client.apply(after)
-        assert (done["counts"], done["changed_count"]) == ({"change": 400}, 400)
+        assert (done.counts, done.changed_count) == ({"change": 400}, 400)
 
         large = text("z" * 200_000, 1)
         await world.client.apply(large)
         (line,) = await world.client.plan(text("a" * 200_000, 1))
-        assert "too long" in line["changes"]["…"][1]
+        assert "too long" in line.changes["…"][1]
 
     play(scenario)
 
@@ -244,19 +245,21 @@ def test_long_results_of_an_exec_are_complete_or_marked():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(memory.MemoryAdapter, "execute", talkative)
             rows = await world.client.exec("talk", *names, arguments={"many": 60_000})
-            assert [row["resource"] for row in rows] == names
-            assert not any(row["truncated"] for row in rows)
-            assert {len(row["result"]) for row in rows} == {60_000 + len("end of r00")}
+            assert [row.resource for row in rows] == names
+            assert not any(row.truncated for row in rows)
+            assert {len(row.result) for row in rows} == {60_000 + len("end of r00")}
             assert executed == 30, "results are asked for again, operations are not"
 
             # What no message holds is cut where it is made.
             (row,) = await world.client.exec("talk", "r00", arguments={"many": 2 << 20})
-            assert (row["outcome"], row["truncated"]) == ("done", True)
-            assert row["result"].endswith("\nend of r00")
-            assert len(row["result"]) > 200_000
+            assert (row.outcome, row.truncated) == ("done", True)
+            assert row.result.endswith("\nend of r00")
+            assert len(row.result) > 200_000
 
         with pytest.raises(errors.LimitExceeded, match="at most 500"):
-            await world.client._request("exec", operation="talk", names=["r00"] * 501)
+            await world.client._request(
+                list[manage_rows.ExecutionRow], "exec", operation="talk", names=["r00"] * 501
+            )
 
     play(scenario)
 

@@ -84,7 +84,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
 
     # Nothing arrives: it runs, and is said to be late; then it goes on.
     row = await fleet.client.wait("query", "late", timeout_s=PATIENCE_S)
-    assert "no batch was committed" in row["reason"]
+    assert "no batch was committed" in row.reason
     more()
     await fleet.client.wait("query", "up", timeout_s=PATIENCE_S)
 

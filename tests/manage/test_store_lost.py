@@ -51,7 +51,7 @@ async def _story(fleet: Any, server: postgres.PostgresServer) -> None:
         await fleet.client.create({"name": name, "type": "memory", "agent": "host-a", "restart": restart})
     for name in names:
         await fleet.client.wait(name, "up")
-    epochs = {row["name"]: (row["epoch"], row["manager"]) for row in await fleet.client.get()}
+    epochs = {row.name: (row.epoch, row.manager) for row in await fleet.client.get()}
 
     await asyncio.to_thread(server.stop, signal.SIGQUIT)
     loop = asyncio.get_running_loop()
@@ -70,7 +70,7 @@ async def _story(fleet: Any, server: postgres.PostgresServer) -> None:
         falls[name] += 1
         await eventually(functools.partial(_is_up, adapter), timeout_s=30)
         # … operations are carried out, and questions answered.
-        assert (await impatient.exec("echo", names[1], arguments={"text": "x"}))[0]["result"] == "x"
+        assert (await impatient.exec("echo", names[1], arguments={"text": "x"}))[0].result == "x"
         assert len(await impatient.get()) == RESOURCES
         assert all(boss.acts for boss in managers.values()), "their renewals hold"
     assert refused >= 3
@@ -80,22 +80,20 @@ async def _story(fleet: Any, server: postgres.PostgresServer) -> None:
 
     async def taken_over() -> bool:
         rows = await fleet.client.get()
-        return all(row["manager"] == "manager-1" and row["state"] == "up" for row in rows)
+        return all(row.manager == "manager-1" and row.state == "up" for row in rows)
 
     await eventually(taken_over, timeout_s=PATIENCE_S)
     for row in await fleet.client.get():
-        epoch, manager = epochs[row["name"]]
-        assert (row["epoch"] > epoch) is (manager == "manager-2"), row
+        epoch, manager = epochs[row.name]
+        assert (row.epoch > epoch) is (manager == "manager-2"), row
 
     async def caught_up() -> bool:
         """What the manager that lives has seen; what the other had seen went with it."""
-        rows = {row["name"]: row for row in await fleet.client.get()}
+        rows = {row.name: row for row in await fleet.client.get()}
         mine = [name for name in names if epochs[name][1] == "manager-1"]
-        return all(rows[name]["restarts"] == falls[name] for name in mine)
+        return all(rows[name].restarts == falls[name] for name in mine)
 
     await eventually(caught_up, timeout_s=PATIENCE_S)
-    assert (await fleet.client.describe(names[0]))["spec"].get("config", {}) == {}, (
-        "what was refused was not done"
-    )
+    assert (await fleet.client.describe(names[0])).spec.config == {}, "what was refused was not done"
     await fleet.client.put(names[0], config={"value": "now"})
     await eventually(lambda: host.hosted[names[0]].adapter.config.value == "now", timeout_s=PATIENCE_S)

@@ -118,7 +118,7 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
 
     async def settled() -> bool:
         rows = await fleet.client.get()
-        return all(row["state"] == "up" and row["applied"] for row in rows)
+        return all(row.state == "up" and row.applied for row in rows)
 
     await fleet.client.apply(text("chain", 4))
     await eventually(settled, timeout_s=30)
@@ -133,7 +133,7 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
     )
 
     planned = await fleet.client.plan(text("star", 2))
-    assert {line["name"] for line in planned if line["act"] == "delete"} == {"t-3", "t-4"}
+    assert {line.name for line in planned if line.act == "delete"} == {"t-3", "t-4"}
     await fleet.client.apply(text("star", 2))
     await fleet.client.wait_gone("t-3", "t-4")
     await eventually(lambda: set(links()) == {"t-1", "t-2"})

@@ -30,9 +30,9 @@ async def test_a_process_comes_up_is_put_back_and_survives_its_manager(fleet, pr
     first = await fleet.manager("manager-1")
     host = await fleet.agent()
     applied = await fleet.client.apply(process_manifest())
-    assert applied["changed"] == ["sleeper"]
+    assert applied.changed == ["sleeper"]
     row = await fleet.client.wait("sleeper", "up")
-    assert row["manager"] == "manager-1"
+    assert row.manager == "manager-1"
     pid = pid_of(host)
     assert is_alive(pid)
 
@@ -42,7 +42,7 @@ async def test_a_process_comes_up_is_put_back_and_survives_its_manager(fleet, pr
 
     async def restarted():
         row = (await fleet.client.get("sleeper"))[0]
-        return row["state"] == "up" and row["restarts"] == 1
+        return row.state == "up" and row.restarts == 1
 
     await eventually(restarted)
     pid = pid_of(host)
@@ -53,14 +53,14 @@ async def test_a_process_comes_up_is_put_back_and_survives_its_manager(fleet, pr
         lambda: "sleeper" in second.managed and host.hosted["sleeper"].record.manager == "manager-2"
     )
     now = (await fleet.client.get("sleeper"))[0]
-    assert now["manager"] == "manager-2"
-    assert now["epoch"] > row["epoch"]
+    assert now.manager == "manager-2"
+    assert now.epoch > row.epoch
     late = protocol.Operation(
-        id="late", verb=protocol.Verb.EXECUTE, resource="sleeper", epoch=row["epoch"], operation="stop"
+        id="late", verb=protocol.Verb.EXECUTE, resource="sleeper", epoch=row.epoch, operation="stop"
     )
     answer = await host.execute(late)
     assert answer.code == errors.StaleEpoch.code
-    assert answer.epoch == now["epoch"]
+    assert answer.epoch == now.epoch
     assert is_alive(pid)
     assert pid_of(host) == pid, "the process did not notice"
 

@@ -89,8 +89,8 @@ async def _rates(connection: client_api.Connection) -> None:
     async def in_and_out() -> bool:
         await producer.send("one")
         assert await consumer.receive(30) is not None
-        (row,) = (await connection.request(protocol.ListQueues())).rows
-        return bool(row["in_a_second"] > 0 and row["out_a_second"] > 0)
+        (row,) = (await connection.request(protocol.ListQueues())).queues
+        return row.in_per_s > 0 and row.out_per_s > 0
 
     await eventually.eventually(in_and_out, timeout_s=30)
     await connection.close()
@@ -198,7 +198,7 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
 
         async def listed() -> list[str]:
             await session.producer(ORDERS).send("another record: a checkpoint comes after some")
-            return [row["queue"] for row in (await connection.request(protocol.ListQueues())).rows]
+            return [row.queue for row in (await connection.request(protocol.ListQueues())).queues]
 
         async def only_orders() -> bool:
             return await listed() == ["orders"]

@@ -142,8 +142,8 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         ]
 
         async def depth() -> int:
-            rows = (await looking.request(protocol.ListQueues())).rows
-            return int(rows[0]["depth"]) if rows else 0
+            rows = (await looking.request(protocol.ListQueues())).queues
+            return rows[0].depth if rows else 0
 
         async def has_begun() -> bool:
             return await depth() > 100

@@ -82,8 +82,8 @@ async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
         producer = session.producer(target)
         for _ in range(120):
             await producer.send(bytes(20_000), ttl_s=0.2)
-        for row in (await connection.request(protocol.ListQueues())).rows:
-            assert row["depth"] < 120
+        for row in (await connection.request(protocol.ListQueues())).queues:
+            assert row.depth < 120
         await producer.send("it lives")
         consumer = await consume()
         while (message := await consumer.receive(30)) is not None and message.body() != "it lives":

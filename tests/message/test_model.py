@@ -285,8 +285,8 @@ class World:
         rest.consumer = await rest.session.consumer(OTHER)
         while await self._drain(rest, left):
             pass
-        rows = (await self.admin.request(protocol.ListQueues())).rows
-        assert all(not row["depth"] for row in rows), f"counted and not to be had: {rows}"
+        rows = (await self.admin.request(protocol.ListQueues())).queues
+        assert all(not row.depth for row in rows), f"counted and not to be had: {rows}"
         self.accounts.check(left)
 
     async def _drain(self, application: Application, left: list[str]) -> int:

@@ -57,8 +57,8 @@ async def serving(
 
 
 async def _subscriptions(connection: api.Connection) -> list[tuple[str, str | None, str]]:
-    rows = (await connection.request(protocol.ListSubscriptions())).rows
-    return [(row["identity"], row["client_id"], row["subscription"]) for row in rows]
+    rows = (await connection.request(protocol.ListSubscriptions())).subscriptions
+    return [(row.identity, row.client_id, row.subscription) for row in rows]
 
 
 async def test_a_client_id_is_one_of_its_identity(

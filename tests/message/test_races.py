@@ -471,7 +471,7 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
         disk.full = False
         assert await received(consumer) == [f"{number}" for number in range(10, 20)]
         await connection.outbox.wait_idle()
-        assert (await writer.request(protocol.ListQueues())).rows[0]["depth"] == 0
+        assert (await writer.request(protocol.ListQueues())).queues[0].depth == 0
 
 
 async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
@@ -581,7 +581,7 @@ async def test_a_temporary_queue_outlives_a_cut_connection_whose_client_comes_ba
         await asyncio.sleep(3)
         with pytest.raises(message_errors.InvalidDestination):
             await writer.session().producer(None).send("third", to=replies)
-        assert all(row["queue"] == "other" for row in (await writer.request(protocol.ListQueues())).rows)
+        assert all(row.queue == "other" for row in (await writer.request(protocol.ListQueues())).queues)
 
 
 async def test_a_temporary_queue_ends_when_its_client_does_not_come_back(
@@ -747,7 +747,7 @@ async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succ
         await asyncio.sleep(8)  # it is asked again after 5 s
         disk.ready.set()
         await ending
-        assert (await connection.request(protocol.ListSubscriptions())).rows == []
+        assert (await connection.request(protocol.ListSubscriptions())).subscriptions == []
 
 
 async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(

@@ -110,8 +110,8 @@ async def test_each_identity_may_what_its_credentials_say(
     ):
         for queue in (ORDERS, DEAD):
             await operator.session().producer(queue).send("theirs")
-        rows = (await connection.request(protocol.ListQueues())).rows
-        seen = {str(row["queue"]) for row in rows}
+        rows = (await connection.request(protocol.ListQueues())).queues
+        seen = {row.queue for row in rows}
         assert seen == {name for name, has in (("orders", on_orders), (DEAD.name, on_the_dead)) if has}
         assert await _outcomes(connection, ORDERS) == on_orders
         assert await _outcomes(connection, DEAD) == on_the_dead
@@ -252,11 +252,11 @@ async def test_temporary_queues_are_hidden_from_others(
         replies = await worker.session().temporary_queue()
         await user.session().producer(replies).send("a reply")
         for other in (user, viewer):
-            assert not (await other.request(protocol.ListQueues())).rows
+            assert not (await other.request(protocol.ListQueues())).queues
             with pytest.raises(errors.Forbidden):
                 await other.request(protocol.BrowseQueue(replies.name))
         for reader in (worker, operator):
-            assert [row["queue"] for row in (await reader.request(protocol.ListQueues())).rows] == [
+            assert [row.queue for row in (await reader.request(protocol.ListQueues())).queues] == [
                 replies.name
             ]
             assert len((await reader.request(protocol.BrowseQueue(replies.name))).messages) == 1

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from muster.core import errors
-from muster.notify import authorities, models, protocol
+from muster.notify import authorities, models, protocol, rows
 from muster.predicates import types
 from muster.trust import documents, grants, nkeys
 
@@ -357,21 +357,21 @@ def test_a_grant_is_shown_with_its_authority_its_scope_and_its_state(knows: auth
     chain = west.grant("boss", {"_rank": 1}, tier=1, now=NOW, lifetime_s=60, scope=scope)
     take(knows, chain)
     shown = knows.describe_grant(documents.serial_of(chain[0]), chain, now=NOW + 1)
-    assert shown == {
-        "serial": documents.serial_of(chain[0]),
-        "mandates": [documents.serial_of(chain[1])],
-        "holder": "boss",
-        "attributes": {"_rank": 1},
-        "tier": 1,
-        "authority": "west",
-        "scope": {"domain": "earth", "region": "west", "audience": ("farm",)},
-        "expires_at": NOW + 60,
-        "status": "valid",
-    }
-    assert knows.describe_grant("s", chain, now=NOW + 60)["status"] == "expired"
+    assert shown == rows.GrantRow(
+        serial=documents.serial_of(chain[0]),
+        mandates=[documents.serial_of(chain[1])],
+        holder="boss",
+        attributes={"_rank": 1},
+        tier=1,
+        authority="west",
+        scope={"domain": "earth", "region": "west", "audience": ("farm",)},
+        expires_at=NOW + 60,
+        status="valid",
+    )
+    assert knows.describe_grant("s", chain, now=NOW + 60).status == "expired"
     own = granted()
     shown = knows.describe_grant("s", own, now=NOW + 1)
-    assert (shown["authority"], shown["scope"], shown["mandates"]) == ("root", {}, [])
+    assert (shown.authority, shown.scope, shown.mandates) == ("root", {}, [])
 
 
 def test_when_a_grant_was_made_is_known(knows: authorities.AuthorityView):

@@ -121,7 +121,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     for number in range(3):
         await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))
     await boss.define(models.Model("alert", {"level": types.INT}, models.ModelKind.EVENT))
-    assert [one["name"] for one in await queries.list_models(boss._bus)] == ["M0", "M1", "M2", "alert"]
+    assert [one.name for one in await queries.list_models(boss._bus)] == ["M0", "M1", "M2", "alert"]
     notes = {f"_note_{number}": "x" * 1000 for number in range(10)}
     chains = [
         root.grant("boss", {**notes, "_n": number}, tier=1, now=time.time(), lifetime_s=60)
@@ -130,6 +130,4 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     for chain in chains:
         await boss.present(chain)
     listed = await queries.list_grants(boss._bus)
-    assert sorted(one["serial"] for one in listed) == sorted(
-        documents.serial_of(chain[0]) for chain in chains
-    )
+    assert sorted(one.serial for one in listed) == sorted(documents.serial_of(chain[0]) for chain in chains)

@@ -85,13 +85,13 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, receive
     bus = await connect("asker")
     for name, delivered in (("east", True), ("west", False)):
         told = await queries.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
-        assert told["delivered"] is delivered
-        assert told["granted"]["_trust_level"]["within"] == {
+        assert told.delivered is delivered
+        assert told.granted["_trust_level"].within == {
             "region": "",
             "audience": ["farm/east", "elsewhere"],
         }
     found = await queries.match_receivers(bus, "TRUE", event=event, sender="boss/control")
-    assert [one["receiver"] for one in found.receivers] == ["farm/east"]
+    assert found.receivers == ["farm/east"]
     await boss.present(_grant(root, 4, audience=("farm",)))
     assert await _reached(sites, boss) == set(sites)
 
@@ -140,7 +140,7 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, rec
 
     async def trusted() -> list[str]:
         found = await queries.list_receivers(farm._bus, where="_trust_level = 5")
-        return [one["receiver"] for one in found.receivers]
+        return [one.receiver for one in found.receivers]
 
     assert await trusted() == ["farm/coast", "farm/west"]
     await sites["west"].update(region="east")

@@ -12,7 +12,7 @@ from muster.bus import api
 from muster.bus.memory import network
 from muster.bus.rpc import requests
 from muster.core import errors, messages, subjects
-from muster.notify import authorities, client, protocol, queries
+from muster.notify import authorities, client, protocol, queries, rows
 from muster.notify import settings as settings_
 from muster.notify.matcher import kernels_numpy
 from muster.notify.notifier import decision_log, fair_queue, query_handler
@@ -210,16 +210,16 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
 async def _every_page_has_its_parties(bus: api.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut by their bytes, at another place by each notifier, and by their number."""
-    everyone = [one["receiver"] for one in (await queries.list_receivers(bus)).receivers]
+    everyone = [one.receiver for one in (await queries.list_receivers(bus)).receivers]
     assert len(everyone) == 20
     assert everyone == sorted(everyone)
     monkeypatch.setattr(query_handler, "PAGE_BYTES", 500)  # two or three of them
-    assert [one["receiver"] for one in (await queries.list_receivers(bus, limit=100)).receivers] == everyone
+    assert [one.receiver for one in (await queries.list_receivers(bus, limit=100)).receivers] == everyone
     found, after = list[str](), ""
     while True:
         page = await queries.list_receivers(bus, limit=7, after=after)
         assert page.count == 20
-        found += [one["receiver"] for one in page.receivers]
+        found += [one.receiver for one in page.receivers]
         if page.next is None:
             break
         assert len(page.receivers) == 7
@@ -447,42 +447,42 @@ async def test_who_explain_and_check(notifier, receivers, connect, root):
     )
 
     found = await queries.match_receivers(bus, "load > 0.8")
-    assert (found.count, [one["receiver"] for one in found.receivers]) == (1, ["farm/busy"])
+    assert (found.count, found.receivers) == (1, ["farm/busy"])
     assert "load is 0.1" in str(found.near)
     refused = await queries.match_receivers(bus, "load > 0.8", event=event, sender="asker/p")
     assert refused.count == 0
     assert "threat_level is 3" in str(refused.near)
 
     told = await queries.explain(bus, event, sender="asker/p", receiver="farm/calm")
-    assert not told["delivered"]
-    assert [told[side]["holds"] for side in ("address", "event", "sender")] == [False, False, False]
-    assert any("load is 0.1" in why for why in told["address"]["because"])
+    assert not told.delivered
+    assert [side.holds for side in (told.address, told.event, told.sender)] == [False, False, False]
+    assert any("load is 0.1" in why for why in told.address.because)
     await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
     loud = protocol.SendEvent(
         id="e", sender="p", type="alert", content={"threat_level": 4}, address="load > 0.8"
     )
     told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/busy")
-    assert told["delivered"]
-    assert told["granted"]["_trust_level"]["by"] == "root"
-    assert time.time() - told["granted"]["_trust_level"]["since"] < 60
-    assert told["receiver_granted"] == {}
+    assert told.delivered
+    assert told.granted["_trust_level"].by == "root"
+    assert time.time() - told.granted["_trust_level"].since < 60
+    assert told.receiver_granted == {}
     # Of a policy that is an OR, the part that lacks least tells which side failed.
     either = (
         "(command AND sender._trust_level >= 9) OR (alert AND threat_level >= 4 AND sender._trust_level >= 3)"
     )
     await mine.advertise("wary", "WebServer", {"load": 0.9}, policy=either)
     told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/wary")
-    assert [told[side]["holds"] for side in ("address", "event", "sender")] == [True, True, False]
-    assert told["sender"]["because"] == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
+    assert [side.holds for side in (told.address, told.event, told.sender)] == [True, True, False]
+    assert told.sender.because == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
     trusted = protocol.SendEvent(id="e", sender="p", type="alert", address="_trust_level > 7")
     told = await queries.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
-    assert "_trust_level is 7" in str(told["address"]["because"])
-    assert [(one["value"], one["tier"]) for one in told["receiver_granted"].values()] == [(7, 3)]
+    assert "_trust_level is 7" in str(told.address.because)
+    assert [(one.value, one.tier) for one in told.receiver_granted.values()] == [(7, 3)]
 
     cost = await queries.check(bus, policy)
-    assert (cost["clauses"], cost["cost"], cost["indexed"]) == (3, "lookup", True)
+    assert (cost.clauses, cost.cost, cost.indexed) == (3, "lookup", True)
     with pytest.raises(errors.ParseError, match="no attribute threat"):
         await queries.check(bus, "threat > 3")
     assert (await queries.list_receivers(bus, where="load < 0.5")).count == 1
@@ -515,7 +515,7 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
     served.engine.join_many(names, WEB_SERVER, {}, [""], np.zeros(len(names), np.int64))
     read, shown = list[str](), query_handler._receiver_row
 
-    def counted(by: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
+    def counted(by: notifier_notifier.Notifier, receiver: str) -> rows.ReceiverRow:
         read.append(receiver)
         return shown(by, receiver)
 
@@ -523,7 +523,7 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
     told = query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
     assert len(read) == len(told.receivers) < 10_000
     assert len(messages.encode(told)) < messages.MAX_BYTES
-    assert told.facts["next"] == told.receivers[-1]["receiver"] == names[len(read) - 1]
+    assert told.facts["next"] == told.receivers[-1].receiver == names[len(read) - 1]
     assert told.count == 20_000
 
 
@@ -552,4 +552,4 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, recei
         await farm.change([refused, *changes])
     assert most == 1  # of one shard
     found = await queries.match_receivers(await connect("asker"), "load = 1200")
-    assert [one["receiver"] for one in found.receivers] == ["farm/a"]
+    assert found.receivers == ["farm/a"]

@@ -281,9 +281,7 @@ class WebFarm:
                 events.warning("not-requested", farm=self.task.name, operation=operation, error=error)
                 answers = []
             done = {
-                answer["resource"]
-                for answer in answers
-                if answer["outcome"] == messages.DecisionOutcome.DONE.value
+                answer.resource for answer in answers if answer.outcome == messages.DecisionOutcome.DONE.value
             }
             self._tally[operation] += len(done)
             left = [name for name in left if name not in done]

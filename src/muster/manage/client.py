@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from muster.bus import api
 from muster.bus.rpc import client, error_replies
 from muster.core import errors, messages, subjects
 from muster.core.settings import loader
-from muster.manage import manifest, protocol
+from muster.manage import manifest, protocol, rows
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
 from muster.predicates.backends import python
@@ -44,7 +44,6 @@ EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
 
 _STATE = protocol.STATES.removesuffix("*")
 
-Row = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -52,7 +51,7 @@ T = TypeVar("T")
 class ResourcePage:
     """A page of a list; ``next`` is the key of the next page, None at the end."""
 
-    items: list[Row]
+    items: list[rows.ResourceRow]
     next: str | None
 
 
@@ -71,74 +70,74 @@ class ManageClient:
         *,
         wait_s: float | None = None,
         progress: Callable[[str, float], None] = lambda name, part: None,
-    ) -> dict[str, Any]:
+    ) -> rows.ApplyResult:
         """Apply the text of a manifest; `manifest.ManifestError` has line and field.
 
-        Returns ``counts`` of the actions, ``changed_count``, and the first names in ``changed`` and
-        ``deleting``. With ``wait_s``, waits until all resources are in their desired state.
+        With ``wait_s``, waits until all resources are in their desired state.
         """
         entries = _entries(text)
-        result: dict[str, Any] = await self._request("apply", entries=entries)
+        result = await self._request(rows.ApplyResult, "apply", entries=entries)
         if wait_s is not None:
             deadline = time.monotonic() + wait_s
             await self._wait_all([entry["name"] for entry in entries], wait_s, progress)
             left_s = max(0.1, deadline - time.monotonic())
-            await self.wait_gone(*result["deleting"], timeout_s=left_s)
+            await self.wait_gone(*result.deleting, timeout_s=left_s)
         return result
 
-    async def plan(self, text: str) -> list[Row]:
-        return [line async for line in self._pages("plan", entries=_entries(text))]
+    async def plan(self, text: str) -> list[rows.PlanStep]:
+        """The steps of an apply, in the order of execution."""
+        return [step async for step in self._pages(rows.PlanStep, "plan", entries=_entries(text))]
 
-    async def delete_manifest(self, text: str, *, force: bool = False) -> dict[str, Any]:
+    async def delete_manifest(self, text: str, *, force: bool = False) -> rows.DeleteResult:
         return await self.delete(*(entry["name"] for entry in _entries(text)), force=force)
 
     # One resource
 
-    async def create(self, entry: Mapping[str, Any]) -> Row:
+    async def create(self, entry: Mapping[str, Any]) -> rows.ResourceDescription:
         """Create a resource from an ``entry`` as in a manifest: name, type, agent or where, config, …
 
         Raises `errors.AlreadyExists`. Returns its description at once; `wait` waits until it is up.
         """
         _check(entry)
-        row: Row = await self._request("create", entry=dict(entry))
-        return row
+        return await self._request(rows.ResourceDescription, "create", entry=dict(entry))
 
-    async def put(self, name: str, *, generation: int | None = None, **changes: Any) -> Row:
+    async def put(
+        self, name: str, *, generation: int | None = None, **changes: Any
+    ) -> rows.ResourceDescription:
         """Change fields of its entry: ``put("web-1", config={…}, desired="down")``.
 
         ``generation`` is the one that was read before: `errors.Conflict` if it has changed since.
         """
         if "config" in changes:
             known = await self.describe(name)
-            _check({"name": name, "type": known["type"], "agent": "any", "config": changes["config"]})
-        row: Row = await self._request("put", name=name, changes=changes, generation=generation)
-        return row
+            _check({"name": name, "type": known.type, "agent": "any", "config": changes["config"]})
+        return await self._request(
+            rows.ResourceDescription, "put", name=name, changes=changes, generation=generation
+        )
 
-    async def rename(self, name: str, to: str) -> Row:
+    async def rename(self, name: str, to: str) -> rows.ResourceDescription:
         """Rename a resource without interrupting it; its dependants refer to the new name."""
-        row: Row = await self._request("rename", name=name, to=to)
-        return row
+        return await self._request(rows.ResourceDescription, "rename", name=name, to=to)
 
-    async def delete(self, *names: str, generation: int | None = None, force: bool = False) -> dict[str, Any]:
+    async def delete(
+        self, *names: str, generation: int | None = None, force: bool = False
+    ) -> rows.DeleteResult:
         """Returns when the deletion is recorded; `wait_gone` waits for it. ``generation``: as in `put`.
 
         ``force`` removes the resources from the registry at once, without their agents: for machines that are
         lost. What still runs there continues, unmanaged.
         """
-        result: dict[str, Any] = await self._request(
-            "delete", names=list(names), generation=generation, force=force
+        return await self._request(
+            rows.DeleteResult, "delete", names=list(names), generation=generation, force=force
         )
-        return result
 
-    async def describe(self, name: str) -> Row:
+    async def describe(self, name: str) -> rows.ResourceDescription:
         """All details of a resource: its row, ``spec``, ``status``, who applied it, what it waits for."""
-        row: Row = await self._read("describe", name=name)
-        return row
+        return await self._read(rows.ResourceDescription, "describe", name=name)
 
-    async def observe(self, name: str) -> Row:
+    async def observe(self, name: str) -> protocol.ObservedState:
         """The current observation of its adapter."""
-        row: Row = await self.execute(name, protocol.Verb.GET.value)
-        return row
+        return _convert(await self.execute(name, protocol.Verb.GET.value), protocol.ObservedState)
 
     async def operations(self, name: str) -> list[str]:
         """The operations that `execute` accepts for this resource."""
@@ -157,16 +156,16 @@ class ManageClient:
         """The result of the operation; raises if it was refused, failed, or is in doubt
         (`errors.TimedOut`).
         """
-        (answer,) = await self.exec(operation, name, arguments=arguments, timeout_s=timeout_s, id=id)
-        match messages.DecisionOutcome(answer["outcome"]):
+        (row,) = await self.exec(operation, name, arguments=arguments, timeout_s=timeout_s, id=id)
+        match messages.DecisionOutcome(row.outcome):
             case messages.DecisionOutcome.DONE:
-                return answer["result"]
+                return row.result
             case messages.DecisionOutcome.IN_DOUBT:
-                raise errors.TimedOut(f"{name}: {operation} is in doubt: {answer['reason']}")
+                raise errors.TimedOut(f"{name}: {operation} is in doubt: {row.reason}")
         fault = error_replies.ErrorReply(
-            code=answer["code"] or errors.Refused.code,
+            code=row.code or errors.Refused.code,
             kind=errors.Refused.code,
-            message=f"{name}: {answer['reason']}",
+            message=f"{name}: {row.reason}",
             exit_code=errors.Refused.exit_code,
         )
         raise error_replies.from_error_reply(fault)
@@ -176,30 +175,25 @@ class ManageClient:
 
     # Many resources
 
-    async def get(self, *names: str, where: str = "") -> list[Row]:
+    async def get(self, *names: str, where: str = "") -> list[rows.ResourceRow]:
         """Rows of the named resources, of those that match ``where``, or of all."""
         if not names:
-            return [row async for row in self._rows(where)]
+            return [row async for row in self._pages(rows.ResourceRow, "enumerate", where=where)]
         pages = await asyncio.gather(*map(self._get, _parts(names, NAMES_MAX)))
         return [row for page in pages for row in page]
 
-    async def _get(self, names: Sequence[str]) -> list[Row]:
-        rows: list[Row] = []
-        while len(rows) < len(names):
-            rows += await self._read("get", names=list(names[len(rows) :]))
-        return rows
+    async def _get(self, names: Sequence[str]) -> list[rows.ResourceRow]:
+        items: list[rows.ResourceRow] = []
+        while len(items) < len(names):
+            items += await self._read(list[rows.ResourceRow], "get", names=list(names[len(items) :]))
+        return items
 
     async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> ResourcePage:
         """Rows in the order of their names, after ``after``; at most ``limit``, and as many as fit."""
-        page = await self._read("enumerate", where=where, after=after, limit=limit)
-        return ResourcePage(page["items"], page["next"])
-
-    async def _rows(self, where: str) -> AsyncIterator[Row]:
-        async for row in self._pages("enumerate", where=where):
-            yield row
+        return await self._read(ResourcePage, "enumerate", where=where, after=after, limit=limit)
 
     async def names(self, *, where: str = "") -> list[str]:
-        pages = self._pages("enumerate", where=where, limit=5_000, names_only=True)
+        pages = self._pages(str, "enumerate", where=where, limit=5_000, names_only=True)
         return [name async for name in pages]
 
     async def exec(
@@ -210,7 +204,7 @@ class ManageClient:
         arguments: Mapping[str, Any] | None = None,
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
-    ) -> list[Row]:
+    ) -> list[rows.ExecutionRow]:
         """Execute an operation on all of them concurrently; a row with the outcome of each.
 
         A repeated ``id`` is not executed again. In rows with ``truncated``, the result is incomplete.
@@ -220,8 +214,9 @@ class ManageClient:
         chosen = list(names) or await self.names(where=where)
         id = id or secrets.token_hex(8)
 
-        async def ask(part: list[str]) -> list[Row]:
-            results: list[Row] = await self._request(
+        async def ask(part: list[str]) -> list[rows.ExecutionRow]:
+            return await self._request(
+                list[rows.ExecutionRow],
                 "exec",
                 extra_s=timeout_s,
                 try_s=EXEC_TRY_S,
@@ -231,43 +226,38 @@ class ManageClient:
                 timeout_s=timeout_s,
                 id=id,
             )
-            return results
 
         pages = await asyncio.gather(*map(ask, _parts(chosen, NAMES_MAX)))
-        rows = [row for page in pages for row in page]
+        results = [row for page in pages for row in page]
         # Repeat truncated results in smaller batches, which leave more room for each.
         for many in EXEC_FEWER:
-            cut = [number for number, row in enumerate(rows) if row["truncated"]]
-            for numbers in _parts(cut, many) if len(rows) > many else ():
-                again = await ask([rows[number]["resource"] for number in numbers])
+            cut = [number for number, row in enumerate(results) if row.truncated]
+            for numbers in _parts(cut, many) if len(results) > many else ():
+                again = await ask([results[number].resource for number in numbers])
                 for number, row in zip(numbers, again, strict=True):
-                    if row["result"] is not None:  # the agent may have dropped it meanwhile
-                        rows[number] = row
-        return rows
+                    if row.result is not None:  # the agent may have dropped it meanwhile
+                        results[number] = row
+        return results
 
-    async def drain(self, name: str) -> dict[str, Any]:
+    async def drain(self, name: str) -> rows.DrainResult:
         """Drain a resource or all resources of an agent, which then accepts no more."""
-        result: dict[str, Any] = await self._request("drain", name=name)
-        return result
+        return await self._request(rows.DrainResult, "drain", name=name)
 
-    async def undrain(self, name: str) -> dict[str, Any]:
-        result: dict[str, Any] = await self._request("undrain", name=name)
-        return result
+    async def undrain(self, name: str) -> rows.DrainResult:
+        return await self._request(rows.DrainResult, "undrain", name=name)
 
-    async def forget(self, agent: str) -> dict[str, Any]:
-        result: dict[str, Any] = await self._request("forget", agent=agent)
-        return result
+    async def forget(self, agent: str) -> rows.ForgetResult:
+        return await self._request(rows.ForgetResult, "forget", agent=agent)
 
-    async def summary(self) -> dict[str, Any]:
+    async def summary(self) -> rows.FleetSummary:
         """Number of resources in each state, group, type and manager."""
-        counts: dict[str, Any] = await self._read("summary")
-        return counts
+        return await self._read(rows.FleetSummary, "summary")
 
-    async def agents(self) -> list[Row]:
-        return [row async for row in self._pages("agents")]
+    async def agents(self) -> list[rows.AgentRow]:
+        return [row async for row in self._pages(rows.AgentRow, "agents")]
 
-    async def managers(self) -> list[Row]:
-        return [row async for row in self._pages("managers")]
+    async def managers(self) -> list[rows.ManagerRow]:
+        return [row async for row in self._pages(rows.ManagerRow, "managers")]
 
     # Changes and events
 
@@ -327,41 +317,42 @@ class ManageClient:
             if isinstance(event, protocol.ResourceStateChange):
                 yield event
 
-    async def wait(self, name: str, state: str | None = None, *, timeout_s: float = 30.0) -> Row:
+    async def wait(self, name: str, state: str | None = None, *, timeout_s: float = 30.0) -> rows.ResourceRow:
         """Wait until the registry reports this state, or without one the desired state."""
-        row: Row = {}
+        row: rows.ResourceRow | None = None
 
         async def look() -> bool:
             nonlocal row
-            row = (await self.get(name))[0]
+            (row,) = await self.get(name)
             return _is_in(row, state)
 
-        await self._poll(look, timeout_s, lambda: f"{name} is {row.get('state')}: {row.get('reason')}")
+        await self._poll(look, timeout_s, lambda: _condition(row) or f"no reply about {name}")
+        assert row is not None
         return row
 
     async def _wait_all(
         self, names: list[str], timeout_s: float, progress: Callable[[str, float], None]
     ) -> None:
         """Wait until each has reached its desired state, in batches."""
-        left, row = names, Row()
+        left = names
+        row: rows.ResourceRow | None = None
 
         async def look() -> bool:
             nonlocal left, row
             while left:
-                rows = await self.get(*left[:NAMES_MAX])
-                waiting = [item for item in rows if not _is_in(item, None)]
-                left = [item["name"] for item in waiting] + left[NAMES_MAX:]
+                waiting = [item for item in await self.get(*left[:NAMES_MAX]) if not _is_in(item, None)]
+                left = [item.name for item in waiting] + left[NAMES_MAX:]
                 if waiting:
                     row = waiting[0]
-                    progress(row["name"], 1 - len(left) / len(names))
+                    progress(row.name, 1 - len(left) / len(names))
                     return False
             return True
 
-        await self._poll(look, timeout_s, lambda: f"{row.get('name')} is {row['state']}: {row['reason']}")
+        await self._poll(look, timeout_s, lambda: _condition(row) or "no reply")
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
         left: list[str] = []
-        row: Row = {}
+        row: rows.ResourceRow | None = None
 
         async def look() -> bool:
             nonlocal left, row
@@ -372,14 +363,17 @@ class ManageClient:
             return not left
 
         def problem() -> str:
+            first = f"; {row.name} on {row.agent} is {row.state} ({row.reason})" if row else ""
             return (
-                f"{len(left)} not gone yet: {', '.join(left[:5])}; {row.get('name')} on {row.get('agent')} "
-                f"is {row.get('state')} ({row.get('reason')}). If its machine is lost, delete with force"
+                f"{len(left)} not gone yet: {', '.join(left[:5])}{first}. "
+                "If its machine is lost, delete with force"
             )
 
         await self._poll(look, timeout_s, problem)
 
-    async def _poll(self, reached: Any, timeout_s: float, problem: Any) -> None:
+    async def _poll(
+        self, reached: Callable[[], Awaitable[bool]], timeout_s: float, problem: Callable[[], str]
+    ) -> None:
         """Call ``reached`` at each change of any state, and periodically, until it returns true."""
         try:
             async with asyncio.timeout(timeout_s), await self._bus.subscribe(protocol.STATES) as changes:
@@ -394,45 +388,40 @@ class ManageClient:
 
     # Rollouts
 
-    async def rollout(self, plan: dict[str, Any], *names: str, where: str = "") -> Row:
+    async def rollout(self, plan: dict[str, Any], *names: str, where: str = "") -> rows.RolloutRow:
         """Start a rollout: ``plan`` has operation, arguments, batch, pause_s, errors_max, timeout_s."""
-        row: Row = await self._request("rollout", plan=plan, names=list(names), where=where)
-        return row
+        return await self._request(rows.RolloutRow, "rollout", plan=plan, names=list(names), where=where)
 
-    async def rollouts(self, id: str | None = None) -> list[Row]:
+    async def rollouts(self, id: str | None = None) -> list[rows.RolloutRow]:
         """Oldest first, or only the one with this id."""
-        return [row async for row in self._pages("rollouts", id=id)]
+        return [row async for row in self._pages(rows.RolloutRow, "rollouts", id=id)]
 
-    async def rollout_steps(self, id: str) -> list[Row]:
+    async def rollout_steps(self, id: str) -> list[rows.RolloutStepRow]:
         """State, reason and result of each of its resources."""
-        return [row async for row in self._pages("rollout-steps", id=id)]
+        return [row async for row in self._pages(rows.RolloutStepRow, "rollout-steps", id=id)]
 
-    async def pause(self, id: str) -> Row:
-        row: Row = await self._request("pause", id=id)
-        return row
+    async def pause(self, id: str) -> rows.RolloutRow:
+        return await self._request(rows.RolloutRow, "pause", id=id)
 
-    async def resume(self, id: str) -> Row:
-        row: Row = await self._request("resume", id=id)
-        return row
+    async def resume(self, id: str) -> rows.RolloutRow:
+        return await self._request(rows.RolloutRow, "resume", id=id)
 
     # Secrets
 
-    async def set_secret(self, name: str, value: str) -> Row:
+    async def set_secret(self, name: str, value: str) -> rows.SecretRow:
         """Store a secret; it leaves this process sealed. Returns the resources that use it."""
         if not value or len(value.encode()) > loader.MAX_SECRET_BYTES:
             raise errors.InvalidInput(f"a secret has 1 to {loader.MAX_SECRET_BYTES} bytes")
-        public: str = await self._read("secret-key")
+        public = await self._read(str, "secret-key")
         box = sealed_box.seal(public, value.encode(), manage_secrets.storage_context(subjects.token(name)))
-        row: Row = await self._request("secret-set", name=name, box=box)
-        return row
+        return await self._request(rows.SecretRow, "secret-set", name=name, box=box)
 
-    async def secrets(self) -> list[Row]:
+    async def secrets(self) -> list[rows.SecretRow]:
         """Names, who set them and when, and which resources use them; never values."""
-        return [row async for row in self._pages("secrets")]
+        return [row async for row in self._pages(rows.SecretRow, "secrets")]
 
-    async def delete_secret(self, name: str) -> Row:
-        row: Row = await self._request("secret-delete", name=name)
-        return row
+    async def delete_secret(self, name: str) -> rows.SecretDeleted:
+        return await self._request(rows.SecretDeleted, "secret-delete", name=name)
 
     # The audit
 
@@ -449,11 +438,11 @@ class ManageClient:
         ]
 
     async def _request(
-        self, verb: str, *, extra_s: float = 0.0, try_s: float | None = None, **arguments: Any
-    ) -> Any:
+        self, kind: type[T], verb: str, *, extra_s: float = 0.0, try_s: float | None = None, **arguments: Any
+    ) -> T:
         subject = protocol.request(self._bus.identity, verb)
         try:
-            return await call(
+            result = await call(
                 self._bus,
                 subject,
                 arguments,
@@ -464,16 +453,20 @@ class ManageClient:
         except errors.LimitExceeded as error:
             error.hint = error.hint or "use fewer resources at a time; each request is stored as one unit"
             raise
+        return _convert(result, kind)
 
-    async def _read(self, verb: str, **arguments: Any) -> Any:
+    async def _read(self, kind: type[T], verb: str, **arguments: Any) -> T:
         subject = protocol.read(self._bus.identity, verb)
-        return await call(self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S)
+        result = await call(self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S)
+        return _convert(result, kind)
 
-    def _pages(self, verb: str, **arguments: Any) -> AsyncIterator[Any]:
+    async def _pages(self, kind: type[T], verb: str, **arguments: Any) -> AsyncIterator[T]:
         subject = protocol.read(self._bus.identity, verb)
-        return client.pages(
+        items = client.pages(
             self._bus, subject, arguments, timeout_s=self._timeout_s, try_s=READ_TRY_S, absent=_absent()
         )
+        async for item in items:
+            yield _convert(item, kind)
 
 
 async def call(bus: api.Bus, subject: str, arguments: Mapping[str, Any], **options: Any) -> Any:
@@ -491,9 +484,20 @@ def _parts(items: Sequence[T], many: int) -> list[list[T]]:
     return [list(items[first : first + many]) for first in range(0, len(items), many)]
 
 
-def _is_in(row: Row, state: str | None) -> bool:
+def _is_in(row: rows.ResourceRow, state: str | None) -> bool:
     """Whether it is in this state, or without one in its desired state."""
-    return bool(row["state"] == (state or row["desired"]) and row["applied"])
+    return row.state == (state or row.desired) and row.applied
+
+
+def _condition(row: rows.ResourceRow | None) -> str:
+    return f"{row.name} is {row.state}: {row.reason}" if row else ""
+
+
+def _convert(result: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(result, kind)
+    except msgspec.ValidationError as error:
+        raise errors.MusterError(f"the registry's reply is malformed: {error}") from error
 
 
 def _entries(text: str) -> list[Any]:

@@ -19,7 +19,7 @@ import msgspec
 
 from muster.core import errors, subjects
 from muster.core.settings import loader
-from muster.manage import protocol
+from muster.manage import protocol, rows
 from muster.manage.registry import assignments, views
 from muster.trust import sealed_box
 
@@ -75,8 +75,14 @@ def users(state: assignments.AssignmentProcessor) -> dict[str, list[str]]:
     return by_secret
 
 
-def _used_by(using: list[str]) -> dict[str, Any]:
-    return {"used_by": using[:USERS_MAX], "used_by_count": len(using)}
+def _row(name: str, sealed: SealedSecret, using: list[str]) -> rows.SecretRow:
+    return rows.SecretRow(
+        name=name,
+        by=sealed.by,
+        at_ms=sealed.at_ms,
+        used_by=using[:USERS_MAX],
+        used_by_count=len(using),
+    )
 
 
 class SecretStore:
@@ -90,7 +96,7 @@ class SecretStore:
     async def public_key(self) -> str:
         return (await self._opened_key()).public
 
-    async def put(self, by: str, name: str, box: str) -> dict[str, Any]:
+    async def put(self, by: str, name: str, box: str) -> rows.SecretRow:
         """Store a secret. Returns the resources that use it; they get the new value at their next start."""
         subjects.token(name)
         if len(box) > BOX_CHARACTERS_MAX:
@@ -100,7 +106,7 @@ class SecretStore:
         sealed = SealedSecret(box=box, by=by, at_ms=int(time.time() * 1000))
         async with self._registry.writing() as state:
             await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(sealed)))
-            return _used_by((await asyncio.to_thread(users, state)).get(name, []))
+            return _row(name, sealed, (await asyncio.to_thread(users, state)).get(name, []))
 
     async def delete(self, name: str) -> None:
         async with self._registry.writing() as state:
@@ -120,9 +126,9 @@ class SecretStore:
         values = {record.key: record.value for record in records}
         using = await asyncio.to_thread(users, self._registry.state.snapshot())
 
-        def row(name: str) -> dict[str, Any]:
+        def row(name: str) -> rows.SecretRow:
             sealed = msgspec.json.decode(values[name], type=SealedSecret)
-            return {"name": name, "by": sealed.by, "at_ms": sealed.at_ms, **_used_by(using.get(name, []))}
+            return _row(name, sealed, using.get(name, []))
 
         return views.page(values, row, limit)
 

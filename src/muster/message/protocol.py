@@ -19,7 +19,7 @@ persistent send and a lazy acknowledgement are therefore the same operation.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -321,6 +321,41 @@ DispatcherRequest = (
 READS: Final = (BrowseQueue, ListQueues, ListSubscriptions)
 
 
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue: waiting messages, consumers, and messages counted since the dispatcher started.
+
+    ``rejected``: messages that no selector of a consumer matched.
+    """
+
+    queue: str
+    depth: int = 0
+    consumers: int = 0
+    in_flight: int = 0
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    delivered: int = 0
+    expired: int = 0
+    matched: int = 0
+    rejected: int = 0
+
+
+class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable subscription. ``behind``: messages of the log that it has not read yet."""
+
+    subscription: str
+    identity: str
+    client_id: str | None = None
+    topic: str
+    selector: str | None = None
+    shared: bool = False
+    consumers: int = 0
+    waiting: int = 0
+    behind: int = 0
+    delivered: int = 0
+    matched: int = 0
+    rejected: int = 0
+
+
 class DispatcherReply(msgspec.Struct, omit_defaults=True):
     """``error``: why the request failed.
 
@@ -333,7 +368,8 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     key: str = ""  # of the backlog that the consumer is attached to
     count: int = 0
     messages: list[MessageDelivery] = []
-    rows: list[dict[str, Any]] = []
+    queues: list[QueueRow] = []
+    subscriptions: list[SubscriptionRow] = []
 
 
 def failed(error: errors.MusterError) -> DispatcherReply:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from muster.core import errors
-from muster.notify import models, protocol
+from muster.notify import models, protocol, rows
 from muster.predicates import types
 from muster.trust import documents, grants
 
@@ -258,22 +258,22 @@ class AuthorityView:
         """Return all grants by serial number."""
         return {serial: chain for held in self._chains.values() for serial, chain in held.items()}
 
-    def describe_grant(self, serial: str, chain: tuple[str, ...], *, now: float) -> dict[str, object]:
+    def describe_grant(self, serial: str, chain: tuple[str, ...], *, now: float) -> rows.GrantRow:
         """Return a grant for display."""
         grant = documents.open_sealed(chain[0], documents.Grant)[0]
         verdict = self._verify(chain, self._anywhere(grant), now)
         authority = "" if len(chain) == 1 else documents.open_sealed(chain[1], documents.Mandate)[0].name
-        return {
-            "serial": serial,
-            "mandates": list(map(documents.serial_of, chain[1:])),
-            "holder": grant.holder,
-            "attributes": dict(grant.attributes),
-            "tier": grant.tier,
-            "authority": authority or "root",
-            "scope": {name: value for name in SCOPES if (value := getattr(grant.scope, name))},
-            "expires_at": grant.expires_at,
-            "status": str(verdict.reason) if isinstance(verdict, grants.GrantRefused) else "valid",
-        }
+        return rows.GrantRow(
+            serial=serial,
+            mandates=list(map(documents.serial_of, chain[1:])),
+            holder=grant.holder,
+            attributes=dict(grant.attributes),
+            tier=grant.tier,
+            authority=authority or "root",
+            scope={name: value for name in SCOPES if (value := getattr(grant.scope, name))},
+            expires_at=grant.expires_at,
+            status=str(verdict.reason) if isinstance(verdict, grants.GrantRefused) else "valid",
+        )
 
 
 def _value(value: documents.Value) -> types.Value:
@@ -299,7 +299,7 @@ def _in_scopes(
     return within, listed
 
 
-def model_of(define: protocol.DefineModel) -> models.Model:
+def model_of(define: protocol.DefineModel | rows.ModelRow) -> models.Model:
     attributes = {name: types.parse_type(text) for name, text in define.attributes.items()}
     return models.Model(define.name, attributes, models.ModelKind(define.of))
 

@@ -26,8 +26,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import msgspec
-
 from muster.bus import api
 from muster.bus.rpc import client as rpc
 from muster.bus.rpc import error_replies
@@ -238,7 +236,7 @@ class NotifyClient:
         # The notifier that admits the event checks it as well.
         with contextlib.suppress(errors.Unavailable, errors.LimitExceeded):
             for row in await queries.list_models(self._bus):
-                vocabulary.add(authorities.model_of(msgspec.convert(row, protocol.DefineModel)))
+                vocabulary.add(authorities.model_of(row))
         return vocabulary
 
     async def _request(

@@ -174,7 +174,7 @@ class NotifyQueryResult(
     notifier: str
     shards: tuple[Shard, ...] = ()
     count: int = 0
-    receivers: tuple[dict[str, Any], ...] = ()
+    receivers: tuple[Any, ...] = ()  # rows, see `rows`
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
     fault: error_replies.ErrorReply | None = None
 

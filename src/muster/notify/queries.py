@@ -5,8 +5,7 @@ Each notifier answers for the receivers that it holds, so most queries go to all
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,11 +13,13 @@ from muster.bus import api
 from muster.bus.rpc import client as rpc
 from muster.bus.rpc import error_replies
 from muster.core import errors, messages, subjects
-from muster.notify import protocol
+from muster.notify import protocol, rows
 
 PART = protocol.PART
 ANSWER_S = 5.0  # maximum wait for replies
 SOON_S = 1.0
+
+T = TypeVar("T")
 
 
 async def _query_all(
@@ -64,14 +65,6 @@ async def _query_any(bus: api.Bus, operation: str, query: protocol.NotifyQuery) 
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class ReceiverList:
-    count: int  # of all matches, also those not listed
-    receivers: list[dict[str, Any]]
-    near: list[dict[str, Any]]
-    next: str | None = None  # continue after this name; None: all are listed
-
-
 async def list_receivers(
     bus: api.Bus,
     *,
@@ -80,26 +73,36 @@ async def list_receivers(
     after: str = "",
     limit: int = 100,
     timeout_s: float = ANSWER_S,
-) -> ReceiverList:
-    """List receivers in the order of their names, requested in pages that fit into messages."""
-    listed: list[dict[str, Any]] = []
+) -> rows.ReceiverList:
+    """Receivers in the order of their names, asked for in pages that fit into messages."""
+    listed: list[rows.ReceiverRow] = []
     while True:
         room = limit - len(listed)
         query = protocol.NotifyQuery(expression=where, receiver=prefix, after=after, limit=room)
         results = await _query_all(bus, "receivers", query, timeout_s)
         # A notifier with more may hold receivers between its last one and those of the others.
         ends = [str(result.facts["next"]) for result in results if "next" in result.facts]
-        page = sorted((receiver for result in results for receiver in result.receivers), key=_name)
+        page = sorted(
+            (_convert(row, rows.ReceiverRow) for result in results for row in result.receivers), key=_name
+        )
         page = [receiver for receiver in page if not ends or _name(receiver) <= min(ends)]
         listed += page[:room]
         more = bool(page) and (bool(ends) or len(page) > room)
         after = _name(listed[-1]) if listed else ""
         if not more or len(listed) >= limit:
-            return ReceiverList(sum(result.count for result in results), listed, [], after if more else None)
+            count = sum(result.count for result in results)
+            return rows.ReceiverList(count=count, receivers=listed, next=after if more else None)
 
 
-def _name(receiver: dict[str, Any]) -> str:
-    return str(receiver["receiver"])
+def _name(receiver: rows.ReceiverRow) -> str:
+    return receiver.receiver
+
+
+def _convert(value: Any, kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise errors.MusterError(f"the reply of a notifier is malformed: {error}") from error
 
 
 async def match_receivers(
@@ -110,24 +113,25 @@ async def match_receivers(
     sender: str = "",
     limit: int = 100,
     timeout_s: float = ANSWER_S,
-) -> ReceiverList:
-    """List the receivers that match an address; with an event, only those that accept it from this sender."""
+) -> rows.ReceiverMatches:
+    """The receivers that an address reaches; with an event, those that accept it from this sender."""
     state = await _state_of(bus, sender, timeout_s) if event is not None else {}
     query = protocol.NotifyQuery(expression=address, event=event, sender=sender, state=state, limit=limit)
     results = await _query_all(bus, "who", query, timeout_s)
-    listed = sorted((receiver for result in results for receiver in result.receivers), key=_name)
-    near = [miss for result in results for miss in result.facts.get("near", ())]
-    return ReceiverList(sum(result.count for result in results), listed[:limit], near)
+    names = sorted(str(row["receiver"]) for result in results for row in result.receivers)
+    near = [_convert(miss, rows.NearMiss) for result in results for miss in result.facts.get("near", ())]
+    count = sum(result.count for result in results)
+    return rows.ReceiverMatches(count=count, receivers=names[:limit], near=near)
 
 
 async def explain(
     bus: api.Bus, event: protocol.SendEvent, *, sender: str, receiver: str, timeout_s: float = ANSWER_S
-) -> dict[str, Any]:
+) -> rows.DeliveryExplanation:
     state = await _state_of(bus, sender, timeout_s)
     query = protocol.NotifyQuery(event=event, sender=sender, state=state, receiver=receiver)
     for result in await _query_all(bus, "explain", query, timeout_s):
         if result.count:
-            return dict(result.facts)
+            return _convert(result.facts, rows.DeliveryExplanation)
     raise errors.NotFound(
         f"there is no receiver {receiver[:160]}", hint="`muster notify receivers` lists them"
     )
@@ -141,25 +145,26 @@ async def _state_of(bus: api.Bus, receiver: str, timeout_s: float) -> protocol.V
     return {}
 
 
-async def _pages(bus: api.Bus, operation: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+async def _pages(bus: api.Bus, operation: str, kind: type[T]) -> list[T]:
+    items: list[T] = []
     query = protocol.NotifyQuery()
     while True:
         result = await _query_any(bus, operation, query)
-        rows += result.receivers
+        items += [_convert(item, kind) for item in result.receivers]
         if "next" not in result.facts:
-            return rows
+            return items
         query = protocol.NotifyQuery(receiver=result.facts["next"])
 
 
-async def check(bus: api.Bus, policy: str) -> dict[str, Any]:
-    """Check a policy against the models of the domain, and return its cost; raises its errors."""
-    return dict((await _query_any(bus, "check", protocol.NotifyQuery(expression=policy))).facts)
+async def check(bus: api.Bus, policy: str) -> rows.PolicyCheck:
+    """Check a policy against the domain's models and compute its cost; raises the error in it."""
+    result = await _query_any(bus, "check", protocol.NotifyQuery(expression=policy))
+    return _convert(result.facts, rows.PolicyCheck)
 
 
-async def list_models(bus: api.Bus) -> list[dict[str, Any]]:
-    """List the models: those of receivers, then those of events."""
-    return sorted(await _pages(bus, "models"), key=lambda model: str(model["of"]), reverse=True)
+async def list_models(bus: api.Bus) -> list[rows.ModelRow]:
+    """The models of receivers, then those of events."""
+    return sorted(await _pages(bus, "models", rows.ModelRow), key=lambda model: model.of, reverse=True)
 
 
 async def revocation_list(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str]]:
@@ -168,6 +173,7 @@ async def revocation_list(bus: api.Bus, issuer: str) -> tuple[int, frozenset[str
     return facts["number"], frozenset(facts["serials"])
 
 
-async def list_grants(bus: api.Bus) -> list[dict[str, Any]]:
-    """List the grants with their status."""
-    return sorted(await _pages(bus, "grants"), key=lambda grant: (str(grant["holder"]), grant["expires_at"]))
+async def list_grants(bus: api.Bus) -> list[rows.GrantRow]:
+    """All grants, and whether each is in force."""
+    listed = await _pages(bus, "grants", rows.GrantRow)
+    return sorted(listed, key=lambda grant: (grant.holder, grant.expires_at))

@@ -269,8 +269,8 @@ async def test_a_link_whose_client_did_not_wait_for_it_takes_nothing(
         return raw
 
     raw = await asyncio.to_thread(come_and_go)
-    (queue,) = (await connection.request(protocol.ListQueues())).rows
-    assert (queue["consumers"], queue["in_flight"], queue["depth"]) == (0, 0, 1)
+    (queue,) = (await connection.request(protocol.ListQueues())).queues
+    assert (queue.consumers, queue.in_flight, queue.depth) == (0, 0, 1)
     raw.socket.close()
 
 
@@ -321,7 +321,7 @@ async def test_a_temporary_queue_ends_with_the_receiver_that_made_it(
         return raw
 
     raw = await asyncio.to_thread(work)
-    assert (await connection.request(protocol.ListQueues())).rows == []
+    assert (await connection.request(protocol.ListQueues())).queues == []
     (bridge,) = gateway.connections
     assert bridge.link_factory.temporaries == set()
     raw.socket.close()

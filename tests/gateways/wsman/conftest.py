@@ -78,7 +78,7 @@ class WsMan:
 
     async def is_now(self, name: str, state: str) -> None:
         async def look() -> bool:
-            return bool((await self.fleet.client.get(name))[0]["state"] == state)
+            return bool((await self.fleet.client.get(name))[0].state == state)
 
         await eventually(look, timeout_s=30)
 

@@ -233,7 +233,7 @@ async def test_wsl(wsman, create, tmp_path):
     await put(
         tmp_path, environment, uri, "Desired=down", "-filter", "select * from Resource where Name='second'"
     )
-    assert (await wsman.fleet.client.describe("second"))["desired"] == "down"
+    assert (await wsman.fleet.client.describe("second")).desired == "down"
     await put(
         tmp_path,
         environment,
@@ -243,7 +243,7 @@ async def test_wsl(wsman, create, tmp_path):
         "-filter",
         "select * from Resource where Name='second'",
     )
-    assert (await wsman.fleet.client.describe("second"))["desired"] == "up"
+    assert (await wsman.fleet.client.describe("second")).desired == "up"
 
 
 async def put(folder: Any, environment: dict[str, str], *arguments: str) -> None:

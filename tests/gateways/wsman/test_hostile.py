@@ -18,7 +18,7 @@ from muster.gateways.soap import addressing, envelope, faults
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman import endpoint, event_delivery
 from muster.gateways.wsman.wire import fragments, headers, namespaces, representations
-from muster.manage import client, protocol
+from muster.manage import client, protocol, rows
 from muster.testing.eventually import eventually
 
 P = namespaces.RESOURCE
@@ -186,17 +186,21 @@ def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | 
 
 @pytest.mark.parametrize("text", ["\x1b[1mok\x0c", "\x00", "\ufffe", "plain", " \r\n\t", "", '"\\u001b"'])
 def test_what_is_read_and_put_back_changes_nothing(text: str):
-    described = {
-        "name": "r", "type": "process", "agent": "a", "group": "g", "desired": "up", "state": "up",
-        "spec": {"config": {"prompt": text, f"k{text}": [text, {"inner": text}]}, "restart": {}},
-        "reason": "", "since_ms": 0, "drift": "", "restarts": 0, "manager": "m", "epoch": 1,
-        "generation": 1, "applied": True,
-    }  # fmt: skip
+    config = {"prompt": text, f"k{text}": [text, {"inner": text}]}
+    described = rows.ResourceDescription(
+        name="r",
+        type="process",
+        agent="a",
+        desired="up",
+        state="up",
+        generation=1,
+        spec=protocol.ResourceSpec(name="r", type="process", agent="a", config=config),
+    )
     body = xml.parse(xml.write(representations.resource(described), namespaces.PREFIXES))
     entry, generation = representations.entry(body)
     assert generation == 1
     assert representations.changes(described, entry) == {}
-    assert entry["config"] == described["spec"]["config"]  # type: ignore[index]
+    assert entry["config"] == config
 
 
 # Headers

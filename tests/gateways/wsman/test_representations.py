@@ -6,12 +6,14 @@ import contextlib
 import string
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core.formats import xml
 from muster.gateways.wsman.wire import faults, namespaces, representations
+from muster.manage import protocol, rows
 
 texts = st.text(
     st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"), max_size=12
@@ -33,26 +35,23 @@ values = st.recursive(
 configs = st.dictionaries(st.text(string.ascii_letters + "_-.", min_size=1, max_size=8), values, max_size=4)
 
 
-def described(**spec: Any) -> dict[str, Any]:
-    told = {"name": "a", "type": "process", "agent": "host-a", "group": "web", "desired": "up"}
-    more = {
-        "state": "up",
-        "reason": "",
-        "since_ms": 1,
-        "drift": "",
-        "restarts": 0,
-        "manager": None,
-        "epoch": 1,
-    }
-    return {
-        **told,
-        **more,
-        "generation": 7,
-        "applied": True,
-        "applied_by": "ann",
-        "waits_for": [],
-        "spec": spec,
-    }
+def described(**spec: Any) -> rows.ResourceDescription:
+    return rows.ResourceDescription(
+        name="a",
+        type="process",
+        agent="host-a",
+        group="web",
+        desired="up",
+        state="up",
+        since_ms=1,
+        epoch=1,
+        generation=7,
+        applied=True,
+        applied_by="ann",
+        spec=msgspec.convert(
+            {"name": "a", "type": "process", "agent": "host-a", **spec}, protocol.ResourceSpec
+        ),
+    )
 
 
 @settings(max_examples=150, deadline=None)

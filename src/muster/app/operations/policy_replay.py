@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from muster.bus import api
 from muster.core import errors
 from muster.notify import authorities, models, protocol, queries
@@ -21,7 +19,7 @@ async def load_vocabulary(bus: api.Bus) -> models.Vocabulary:
     """The models of the domain. `errors.NotFound` if no notifications were stored."""
     vocabulary = models.Vocabulary()
     for definition in await queries.list_models(bus):
-        vocabulary.add(authorities.model_of(msgspec.convert(definition, protocol.DefineModel)))
+        vocabulary.add(authorities.model_of(definition))
     try:
         await bus.open_stream(protocol.STREAM_HISTORY)
     except errors.NotFound:

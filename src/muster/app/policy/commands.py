@@ -50,9 +50,8 @@ async def _request_operation(
         events.warning("command-failed", resource=resource, operation=operation, error=str(error))
         return not isinstance(error, errors.Unavailable)
     for answer in answers:
-        events.info("command", resource=resource, operation=operation, outcome=answer["outcome"])
+        events.info("command", resource=resource, operation=operation, outcome=answer.outcome)
     return all(
-        answer["outcome"] != messages.DecisionOutcome.IN_DOUBT.value
-        or answer["code"] == operation_log.IN_DOUBT
+        answer.outcome != messages.DecisionOutcome.IN_DOUBT.value or answer.code == operation_log.IN_DOUBT
         for answer in answers
     )

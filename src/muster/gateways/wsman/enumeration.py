@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from muster.core import errors
 from muster.core.formats import xml
@@ -13,6 +15,7 @@ from muster.gateways.wsman import enumeration_contexts, event_delivery
 from muster.gateways.wsman import request as wsman_request
 from muster.gateways.wsman.wire import faults, filters, namespaces, representations
 from muster.manage import client
+from muster.manage import rows as manage_rows
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
@@ -140,7 +143,7 @@ class EnumerationHandler:
     ) -> tuple[list[str], list[xml.XmlElement | None], bool]:
         if context.kind == namespaces.RESOURCE:
             page = await fleet.enumerate(where=context.where, after=context.after, limit=count)
-            names = [row["name"] for row in page.items]
+            names = [row.name for row in page.items]
             if context.mode == enumeration_contexts.EPR:
                 return names, [xml.XmlElement("epr") for _ in names], page.next is None
             return (
@@ -148,11 +151,11 @@ class EnumerationHandler:
                 await asyncio.gather(*(_described(fleet, name) for name in names)),
                 page.next is None,
             )
-        rows = sorted(await _rows(fleet, context), key=lambda row: str(row["name"]))
-        rows = [row for row in rows if row["name"] > context.after]
+        rows = sorted(await _rows(fleet, context), key=lambda row: row.name)
+        rows = [row for row in rows if row.name > context.after]
         chosen = rows[:count]
         elements: list[xml.XmlElement | None] = [representations.simple(context.kind, row) for row in chosen]
-        return [row["name"] for row in chosen], elements, len(rows) <= count
+        return [row.name for row in chosen], elements, len(rows) <= count
 
     async def _count(
         self, fleet: client.ManageClient, context: enumeration_contexts.EnumerationContext
@@ -172,9 +175,15 @@ async def _described(fleet: client.ManageClient, name: str) -> xml.XmlElement | 
 
 async def _rows(
     fleet: client.ManageClient, context: enumeration_contexts.EnumerationContext
-) -> list[dict[str, Any]]:
+) -> Sequence[manage_rows.AgentRow | manage_rows.ManagerRow]:
     rows = await (fleet.agents() if context.kind == namespaces.AGENT else fleet.managers())
     if not context.where:
         return rows
     matches = python.compile(parser.parse(context.where))
-    return [row for row in rows if matches({**row.get("facts", {}), **row.get("labels", {}), **row}.get)]
+    return [row for row in rows if matches(_attributes(row).get)]
+
+
+def _attributes(row: manage_rows.AgentRow | manage_rows.ManagerRow) -> dict[str, Any]:
+    """What a filter can refer to: the fields, and the facts and labels of an agent."""
+    extra = {**row.facts, **row.labels} if isinstance(row, manage_rows.AgentRow) else {}
+    return {**extra, **msgspec.structs.asdict(row)}

@@ -38,7 +38,7 @@ class TransferHandler:
                 return representations.resource(await fleet.describe(name))
             rows = await (fleet.agents() if kind == namespaces.AGENT else fleet.managers())
         for row in rows:
-            if row["name"] == name:
+            if row.name == name:
                 return representations.simple(kind, row)
         raise errors.NotFound(f"no {namespaces.KINDS[kind].lower()} {name[:128]!r}")
 
@@ -64,7 +64,7 @@ class TransferHandler:
                 )
         more = []
         if request.headers.wants_epr:
-            reference = request.reference(described["name"], namespaces.WSA("EndpointReference"))
+            reference = request.reference(described.name, namespaces.WSA("EndpointReference"))
             more.append(xml.XmlElement(namespaces.WSMAN("RequestedEPR"), reference))
         if request.headers.fragment is not None:
             return wsman_request.build_response(more=[request.headers.fragment, *more])
@@ -83,7 +83,7 @@ class TransferHandler:
         async with self._connect_as(request.caller) as fleet:
             described = await self._changing(fleet.create(entry), namespaces.WXF("InvalidRepresentation"))
         return wsman_request.build_response(
-            request.reference(described["name"], namespaces.WXF("ResourceCreated"))
+            request.reference(described.name, namespaces.WXF("ResourceCreated"))
         )
 
     async def delete(self, request: wsman_request.WsManRequest) -> wsman_request.ResponseParts:
@@ -115,7 +115,7 @@ class TransferHandler:
                 if not isinstance(new, str) or len(arguments) != 1:
                     raise faults.parameter("Rename takes one parameter, NewName", "InvalidName")
                 described = await fleet.rename(name, new.strip())
-                result = request.reference(described["name"], kind("Result"))
+                result = request.reference(described.name, kind("Result"))
             else:
                 timeout_s = request.headers.timeout_s or wsman_request.TIMEOUT_S
                 value = await fleet.execute(name, method, arguments, timeout_s=timeout_s)

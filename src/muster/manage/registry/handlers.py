@@ -19,7 +19,7 @@ import msgspec
 
 from muster.bus.rpc import server
 from muster.core import errors, messages
-from muster.manage import operation_results, protocol
+from muster.manage import operation_results, protocol, rows
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
 from muster.manage.registry import agent_selection, assignments, rollout, rollout_executor, views
@@ -99,25 +99,25 @@ class RegistryHandlers:
 
     # Desired state
 
-    async def _apply(self, by: str, entries: list[Any]) -> dict[str, Any]:
+    async def _apply(self, by: str, entries: list[Any]) -> rows.ApplyResult:
         async with self._registry.writing() as state:
             specs = await asyncio.to_thread(agent_selection.place_entries, state, entries)
             await self._secret_store.check(specs)
-            lines, changes = await asyncio.to_thread(_decide, state, specs, by)
+            steps, changes = await asyncio.to_thread(_decide, state, specs, by)
             if changes:
                 await self._registry.commit(changes)
-        return {
-            "counts": collections.Counter(line["act"] for line in lines),
-            "changed_count": len(changes.resources),
-            "changed": heapq.nsmallest(NAMES_MAX, changes.resources),
-            "deleting": [line["name"] for line in lines if line["act"] == "delete"][:NAMES_MAX],
-        }
+        return rows.ApplyResult(
+            counts=collections.Counter(step.act for step in steps),
+            changed_count=len(changes.resources),
+            changed=heapq.nsmallest(NAMES_MAX, changes.resources),
+            deleting=[step.name for step in steps if step.act == "delete"][:NAMES_MAX],
+        )
 
     async def _plan(self, entries: list[Any], after: str = "") -> dict[str, Any]:
-        """A page of the plan; ``after`` is the number of the last line of the previous page."""
+        """A page of the plan; ``after`` is the number of the last step of the previous page."""
         return await asyncio.to_thread(_page_of_plan, self._registry.state.snapshot(), entries, after)
 
-    async def _create(self, by: str, entry: dict[str, Any]) -> dict[str, Any]:
+    async def _create(self, by: str, entry: dict[str, Any]) -> rows.ResourceDescription:
         """Create a resource that must not exist yet."""
         async with self._registry.writing() as state:
             (spec,) = await asyncio.to_thread(agent_selection.place_entries, state, [entry])
@@ -129,7 +129,7 @@ class RegistryHandlers:
 
     async def _put(
         self, by: str, name: str, changes: dict[str, Any], generation: int | None = None
-    ) -> dict[str, Any]:
+    ) -> rows.ResourceDescription:
         """Change fields of an existing entry. ``generation``: only if it is still the current one."""
         async with self._registry.writing() as state:
             known = state.resources.get(name)
@@ -150,7 +150,7 @@ class RegistryHandlers:
                 await self._registry.commit(update)
             return views.resource_description(state, name)
 
-    async def _rename(self, by: str, name: str, to: str) -> dict[str, Any]:
+    async def _rename(self, by: str, name: str, to: str) -> rows.ResourceDescription:
         async with self._registry.writing() as state:
             changes = state.rename(name, to, by)
             await asyncio.to_thread(_require_renamable, name, state.resources[name].spec.type)
@@ -159,7 +159,7 @@ class RegistryHandlers:
 
     async def _delete(
         self, by: str, names: list[str], generation: int | None = None, force: bool = False
-    ) -> dict[str, Any]:
+    ) -> rows.DeleteResult:
         """``generation``: only if it is still the current one of each. ``force``: at once, without their
         agents.
         """
@@ -173,16 +173,16 @@ class RegistryHandlers:
             changes = state.delete(names, by, force=force)
             if changes:
                 await self._registry.commit(changes)
-        return {"deleting": sorted(set(names))}
+        return rows.DeleteResult(deleting=sorted(set(names)))
 
-    async def _drain(self, by: str, name: str) -> dict[str, Any]:
+    async def _drain(self, by: str, name: str) -> rows.DrainResult:
         """Drain a resource or all resources of an agent, which then accepts no more."""
         return await self._set_desired(by, name, protocol.DesiredState.DRAINED)
 
-    async def _undrain(self, by: str, name: str) -> dict[str, Any]:
+    async def _undrain(self, by: str, name: str) -> rows.DrainResult:
         return await self._set_desired(by, name, protocol.DesiredState.UP)
 
-    async def _set_desired(self, by: str, name: str, desired: protocol.DesiredState) -> dict[str, Any]:
+    async def _set_desired(self, by: str, name: str, desired: protocol.DesiredState) -> rows.DrainResult:
         async with self._registry.writing() as state:
             changes = state.set_desired(name, desired, by)
             changed = set(changes.resources)
@@ -197,26 +197,26 @@ class RegistryHandlers:
                 }
             if changes:
                 await self._registry.commit(changes)
-        return {"count": len(changed), "changed": heapq.nsmallest(NAMES_MAX, changed)}
+        return rows.DrainResult(count=len(changed), changed=heapq.nsmallest(NAMES_MAX, changed))
 
-    async def _forget(self, by: str, agent: str) -> dict[str, Any]:
+    async def _forget(self, by: str, agent: str) -> rows.ForgetResult:
         """Remove an agent that will not return, and its resources, without contacting it."""
         async with self._registry.writing() as state:
             changes = state.forget(agent)
             await self._registry.commit(changes)
         names = heapq.nsmallest(NAMES_MAX, changes.resources)
-        return {"forgotten": agent, "count": len(changes.resources), "resources": names}
+        return rows.ForgetResult(forgotten=agent, count=len(changes.resources), resources=names)
 
     # Current state
 
-    async def _get(self, names: list[str]) -> list[dict[str, Any]]:
+    async def _get(self, names: list[str]) -> list[rows.ResourceRow]:
         """Rows of the first names: as many as fit into a message."""
         state = self._registry.state
         selected = views.select(state, names, "", "")
-        rows: list[dict[str, Any]] = views.page(selected, lambda name: views.resource_row(state, name), PAGE)[
-            "items"
-        ]
-        return rows
+        items: list[rows.ResourceRow] = views.page(
+            selected, lambda name: views.resource_row(state, name), PAGE
+        )["items"]
+        return items
 
     async def _enumerate(
         self, where: str = "", after: str = "", limit: int = PAGE, names_only: bool = False
@@ -228,10 +228,10 @@ class RegistryHandlers:
         state = self._registry.state.snapshot()
         return await asyncio.to_thread(_page_of_resources, state, where, after, limit, names_only)
 
-    async def _describe(self, name: str) -> dict[str, Any]:
+    async def _describe(self, name: str) -> rows.ResourceDescription:
         return views.resource_description(self._registry.state, name)
 
-    async def _summary(self) -> dict[str, Any]:
+    async def _summary(self) -> rows.FleetSummary:
         return await asyncio.to_thread(views.summary, self._registry.state.snapshot())
 
     async def _agents(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class RegistryHandlers:
         arguments: dict[str, Any] | None = None,
         timeout_s: float = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
-    ) -> list[dict[str, Any]]:
+    ) -> list[rows.ExecutionRow]:
         """Execute an operation on each resource concurrently. A repeated ``id`` is not executed again.
 
         Results that do not fit into one message are ``truncated``: repeat the request with the same ``id``
@@ -276,14 +276,14 @@ class RegistryHandlers:
             await registry_operations.submit_operation(self._registry, orders, by)
         )
         return [
-            {
-                "resource": order.resource,
-                "outcome": answer.outcome.value,
-                "result": answer.result,
-                "reason": answer.reason,
-                "code": answer.code,
-                "truncated": answer.truncated,
-            }
+            rows.ExecutionRow(
+                resource=order.resource,
+                outcome=answer.outcome.value,
+                result=answer.result,
+                reason=answer.reason,
+                code=answer.code,
+                truncated=answer.truncated,
+            )
             for order, answer in zip(orders, answers, strict=True)
         ]
 
@@ -297,7 +297,7 @@ class RegistryHandlers:
 
     async def _rollout(
         self, by: str, plan: dict[str, Any], names: list[str] | None = None, where: str = ""
-    ) -> dict[str, Any]:
+    ) -> rows.RolloutRow:
         """Start a rollout; `rollouts` shows its progress."""
         return await self.rollouts.begin(by, plan, await self._named(names or [], where))
 
@@ -307,10 +307,10 @@ class RegistryHandlers:
     async def _rollout_steps(self, id: str, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         return await self.rollouts.steps(id, after, max(1, min(limit, PAGE)))
 
-    async def _pause(self, by: str, id: str) -> dict[str, Any]:
+    async def _pause(self, by: str, id: str) -> rows.RolloutRow:
         return await self.rollouts.set_state(id, rollout.PAUSED, f"paused by {by}")
 
-    async def _resume(self, by: str, id: str) -> dict[str, Any]:
+    async def _resume(self, by: str, id: str) -> rows.RolloutRow:
         return await self.rollouts.set_state(id, rollout.RUNNING, "")
 
     # Secrets
@@ -322,12 +322,12 @@ class RegistryHandlers:
         """The public key for which `secret-set` expects the value to be sealed."""
         return await self._secret_store.public_key()
 
-    async def _secret_set(self, by: str, name: str, box: str) -> dict[str, Any]:
-        return {"name": name, **await self._secret_store.put(by, name, box)}
+    async def _secret_set(self, by: str, name: str, box: str) -> rows.SecretRow:
+        return await self._secret_store.put(by, name, box)
 
-    async def _secret_delete(self, by: str, name: str) -> dict[str, Any]:
+    async def _secret_delete(self, by: str, name: str) -> rows.SecretDeleted:
         await self._secret_store.delete(name)
-        return {"deleted": name}
+        return rows.SecretDeleted(deleted=name)
 
     async def secret(self, agent: str, resource: str, name: str, key: str) -> dict[str, str]:
         """For an agent whose request a manager forwards."""
@@ -340,20 +340,20 @@ class RegistryHandlers:
 
 def _decide(
     state: assignments.AssignmentProcessor, specs: list[protocol.ResourceSpec], by: str
-) -> tuple[list[dict[str, Any]], assignments.RegistryChanges]:
-    """The lines of the plan and the changes to store, computed together."""
-    lines = registry_plan.plan(state.resources, specs)
+) -> tuple[list[rows.PlanStep], assignments.RegistryChanges]:
+    """The steps of the plan and the changes to store, computed together."""
+    steps = registry_plan.plan(state.resources, specs)
     changes = state.apply(specs, by)
-    leftover = [line["name"] for line in lines if line["act"] == "delete"]
+    leftover = [step.name for step in steps if step.act == "delete"]
     changes.resources |= state.delete(leftover, by).resources
-    return lines, changes
+    return steps, changes
 
 
 def _page_of_plan(state: assignments.AssignmentProcessor, entries: list[Any], after: str) -> dict[str, Any]:
-    lines = registry_plan.plan(state.resources, agent_selection.place_entries(state, entries))
+    steps = registry_plan.plan(state.resources, agent_selection.place_entries(state, entries))
     start = int(after) + 1 if after.isdecimal() else 0
-    numbers = map(str, range(start, len(lines)))
-    return views.page(numbers, lambda number: lines[int(number)], len(lines))
+    numbers = map(str, range(start, len(steps)))
+    return views.page(numbers, lambda number: steps[int(number)], len(steps))
 
 
 def _page_of_resources(
@@ -385,11 +385,11 @@ def _targets(arguments: Mapping[str, Any]) -> str:
     return text[:256]
 
 
-def _outcome(result: list[dict[str, Any]]) -> tuple[messages.DecisionOutcome, dict[str, str]]:
+def _outcome(result: list[rows.ExecutionRow]) -> tuple[messages.DecisionOutcome, dict[str, str]]:
     """The worst outcome of an exec, and the counts."""
     counts: dict[str, int] = {}
     for row in result:
-        counts[row["outcome"]] = counts.get(row["outcome"], 0) + 1
+        counts[row.outcome] = counts.get(row.outcome, 0) + 1
     order = (
         messages.DecisionOutcome.IN_DOUBT,
         messages.DecisionOutcome.FAILED,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from muster.manage import dependencies, protocol
+from muster.manage import dependencies, protocol, rows
 from muster.manage.registry import assignments
 
 CHANGES_BYTES_MAX = 128 << 10  # for one line
@@ -15,9 +15,9 @@ CHANGES_BYTES_MAX = 128 << 10  # for one line
 
 def plan(
     before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
-) -> list[dict[str, Any]]:
-    """A line for each resource, in the order of execution; those of one wave run at the same time."""
-    lines, by_name = [], {spec.name: spec for spec in specs}
+) -> list[rows.PlanStep]:
+    """A step for each resource, in the order of execution; those of one wave run at the same time."""
+    steps, by_name = [], {spec.name: spec for spec in specs}
     for number, wave in enumerate(
         dependencies.dependency_waves({spec.name: spec.depends_on for spec in specs}), start=1
     ):
@@ -26,14 +26,14 @@ def plan(
             known = before.get(name)
             changes = differences(known.spec, spec) if known else {}
             act = "create" if known is None else "change" if changes else "keep"
-            lines.append(
-                {"wave": number, "act": act, "name": name, "type": spec.type, "changes": _bounded(changes)}
+            steps.append(
+                rows.PlanStep(wave=number, act=act, name=name, type=spec.type, changes=_bounded(changes))
             )
-    lines += [
-        {"wave": 1, "act": "delete", "name": name, "type": before[name].spec.type, "changes": {}}
+    steps += [
+        rows.PlanStep(wave=1, act="delete", name=name, type=before[name].spec.type)
         for name in removed_topology_brokers(before, specs)
     ]
-    return lines
+    return steps
 
 
 def removed_topology_brokers(
@@ -56,28 +56,28 @@ def removed_topology_brokers(
     )
 
 
-def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> dict[str, list[Any]]:
+def differences(before: protocol.ResourceSpec, after: protocol.ResourceSpec) -> dict[str, tuple[Any, Any]]:
     """By field: the current and the new value."""
     old, new = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(after))
     return {
-        name: [old.get(name), new.get(name)]
+        name: (old.get(name), new.get(name))
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name) and name != "digest"
     }
 
 
-def _bounded(changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _bounded(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
     """Omit and count fields that make a line too long."""
     if len(msgspec.json.encode(changes)) <= CHANGES_BYTES_MAX:
         return changes
-    shown: dict[str, list[Any]] = {}
+    shown: dict[str, tuple[Any, Any]] = {}
     size = 0
     for name, values in changes.items():
         length = len(msgspec.json.encode({name: values}))
         if size + length <= CHANGES_BYTES_MAX:
             shown[name] = values
             size += length
-    shown["…"] = [None, f"{len(changes) - len(shown)} more fields, too long to show"]
+    shown["…"] = (None, f"{len(changes) - len(shown)} more fields, too long to show")
     return shown
 
 

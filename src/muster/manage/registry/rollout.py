@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from muster.core import errors, messages
-from muster.manage import protocol
+from muster.manage import protocol, rows
 
 # States of a step; a rollout is running, paused, done or stopped.
 PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
@@ -118,18 +118,18 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
         elif not any(step.state in (PENDING, RUNNING) for step in self.steps.values()):
             self.state = DONE
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> rows.RolloutRow:
         """The summary of a header."""
-        return {
-            "id": self.id,
-            "at_ms": self.at_ms,
-            "state": self.state,
-            "reason": self.reason,
-            "by": self.by,
-            "operation": self.plan.operation,
-            "counts": self.counts,
-            "unreachable": self.unreachable,
-        }
+        return rows.RolloutRow(
+            id=self.id,
+            at_ms=self.at_ms,
+            state=self.state,
+            reason=self.reason,
+            by=self.by,
+            operation=self.plan.operation,
+            counts=self.counts,
+            unreachable=self.unreachable,
+        )
 
 
 def order_id(rollout: str, resource: str) -> str:

@@ -21,7 +21,7 @@ import msgspec
 
 from muster.core import errors, messages
 from muster.core.telemetry import log
-from muster.manage import protocol
+from muster.manage import protocol, rows
 from muster.manage.registry import operations, rollout, views
 from muster.store import transactions
 from muster.supervision import tasks
@@ -46,7 +46,7 @@ class RolloutExecutor:
         self._live: dict[str, rollout.Rollout] = {}
         self._writing = asyncio.Lock()
 
-    async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> rows.RolloutRow:
         try:
             rollout_plan = msgspec.convert(plan, rollout.RolloutPlan)
         except msgspec.ValidationError as error:
@@ -73,7 +73,7 @@ class RolloutExecutor:
         if id is not None and not headers:
             raise errors.NotFound(f"no rollout {id!r}")
 
-        def row(key: str) -> dict[str, Any]:
+        def row(key: str) -> rows.RolloutRow:
             live = self._live.get(headers[key].id)
             return (live.header() if live is not None else headers[key]).summary()
 
@@ -87,13 +87,13 @@ class RolloutExecutor:
         records = await self._registry.store.scan(STEPS, prefix=f"{id}/", start=start, limit=limit + 1)
         values = {record.key.removeprefix(f"{id}/"): record.value for record in records}
 
-        def row(name: str) -> dict[str, Any]:
+        def row(name: str) -> rows.RolloutStepRow:
             step = msgspec.json.decode(values[name], type=rollout.RolloutStep)
-            return {"name": name, "state": step.state, "reason": step.reason, "result": step.result}
+            return rows.RolloutStepRow(name=name, state=step.state, reason=step.reason, result=step.result)
 
         return views.page(values, row, limit)
 
-    async def set_state(self, id: str, state: str, reason: str) -> dict[str, Any]:
+    async def set_state(self, id: str, state: str, reason: str) -> rows.RolloutRow:
         """Pause or resume a rollout."""
         async with self._writing:
             current = self._live.get(id) or await self._load(id)

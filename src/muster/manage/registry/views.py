@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from muster.core import errors
+from muster.manage import rows
 from muster.manage.registry import assignments
 from muster.predicates import ast
 from muster.predicates.analysis import type_check
@@ -87,41 +88,40 @@ def select(
     return (name for name in behind if matches(attributes(state, name).get))
 
 
-def resource_row(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
+def resource_row(state: assignments.AssignmentProcessor, name: str) -> rows.ResourceRow:
     resource, status, owner = state.resources[name], state.statuses.get(name), state.owners.get(name)
-    return {
-        "name": name,
-        "type": resource.spec.type,
-        "group": resource.spec.group,
-        "agent": resource.spec.agent,
-        "desired": "absent" if resource.deleting else state.desired_state(name).value,
-        "state": status.state.value if status else "starting",
-        "reason": (status.fault or status.reason) if status else "not managed yet",
-        "since_ms": status.since_ms if status else 0,
-        "drift": status.drift if status else "",
-        "restarts": status.restarts if status else 0,
-        "manager": owner.manager if owner else None,
-        "epoch": owner.epoch if owner else 0,
-        "generation": resource.generation,
-        "applied": bool(status and status.generation == resource.generation),
-    }
+    return rows.ResourceRow(
+        name=name,
+        type=resource.spec.type,
+        group=resource.spec.group,
+        agent=resource.spec.agent,
+        desired="absent" if resource.deleting else state.desired_state(name).value,
+        state=status.state.value if status else "starting",
+        reason=(status.fault or status.reason) if status else "not managed yet",
+        since_ms=status.since_ms if status else 0,
+        drift=status.drift if status else "",
+        restarts=status.restarts if status else 0,
+        manager=owner.manager if owner else None,
+        epoch=owner.epoch if owner else 0,
+        generation=resource.generation,
+        applied=bool(status and status.generation == resource.generation),
+    )
 
 
-def resource_description(state: assignments.AssignmentProcessor, name: str) -> dict[str, Any]:
+def resource_description(state: assignments.AssignmentProcessor, name: str) -> rows.ResourceDescription:
     resource = state.resources.get(name)
     if resource is None:
         raise errors.NotFound(f"no resource {name!r}")
-    status = state.statuses.get(name)
-    return {
-        **resource_row(state, name),
-        "spec": msgspec.to_builtins(resource.spec),
-        "applied_by": resource.by,
-        "waits_for": list(state.waits_for(name)),
-        "status": msgspec.to_builtins(status) if status else None,
-    }
+    return rows.ResourceDescription(
+        **msgspec.structs.asdict(resource_row(state, name)),
+        spec=resource.spec,
+        applied_by=resource.by,
+        waits_for=list(state.waits_for(name)),
+        status=state.statuses.get(name),
+    )
 
 
-def summary(state: assignments.AssignmentProcessor) -> dict[str, Any]:
+def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
     """Number of resources in each state, group, type and manager."""
     counts: dict[str, collections.Counter[str]] = {
         key: collections.Counter() for key in ("states", "groups", "types", "managers")
@@ -134,20 +134,21 @@ def summary(state: assignments.AssignmentProcessor) -> dict[str, Any]:
         counts["types"][resource.spec.type] += 1
         counts["managers"][owner.manager if owner else ""] += 1
         not_applied += not (status and status.generation == resource.generation)
-    return {
-        "resources": len(state.resources),
-        "agents": len(state.agents),
-        "not_applied": not_applied,
+    return rows.FleetSummary(
+        resources=len(state.resources),
+        agents=len(state.agents),
+        not_applied=not_applied,
         **{key: dict(counter.most_common(SUMMARY_MAX)) for key, counter in counts.items()},
-    }
+    )
 
 
 def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> dict[str, Any]:
     """A page of agents."""
     load = resources_by_agent(state)
 
-    def row_of(name: str) -> dict[str, Any]:
-        return {"name": name, "resources": load.get(name, 0), **msgspec.to_builtins(state.agents[name])}
+    def row_of(name: str) -> rows.AgentRow:
+        agent = msgspec.to_builtins(state.agents[name])
+        return rows.AgentRow(name=name, resources=load.get(name, 0), **agent)
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 
@@ -172,14 +173,14 @@ def page(keys: Iterable[str], item: Callable[[str], Any], limit: int) -> dict[st
 def managers(state: assignments.AssignmentProcessor, now: float, after: str, limit: int) -> dict[str, Any]:
     """A page of managers."""
 
-    def row_of(name: str) -> dict[str, Any]:
+    def row_of(name: str) -> rows.ManagerRow:
         member = state.managers[name]
-        return {
-            "name": name,
-            "resources": state.owned_count(name),
-            "expires_in_s": round(member.expires_at - now, 1),
-            "leaving": member.leaving,
-        }
+        return rows.ManagerRow(
+            name=name,
+            resources=state.owned_count(name),
+            expires_in_s=round(member.expires_at - now, 1),
+            leaving=member.leaving,
+        )
 
     return page(sorted(name for name in state.managers if name > after), row_of, limit)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from muster.core import errors
 from muster.message import destinations, messages, protocol, selectors
@@ -68,7 +68,7 @@ class QueueAdmin:
         """Whether a consumer is being attached."""
         return any(key in connection.consumers.values() for connection in self._state.connections.values())
 
-    def queue_rows(self, reader: str) -> list[dict[str, Any]]:
+    def queue_rows(self, reader: str) -> list[protocol.QueueRow]:
         """The queues on which the reader has any permission."""
         rows = []
         for key, depth in sorted(self._ledger.depths.items()):
@@ -77,18 +77,18 @@ class QueueAdmin:
                 continue
             queue = self._ledger.backlogs[key]
             rows.append(
-                {
-                    "queue": name,
-                    "depth": depth,
-                    "consumers": len(queue.consumers),
-                    "in_flight": sum(len(consumer.held) for consumer in queue.consumers.values()),
-                    "in_a_second": self._rates.get(key, (0.0, 0.0))[0],
-                    "out_a_second": self._rates.get(key, (0.0, 0.0))[1],
-                    "delivered": queue.delivered,
-                    "expired": queue.expired,
-                    "matched": queue.matched,
-                    "rejected": queue.rejected,
-                }
+                protocol.QueueRow(
+                    queue=name,
+                    depth=depth,
+                    consumers=len(queue.consumers),
+                    in_flight=sum(len(consumer.held) for consumer in queue.consumers.values()),
+                    in_per_s=self._rates.get(key, (0.0, 0.0))[0],
+                    out_per_s=self._rates.get(key, (0.0, 0.0))[1],
+                    delivered=queue.delivered,
+                    expired=queue.expired,
+                    matched=queue.matched,
+                    rejected=queue.rejected,
+                )
             )
         return rows
 
@@ -97,7 +97,7 @@ class QueueAdmin:
             return self._state.may_browse(reader, queue)
         return any(self._state.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
-    def subscription_rows(self, reader: str) -> list[dict[str, Any]]:
+    def subscription_rows(self, reader: str) -> list[protocol.SubscriptionRow]:
         """The subscriptions that the reader made, or all if it may list them."""
         rows = []
         sees_all = self._state.may(reader, "subscriptions", "list")
@@ -106,20 +106,20 @@ class QueueAdmin:
                 continue
             queue = self._ledger.backlogs[key]
             rows.append(
-                {
-                    "subscription": subscription.name,
-                    "identity": subscription.identity,
-                    "client_id": subscription.client_id,
-                    "topic": subscription.topic,
-                    "selector": subscription.selector,
-                    "shared": subscription.shared,
-                    "consumers": len(queue.consumers),
-                    "waiting": len(queue.pending),
-                    "behind": 0 if queue.live else self._ledger.head - pages.sequence_of(queue.position),
-                    "delivered": queue.delivered,
-                    "matched": queue.matched,
-                    "rejected": self._delivery.rejected(queue),
-                }
+                protocol.SubscriptionRow(
+                    subscription=subscription.name,
+                    identity=subscription.identity,
+                    client_id=subscription.client_id,
+                    topic=subscription.topic,
+                    selector=subscription.selector,
+                    shared=subscription.shared,
+                    consumers=len(queue.consumers),
+                    waiting=len(queue.pending),
+                    behind=0 if queue.live else self._ledger.head - pages.sequence_of(queue.position),
+                    delivered=queue.delivered,
+                    matched=queue.matched,
+                    rejected=self._delivery.rejected(queue),
+                )
             )
         return rows
 

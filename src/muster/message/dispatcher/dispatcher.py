@@ -270,9 +270,9 @@ class Dispatcher:
                 self._check_exists(destinations.Destination.parse(request.destination))
                 reply(protocol.DispatcherReply())
             case protocol.ListQueues():
-                reply(protocol.DispatcherReply(rows=self._admin.queue_rows(sender)))
+                reply(protocol.DispatcherReply(queues=self._admin.queue_rows(sender)))
             case protocol.ListSubscriptions():
-                reply(protocol.DispatcherReply(rows=self._admin.subscription_rows(sender)))
+                reply(protocol.DispatcherReply(subscriptions=self._admin.subscription_rows(sender)))
             case protocol.BrowseQueue():
                 if not self._state.may_browse(sender, request.queue):
                     self._state.check_queue(sender, "browse", request.queue)

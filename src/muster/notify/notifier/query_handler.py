@@ -6,13 +6,13 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from muster.bus.rpc import error_replies, server
 from muster.core import errors, messages
-from muster.notify import models, protocol
+from muster.notify import models, protocol, rows
 from muster.notify.matcher import grant_scopes
 from muster.predicates import types
 from muster.predicates.analysis import explanation
@@ -97,10 +97,10 @@ def _page(
     notifier: notifier_notifier.Notifier,
     query: protocol.NotifyQuery,
     keys: Iterable[str],
-    row: Callable[[str], dict[str, Any]],
+    row: Callable[[str], msgspec.Struct],
 ) -> protocol.NotifyQueryResult:
     """Return as many rows as fit, in order of their keys, and the key to continue after."""
-    listed: list[dict[str, Any]] = []
+    listed: list[msgspec.Struct] = []
     size, last = 0, ""
     for key in sorted(key for key in keys if key > query.receiver):
         if size > PAGE_BYTES:
@@ -113,19 +113,19 @@ def _page(
     return protocol.NotifyQueryResult(notifier=notifier.name, receivers=tuple(listed))
 
 
-def _model(model: models.Model) -> dict[str, Any]:
+def _model(model: models.Model) -> rows.ModelRow:
     attributes = {name: str(declared) for name, declared in model.attributes.items()}
-    return {"name": model.name, "of": model.kind.value, "attributes": attributes}
+    return rows.ModelRow(name=model.name, of=model.kind.value, attributes=attributes)
 
 
-def _receiver_row(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
-    return {
-        "receiver": receiver,
-        "model": notifier.engine.model_of(receiver).name,
-        "state": protocol.to_wire(notifier.engine.state_of(receiver)),
-        "policy": notifier.engine.policy_of(receiver),
-        "delivery": "durable" if notifier.engine.is_durable(receiver) else "transient",
-    }
+def _receiver_row(notifier: notifier_notifier.Notifier, receiver: str) -> rows.ReceiverRow:
+    return rows.ReceiverRow(
+        receiver=receiver,
+        model=notifier.engine.model_of(receiver).name,
+        state=protocol.to_wire(notifier.engine.state_of(receiver)),
+        policy=notifier.engine.policy_of(receiver),
+        delivery="durable" if notifier.engine.is_durable(receiver) else "transient",
+    )
 
 
 def _receivers(
@@ -138,14 +138,14 @@ def _receivers(
         candidates = notifier.engine.receivers()
     chosen = [receiver for receiver in candidates if receiver.startswith(query.receiver)]
     following = [receiver for receiver in chosen if receiver > query.after] if query.after else chosen
-    listed: list[dict[str, Any]] = []
+    listed: list[rows.ReceiverRow] = []
     size = 0
     for receiver in heapq.nsmallest(query.limit, following):
         if size > PAGE_BYTES:
             break
         listed.append(_receiver_row(notifier, receiver))
         size += len(_JSON.encode(listed[-1]))
-    cut = {"next": listed[-1]["receiver"]} if len(listed) < len(following) else {}
+    cut = {"next": listed[-1].receiver} if len(listed) < len(following) else {}
     return protocol.NotifyQueryResult(
         notifier=notifier.name, count=len(chosen), receivers=tuple(listed), facts=cut
     )
@@ -167,21 +167,23 @@ def _who(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> p
     event = _event(notifier, query) if query.event is not None else None
     reached = addressed if event is None else engine.names(grant_scopes.find(engine, event, address))
     _require_room(query, len(reached))
-    near: list[dict[str, Any]] = []
+    near: list[rows.NearMiss] = []
     taken = {*addressed, *reached}
     if event is not None:
         refused = set(addressed).difference(reached)
         for receiver in heapq.nsmallest(NEAR_MISSES, refused):
             effective = grant_scopes.attributes_seen_by(event, receiver, engine.state_of(receiver))
             sides = _policy_sides(engine.policy_of(receiver), effective)
-            near.append({"receiver": receiver, "why": [why for side in sides.values() for why in side]})
+            near.append(
+                rows.NearMiss(receiver=receiver, why=[why for side in sides.values() for why in side])
+            )
     for receiver in itertools.islice(engine.receivers(), LOOKED_AT):
         if len(near) >= NEAR_MISSES:
             break
         if receiver not in taken:
             misses = explanation.near_misses(address, engine.state_of(receiver))
             if len(misses) == 1:  # one clause away
-                near.append({"receiver": receiver, "why": [f"address: {misses[0]}"]})
+                near.append(rows.NearMiss(receiver=receiver, why=[f"address: {misses[0]}"]))
     listed = tuple({"receiver": receiver} for receiver in heapq.nsmallest(query.limit, reached))
     return protocol.NotifyQueryResult(
         notifier=notifier.name,
@@ -204,22 +206,24 @@ def _explain(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) 
     failing = _policy_sides(
         engine.policy_of(query.receiver), grant_scopes.attributes_seen_by(event, query.receiver, state)
     )
-    facts = {
-        "delivered": not missing and not failing,
-        "address": {"holds": not missing, "because": [str(reason) for reason in because]},
-        "event": {"holds": "event" not in failing, "because": failing.get("event", [])},
-        "sender": {"holds": "sender" not in failing, "because": failing.get("sender", [])},
-        "granted": _granted(notifier, event.sender),
-        "receiver_granted": {
-            key: grant for key, grant in _granted(notifier, query.receiver).items() if grant["name"] in state
+    explained = rows.DeliveryExplanation(
+        delivered=not missing and not failing,
+        address=rows.ConditionVerdict(holds=not missing, because=[str(reason) for reason in because]),
+        event=rows.ConditionVerdict(holds="event" not in failing, because=failing.get("event", [])),
+        sender=rows.ConditionVerdict(holds="sender" not in failing, because=failing.get("sender", [])),
+        granted=_granted(notifier, event.sender),
+        receiver_granted={
+            key: grant for key, grant in _granted(notifier, query.receiver).items() if grant.name in state
         },
-        "state": protocol.to_wire(state),
-        "since_ms": 1000 * engine.changed_s(query.receiver),
-    }
-    return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
+        state=protocol.to_wire(state),
+        since_ms=1000 * engine.changed_s(query.receiver),
+    )
+    return protocol.NotifyQueryResult(
+        notifier=notifier.name, count=1, facts=msgspec.structs.asdict(explained)
+    )
 
 
-def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, Any]:
+def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, rows.HeldGrant]:
     """For each restricted attribute of a participant: value, issuer, validity period and scope."""
     process, _, name = receiver.partition("/")
     effective = notifier.known.effective_attributes(process, name, now=time.time())
@@ -229,18 +233,18 @@ def _granted(notifier: notifier_notifier.Notifier, receiver: str) -> dict[str, A
         for scope, attributes in (everywhere, *effective.scoped)
         for key, held in attributes.items()
     ]
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, rows.HeldGrant] = {}
     for key, held, scope in listed:
-        shown: dict[str, Any] = {
-            "name": key,
-            "value": protocol.cell(held.value),
-            "by": held.granted.authority or "root",
-            "tier": held.granted.tier,
-            "since": notifier.known.issued_at(held.granted),
-            "until": held.granted.expires_at,
-        }
-        if scope.region or scope.audience:
-            shown["within"] = {"region": scope.region, "audience": list(scope.audience)}
+        limited = bool(scope.region or scope.audience)
+        shown = rows.HeldGrant(
+            name=key,
+            value=protocol.cell(held.value),
+            by=held.granted.authority or "root",
+            tier=held.granted.tier,
+            since=notifier.known.issued_at(held.granted),
+            until=held.granted.expires_at,
+            within={"region": scope.region, "audience": list(scope.audience)} if limited else {},
+        )
         by_name[key if key not in by_name else f"{key} ({len(by_name)})"] = shown
     return by_name
 
@@ -276,15 +280,15 @@ def _policy_sides(policy: str, attributes: dict[str, types.Value]) -> dict[str, 
 def _check(notifier: notifier_notifier.Notifier, query: protocol.NotifyQuery) -> protocol.NotifyQueryResult:
     condition = notifier.known.vocabulary.policy(query.expression)
     measured, parts = models.cost_of(condition)
-    facts = {
-        "canonical": models.canonical_text(condition),
-        "clauses": measured.clauses,
-        "depth": measured.depth,
-        "cost": measured.dearest.name.lower(),
-        "conjunctions": parts,
-        "indexed": parts is not None,
-    }
-    return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=facts)
+    checked = rows.PolicyCheck(
+        canonical=models.canonical_text(condition),
+        clauses=measured.clauses,
+        depth=measured.depth,
+        cost=measured.dearest.name.lower(),
+        conjunctions=parts,
+        indexed=parts is not None,
+    )
+    return protocol.NotifyQueryResult(notifier=notifier.name, count=1, facts=msgspec.structs.asdict(checked))
 
 
 QueryFunction = Callable[["notifier_notifier.Notifier", protocol.NotifyQuery], protocol.NotifyQueryResult]

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.monitor import live_view
+from muster.web.data import rows as rows_
 
 ROWS_MAX = 500_000
 PENDING_MAX = 200_000
@@ -107,7 +108,7 @@ class LatestReports:
                 table = live_view.latest(table.take(newest.slice(0, ROWS_MAX)).to_batches())
             self._table = table.combine_chunks()
 
-    async def summary(self) -> dict[str, Any]:
+    async def summary(self) -> rows_.MachineSummary:
         """Counts by state and group, and staleness, in one pass over the columns."""
         table = await self.table()
         return await asyncio.to_thread(_summary, table, time.time())
@@ -135,7 +136,7 @@ class LatestReports:
 
     async def page(
         self, *, group: str = "", state: str = "", after: str = "", limit: int = 50
-    ) -> tuple[list[dict[str, Any]], int, str | None]:
+    ) -> tuple[list[rows_.MachineRow], int, str | None]:
         """A page of machines after the name ``after``: rows, total number, and the next cursor."""
         table = await self.table()
         return await asyncio.to_thread(_page, table, group, state, after, limit)
@@ -147,36 +148,37 @@ def _stale(table: pa.Table, now_s: float) -> tuple[Any, Any]:
     return age_s, pc.greater(age_s, pc.multiply(table.column("period_s"), live_view.STALE_AFTER_PERIODS))
 
 
-def _summary(table: pa.Table, now_s: float) -> dict[str, Any]:
+def _summary(table: pa.Table, now_s: float) -> rows_.MachineSummary:
     if not table.num_rows:
-        return {"machines": 0, "stale": 0, "states": {}, "groups": [], "oldest_s": None, "median_s": None}
+        return rows_.MachineSummary()
     age_s, is_stale = _stale(table, now_s)
     state = pc.if_else(is_stale, "stale", table.column("state"))
     small = pa.table({"group": table.column("group"), "state": state, "age_s": age_s})
     by_state = {counted["values"]: counted["counts"] for counted in pc.value_counts(state).to_pylist()}
-    groups: dict[str, dict[str, Any]] = {}
+    groups: dict[str, rows_.GroupRow] = {}
     for row in (
         small.group_by(["group", "state"]).aggregate([("age_s", "max"), ("age_s", "count")]).to_pylist()
     ):
-        group = groups.setdefault(row["group"], {"group": row["group"], "machines": 0, "states": {}})
-        group["machines"] += row["age_s_count"]
-        group["states"][row["state"]] = row["age_s_count"]
-        group["oldest_s"] = max(group.get("oldest_s", 0.0), row["age_s_max"])
+        group = groups.setdefault(row["group"], rows_.GroupRow(group=row["group"]))
+        group.machines += row["age_s_count"]
+        group.states[row["state"]] = row["age_s_count"]
+        group.oldest_s = max(group.oldest_s, row["age_s_max"])
     for row in table.group_by("group").aggregate([(name, "mean") for name in METRICS]).to_pylist():
-        groups[row["group"]] |= {name: row[f"{name}_mean"] for name in METRICS}
-    return {
-        "machines": table.num_rows,
-        "stale": by_state.get("stale", 0),
-        "states": by_state,
-        "groups": sorted(groups.values(), key=lambda group: str(group["group"])),
-        "oldest_s": pc.max(age_s).as_py(),
-        "median_s": float(np.median(age_s.to_numpy())),
-    }
+        for name in METRICS:
+            setattr(groups[row["group"]], name, row[f"{name}_mean"])
+    return rows_.MachineSummary(
+        machines=table.num_rows,
+        stale=by_state.get("stale", 0),
+        states=by_state,
+        groups=sorted(groups.values(), key=lambda group: group.group),
+        oldest_s=pc.max(age_s).as_py(),
+        median_s=float(np.median(age_s.to_numpy())),
+    )
 
 
 def _page(
     table: pa.Table, group: str, state: str, after: str, limit: int
-) -> tuple[list[dict[str, Any]], int, str | None]:
+) -> tuple[list[rows_.MachineRow], int, str | None]:
     now_s = time.time()
     if group:
         table = table.filter(pc.equal(table.column("group"), group))
@@ -201,5 +203,5 @@ def _page(
     services = selected.column("services").to_pylist()
     for row, age, stale, own in zip(columns, age_s.to_pylist(), is_stale.to_pylist(), services, strict=True):
         row["state"] = "stale" if stale else row["state"]
-        rows.append({**row, "age_s": round(max(0.0, age), 3), "services": len(own or ())})
-    return rows, total, rows[-1]["machine"] if rest > len(rows) else None
+        rows.append(rows_.MachineRow(**row, age_s=round(max(0.0, age), 3), services=len(own or ())))
+    return rows, total, rows[-1].machine if rest > len(rows) else None

@@ -18,13 +18,16 @@ from muster.inform import client as inform_client
 from muster.inform import protocol as inform_protocol
 from muster.inform import service_entries
 from muster.manage import client as manage_client
+from muster.manage import rows as manage_rows
 from muster.message import protocol as message_protocol
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
 from muster.notify import protocol as notify_protocol
 from muster.notify import queries
+from muster.notify import rows as notify_rows
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol as pipeline_protocol
+from muster.pipeline.alerts import tracker
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
 from muster.web.data import bus_feed, connections, history_reader, latest_reports
@@ -45,7 +48,7 @@ class ReadModel(bus_feed.BusFeed):
     def _manage(self, bus: api.Bus) -> manage_client.ManageClient:
         return manage_client.ManageClient(bus, timeout_s=READ_S)
 
-    async def summary(self) -> dict[str, Any]:
+    async def summary(self) -> manage_rows.FleetSummary:
         return await self._query("summary", "manage", 5.0, lambda bus: self._manage(bus).summary())
 
     async def resources(
@@ -58,18 +61,18 @@ class ReadModel(bus_feed.BusFeed):
             lambda bus: self._manage(bus).enumerate(where=where, after=after, limit=limit),
         )
 
-    async def resource(self, name: str) -> dict[str, Any]:
+    async def resource(self, name: str) -> manage_rows.ResourceDescription:
         return await self._query(
             ("resource", name), "manage", 2.0, lambda bus: self._manage(bus).describe(name)
         )
 
-    async def managers(self) -> list[dict[str, Any]]:
+    async def managers(self) -> list[manage_rows.ManagerRow]:
         return await self._query("managers", "manage", 2.0, lambda bus: self._manage(bus).managers())
 
-    async def agents(self) -> list[dict[str, Any]]:
+    async def agents(self) -> list[manage_rows.AgentRow]:
         return await self._query("agents", "manage", 5.0, lambda bus: self._manage(bus).agents())
 
-    async def rollouts(self) -> list[dict[str, Any]]:
+    async def rollouts(self) -> list[manage_rows.RolloutRow]:
         return await self._query("rollouts", "manage", 2.0, lambda bus: self._manage(bus).rollouts())
 
     # Reports
@@ -176,11 +179,10 @@ class ReadModel(bus_feed.BusFeed):
             return False
         return True
 
-    async def silences(self) -> list[dict[str, Any]]:
-        silences = await self._query(
+    async def silences(self) -> list[tracker.Silence]:
+        return await self._query(
             "silences", "alerts", 5.0, lambda bus: pipeline_client.PipelineClient(bus).silences()
         )
-        return [msgspec.to_builtins(silence) for silence in silences]
 
     async def progress(self) -> pipeline_protocol.BatchProgress:
         return await self._query(
@@ -226,7 +228,7 @@ class ReadModel(bus_feed.BusFeed):
 
     # Capacity
 
-    async def capacity(self) -> dict[str, Any]:
+    async def capacity(self) -> rows_.CapacityView:
         """The worst case of the model and the measurements of the last minutes."""
         producers = await self._query("producers", "producers", 10.0, monitor_client.find)
         seconds = self.machines.seconds()
@@ -236,40 +238,34 @@ class ReadModel(bus_feed.BusFeed):
             holds_s[producer.level] = max(holds_s.get(producer.level, 0.0), producer.hold_s)
         predicted_s = sum(holds_s.values())
         recent = [second for second in seconds if second.at_s > time.time() - 120]
-        facts: dict[str, Any] = {
-            "levels": len(holds_s),
-            "channels": [msgspec.structs.asdict(producer) for producer in producers],
-            "predicted_max_s": round(predicted_s, 3),
-            "measured": [
-                {
-                    "at_ms": second.at_s * 1000,
-                    "rows": second.rows,
-                    "p50_s": second.p50_s,
-                    "max_s": second.max_s,
-                }
+        view = rows_.CapacityView(
+            levels=len(holds_s),
+            channels=list(producers),
+            predicted_max_s=round(predicted_s, 3),
+            measured=[
+                rows_.ArrivalRow(
+                    at_ms=second.at_s * 1000, rows=second.rows, p50_s=second.p50_s, max_s=second.max_s
+                )
                 for second in seconds
             ],
-            "measured_max_s": None,
-            "ratio": None,
-            "within_20_percent": None,
-        }
-        if recent and predicted_s:
-            check = capacity_model.check(predicted_s, [second.max_s for second in recent])
-            facts |= {
-                "measured_max_s": round(check.measured_s, 3),
-                "ratio": round(check.ratio, 3),
-                "within_20_percent": check.holds,
-            }
-        return facts
+        )
+        if not recent or not predicted_s:
+            return view
+        check = capacity_model.check(predicted_s, [second.max_s for second in recent])
+        return msgspec.structs.replace(
+            view,
+            measured_max_s=round(check.measured_s, 3),
+            ratio=round(check.ratio, 3),
+            within_20_percent=check.holds,
+        )
 
     # Contexts
 
     def _inform(self, bus: api.Bus) -> inform_client.InformClient:
         return inform_client.InformClient(bus, timeout_s=READ_S)
 
-    async def information_nodes(self) -> list[dict[str, Any]]:
-        nodes = await self._query("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
-        return [{**msgspec.structs.asdict(node), "load": msgspec.structs.asdict(node.load)} for node in nodes]
+    async def information_nodes(self) -> list[inform_protocol.NodeInfo]:
+        return await self._query("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
 
     async def _as(self, person: sessions.LoginSession) -> api.Bus:
         operates = person.role.covers(sessions.WebRole.OPERATOR)
@@ -288,11 +284,11 @@ class ReadModel(bus_feed.BusFeed):
 
     async def contexts(
         self, person: sessions.LoginSession, where: str, *, limit: int = 100, after: str = ""
-    ) -> dict[str, Any]:
+    ) -> rows_.ContextPage:
         result = await self._read(
             person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
         )
-        return _page([rows_.context_row(context) for context in result.contexts], result)
+        return rows_.ContextPage(items=list(map(rows_.context_row, result.contexts)), **_missing(result))
 
     async def context(
         self, person: sessions.LoginSession, key: str, *, max_staleness_s: float | None = None
@@ -310,61 +306,60 @@ class ReadModel(bus_feed.BusFeed):
         async for change in inform_client.watch(connected, key, after_version=after_version):
             yield change
 
-    async def replicas(self, key: str) -> dict[str, Any]:
+    async def replicas(self, key: str) -> rows_.ReplicaPage:
         result = await self._query(("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
-        return {
-            "items": [msgspec.structs.asdict(replica) for replica in result.replicas],
-            "next": None,
-            "silent": result.silent,
-        }
+        return rows_.ReplicaPage(
+            items=[rows_.ReplicaRow(**msgspec.structs.asdict(replica)) for replica in result.replicas],
+            silent=list(result.silent),
+        )
 
     async def context_history(
         self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None
-    ) -> dict[str, Any]:
+    ) -> rows_.ContextHistoryPage:
         history = await self._read(person, lambda inform: inform.history(key, after_version=after))
         changes = history.changes[:limit]
-        rows = []
-        for change in changes:
-            row = {**msgspec.structs.asdict(change)}
-            value = row.pop("value")
-            rows.append({**row, **({} if value is None else rows_.decode_value(value))})
         more = len(history.changes) > len(changes)
-        return {"items": rows, "complete": history.complete, "next": changes[-1].version if more else None}
+        return rows_.ContextHistoryPage(
+            items=list(map(rows_.change_row, changes)),
+            complete=history.complete,
+            next=str(changes[-1].version) if more else None,
+        )
 
     async def entries(
         self, person: sessions.LoginSession, where: str, *, limit: int, after: str
-    ) -> dict[str, Any]:
+    ) -> rows_.ServiceEntryPage:
         result = await self._read(
             person,
             lambda inform: service_entries.ServiceEntries(inform).search(
                 where, limit=limit, after=after, within_s=READ_S
             ),
         )
-        rows = [
-            {**rows_.entry_row(service_entries.from_context(context)), "source": context.source}
+        entries = [
+            rows_.entry_row(service_entries.from_context(context), context.source)
             for context in result.contexts
         ]
-        return _page(rows, result)
+        return rows_.ServiceEntryPage(items=entries, **_missing(result))
 
-    async def entry(self, person: sessions.LoginSession, id: str) -> dict[str, Any]:
+    async def entry(self, person: sessions.LoginSession, id: str) -> rows_.ServiceEntryRow:
         return rows_.entry_row(
             await self._read(person, lambda inform: service_entries.ServiceEntries(inform).get(id))
         )
 
     # Notification
 
-    async def receivers(self, where: str, *, prefix: str = "", after: str = "", limit: int) -> dict[str, Any]:
-        result = await self._query(
+    async def receivers(
+        self, where: str, *, prefix: str = "", after: str = "", limit: int
+    ) -> notify_rows.ReceiverList:
+        return await self._query(
             ("receivers", where, prefix, after, limit),
             "notify",
             2.0,
             lambda bus: queries.list_receivers(bus, where=where, prefix=prefix, after=after, limit=limit),
         )
-        return {"count": result.count, "items": result.receivers, "next": result.next}
 
     async def who(
         self, address: str, *, event: notify_protocol.SendEvent | None, sender: str, limit: int
-    ) -> dict[str, Any]:
+    ) -> notify_rows.ReceiverMatches:
         key = ("who", address, sender, limit, event and (event.type, str(event.content)))
         result = await self._query(
             key,
@@ -372,15 +367,11 @@ class ReadModel(bus_feed.BusFeed):
             1.0,
             lambda bus: queries.match_receivers(bus, address, event=event, sender=sender, limit=limit),
         )
-        return {
-            "count": result.count,
-            "receivers": [receiver["receiver"] for receiver in result.receivers],
-            "near": result.near[:limit],
-        }
+        return msgspec.structs.replace(result, near=result.near[:limit])
 
     async def explain(
         self, event: notify_protocol.SendEvent, *, sender: str, receiver: str
-    ) -> dict[str, Any]:
+    ) -> notify_rows.DeliveryExplanation:
         return await self._query(
             ("explain", event.address, event.type, str(event.content), sender, receiver),
             "notify",
@@ -388,10 +379,10 @@ class ReadModel(bus_feed.BusFeed):
             lambda bus: queries.explain(bus, event, sender=sender, receiver=receiver),
         )
 
-    async def check_policy(self, policy: str) -> dict[str, Any]:
+    async def check_policy(self, policy: str) -> notify_rows.PolicyCheck:
         return await self._query(("check", policy), "notify", 5.0, lambda bus: queries.check(bus, policy))
 
-    async def models(self) -> list[dict[str, Any]]:
+    async def models(self) -> list[notify_rows.ModelRow]:
         return await self._query("models", "notify", 5.0, queries.list_models)
 
     # Messages
@@ -404,15 +395,15 @@ class ReadModel(bus_feed.BusFeed):
 
         return await self._query(("message", key), "message", 1.0, ask)
 
-    async def queues(self) -> list[dict[str, Any]]:
-        return (await self._dispatcher("queues", message_protocol.ListQueues())).rows
+    async def queues(self) -> list[message_protocol.QueueRow]:
+        return (await self._dispatcher("queues", message_protocol.ListQueues())).queues
 
-    async def subscriptions(self) -> list[dict[str, Any]]:
-        return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).rows
+    async def subscriptions(self) -> list[message_protocol.SubscriptionRow]:
+        return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).subscriptions
 
     async def browse(
         self, queue: str, *, selector: str | None, after: int, limit: int
-    ) -> tuple[list[dict[str, Any]], int | None]:
+    ) -> tuple[list[rows_.BrowsedMessage], int | None]:
         request = message_protocol.BrowseQueue(queue, selector or None, after, limit)
         deliveries = (await self._dispatcher(("browse", queue, selector, after, limit), request)).messages
         rows = [rows_.message_row(delivery, queue) for delivery in deliveries]
@@ -453,10 +444,9 @@ async def call_dispatcher(
     return answer
 
 
-def _page(rows: list[dict[str, Any]], result: inform_protocol.FindResult) -> dict[str, Any]:
-    """A page of a search, and the parts that are missing."""
+def _missing(result: inform_protocol.FindResult) -> dict[str, Any]:
+    """The end of a page of a search, and the parts that are missing."""
     return {
-        "items": rows,
         "next": result.reached if result.more else None,
         "silent": result.silent,
         "failed": result.failed,

@@ -18,16 +18,16 @@ def logins(request: page.PageRequest) -> page.DashboardPage:
         listed = await asyncio.to_thread(access.listed, request.web)
         made: list[list[Child]] = [
             [
-                login["name"],
-                login["role"],
-                widgets.moment(login["created_at"] * 1000),
-                widgets.moment((login["expires_at"] or 0) * 1000),
+                login.name,
+                login.role,
+                widgets.moment(login.created_at * 1000),
+                widgets.moment((login.expires_at or 0) * 1000),
                 widgets.action_button(
                     request,
                     "remove-login",
                     "Remove",
-                    name=login["name"],
-                    sure=f"Revoke the login of {login['name']}?",
+                    name=login.name,
+                    sure=f"Revoke the login of {login.name}?",
                     look="danger",
                 ),
             ]

@@ -54,12 +54,12 @@ def alerts(request: page.PageRequest) -> page.DashboardPage:
     async def silences() -> Markup:
         rows: list[list[Child]] = [
             [
-                tag("code", silence["covers"]),
-                widgets.moment(silence["from_ms"]),
-                widgets.moment(silence["until_ms"]),
-                silence["by"],
-                silence["reason"],
-                widgets.action_button(request, "unsilence", "End", id=silence["id"]),
+                tag("code", silence.covers),
+                widgets.moment(silence.from_ms),
+                widgets.moment(silence.until_ms),
+                silence.by,
+                silence.reason,
+                widgets.action_button(request, "unsilence", "End", id=silence.id),
             ]
             for silence in (await source.silences())[:200]
         ]

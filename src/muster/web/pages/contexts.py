@@ -10,6 +10,7 @@ from muster.inform import protocol as inform_protocol
 from muster.notify import documents
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
+from muster.web.data import rows as rows_
 
 SHOWN = 100
 PAST = 20
@@ -21,18 +22,18 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
 
     async def nodes() -> Markup:
         infos = await source.information_nodes()
-        most = max((node["load"]["contexts"] + node["temporary"] for node in infos), default=1) or 1
+        most = max((node.load.contexts + node.temporary for node in infos), default=1) or 1
         rows: list[list[Child]] = [
             [
-                node["node"],
-                node["zone"],
-                f"{node['load']['contexts']:,}",
-                f"{node['temporary']:,}",
-                charts.bar((node["load"]["contexts"] + node["temporary"]) / most, look="busy"),
-                f"{node['load']['messages_per_s']:,.1f}/s",
-                f"{node['proximity_ms']:.2f} ms",
-                widgets.seconds(node["heard_s_ago"]),
-                widgets.size(node["memory_bytes"]),
+                node.node,
+                node.zone,
+                f"{node.load.contexts:,}",
+                f"{node.temporary:,}",
+                charts.bar((node.load.contexts + node.temporary) / most, look="busy"),
+                f"{node.load.messages_per_s:,.1f}/s",
+                f"{node.proximity_ms:.2f} ms",
+                widgets.seconds(node.heard_s_ago),
+                widgets.size(node.memory_bytes),
             ]
             for node in infos
         ]
@@ -47,26 +48,23 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
         result = await source.contexts(request.person, where, limit=SHOWN, after=request.parameter("after"))
         made: list[list[Child]] = [
             [
-                widgets.link(item["key"], "/contexts/details", key=item["key"]),
+                widgets.link(item.key, "/contexts/details", key=item.key),
                 tag("code", _short(item)),
-                _attributes(item["attributes"]),
-                f"{item['version']:,}",
-                item["source"],
-                item["writer"],
+                _attributes(item.attributes),
+                f"{item.version:,}",
+                item.source,
+                item.writer,
             ]
-            for item in result["items"]
+            for item in result.items
         ]
-        silent = result["silent"]
+        silent = result.silent
         return join(
             widgets.problem(
                 f"No reply from {', '.join(silent)}.", "Contexts with their primary there are not shown."
             )
             if silent
             else None,
-            *(
-                widgets.problem(f"{name} could not be searched.", why)
-                for name, why in result["failed"].items()
-            ),
+            *(widgets.problem(f"{name} could not be searched.", why) for name, why in result.failed.items()),
             widgets.table(
                 ["Key", "Value", "Attributes", "#Version", "Primary", "Written by"],
                 made,
@@ -74,10 +72,10 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
                 none=widgets.empty(
                     "No context matches.", join("Write one: ", tag("code", "muster inform put key value"))
                 )
-                if result["next"] is None
+                if result.next is None
                 else "No match among the first keys; the search continues on the next page.",
             ),
-            widgets.pages(request, result["next"], shown=len(made)),
+            widgets.pages(request, result.next, shown=len(made)),
         )
 
     return page.DashboardPage(
@@ -143,32 +141,32 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         current = await source.context(request.person, key)
         row = _row(current)
         return join(
-            tag("pre", row.get("value", row.get("value_base64", ""))),
+            tag("pre", row.value if row.value is not None else row.value_base64 or ""),
             widgets.facts(
                 {
-                    "Attributes": _attributes(row["attributes"]) or "none",
-                    "Version": f"{row['version']:,}",
-                    "Written by": row["writer"] or "–",
-                    "Stamp": tag("code", row["stamp"]),
-                    "Read from": f"{row['source']}, a {row['replica_kind']} replica",
-                    "Expires": widgets.moment(row["expires_at_ms"]),
+                    "Attributes": _attributes(row.attributes) or "none",
+                    "Version": f"{row.version:,}",
+                    "Written by": row.writer or "–",
+                    "Stamp": tag("code", row.stamp),
+                    "Read from": f"{row.source}, a {row.replica_kind} replica",
+                    "Expires": widgets.moment(row.expires_at_ms),
                 }
             ),
         )
 
     async def replicas() -> Markup:
         result = await source.replicas(key)
-        replicas, silent = result["items"], result["silent"]
-        demand_max = max((sum(replica["demand"].values()) for replica in replicas), default=1) or 1
+        replicas, silent = result.items, result.silent
+        demand_max = max((sum(replica.demand.values()) for replica in replicas), default=1) or 1
         rows: list[list[Child]] = [
             [
-                replica["node"],
-                widgets.badge(replica["replica_kind"]),
-                f"{replica['version']:,}",
-                widgets.seconds(replica["age_s"]),
-                f"{sum(replica['demand'].values()):,}",
-                charts.bar(sum(replica["demand"].values()) / demand_max, look="busy"),
-                ", ".join(f"{node} {count}" for node, count in replica["demand"].items()),
+                replica.node,
+                widgets.badge(replica.replica_kind),
+                f"{replica.version:,}",
+                widgets.seconds(replica.age_s),
+                f"{sum(replica.demand.values()):,}",
+                charts.bar(sum(replica.demand.values()) / demand_max, look="busy"),
+                ", ".join(f"{node} {count}" for node, count in replica.demand.items()),
             ]
             for replica in replicas
         ]
@@ -197,13 +195,13 @@ def context(request: page.PageRequest) -> page.DashboardPage:
         history = await source.context_history(request.person, key, after=max(0, version - PAST), limit=None)
         rows: list[list[Child]] = [
             [
-                f"{change['version']:,}",
-                change["reason"],
-                change["writer"],
+                f"{change.version:,}",
+                change.reason,
+                change.writer,
                 tag("code", _short(change)),
-                tag("code", change["stamp"]),
+                tag("code", change.stamp),
             ]
-            for change in reversed(history["items"][-PAST:])
+            for change in reversed(history.items[-PAST:])
         ]
         return widgets.table(
             ["#Version", "What", "By", "Value", "Stamp"],
@@ -240,11 +238,9 @@ def context(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def _row(shown: Any) -> dict[str, Any]:
-    from muster.web.data import rows
-
-    row = rows.context_row(shown)
-    if len(row.get("value", "")) > 20_000:
+def _row(shown: inform_protocol.Context) -> rows_.ContextRow:
+    row = rows_.context_row(shown)
+    if len(row.value or "") > 20_000:
         raise errors.LimitExceeded("the value is too long for this page", hint="read it with the REST API")
     return row
 
@@ -253,6 +249,6 @@ def _attributes(row: dict[str, Any]) -> str:
     return ", ".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in row.items())
 
 
-def _short(row: dict[str, Any]) -> str:
-    text = str(row.get("value", row.get("value_base64", "")))
+def _short(row: rows_.ContextRow | rows_.ContextChangeRow) -> str:
+    text = str(row.value if row.value is not None else row.value_base64 or "")
     return text if len(text) <= 80 else text[:79] + "…"

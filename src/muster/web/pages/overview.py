@@ -9,6 +9,7 @@ from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Markup, join, tag
+from muster.web.data import rows as rows_
 from muster.web.pages import alerts as alerts_
 
 CHANGES_SHOWN = 8
@@ -24,22 +25,20 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
         machines = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
         rates = source.load[-1][1] if source.load else {}
         through = sum(rate for name, rate in rates.items() if name.endswith(" in"))
-        stale = machines["stale"]
+        stale = machines.stale
         return widgets.tiles(
-            widgets.tile(
-                "Machines", f"{machines['machines']:,}", _groups(machines), look="busy", href="/tree"
-            ),
+            widgets.tile("Machines", f"{machines.machines:,}", _groups(machines), look="busy", href="/tree"),
             widgets.tile(
                 "Stale",
                 f"{stale:,}",
                 "no report for 2.5 periods",
-                look="warn" if stale else "good" if machines["machines"] else "",
+                look="warn" if stale else "good" if machines.machines else "",
                 href=page.link_to("/tree", state="stale"),
             ),
             widgets.tile(
                 "Age of a report",
-                widgets.seconds(machines["median_s"]),
-                f"oldest {widgets.seconds(machines['oldest_s'])}",
+                widgets.seconds(machines.median_s),
+                f"oldest {widgets.seconds(machines.oldest_s)}",
                 href="/capacity",
             ),
             await _resources(source),
@@ -52,7 +51,7 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
 
     async def machines() -> Markup:
         summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-        if not summary["machines"]:
+        if not summary.machines:
             source.require_connection()
             return widgets.empty(
                 "No machine has reported yet.",
@@ -67,19 +66,19 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
                 ),
             )
         return join(
-            charts.shares(summary["states"], label="Machines by state"),
+            charts.shares(summary.states, label="Machines by state"),
             widgets.more_link("Browse by group", "/tree"),
         )
 
     async def resources() -> Markup:
         summary = await source.summary()
-        if not summary["resources"]:
+        if not summary.resources:
             return widgets.empty(
                 "There are no resources yet.",
                 join("Apply a manifest: ", tag("code", "muster apply -f fleet.yaml")),
             )
         return join(
-            charts.shares(summary["states"], label="Resources by state"),
+            charts.shares(summary.states, label="Resources by state"),
             widgets.more_link("List resources", "/resources"),
         )
 
@@ -204,8 +203,8 @@ def _means(systems: Systems, name: str, scale: float) -> list[charts.Point]:
     return points
 
 
-def _groups(machines: dict[str, Any]) -> str:
-    return f"in {widgets.count(len(machines['groups']), 'group')}"
+def _groups(machines: rows_.MachineSummary) -> str:
+    return f"in {widgets.count(len(machines.groups), 'group')}"
 
 
 async def _alerts(source: Any) -> Markup:
@@ -235,12 +234,12 @@ async def _resources(source: Any) -> Markup:
         summary = await source.summary()
     except errors.MusterError:
         return widgets.tile("Resources", "–", "no reply from the registry", href="/resources")
-    states = summary["states"]
+    states = summary.states
     wrong = sum(states.get(name, 0) for name in ("down", "failed", "late", "unknown"))
     return widgets.tile(
         "Resources",
-        f"{summary['resources']:,}",
-        f"{wrong:,} unhealthy" if wrong else "all healthy" if summary["resources"] else "none yet",
+        f"{summary.resources:,}",
+        f"{wrong:,} unhealthy" if wrong else "all healthy" if summary.resources else "none yet",
         look="bad" if states.get("failed") or states.get("down") else "warn" if wrong else "good",
         href="/resources",
     )

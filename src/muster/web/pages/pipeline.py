@@ -244,7 +244,7 @@ def _ms(moment: str) -> int:
 async def _which(source: source_.ReadModel, scope: str, metric: str, last: str) -> Markup:
     """A group or zone has to be selected."""
     summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-    names = [group["group"] for group in summary["groups"][:20]] if scope == "group" else []
+    names = [group.group for group in summary.groups[:20]] if scope == "group" else []
     links = [
         widgets.link(name, "/history", scope=scope, name=name, metric=metric, last=last) for name in names
     ]
@@ -263,29 +263,29 @@ def capacity(request: page.PageRequest) -> page.DashboardPage:
 
     async def now() -> Markup:
         capacity_ = await source.capacity()
-        holds = capacity_["within_20_percent"]
+        holds = capacity_.within_20_percent
         return join(
             widgets.tiles(
                 widgets.tile(
                     "Predicted",
-                    widgets.seconds(capacity_["predicted_max_s"] if capacity_["channels"] else None),
+                    widgets.seconds(capacity_.predicted_max_s if capacity_.channels else None),
                     "the model's worst case",
                 ),
                 widgets.tile(
                     "Measured",
-                    widgets.seconds(capacity_["measured_max_s"]),
+                    widgets.seconds(capacity_.measured_max_s),
                     "oldest report on arrival, last 2 min",
                 ),
                 widgets.tile(
                     "Predicted / measured",
-                    widgets.number(capacity_["ratio"], 2),
+                    widgets.number(capacity_.ratio, 2),
                     "–" if holds is None else "within 20 %" if holds else "off by more than 20 %",
                     look="" if holds is None else "good" if holds else "warn",
                 ),
                 widgets.tile(
                     "Levels",
-                    capacity_["levels"],
-                    f"sensors, {widgets.count(len(capacity_['channels']), 'channel')}",
+                    capacity_.levels,
+                    f"sensors, {widgets.count(len(capacity_.channels), 'channel')}",
                 ),
             ),
         )
@@ -293,15 +293,11 @@ def capacity(request: page.PageRequest) -> page.DashboardPage:
     async def chart() -> Markup:
         capacity_ = await source.capacity()
         drawn = {
-            "measured maximum": [
-                (second["at_ms"] / 1000, second["max_s"]) for second in capacity_["measured"]
-            ],
+            "measured maximum": [(second.at_ms / 1000, second.max_s) for second in capacity_.measured],
             "predicted maximum": [
-                (second["at_ms"] / 1000, capacity_["predicted_max_s"]) for second in capacity_["measured"]
+                (second.at_ms / 1000, capacity_.predicted_max_s) for second in capacity_.measured
             ],
-            "measured median": [
-                (second["at_ms"] / 1000, second["p50_s"]) for second in capacity_["measured"]
-            ],
+            "measured median": [(second.at_ms / 1000, second.p50_s) for second in capacity_.measured],
         }
         return charts.lines(
             [
@@ -315,13 +311,13 @@ def capacity(request: page.PageRequest) -> page.DashboardPage:
     async def channels() -> Markup:
         rows: list[list[Child]] = [
             [
-                channel["name"],
-                channel["level"],
-                widgets.seconds(channel["hold_s"]),
-                channel["produces"],
-                ", ".join(channel.get("groups", ()))[:200],
+                channel.name,
+                channel.level,
+                widgets.seconds(channel.hold_s),
+                channel.produces,
+                ", ".join(channel.groups)[:200],
             ]
-            for channel in (await source.capacity())["channels"]
+            for channel in (await source.capacity()).channels
         ]
         return widgets.table(
             ["Channel", "#Level", "#Hold time", "Sends", "Groups"],

@@ -44,10 +44,10 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
                 if kind
                 else "",
             ]
-            for receiver_ in result["receivers"]
+            for receiver_ in result.receivers
         ]
-        summary = widgets.count(result["count"], "matching receiver") + (
-            f"; the first {SHOWN} are shown" if result["count"] > SHOWN else ""
+        summary = widgets.count(result.count, "matching receiver") + (
+            f"; the first {SHOWN} are shown" if result.count > SHOWN else ""
         )
         return join(
             tag("p", tag("b", summary)),
@@ -60,7 +60,7 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         result = await source.who(address, event=event(), sender=sender, limit=SHOWN)
         return widgets.table(
             ["Party", "Reason"],
-            [[miss["receiver"], "; ".join(miss["why"])] for miss in result["near"]],
+            [[miss.receiver, "; ".join(miss.why)] for miss in result.near],
             label="Near misses",
             none="There are no near misses.",
         )
@@ -74,9 +74,9 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         parts: list[Child] = [
             widgets.facts(
                 {
-                    "Canonical form": tag("code", checked["canonical"]),
-                    "Clauses": checked["clauses"],
-                    "Cost": f"{checked['cost']}, {'indexed' if checked['indexed'] else 'not indexed'}",
+                    "Canonical form": tag("code", checked.canonical),
+                    "Clauses": checked.clauses,
+                    "Cost": f"{checked.cost}, {'indexed' if checked.indexed else 'not indexed'}",
                 }
             )
         ]
@@ -111,24 +111,28 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         rows: list[list[Child]] = [
             [
                 side,
-                widgets.badge("holds" if reasons[side]["holds"] else "fails"),
-                "; ".join(reasons[side]["because"]),
+                widgets.badge("holds" if verdict.holds else "fails"),
+                "; ".join(verdict.because),
             ]
-            for side in ("address", "event", "sender")
+            for side, verdict in (
+                ("address", reasons.address),
+                ("event", reasons.event),
+                ("sender", reasons.sender),
+            )
         ]
         return join(
             tag(
                 "p",
                 tag(
                     "b",
-                    f"{receiver} {'receives' if reasons['delivered'] else 'does not receive'} the event.",
+                    f"{receiver} {'receives' if reasons.delivered else 'does not receive'} the event.",
                 ),
             ),
             widgets.table(["Side", "", "Because"], rows, label="Explanation"),
             widgets.facts(
                 {
                     "State of the receiver": ", ".join(
-                        f"{key} = {value}" for key, value in reasons["state"].items()
+                        f"{key} = {value}" for key, value in reasons.state.items()
                     )
                     or "–"
                 }
@@ -139,12 +143,12 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         result = await source.receivers("", limit=20)
         rows: list[list[Child]] = [
             [
-                receiver_["receiver"],
-                receiver_["model"],
-                ", ".join(f"{key} = {value}" for key, value in receiver_["state"].items()),
-                tag("code", receiver_["policy"]),
+                receiver_.receiver,
+                receiver_.model,
+                ", ".join(f"{key} = {value}" for key, value in receiver_.state.items()),
+                tag("code", receiver_.policy),
             ]
-            for receiver_ in result["items"]
+            for receiver_ in result.receivers
         ]
         return join(
             widgets.table(
@@ -156,13 +160,12 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
                     join("Register one: ", tag("code", "muster notify listen --model …")),
                 ),
             ),
-            tag("p", f"{result['count']:,} in total", cls="hint"),
+            tag("p", f"{result.count:,} in total", cls="hint"),
         )
 
     async def models() -> Markup:
         rows: list[list[Child]] = [
-            [model["name"], model["of"], _described(model["attributes"])]
-            for model in (await source.models())[:100]
+            [model.name, model.of, _described(model.attributes)] for model in (await source.models())[:100]
         ]
         return widgets.table(
             ["Model", "Of", "Attributes"],
@@ -229,7 +232,5 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
-def _described(attributes: object) -> str:
-    if isinstance(attributes, dict):
-        return ", ".join(f"{name}: {kind}" for name, kind in attributes.items())
-    return str(attributes)
+def _described(attributes: dict[str, str]) -> str:
+    return ", ".join(f"{name}: {kind}" for name, kind in attributes.items())

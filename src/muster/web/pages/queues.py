@@ -19,17 +19,17 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
 
     async def all_queues() -> Markup:
         queues_ = await source.queues()
-        deepest = max((row["depth"] for row in queues_), default=1) or 1
+        deepest = max((row.depth for row in queues_), default=1) or 1
         rows: list[list[Child]] = [
             [
-                widgets.link(row["queue"], "/queue", name=row["queue"]),
-                f"{row['depth']:,}",
-                charts.bar(row["depth"] / deepest, look="busy"),
-                row["consumers"],
-                f"{row['in_flight']:,}",
-                f"{row['delivered']:,}",
-                f"{row['expired']:,}",
-                f"{row['rejected']:,}",
+                widgets.link(row.queue, "/queue", name=row.queue),
+                f"{row.depth:,}",
+                charts.bar(row.depth / deepest, look="busy"),
+                row.consumers,
+                f"{row.in_flight:,}",
+                f"{row.delivered:,}",
+                f"{row.expired:,}",
+                f"{row.rejected:,}",
             ]
             for row in queues_[:500]
         ]
@@ -46,15 +46,15 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
     async def subscriptions() -> Markup:
         rows: list[list[Child]] = [
             [
-                subscription["subscription"],
-                subscription["identity"],
-                subscription["client_id"] or "shared",
-                subscription["topic"],
-                tag("code", subscription["selector"] or ""),
-                subscription["consumers"],
-                f"{subscription['waiting']:,}",
-                f"{subscription['behind']:,}",
-                f"{subscription['matched']:,}",
+                subscription.subscription,
+                subscription.identity,
+                subscription.client_id or "shared",
+                subscription.topic,
+                tag("code", subscription.selector or ""),
+                subscription.consumers,
+                f"{subscription.waiting:,}",
+                f"{subscription.behind:,}",
+                f"{subscription.matched:,}",
             ]
             for subscription in (await source.subscriptions())[:500]
         ]
@@ -72,10 +72,10 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
         letters, _ = await source.browse(destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN)
         rows: list[list[Child]] = [
             [
-                widgets.moment(letter["timestamp_ms"]),
-                str(letter["properties"].get(FROM, "")),
-                str(letter["properties"].get(REASON, "")),
-                tag("code", _short(letter["body"])),
+                widgets.moment(letter.timestamp_ms),
+                str(letter.properties.get(FROM, "")),
+                str(letter.properties.get(REASON, "")),
+                tag("code", _short(letter.body)),
             ]
             for letter in letters
         ]
@@ -118,12 +118,12 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
         )
         rows: list[list[Child]] = [
             [
-                f"{message['sequence']:,}",
-                widgets.moment(message["timestamp_ms"]),
-                message["type"],
-                message["priority"],
-                ", ".join(f"{key} = {value}" for key, value in message["properties"].items()),
-                tag("code", _short(message["body"])),
+                f"{message.sequence:,}",
+                widgets.moment(message.timestamp_ms),
+                message.type,
+                message.priority,
+                ", ".join(f"{key} = {value}" for key, value in message.properties.items()),
+                tag("code", _short(message.body)),
             ]
             for message in browsed
         ]

@@ -44,21 +44,21 @@ def tree(request: page.PageRequest) -> page.DashboardPage:
 
     async def groups() -> Markup:
         summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
-        if not summary["groups"]:
+        if not summary.groups:
             source.require_connection()
-        largest = max((row["machines"] for row in summary["groups"]), default=1)
+        largest = max((row.machines for row in summary.groups), default=1)
         rows: list[list[Child]] = [
             [
-                widgets.link(row["group"], "/group", name=row["group"]),
-                f"{row['machines']:,}",
-                charts.bar(row["machines"] / largest),
-                f"{row['states'].get('stale', 0):,}",
-                _unwell(row["states"]),
-                widgets.percent(row["cpu_percent"]),
-                widgets.percent(row["memory_percent"]),
-                widgets.seconds(row["oldest_s"]),
+                widgets.link(row.group, "/group", name=row.group),
+                f"{row.machines:,}",
+                charts.bar(row.machines / largest),
+                f"{row.states.get('stale', 0):,}",
+                _unwell(row.states),
+                widgets.percent(row.cpu_percent),
+                widgets.percent(row.memory_percent),
+                widgets.seconds(row.oldest_s),
             ]
-            for row in summary["groups"][:200]
+            for row in summary.groups[:200]
         ]
         return widgets.table(
             ["Group", "#Machines", "", "#Stale", "Unhealthy", "#CPU", "#Memory", "#Oldest report"],
@@ -102,15 +102,15 @@ def _machines(request: page.PageRequest, group: str) -> page.PageSection:
             request.web.source.require_connection()
         made: list[list[Child]] = [
             [
-                widgets.link(row["machine"], "/node", name=row["machine"]),
-                widgets.link(row["group"], "/group", name=row["group"]),
-                row["zone"],
-                widgets.badge(row["state"]),
-                widgets.seconds(row["age_s"]),
-                widgets.percent(row["cpu_percent"]),
-                widgets.percent(row["memory_percent"]),
-                widgets.number(row["load_1m"], 2),
-                row["services"],
+                widgets.link(row.machine, "/node", name=row.machine),
+                widgets.link(row.group, "/group", name=row.group),
+                row.zone,
+                widgets.badge(row.state),
+                widgets.seconds(row.age_s),
+                widgets.percent(row.cpu_percent),
+                widgets.percent(row.memory_percent),
+                widgets.number(row.load_1m, 2),
+                row.services,
             ]
             for row in rows
         ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 
+import msgspec
+
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
 
@@ -19,27 +21,27 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
 
     async def summary() -> Markup:
         totals = await source.summary()
-        if not totals["resources"]:
+        if not totals.resources:
             return widgets.empty(
                 "There are no resources yet.",
                 join("Apply a manifest: ", tag("code", "muster apply -f fleet.yaml")),
             )
-        return charts.shares(totals["states"], label="Resources by state")
+        return charts.shares(totals.states, label="Resources by state")
 
     async def rows() -> Markup:
         result = await source.resources(where=where, after=request.parameter("after"), limit=SHOWN)
         made: list[list[Child]] = [
             [
-                widgets.link(row["name"], "/resource", name=row["name"]),
-                row["type"],
-                row["group"],
-                row["agent"],
-                widgets.badge(row["state"]),
-                row["desired"],
-                row["manager"] or "–",
-                f"{row['restarts']:,}",
-                join(widgets.moment(row["since_ms"])),
-                row["reason"] or row["drift"],
+                widgets.link(row.name, "/resource", name=row.name),
+                row.type,
+                row.group,
+                row.agent,
+                widgets.badge(row.state),
+                row.desired,
+                row.manager or "–",
+                f"{row.restarts:,}",
+                join(widgets.moment(row.since_ms)),
+                row.reason or row.drift,
             ]
             for row in result.items
         ]
@@ -110,25 +112,25 @@ def resource(request: page.PageRequest) -> page.DashboardPage:
         details = await source.resource(name)
         return widgets.facts(
             {
-                "State": join(widgets.badge(details["state"]), f" {details['reason']}"),
+                "State": join(widgets.badge(details.state), f" {details.reason}"),
                 "Since": join(
-                    widgets.moment(details["since_ms"]), f" ({widgets.relative_time(details['since_ms'])})"
+                    widgets.moment(details.since_ms), f" ({widgets.relative_time(details.since_ms)})"
                 ),
-                "Desired state": details["desired"] + ("" if details["applied"] else ", not applied yet"),
-                "Drift": details["drift"] or "none",
-                "Type": details["type"],
-                "Group": details["group"],
-                "Agent": details["agent"],
-                "Manager": f"{details['manager'] or 'none'}, epoch {details['epoch']}",
-                "Restarts": f"{details['restarts']:,}",
-                "Waits for": ", ".join(details["waits_for"]) or "nothing",
-                "Generation": f"{details['generation']}, applied by {details['applied_by']}",
+                "Desired state": details.desired + ("" if details.applied else ", not applied yet"),
+                "Drift": details.drift or "none",
+                "Type": details.type,
+                "Group": details.group,
+                "Agent": details.agent,
+                "Manager": f"{details.manager or 'none'}, epoch {details.epoch}",
+                "Restarts": f"{details.restarts:,}",
+                "Waits for": ", ".join(details.waits_for) or "nothing",
+                "Generation": f"{details.generation}, applied by {details.applied_by}",
             }
         )
 
     async def specification() -> Markup:
         details = await source.resource(name)
-        return tag("pre", json.dumps(details["spec"], indent=2, ensure_ascii=False))
+        return tag("pre", json.dumps(msgspec.to_builtins(details.spec), indent=2, ensure_ascii=False))
 
     async def decisions() -> Markup:
         return recent_decisions(request, target=name)
@@ -172,18 +174,16 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
 
     async def who() -> Markup:
         listed = await source.managers()
-        most = max((manager["resources"] for manager in listed), default=1) or 1
+        most = max((manager.resources for manager in listed), default=1) or 1
         rows: list[list[Child]] = [
             [
-                manager["name"],
+                manager.name,
                 widgets.badge(
-                    "draining" if manager["leaving"] else "up" if manager["expires_in_s"] > 0 else "late"
+                    "draining" if manager.leaving else "up" if manager.expires_in_s > 0 else "late"
                 ),
-                widgets.link(
-                    f"{manager['resources']:,}", "/resources", where=f"manager = '{manager['name']}'"
-                ),
-                charts.bar(manager["resources"] / most, look="good"),
-                widgets.seconds(max(0.0, manager["expires_in_s"])),
+                widgets.link(f"{manager.resources:,}", "/resources", where=f"manager = '{manager.name}'"),
+                charts.bar(manager.resources / most, look="good"),
+                widgets.seconds(max(0.0, manager.expires_in_s)),
             ]
             for manager in listed
         ]
@@ -201,7 +201,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
             for record in source.decisions
             if record.what in MOVES and now_s - record.at_ms / 1000 < TIMELINE_S
         ]
-        names = [manager["name"] for manager in await source.managers()]
+        names = [manager.name for manager in await source.managers()]
         lanes = [
             *names,
             *sorted({record.target for record in moves if record.what == "reassign"} - set(names)),
@@ -242,11 +242,11 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
         listed = await source.agents()
         rows: list[list[Child]] = [
             [
-                agent["name"],
-                f"{agent['resources']:,}",
-                agent.get("zone", ""),
-                "no more" if agent.get("cordoned") else "new resources",
-                ", ".join(agent.get("types") or ()),
+                agent.name,
+                f"{agent.resources:,}",
+                agent.zone,
+                "no more" if agent.cordoned else "new resources",
+                ", ".join(agent.types),
             ]
             for agent in listed[:100]
         ]

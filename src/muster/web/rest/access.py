@@ -13,6 +13,7 @@ from muster.core import messages
 from muster.trust.permissions import roles
 from muster.web import actions, request_state
 from muster.web.auth import sessions
+from muster.web.data import rows
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
 
@@ -36,7 +37,7 @@ class LoginBody(StrictBody):
     "/tokens",
     summary="Create a bearer token with a name and a password",
     openapi_extra={"security": []},
-    **base.answers(base.row(token="string", name="string", role="string", until="integer"), status=201),
+    **base.answers(base.kind(rows.IssuedToken), status=201),
 )
 async def token(request: Request, web: request_state.Web, body: CredentialsBody) -> Response:
     actions.address.set(request_state.address_of(request))
@@ -50,7 +51,7 @@ async def token(request: Request, web: request_state.Web, body: CredentialsBody)
     await web.actions.record(
         session.name, "token", session.name, "", messages.DecisionOutcome.DONE, kind=sessions.TokenKind.TOKEN
     )
-    issued = {"token": made, "name": session.name, "role": session.role, "until": session.until}
+    issued = rows.IssuedToken(token=made, name=session.name, role=session.role.value, until=session.until)
     return base.reply(issued, status=201)
 
 
@@ -65,13 +66,17 @@ async def end_token(web: request_state.Web, person: request_state.Person) -> Res
 @router.get(
     "/me",
     summary="The authenticated user",
-    **base.answers(base.row(name="string", role="string", kind="string", until="integer")),
+    **base.answers(base.kind(rows.CurrentUser)),
 )
 async def me(web: request_state.Web, person: request_state.Person) -> Response:
-    return base.reply({"name": person.name, "role": person.role, "kind": person.kind, "until": person.until})
+    return base.reply(
+        rows.CurrentUser(name=person.name, role=person.role.value, kind=person.kind.value, until=person.until)
+    )
 
 
-@router.get("/logins", summary="List logins and their roles", **base.answers(base.items()))
+@router.get(
+    "/logins", summary="List logins and their roles", **base.answers(base.items(base.kind(rows.LoginRow)))
+)
 async def logins(
     web: request_state.Web,
     person: request_state.Person,
@@ -79,19 +84,19 @@ async def logins(
     cursor: base.Cursor = "",
 ) -> Response:
     actions.require_role(person, sessions.WebRole.ADMIN, "list logins")
-    return base.paginate(await asyncio.to_thread(listed, web), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await asyncio.to_thread(listed, web), cursor, limit, lambda row: (row.name,))
 
 
-def listed(web: request_state.WebState) -> list[dict[str, Any]]:
+def listed(web: request_state.WebState) -> list[rows.LoginRow]:
     passwords = web.trust.passwords()
     logins_ = [passwords.get(name) for name in passwords.names()]
     return [
-        {
-            "name": login.name,
-            "role": "admin" if login.administers else login.role.value,
-            "created_at": login.created_at,
-            "expires_at": login.expires_at or None,
-        }
+        rows.LoginRow(
+            name=login.name,
+            role="admin" if login.administers else login.role.value,
+            created_at=login.created_at,
+            expires_at=login.expires_at or None,
+        )
         for login in logins_
     ]
 

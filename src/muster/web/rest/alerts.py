@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import Path
 from pydantic import Field
 from starlette.responses import Response
 
 from muster.core import messages
 from muster.pipeline import client, protocol
+from muster.pipeline.alerts import tracker
 from muster.web import request_state
 from muster.web.data import read_model
 from muster.web.rest import base
@@ -61,17 +61,21 @@ async def acknowledge(
     return Response(status_code=204)
 
 
-@router.get("/silences", summary="List silences and maintenance windows", **base.answers(base.items()))
+@router.get(
+    "/silences",
+    summary="List silences and maintenance windows",
+    **base.answers(base.items(base.kind(tracker.Silence))),
+)
 async def silences(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.silences(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await web.source.silences(), cursor, limit, lambda row: (row.id,))
 
 
-@router.post("/silences", summary="Silence alerts", **base.answers({"type": "object"}, status=201))
+@router.post("/silences", summary="Silence alerts", **base.answers(base.kind(tracker.Silence), status=201))
 async def silence(web: request_state.Web, person: request_state.Person, body: SilenceBody) -> Response:
     async def act(bus: Any) -> Any:
         return await client.PipelineClient(bus).silence(
@@ -79,7 +83,7 @@ async def silence(web: request_state.Web, person: request_state.Person, body: Si
         )
 
     made = await web.actions.run(person, "silence", body.covers, act, touches="alerts")
-    return base.reply(msgspec.to_builtins(made), status=201)
+    return base.reply(made, status=201)
 
 
 @router.delete("/silences/{id}", summary="End a silence", **base.answers(None, status=204))

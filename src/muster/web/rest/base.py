@@ -13,6 +13,7 @@ from starlette import convertors
 from starlette.responses import Response
 
 from muster.core import errors
+from muster.core.formats import complete
 from muster.web import problems
 
 T = TypeVar("T")
@@ -86,23 +87,30 @@ def items(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
 
 
 def kind(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """The schema of a message type."""
-    _kinds[struct.__name__] = struct
+    """The schema of a type."""
+    _kinds[struct.__name__] = _as_object(struct)
     return {"$ref": f"#/components/schemas/{struct.__name__}"}
 
 
-def row(**fields: str) -> dict[str, Any]:
-    """The schema of an object: names and JSON types; ``"string?"`` may be null."""
-    made: dict[str, Any] = {}
-    for name, field in fields.items():
-        made[name] = {"type": [field[:-1], "null"] if field.endswith("?") else field}
-    return {"type": "object", "properties": made}
+def _as_object(struct: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """The same fields as a JSON object, for a message that is an array on the wire."""
+    if not struct.__struct_config__.array_like:
+        return struct
+    fields: list[tuple[str, Any]] = []
+    for field in msgspec.structs.fields(struct):
+        is_struct = isinstance(field.type, type) and issubclass(field.type, msgspec.Struct)
+        fields.append((field.name, _as_object(field.type) if is_struct else field.type))
+    return msgspec.defstruct(struct.__name__, fields, namespace={"__doc__": struct.__doc__})
 
 
 def components() -> dict[str, Any]:
+    """The schemas of the types of responses, in which every field is present."""
     _, definitions = msgspec.json.schema_components(
         list(_kinds.values()), ref_template="#/components/schemas/{name}"
     )
+    for definition in definitions.values():
+        if "properties" in definition:
+            definition["required"] = list(definition["properties"])
     return {**definitions, "Problem": PROBLEM_SCHEMA}
 
 
@@ -123,7 +131,10 @@ def router(tag: str) -> APIRouter:
 def reply(value: object, *, status: int = 200, version: int | None = None) -> Response:
     headers = {} if version is None else {"ETag": f'"{version}"'}
     return Response(
-        msgspec.json.encode(value), status_code=status, media_type="application/json", headers=headers
+        msgspec.json.encode(complete.builtins(value)),
+        status_code=status,
+        media_type="application/json",
+        headers=headers,
     )
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import Path
 from pydantic import Field
 from starlette.responses import Response
@@ -31,46 +29,6 @@ MaxStaleness = Annotated[
         ge=0, le=1e9, description="Maximum age in seconds; 0: read the primary. Default: any replica."
     ),
 ]
-_CONTEXT = base.row(
-    key="string",
-    value="string",
-    value_base64="string",
-    attributes="object",
-    version="integer",
-    stamp="string",
-    writer="string",
-    source="string",
-    replica_kind="string",
-    age_s="number",
-    expires_at_ms="integer?",
-)
-
-
-def _searched(of: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The schema of a page of search results, with the reasons why it may be incomplete."""
-    made = base.items(of)
-    names = {"type": "array", "items": {"type": "string"}}
-    made["properties"] |= {
-        "next": {
-            "type": ["string", "null"],
-            "description": "The cursor of the following page; null: there is none. A page may hold fewer "
-            "than were asked for, even none: going through very many takes several.",
-        },
-        "silent": {**names, "description": "Information nodes that did not reply."},
-        "failed": {
-            "type": "object",
-            "additionalProperties": {"type": "string"},
-            "description": "Mounted registries that could not be searched, with the reasons.",
-        },
-        "cut": {**names, "description": "Mounted registries with more entries than a search reads."},
-    }
-    return made
-
-
-def _replica_list() -> dict[str, Any]:
-    schema = base.items()
-    schema["properties"]["silent"] = _searched()["properties"]["silent"]
-    return schema
 
 
 class ContextBody(StrictBody):
@@ -140,7 +98,9 @@ async def _write(
 
 
 @router.get(
-    "/contexts", summary="List the contexts that a predicate selects", **base.answers(_searched(_CONTEXT))
+    "/contexts",
+    summary="List the contexts that a predicate selects",
+    **base.answers(base.kind(rows.ContextPage)),
 )
 async def contexts(
     web: request_state.Web,
@@ -152,7 +112,9 @@ async def contexts(
     return base.reply(await web.source.contexts(person, where, limit=limit, after=cursor))
 
 
-@router.get("/contexts/{key:text}", summary="Read a context", **base.answers(_CONTEXT, headers=True))
+@router.get(
+    "/contexts/{key:text}", summary="Read a context", **base.answers(base.kind(rows.ContextRow), headers=True)
+)
 async def context(
     web: request_state.Web, person: request_state.Person, key: Key, max_staleness_s: MaxStaleness = None
 ) -> Response:
@@ -186,17 +148,17 @@ async def _put(
 @router.post(
     "/contexts",
     summary="Write a context with a generated key",
-    **base.answers({"type": "object"}, status=201, headers=True),
+    **base.answers(base.kind(protocol.WriteResult), status=201, headers=True),
 )
 async def new_context(web: request_state.Web, person: request_state.Person, body: ContextBody) -> Response:
     written = await _put(web, person, "", body, None)
-    return base.reply(msgspec.structs.asdict(written), status=201, version=written.version)
+    return base.reply(written, status=201, version=written.version)
 
 
 @router.put(
     "/contexts/{key:text}",
     summary="Write a context; with If-Match, only if the version matches",
-    **base.answers({"type": "object"}, headers=True),
+    **base.answers(base.kind(protocol.WriteResult), headers=True),
 )
 async def put_context(
     web: request_state.Web,
@@ -206,7 +168,7 @@ async def put_context(
     if_match: base.IfMatch = None,
 ) -> Response:
     written = await _put(web, person, key, body, if_match)
-    return base.reply(msgspec.structs.asdict(written), version=written.version)
+    return base.reply(written, version=written.version)
 
 
 @router.delete("/contexts/{key:text}", summary="Delete a context", **base.answers(None, status=204))
@@ -223,7 +185,7 @@ async def delete_context(
 @router.get(
     "/context-history/{key:text}",
     summary="List the versions of a context, oldest first",
-    **base.answers(base.items()),
+    **base.answers(base.kind(rows.ContextHistoryPage)),
 )
 async def history(
     web: request_state.Web,
@@ -232,21 +194,22 @@ async def history(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    changes = await web.source.context_history(person, key, after=base.number(cursor), limit=limit)
-    return base.reply({**changes, "next": None if changes["next"] is None else str(changes["next"])})
+    return base.reply(await web.source.context_history(person, key, after=base.number(cursor), limit=limit))
 
 
 @router.get(
     "/context-replicas/{key:text}",
     summary="List the replicas of a context, the primary first",
-    **base.answers(_replica_list()),
+    **base.answers(base.kind(rows.ReplicaPage)),
 )
 async def replicas(web: request_state.Web, person: request_state.Person, key: Key) -> Response:
     return base.reply(await web.source.replicas(key))
 
 
 @router.get(
-    "/information-nodes", summary="List information nodes and their load", **base.answers(base.items())
+    "/information-nodes",
+    summary="List information nodes and their load",
+    **base.answers(base.items(base.kind(protocol.NodeInfo))),
 )
 async def nodes(
     web: request_state.Web,
@@ -254,14 +217,16 @@ async def nodes(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.information_nodes(), cursor, limit, lambda row: (row["node"],))
+    return base.paginate(await web.source.information_nodes(), cursor, limit, lambda row: (row.node,))
 
 
 # Service entries
 
 
 @router.get(
-    "/services", summary="List the service entries that a predicate selects", **base.answers(_searched())
+    "/services",
+    summary="List the service entries that a predicate selects",
+    **base.answers(base.kind(rows.ServiceEntryPage)),
 )
 async def entries(
     web: request_state.Web,
@@ -277,15 +242,19 @@ EntryId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_.:-]{1,200}$")]
 
 
 @router.get(
-    "/services/{id}", summary="Read a service entry", **base.answers({"type": "object"}, headers=True)
+    "/services/{id}",
+    summary="Read a service entry",
+    **base.answers(base.kind(rows.ServiceEntryRow), headers=True),
 )
 async def entry(web: request_state.Web, person: request_state.Person, id: EntryId) -> Response:
     current = await web.source.entry(person, id)
-    return base.reply(current, version=current["version"])
+    return base.reply(current, version=current.version)
 
 
 @router.put(
-    "/services/{id}", summary="Save a service entry", **base.answers({"type": "object"}, headers=True)
+    "/services/{id}",
+    summary="Save a service entry",
+    **base.answers(base.kind(rows.ServiceEntryRow), headers=True),
 )
 async def put_entry(
     web: request_state.Web,

@@ -144,9 +144,6 @@ async def watch_context(
 
     async def changes() -> AsyncIterator[bytes]:
         async for change in web.source.watch(person, key, after_version=after):
-            row = msgspec.structs.asdict(change)
-            value = row.pop("value")
-            document = {**row, **({} if value is None else rows.decode_value(value))}
-            yield event(document, name="context", id=str(change.version))
+            yield event(rows.change_row(change), name="context", id=str(change.version))
 
     return stream(request, changes)

@@ -9,8 +9,9 @@ from fastapi import Query
 from pydantic import Field
 from starlette.responses import Response
 
-from muster.notify import client, protocol
+from muster.notify import client, protocol, rows
 from muster.web import request_state
+from muster.web.data import rows as web_rows
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
 
@@ -60,7 +61,9 @@ def send_of(event: EventBody, *, address: str, sender: str) -> protocol.SendEven
 
 
 @router.get(
-    "/receivers", summary="List receivers with their states and policies", **base.answers(base.items())
+    "/receivers",
+    summary="List receivers with their states and policies",
+    **base.answers(base.items(base.kind(rows.ReceiverRow))),
 )
 async def receivers(
     web: request_state.Web,
@@ -71,23 +74,27 @@ async def receivers(
     cursor: base.Cursor = "",
 ) -> Response:
     result = await web.source.receivers(where, prefix=prefix, after=cursor, limit=limit)
-    return base.page(result["items"], result["next"], total=result["count"])
+    return base.page(result.receivers, result.next, total=result.count)
 
 
-@router.get("/models", summary="List the models of receivers and events", **base.answers(base.items()))
+@router.get(
+    "/models",
+    summary="List the models of receivers and events",
+    **base.answers(base.items(base.kind(rows.ModelRow))),
+)
 async def models(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.models(), cursor, limit, lambda row: (row["of"], row["name"]))
+    return base.paginate(await web.source.models(), cursor, limit, lambda row: (row.of, row.name))
 
 
 @router.post(
     "/notify/who",
     summary="Find the receivers an event would reach, and near misses",
-    **base.answers(base.row(count="integer", receivers="array", near="array")),
+    **base.answers(base.kind(rows.ReceiverMatches)),
 )
 async def who(web: request_state.Web, person: request_state.Person, body: MatchBody) -> Response:
     sender = body.sender or f"{person.name}/{PARTICIPANT}"
@@ -102,7 +109,7 @@ async def who(web: request_state.Web, person: request_state.Person, body: MatchB
 @router.post(
     "/notify/explain",
     summary="Explain why an event would or would not reach a receiver",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(rows.DeliveryExplanation)),
 )
 async def explain(web: request_state.Web, person: request_state.Person, body: ExplainBody) -> Response:
     sender = body.sender or f"{person.name}/{PARTICIPANT}"
@@ -111,13 +118,17 @@ async def explain(web: request_state.Web, person: request_state.Person, body: Ex
 
 
 @router.post(
-    "/notify/check", summary="Check a policy and compute its cost", **base.answers({"type": "object"})
+    "/notify/check",
+    summary="Check a policy and compute its cost",
+    **base.answers(base.kind(rows.PolicyCheck)),
 )
 async def check(web: request_state.Web, person: request_state.Person, body: PolicyBody) -> Response:
     return base.reply(await web.source.check_policy(body.policy))
 
 
-@router.post("/notify/events", summary="Send an event", **base.answers({"type": "object"}, status=202))
+@router.post(
+    "/notify/events", summary="Send an event", **base.answers(base.kind(web_rows.SentEvent), status=202)
+)
 async def send(web: request_state.Web, person: request_state.Person, body: SendBody) -> Response:
     made = send_of(body.event, address=body.address, sender=body.sender)
 
@@ -135,4 +146,4 @@ async def send(web: request_state.Web, person: request_state.Person, body: SendB
     sent = await web.actions.run(
         person, "notify", f"{made.type} to {body.address}", act, touches="notify", service_audits=False
     )
-    return base.reply({"id": sent, "sender": f"{person.name}/{body.sender}"}, status=202)
+    return base.reply(web_rows.SentEvent(id=sent, sender=f"{person.name}/{body.sender}"), status=202)

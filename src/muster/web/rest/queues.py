@@ -11,6 +11,7 @@ from starlette.responses import Response
 from muster.message import destinations, protocol
 from muster.web import request_state
 from muster.web.data import read_model
+from muster.web.data import rows as rows_
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
 
@@ -26,17 +27,25 @@ class MoveBody(StrictBody):
     limit: int = Field(100, ge=1, le=1000)
 
 
-@router.get("/queues", summary="List queues with their depth and consumers", **base.answers(base.items()))
+@router.get(
+    "/queues",
+    summary="List queues with their depth and consumers",
+    **base.answers(base.items(base.kind(protocol.QueueRow))),
+)
 async def queues(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.queues(), cursor, limit, lambda row: (row["queue"],))
+    return base.paginate(await web.source.queues(), cursor, limit, lambda row: (row.queue,))
 
 
-@router.get("/subscriptions", summary="List durable subscriptions", **base.answers(base.items()))
+@router.get(
+    "/subscriptions",
+    summary="List durable subscriptions",
+    **base.answers(base.items(base.kind(protocol.SubscriptionRow))),
+)
 async def subscriptions(
     web: request_state.Web,
     person: request_state.Person,
@@ -50,7 +59,7 @@ async def subscriptions(
 @router.get(
     "/queues/{name:path}/messages",
     summary="Browse the messages of a queue without removing them",
-    **base.answers(base.items()),
+    **base.answers(base.items(base.kind(rows_.BrowsedMessage))),
 )
 async def browse(
     web: request_state.Web,
@@ -67,7 +76,7 @@ async def browse(
 @router.delete(
     "/queues/{name:path}/messages",
     summary="Discard the messages of a queue",
-    **base.answers(base.row(queue="string", purged="integer")),
+    **base.answers(base.kind(rows_.QueuePurged)),
 )
 async def purge(
     web: request_state.Web, person: request_state.Person, name: Queue, selector: Selector = ""
@@ -79,22 +88,24 @@ async def purge(
         _act_of(protocol.PurgeQueue(name, selector or None)),
         touches="message",
     )
-    return base.reply({"queue": name, "purged": done.count})
+    return base.reply(rows_.QueuePurged(queue=name, purged=done.count))
 
 
 @router.post(
     "/queues/{name:path}/moves",
     summary="Move the messages of a queue to another destination",
-    **base.answers(base.row(queue="string", moved="integer")),
+    **base.answers(base.kind(rows_.QueueMoved)),
 )
 async def move(web: request_state.Web, person: request_state.Person, name: Queue, body: MoveBody) -> Response:
     request = protocol.MoveMessages(name, body.to, body.selector, body.limit)
     done = await web.actions.run(person, "move", f"queue:{name}", _act_of(request), touches="message")
-    return base.reply({"queue": name, "moved": done.count})
+    return base.reply(rows_.QueueMoved(queue=name, moved=done.count))
 
 
 @router.get(
-    "/dead-letters", summary="List undeliverable messages and the reasons", **base.answers(base.items())
+    "/dead-letters",
+    summary="List undeliverable messages and the reasons",
+    **base.answers(base.items(base.kind(rows_.BrowsedMessage))),
 )
 async def dead_letters(
     web: request_state.Web,
@@ -108,8 +119,8 @@ async def dead_letters(
     return base.page(rows, next_)
 
 
-def _subscription(row: dict[str, Any]) -> tuple[str, str, str]:
-    return row["client_id"] or "", row["subscription"], row["identity"]
+def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
+    return row.client_id or "", row.subscription, row.identity
 
 
 def _act_of(request: protocol.DispatcherRequest) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import Path, Query
 from starlette.responses import Response
 
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.web import request_state
+from muster.web.data import rows as rows_
 from muster.web.rest import base
 
 router = base.router("reports")
@@ -22,20 +22,6 @@ Window = Annotated[
     float, Query(gt=0, le=3600, description="With `at`: maximum age of the report in seconds.")
 ]
 Name = Annotated[str, Path(min_length=1, max_length=256)]
-
-_MACHINE = base.row(
-    machine="string",
-    group="string",
-    zone="string",
-    state="string",
-    age_s="number",
-    period_s="number",
-    services="integer",
-    cpu_percent="number?",
-    memory_percent="number?",
-    load_1m="number?",
-    disk_percent="number?",
-)
 
 
 @router.get(
@@ -84,7 +70,11 @@ async def system(
     return base.reply(report)
 
 
-@router.get("/reports/groups", summary="List groups with counts", **base.answers(base.items()))
+@router.get(
+    "/reports/groups",
+    summary="List groups with counts",
+    **base.answers(base.items(base.kind(rows_.GroupRow))),
+)
 async def groups(
     web: request_state.Web,
     person: request_state.Person,
@@ -92,9 +82,9 @@ async def groups(
     cursor: base.Cursor = "",
 ) -> Response:
     summary = await web.source.machines.summary()
-    if not summary["groups"]:
+    if not summary.groups:
         web.source.require_connection()
-    return base.paginate(summary["groups"], cursor, limit, lambda row: (str(row["group"]),))
+    return base.paginate(summary.groups, cursor, limit, lambda row: (row.group,))
 
 
 @router.get(
@@ -114,7 +104,9 @@ async def group(
     return base.reply(await web.source.group(name))
 
 
-@router.get("/reports/nodes", summary="List machines by name", **base.answers(base.items(_MACHINE)))
+@router.get(
+    "/reports/nodes", summary="List machines by name", **base.answers(base.items(base.kind(rows_.MachineRow)))
+)
 async def nodes(
     web: request_state.Web,
     person: request_state.Person,
@@ -151,7 +143,7 @@ async def node(
 @router.get(
     "/reports/services/{service}/of/{name:path}",
     summary="Report of a service on a machine",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(messages.ServiceReport)),
 )
 async def service(
     web: request_state.Web, person: request_state.Person, service: Name, name: Name
@@ -162,7 +154,7 @@ async def service(
     )
     if reported is None:
         raise errors.NotFound(f"the last report of {name!r} has no service {service!r}")
-    return base.reply(msgspec.to_builtins(reported))
+    return base.reply(reported)
 
 
 @router.get(
@@ -213,17 +205,7 @@ async def plot(
 @router.get(
     "/capacity",
     summary="Age of reports: predicted by the model, and measured",
-    **base.answers(
-        base.row(
-            levels="integer",
-            channels="array",
-            predicted_max_s="number",
-            measured="array",
-            measured_max_s="number?",
-            ratio="number?",
-            within_20_percent="boolean?",
-        )
-    ),
+    **base.answers(base.kind(rows_.CapacityView)),
 )
 async def capacity(web: request_state.Web, person: request_state.Person) -> Response:
     return base.reply(await web.source.capacity())

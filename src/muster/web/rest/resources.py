@@ -10,28 +10,12 @@ from starlette.responses import Response
 
 from muster.bus.rpc import client as rpc
 from muster.core import errors, subjects
-from muster.manage import client
+from muster.manage import client, rows
 from muster.web import problems, request_state
 from muster.web.auth import sessions
 from muster.web.rest import base
 
 router = base.router("management")
-
-_RESOURCE = base.row(
-    name="string",
-    type="string",
-    group="string",
-    agent="string",
-    desired="string",
-    state="string",
-    reason="string",
-    since_ms="integer",
-    drift="string",
-    restarts="integer",
-    manager="string?",
-    epoch="integer",
-    applied="boolean",
-)
 
 
 class StrictBody(BaseModel):
@@ -70,7 +54,7 @@ class ExecuteBody(StrictBody):
 @router.get(
     "/resources",
     summary="List resources by name",
-    **base.answers(base.items(_RESOURCE)),
+    **base.answers(base.items(base.kind(rows.ResourceRow))),
 )
 async def resources(
     web: request_state.Web,
@@ -86,17 +70,17 @@ async def resources(
 @router.get(
     "/resources/{name}",
     summary="Details of a resource",
-    **base.answers(_RESOURCE, headers=True),
+    **base.answers(base.kind(rows.ResourceDescription), headers=True),
 )
 async def resource(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     current = await web.source.resource(name)
-    return base.reply(current, version=current["generation"])
+    return base.reply(current, version=current.generation)
 
 
 @router.put(
     "/resources/{name}",
     summary="Create or change a resource",
-    **base.answers({"type": "object"}, headers=True),
+    **base.answers(base.kind(rows.ResourceDescription), headers=True),
 )
 async def put_resource(
     web: request_state.Web,
@@ -108,7 +92,7 @@ async def put_resource(
     changes = body.model_dump(exclude_defaults=True)
     version = base.if_match(if_match)
 
-    async def act(bus: Any) -> dict[str, Any]:
+    async def act(bus: Any) -> rows.ResourceDescription:
         manage = client.ManageClient(bus)
         try:
             generation = version if isinstance(version, int) else None
@@ -119,10 +103,14 @@ async def put_resource(
             return await manage.create({"name": name, "type": body.type, **changes})
 
     done = await _conditional(web.actions.run(person, "apply", name, act, touches="manage"), if_match)
-    return base.reply(done, version=done["generation"])
+    return base.reply(done, version=done.generation)
 
 
-@router.delete("/resources/{name}", summary="Stop and delete a resource", **base.answers({"type": "object"}))
+@router.delete(
+    "/resources/{name}",
+    summary="Stop and delete a resource",
+    **base.answers(base.kind(rows.DeleteResult)),
+)
 async def delete_resource(
     web: request_state.Web,
     person: request_state.Person,
@@ -131,7 +119,7 @@ async def delete_resource(
 ) -> Response:
     version = base.if_match(if_match)
 
-    async def act(bus: Any) -> dict[str, Any]:
+    async def act(bus: Any) -> rows.DeleteResult:
         generation = version if isinstance(version, int) else None
         return await client.ManageClient(bus).delete(name, generation=generation)
 
@@ -157,12 +145,12 @@ async def _conditional(work: Any, if_match: str | None) -> Any:
 @router.post(
     "/resources/{name}/executions",
     summary="Run an operation of a resource",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(rows.ExecutionRow)),
 )
 async def execute(
     web: request_state.Web, person: request_state.Person, name: base.ResourceName, body: ExecuteBody
 ) -> Response:
-    async def act(bus: Any) -> dict[str, Any]:
+    async def act(bus: Any) -> rows.ExecutionRow:
         results = await client.ManageClient(bus).exec(
             body.operation, name, arguments=body.arguments, timeout_s=body.timeout_s, id=body.id
         )
@@ -175,7 +163,7 @@ async def execute(
 @router.post(
     "/resources/{name}/drain",
     summary="Drain a resource",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(rows.DrainResult)),
 )
 async def drain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
@@ -188,7 +176,7 @@ async def drain(web: request_state.Web, person: request_state.Person, name: base
 @router.post(
     "/resources/{name}/undrain",
     summary="Return a drained resource to service",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(rows.DrainResult)),
 )
 async def undrain(web: request_state.Web, person: request_state.Person, name: base.ResourceName) -> Response:
     return base.reply(
@@ -198,12 +186,16 @@ async def undrain(web: request_state.Web, person: request_state.Person, name: ba
     )
 
 
-@router.post("/plans", summary="Show what a manifest would change", **base.answers(base.items()))
+@router.post(
+    "/plans",
+    summary="Show what a manifest would change",
+    **base.answers(base.items(base.kind(rows.PlanStep))),
+)
 async def plan(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
     return base.page(await client.ManageClient(web.source.link.bus).plan(body.manifest))
 
 
-@router.post("/manifests", summary="Apply a manifest", **base.answers({"type": "object"}))
+@router.post("/manifests", summary="Apply a manifest", **base.answers(base.kind(rows.ApplyResult)))
 async def apply(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
     return base.reply(
         await web.actions.run(
@@ -216,39 +208,47 @@ async def apply(web: request_state.Web, person: request_state.Person, body: Mani
     )
 
 
-@router.get("/summary", summary="Number of resources by state", **base.answers({"type": "object"}))
+@router.get("/summary", summary="Number of resources by state", **base.answers(base.kind(rows.FleetSummary)))
 async def summary(web: request_state.Web, person: request_state.Person) -> Response:
     return base.reply(await web.source.summary())
 
 
-@router.get("/managers", summary="List managers and their resources", **base.answers(base.items()))
+@router.get(
+    "/managers",
+    summary="List managers and their resources",
+    **base.answers(base.items(base.kind(rows.ManagerRow))),
+)
 async def managers(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.managers(), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await web.source.managers(), cursor, limit, lambda row: (row.name,))
 
 
-@router.get("/agents", summary="List agents", **base.answers(base.items()))
+@router.get("/agents", summary="List agents", **base.answers(base.items(base.kind(rows.AgentRow))))
 async def agents(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.agents(), cursor, limit, lambda row: (row["name"],))
+    return base.paginate(await web.source.agents(), cursor, limit, lambda row: (row.name,))
 
 
-@router.get("/rollouts", summary="List rollouts and their progress", **base.answers(base.items()))
+@router.get(
+    "/rollouts",
+    summary="List rollouts and their progress",
+    **base.answers(base.items(base.kind(rows.RolloutRow))),
+)
 async def rollouts(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.rollouts(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await web.source.rollouts(), cursor, limit, lambda row: (row.id,))
 
 
 # Brokers

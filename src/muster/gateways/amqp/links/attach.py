@@ -188,16 +188,16 @@ class LinkFactory:
         await outgoing.flow()
 
     async def _attach_unsubscribe(self, link: Any, name: str, *, without_client_id: bool) -> None:
-        rows = (await self._connection.jms.request(protocol.ListSubscriptions())).rows
+        rows = (await self._connection.jms.request(protocol.ListSubscriptions())).subscriptions
         client_id = None if without_client_id else self._connection.jms.client_id
         identity, may = self._connection.jms.bus.identity, self._connection.gateway.may
         for row in rows:
-            owned = row["identity"] == identity
-            if (row["subscription"], row["client_id"]) == (name, client_id) and (owned or without_client_id):
+            owned = row.identity == identity
+            if (row.subscription, row.client_id) == (name, client_id) and (owned or without_client_id):
                 if not owned and not may(identity, "subscriptions", "end"):
                     raise errors.Forbidden(f"the durable subscription {name!r} belongs to another identity")
                 link.source.type = proton.Terminus.SOURCE
-                link.source.address = str(row["topic"])
+                link.source.address = row.topic
                 link.source.durability = proton.Terminus.DELIVERIES
                 link.source.expiry_policy = proton.Terminus.EXPIRE_NEVER
                 self._connection.outgoing_links[link._impl] = consumers.UnsubscribeLink(

@@ -30,7 +30,7 @@ from muster.core import errors
 from muster.core.formats import xml
 from muster.gateways.soap import addressing, xsd_types
 from muster.gateways.wsman.wire import faults, namespaces
-from muster.manage import protocol
+from muster.manage import protocol, rows
 
 DEPTH_MAX = 20
 
@@ -127,35 +127,35 @@ def _named(element: xml.XmlElement) -> str:
 # A resource.
 
 
-def resource(described: Mapping[str, Any]) -> xml.XmlElement:
+def resource(described: rows.ResourceDescription) -> xml.XmlElement:
     """A resource as XML, from the result of `ManageClient.describe`."""
-    p, spec = namespaces.RESOURCE, described["spec"]
+    p, spec = namespaces.RESOURCE, described.spec
 
     def text_element(tag: str, text: object) -> xml.XmlElement:
         return xml.XmlElement(p(tag), str(text)) if text not in ("", None) else xml.XmlElement(p(tag))
 
     return xml.XmlElement(
         p("Resource"),
-        text_element("Name", described["name"]),
-        text_element("Type", described["type"]),
-        text_element("Agent", described["agent"]),
-        text_element("Group", described["group"]),
-        text_element("Desired", described["desired"]),
-        _plain(item("", spec.get("labels", {}), p, tag="Labels")),
-        *(text_element("DependsOn", dependency) for dependency in spec.get("depends_on", ())),
-        _plain(item("", spec.get("restart", {}), p, tag="Restart")),
-        _plain(item("", spec.get("config", {}), p, tag="Config")),
-        text_element("State", described["state"]),
-        text_element("Reason", described["reason"]),
-        text_element("Since", xsd_types.format_datetime(described["since_ms"] / 1000)),
-        text_element("Drift", described["drift"]),
-        text_element("Restarts", described["restarts"]),
-        text_element("Manager", described["manager"]),
-        text_element("Epoch", described["epoch"]),
-        text_element("Generation", described["generation"]),
-        text_element("Applied", "true" if described["applied"] else "false"),
-        text_element("AppliedBy", described.get("applied_by", "")),
-        *(text_element("WaitsFor", dependency) for dependency in described.get("waits_for", ())),
+        text_element("Name", described.name),
+        text_element("Type", described.type),
+        text_element("Agent", described.agent),
+        text_element("Group", described.group),
+        text_element("Desired", described.desired),
+        _plain(item("", spec.labels, p, tag="Labels")),
+        *(text_element("DependsOn", dependency) for dependency in spec.depends_on),
+        _plain(item("", msgspec.to_builtins(spec.restart), p, tag="Restart")),
+        _plain(item("", spec.config, p, tag="Config")),
+        text_element("State", described.state),
+        text_element("Reason", described.reason),
+        text_element("Since", xsd_types.format_datetime(described.since_ms / 1000)),
+        text_element("Drift", described.drift),
+        text_element("Restarts", described.restarts),
+        text_element("Manager", described.manager),
+        text_element("Epoch", described.epoch),
+        text_element("Generation", described.generation),
+        text_element("Applied", "true" if described.applied else "false"),
+        text_element("AppliedBy", described.applied_by),
+        *(text_element("WaitsFor", dependency) for dependency in described.waits_for),
     )
 
 
@@ -204,7 +204,7 @@ def _integer(element: xml.XmlElement) -> int:
         raise faults.representation(f"{element.local}: {error.message}") from error
 
 
-def changes(described: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
+def changes(described: rows.ResourceDescription, desired: Mapping[str, Any]) -> dict[str, Any]:
     """The fields in which an entry differs from the current resource. Missing maps and lists are emptied."""
     now, _ = entry(resource(described))
     empty: dict[str, Any] = {"labels": {}, "depends_on": [], "config": {}}
@@ -222,10 +222,10 @@ def changes(described: Mapping[str, Any], desired: Mapping[str, Any]) -> dict[st
 # Agents, managers, events, results.
 
 
-def simple(kind: xml.XmlNamespace, row: Mapping[str, Any]) -> xml.XmlElement:
+def simple(kind: xml.XmlNamespace, row: rows.AgentRow | rows.ManagerRow) -> xml.XmlElement:
     """An agent or a manager: scalars as properties, the rest as items."""
     content = []
-    for key, cell in row.items():
+    for key, cell in msgspec.structs.asdict(row).items():
         tag = camel(key)
         if isinstance(cell, Mapping | list | tuple):
             content.append(item("", cell, kind, tag=tag))

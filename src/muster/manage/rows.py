@@ -1,0 +1,162 @@
+"""The types of what the registry returns to users: rows of lists, descriptions and results.
+
+REST schemas, columns of the command line and tables of the dashboard derive from these types. Unlike messages
+on the wire they encode every field, also one at its default, so that readers need no list of defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from muster.manage import protocol
+
+Counts = dict[str, int]
+
+
+class ResourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A resource in a list. ``applied``: whether the last change of the desired state was applied."""
+
+    name: str
+    type: str
+    group: str = "default"
+    agent: str
+    desired: str  # a desired state, or `absent` while it is being deleted
+    state: str
+    reason: str = ""
+    since_ms: int = 0  # the time of the last change of state; 0: unknown
+    drift: str = ""
+    restarts: int = 0
+    manager: str | None = None
+    epoch: int = 0
+    generation: int
+    applied: bool = False
+
+
+class ResourceDescription(ResourceRow, frozen=True, kw_only=True):
+    """All details of a resource. ``waits_for``: dependencies that are not up yet."""
+
+    spec: protocol.ResourceSpec
+    applied_by: str = ""
+    waits_for: list[str] = []
+    status: protocol.ResourceStatus | None = None
+
+
+class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of resources: all, those not in the desired state, and by state, group, type and manager."""
+
+    resources: int = 0
+    agents: int = 0
+    not_applied: int = 0
+    states: Counts = {}
+    groups: Counts = {}
+    types: Counts = {}
+    managers: Counts = {}
+
+
+class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent. ``cordoned``: it is drained and accepts no resources."""
+
+    name: str
+    resources: int = 0
+    zone: str = "default"
+    labels: dict[str, str] = {}
+    facts: dict[str, Any] = {}
+    types: list[str] = []
+    machine: str = ""
+    cordoned: bool = False
+
+
+class ManagerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A manager. ``expires_in_s``: the remaining time of its lease."""
+
+    name: str
+    resources: int = 0
+    expires_in_s: float
+    leaving: bool = False
+
+
+class PlanStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What an apply would do with a resource. ``changes``: by field, the current and the new value."""
+
+    wave: int
+    act: str  # create, change, keep or delete
+    name: str
+    type: str
+    changes: dict[str, tuple[Any, Any]] = {}
+
+
+class ApplyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """``counts`` of the acts, the number of changed resources, and the first names."""
+
+    counts: Counts
+    changed_count: int
+    changed: list[str] = []
+    deleting: list[str] = []
+
+
+class DeleteResult(msgspec.Struct, frozen=True, kw_only=True):
+    deleting: list[str] = []
+
+
+class DrainResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of resources whose desired state changed, and the first names."""
+
+    count: int
+    changed: list[str] = []
+
+
+class ForgetResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The removed agent, the number of its resources, and their first names."""
+
+    forgotten: str
+    count: int
+    resources: list[str] = []
+
+
+class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of an operation on a resource. ``truncated``: the result or the reason is incomplete."""
+
+    resource: str
+    outcome: str
+    result: Any = None
+    reason: str = ""
+    code: str = ""
+    truncated: bool = False
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A rollout. ``counts``: number of steps in each state; ``unreachable``: the first names."""
+
+    id: str
+    at_ms: int
+    state: str
+    reason: str = ""
+    by: str
+    operation: str
+    counts: Counts = {}
+    unreachable: list[str] = []
+
+
+class RolloutStepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a rollout: one resource."""
+
+    name: str
+    state: str
+    reason: str = ""
+    result: Any = None
+
+
+class SecretRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret without its value, and the first resources that use it."""
+
+    name: str
+    by: str
+    at_ms: int
+    used_by: list[str] = []
+    used_by_count: int = 0
+
+
+class SecretDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    deleted: str

@@ -395,7 +395,7 @@ def test_queues_and_subscriptions_by_hand(up):
         ("chairs 4", {"amount": 4}),
     ]
     assert queue("orders")["depth"] == 5
-    assert {"in_a_second", "out_a_second", "in_flight"} <= queue("orders").keys()
+    assert {"in_per_s", "out_per_s", "in_flight"} <= queue("orders").keys()
 
     got = json.loads(message("receive", "queue:orders", "--where", "amount = 1", "--timeout", "0").out)
     assert got["body"] == "chairs 1"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from muster.cli import output
+from muster.cli import output, tables
 from muster.trust.permissions import roles
 from tests.cli import driver
 
@@ -88,10 +88,10 @@ def test_a_hostile_line_cannot_take_over_the_terminal(capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     ("count", "shown"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (16 << 20, "16 MiB"), (3 << 50, "3072 TiB")],
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (6_312_000_000, "6.3 GB"), (3 << 50, "3,377.7 TB")],
 )
 def test_sizes_for_people(count, shown):
-    assert output.format_bytes(count) == shown
+    assert tables.format_bytes(count) == shown
 
 
 def on_a_terminal(**environment: str) -> bytes:

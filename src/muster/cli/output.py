@@ -1,7 +1,8 @@
-"""Output formats: ``table`` for people, ``json`` and ``yaml`` for programs.
+"""Output formats: ``table`` and ``wide`` for people, ``json`` and ``yaml`` for programs.
 
-A command passes plain values (dicts, lists, strings, numbers), so all formats carry the same data.  The
-elements of a stream are printed as one JSON object per line, one YAML document each, or one line of text.
+A command passes typed rows or plain values (dicts, lists, strings, numbers).  Output for programs carries all
+fields with exact values; tables show columns in units for people (`tables`).  The elements of a stream are
+printed as one JSON object per line, one YAML document each, or one line of text.
 Colours and spinners appear only on a terminal, and never if ``NO_COLOR`` is set.
 """
 
@@ -15,32 +16,33 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-if TYPE_CHECKING:
-    import rich.console
+from muster.cli import tables
 
-FORMATS = ("table", "json", "yaml")
+if TYPE_CHECKING:
+    import msgspec
+    import rich.console
+    import rich.table
+    import rich.text
+
+    Record = Mapping[str, Any] | msgspec.Struct
+
+FORMATS = ("table", "wide", "json", "yaml")
 
 
 def supports_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _plain(value: Any) -> str:
-    """The text of a cell: empty for None, comma-separated for a list."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_plain(item)}" for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_plain(item) for item in value)
-    return str(value)
-
-
 def _harmless(text: str) -> str:
     """Escape control characters, which could manipulate the terminal."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def _plain(value: Any) -> Any:
+    """Typed rows as plain values with all fields."""
+    from muster.core.formats import complete
+
+    return complete.builtins(value)
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -67,13 +69,10 @@ _STYLES = {
 }
 
 
-def format_bytes(count_bytes: float) -> str:
-    """Three significant digits and a unit."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while count_bytes >= 1024 and len(units) > 1:
-        count_bytes /= 1024
-        del units[0]
-    return f"{count_bytes:.0f} {units[0]}" if count_bytes >= 1000 else f"{count_bytes:.3g} {units[0]}"
+def _styled(text: str) -> rich.text.Text:
+    import rich.text
+
+    return rich.text.Text(text, style=_STYLES.get(text, ""))
 
 
 class Printer:
@@ -82,24 +81,25 @@ class Printer:
 
     @property
     def for_people(self) -> bool:
-        return self.form == "table"
+        return self.form in ("table", "wide")
 
     def _console(self, stream: TextIO) -> rich.console.Console:
         import rich.console
 
         # Without a terminal no line is wrapped, for grep and awk.
+        wraps = stream.isatty() and self.form != "wide"
         return rich.console.Console(
             file=stream,
-            width=None if stream.isatty() else 10_000,
+            width=None if wraps else 10_000,
             no_color=not supports_color(stream),
             highlight=False,
-            soft_wrap=not stream.isatty(),
+            soft_wrap=not wraps,
             markup=False,
             emoji=False,
         )
 
     def _dump(self, value: Any) -> None:
-        text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+        text = json.dumps(_plain(value), indent=2, ensure_ascii=False, default=str)
         if self.form == "json":
             sys.stdout.write(text + "\n")
         else:
@@ -110,67 +110,97 @@ class Printer:
 
     def rows(
         self,
-        rows: Sequence[Mapping[str, Any]],
+        rows: Sequence[Record],
         columns: Sequence[str],
         *,
         of: str = "",
         empty: str = "",
     ) -> None:
-        """Print a list. A table shows ``columns``; json and yaml carry all keys.
+        """Print a list. A table shows ``columns``; json and yaml carry all fields.
 
-        ``of`` replaces the title of the first column; ``empty`` is printed for an empty list.
+        A column whose name ends with ``?`` is shown if there is room for it, and with ``-o wide``. ``of``
+        replaces the title of the first column; ``empty`` is printed for an empty list.
         """
         if not self.for_people:
-            self._dump([dict(row) for row in rows])
+            self._dump(list(rows))
         elif not rows:
             if empty:
                 self.note(empty)
         else:
-            header = [column.replace("_", " ").upper() for column in (of or columns[0], *columns[1:])]
-            self._table(header, [[row.get(column) for column in columns] for row in rows])
+            values = [_plain(row) for row in rows]
+            names = [column.removesuffix("?") for column in columns]
+            titles = [tables.title(name).upper() for name in (of or columns[0], *columns[1:])]
+            self._table(titles, columns, [[value.get(name) for name in names] for value in values])
 
-    def facts(self, facts: Mapping[str, Any]) -> None:
+    def facts(self, facts: Record) -> None:
         """Print an object as names and values."""
         if not self.for_people:
-            self._dump(dict(facts))
+            self._dump(facts)
             return
-        shown = [
-            [name.replace("_", " "), value] for name, value in facts.items() if value not in (None, [], {})
-        ]
-        self._table(None, shown)
-
-    def _table(self, header: Sequence[str] | None, rows: Sequence[Sequence[Any]]) -> None:
         import rich.table
-        import rich.text
 
-        table = rich.table.Table(box=None, show_header=bool(header), pad_edge=False, padding=(0, 2, 0, 0))
-        for index, title in enumerate(header or ("", "")):
-            table.add_column(title, header_style="bold", style="bold" if header is None and not index else "")
-        for row in rows:
-            cells = [_plain(cell) for cell in row]
-            table.add_row(*(rich.text.Text(cell, style=_STYLES.get(cell, "")) for cell in cells))
+        table = rich.table.Table(box=None, show_header=False, pad_edge=False, padding=(0, tables.GAP, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in _plain(facts).items():
+            if value not in (None, "", [], {}):
+                table.add_row(tables.title(name), _styled(_harmless(tables.cell(name, value))))
+        self._show(table)
+
+    def _table(self, titles: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import rich.cells
+        import rich.table
+
+        names = [column.removesuffix("?") for column in columns]
+        cells = [
+            [_harmless(tables.cell(name, value)) for name, value in zip(names, row, strict=True)]
+            for row in rows
+        ]
+        widths = [max(map(rich.cells.cell_len, texts)) for texts in zip(*cells, strict=True)]
+        widths = [width and max(width, len(text)) for width, text in zip(widths, titles, strict=True)]
+        room = self._console(sys.stdout).width if sys.stdout.isatty() and self.form != "wide" else None
+        words = [tables.longest_word(texts) for texts in zip(*cells, strict=True)]
+        chosen = tables.choose(columns, widths, words, room)
+        table = rich.table.Table(box=None, pad_edge=False, padding=(0, tables.GAP, 0, 0))
+        for index, width in chosen.items():
+            right = tables.is_numeric([row[index] for row in rows])
+            table.add_column(
+                titles[index],
+                header_style="bold",
+                width=width if room is not None else None,
+                justify="right" if right else "left",
+                overflow="fold",
+            )
+        for row in cells:
+            table.add_row(*(_styled(row[index]) for index in chosen))
+        self._show(table)
+        hidden = [title for index, title in enumerate(titles) if widths[index] and index not in chosen]
+        if hidden:
+            self.note(f"not shown: {', '.join(hidden)} (-o wide)")
+
+    def _show(self, table: rich.table.Table) -> None:
         console = self._console(sys.stdout)
         with console.capture() as captured:
             console.print(table)
         sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
-    def item(self, value: Mapping[str, Any], line: str) -> None:
+    def item(self, value: Record, line: str) -> None:
         """Print an element of a stream and flush. ``line`` may contain untrusted text."""
         if self.form == "json":
-            sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+            sys.stdout.write(json.dumps(_plain(value), ensure_ascii=False, default=str) + "\n")
         elif self.form == "yaml":
             sys.stdout.write("---\n")
-            self._dump(dict(value))
+            self._dump(value)
         else:
             sys.stdout.write((_harmless(line) if sys.stdout.isatty() else line) + "\n")
         sys.stdout.flush()
 
-    def done(self, facts: Mapping[str, Any], sentence: str) -> None:
+    def done(self, facts: Record, sentence: str) -> None:
         """Print the result of an operation: a sentence for people, the facts for programs."""
         if self.for_people:
             sys.stdout.write(sentence + "\n")
         else:
-            self._dump(dict(facts))
+            self._dump(facts)
         sys.stdout.flush()  # a parent process may wait for this line of a service
 
     def note(self, text: str) -> None:

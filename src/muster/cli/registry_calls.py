@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,6 +12,8 @@ from muster.cli import command, connection
 
 if TYPE_CHECKING:
     from muster.manage import client
+
+T = TypeVar("T")
 
 file_option = click.option(
     "-f",
@@ -26,11 +28,11 @@ file_option = click.option(
 def call_registry(
     invocation: command.Invocation,
     to: connection.ConnectionOptions,
-    work: Callable[[client.ManageClient], Awaitable[Any]],
-) -> Any:
+    work: Callable[[client.ManageClient], Awaitable[T]],
+) -> T:
     """Connect, call ``work`` with a client, and return its result."""
 
-    async def ask() -> Any:
+    async def ask() -> T:
         from muster.manage import client
 
         async with await connection.connect(invocation, to) as bus:

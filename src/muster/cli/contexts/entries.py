@@ -229,7 +229,7 @@ def find(
         {**_entry(service_entries.from_context(context)), "source": context.source}
         for context in result.contexts
     ]
-    columns = ("id", "name", "access", "metadata", "source")
+    columns = ("id", "name", "access", "metadata?", "source?")
     invocation.printer.rows(rows, columns, empty="no service entry matches")
     contexts_.warn_incomplete(invocation, result)
 

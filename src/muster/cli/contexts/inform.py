@@ -201,7 +201,7 @@ def find(
 
     result = command.run(work())
     rows = [_context(context) for context in result.contexts]
-    columns = ("key", "version", "attributes", "age_s", "source")
+    columns = ("key", "version", "attributes", "age_s", "source?")
     invocation.printer.rows(rows, columns, of="context", empty="no context matches")
     common.warn_incomplete(invocation, result)
 
@@ -246,7 +246,7 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
 
     versions = command.run(work())
     rows = [_change(change) for change in versions.changes]
-    columns = ("version", "reason", "value", "attributes", "writer", "stamp")
+    columns = ("version", "reason", "value", "attributes", "writer", "stamp?")
     invocation.printer.rows(rows, columns, of="version", empty=f"{key} has never been written")
     if not versions.complete:
         invocation.printer.note("incomplete: older versions are no longer in the log")
@@ -310,8 +310,8 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
         "contexts",
         "temporary",
         "messages_per_s",
-        "memory_bytes",
-        "zone",
+        "memory_bytes?",
+        "zone?",
     )
     invocation.printer.rows(rows, shown, of="node")
 

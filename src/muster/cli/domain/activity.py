@@ -11,7 +11,7 @@ from muster.cli import command, connection, registry_calls
 if TYPE_CHECKING:
     from muster.core import messages
 
-COLUMNS = ("at", "who", "what", "target", "outcome", "why")
+COLUMNS = ("at_ms", "who", "what", "target", "outcome", "why")
 
 
 @click.command(
@@ -86,6 +86,7 @@ def activity(
 def _row(record: messages.Decision) -> dict[str, Any]:
     return {
         "at": registry_calls.format_time(record.at_ms),
+        "at_ms": record.at_ms,
         "who": record.on_behalf_of or record.who,
         "what": record.what,
         "target": record.target,
@@ -96,4 +97,4 @@ def _row(record: messages.Decision) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return "  ".join(str(row[name]) for name in COLUMNS)
+    return "  ".join(str(row[name]) for name in ("at", *COLUMNS[1:]))

@@ -35,11 +35,11 @@ def list_(invocation: command.Invocation, links: bool, to: connection.Connection
     """List the domain's brokers, or the links between them."""
     if links:
         rows = _ask(invocation, to, "links")
-        columns = ("id", "kind", "up", "round_trip_ms", "in_messages", "out_messages")
+        columns = ("id", "kind", "up", "round_trip_ms", "in_messages?", "out_messages?")
         invocation.printer.rows(rows, columns, of="link", empty="there are no links between brokers")
         return
     rows = _ask(invocation, to, "list")
-    shown = ("name", "state", "url", "leaf_url", "connections", "restarts", "pid")
+    shown = ("name", "state", "url", "leaf_url?", "connections", "restarts", "pid?")
     invocation.printer.rows(rows, shown, of="broker")
 
 

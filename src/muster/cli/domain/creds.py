@@ -54,7 +54,9 @@ def _plain(record: keyring.CredentialRecord) -> dict[str, Any]:
         "role": record.role,
         "status": record.status,
         "issued": _time(record.issued_at),
+        "issued_at": record.issued_at,
         "expires": _time(record.expires_at) if record.expires_at else None,
+        "expires_at": record.expires_at or None,
         "public_key": record.public_key,
         "publish": list(record.publish),
         "subscribe": list(record.subscribe),
@@ -197,7 +199,7 @@ def revoke(invocation: command.Invocation, identity: str) -> None:
 def list_(invocation: command.Invocation) -> None:
     """List the issued credentials."""
     rows = [_plain(record) for record in _trust(invocation).records()]
-    invocation.printer.rows(rows, ("identity", "role", "status", "issued", "expires", "queues"))
+    invocation.printer.rows(rows, ("identity", "role", "status", "issued_at", "expires_at", "queues?"))
 
 
 @creds.command(examples=[("muster creds show alice", "with its permissions")])

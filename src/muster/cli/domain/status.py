@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from muster.cli import command, output
+from muster.cli import command
 from muster.cli.domain import config as config_
 
 _TABLES = {
-    "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid", "problem")),
+    "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid?", "problem")),
     "parts": ("part", ("name", "state", "reason")),
-    "budgets": ("budget", ("name", "used", "limit", "full", "when_full")),
+    "budgets": ("budget", ("name", "used_bytes", "limit_bytes", "full_percent", "when_full")),
     "pages": ("health pages of", ("process", "url", "pid")),
     "certificates": ("certificate", ("name", "days_left", "due")),
 }
@@ -94,11 +94,7 @@ def _print(invocation: command.Invocation, facts: dict[str, Any], lists: dict[st
     if lists.get("reason"):
         printer.note(lists["reason"])
     for budget in lists.get("budgets", ()):
-        budget["used"], budget["limit"] = (
-            output.format_bytes(budget["used_bytes"]),
-            output.format_bytes(budget["limit_bytes"]),
-        )
-        budget["full"] = f"{budget['used_ratio']:.1%}"
+        budget["full_percent"] = 100 * budget["used_ratio"]
     for name, (of, columns) in _TABLES.items():
         if lists.get(name):
             click.echo()

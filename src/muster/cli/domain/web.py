@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from muster.cli import command, registry_calls
+from muster.cli import command
 from muster.cli.domain import config as config_
 
 ROLES = ("viewer", "operator", "admin")
@@ -120,12 +120,12 @@ def logins(invocation: command.Invocation) -> None:
         {
             "name": login.name,
             "role": "admin" if login.administers else login.role.value,
-            "expires_at": login.expires_at,
-            "expires": registry_calls.format_time(login.expires_at * 1000),
+            "created_at": login.created_at,
+            "expires_at": login.expires_at or None,
         }
         for login in logins_
     ]
-    invocation.printer.rows(rows, ("name", "role", "expires"), empty="there are no logins")
+    invocation.printer.rows(rows, ("name", "role", "created_at", "expires_at"), empty="there are no logins")
 
 
 @web.command(acts=("remove-login", "{name}"), examples=[("muster web forget ann", "")])

@@ -18,27 +18,27 @@ _MESSAGE = ("id", "type", "priority", "redelivered", "properties", "body")
 _QUEUES = (
     "queue",
     "depth",
-    "in_a_second",
-    "out_a_second",
+    "in_per_s",
+    "out_per_s",
     "consumers",
     "in_flight",
-    "delivered",
-    "matched",
-    "rejected",
-    "expired",
+    "delivered?",
+    "matched?",
+    "rejected?",
+    "expired?",
 )
 _SUBSCRIPTIONS = (
     "subscription",
-    "identity",
+    "identity?",
     "client_id",
     "topic",
-    "selector",
+    "selector?",
     "consumers",
     "waiting",
     "behind",
-    "delivered",
-    "matched",
-    "rejected",
+    "delivered?",
+    "matched?",
+    "rejected?",
 )
 
 _selector = click.option(
@@ -276,7 +276,7 @@ def queues(invocation: command.Invocation, to: connection.ConnectionOptions) -> 
     from muster.message import protocol
 
     reply = _with(invocation, to, lambda connected: connected.request(protocol.ListQueues()))
-    invocation.printer.rows(reply.rows, _QUEUES, empty="there are no queues")
+    invocation.printer.rows(reply.queues, _QUEUES, empty="there are no queues")
 
 
 @message.command(examples=[("muster message subscriptions", "")])
@@ -287,7 +287,7 @@ def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptio
     from muster.message import protocol
 
     reply = _with(invocation, to, lambda connected: connected.request(protocol.ListSubscriptions()))
-    invocation.printer.rows(reply.rows, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
+    invocation.printer.rows(reply.subscriptions, _SUBSCRIPTIONS, empty="there are no durable subscriptions")
 
 
 @message.command(

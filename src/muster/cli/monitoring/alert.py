@@ -11,10 +11,9 @@ import click
 from muster.cli import command, connection
 
 if TYPE_CHECKING:
-    from muster.core import messages
     from muster.pipeline import client
 
-_COLUMNS = ("severity", "state", "rule", "about", "since", "value", "reason")
+_COLUMNS = ("rule", "about", "severity", "state", "since_ms", "value", "reason")
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster alert list", "")])
@@ -42,7 +41,7 @@ def _with(
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the alerts that are not resolved."""
     alerts = _with(invocation, to, lambda ask: ask.alerts())
-    invocation.printer.rows([_row(listed) for listed in alerts], _COLUMNS, empty="there are no alerts")
+    invocation.printer.rows(alerts, _COLUMNS, empty="there are no alerts")
 
 
 @alert.command(examples=[("muster alert watch", "until Ctrl-C")])
@@ -53,8 +52,14 @@ def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 
     async def work(ask: client.PipelineClient) -> None:
         async for _, changed in ask.follow_alerts():
-            row = _row(changed)
-            invocation.printer.item(row, "  ".join(str(row[name] or "") for name in _COLUMNS))
+            words = (_time(changed.since_ms), changed.severity.value, changed.state.value)
+            line = (
+                *words,
+                changed.rule,
+                changed.about,
+                "" if changed.value is None else f"{changed.value:g}",
+            )
+            invocation.printer.item(changed, "  ".join((*line, changed.reason)))
 
     _with(invocation, to, work)
 
@@ -130,20 +135,8 @@ def unsilence(invocation: command.Invocation, id: str, to: connection.Connection
 def silences(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List silences and maintenance windows."""
     silences_ = _with(invocation, to, lambda ask: ask.silences())
-    rows = [
-        {
-            "id": period.id,
-            "covers": period.covers,
-            "from": _time(period.from_ms),
-            "until": _time(period.until_ms),
-            "by": period.by,
-            "reason": period.reason,
-        }
-        for period in silences_
-    ]
-    invocation.printer.rows(
-        rows, ("id", "covers", "from", "until", "by", "reason"), empty="there are no silences"
-    )
+    columns = ("id", "covers", "from_ms", "until_ms", "by", "reason")
+    invocation.printer.rows(silences_, columns, empty="there are no silences")
 
 
 def _silence(
@@ -170,16 +163,3 @@ def moment_ms(text: str) -> int:
 
 def _time(at_ms: int) -> str:
     return datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC).isoformat(timespec="seconds")
-
-
-def _row(listed: messages.Alert) -> dict[str, Any]:
-    return {
-        "severity": listed.severity.value,
-        "state": listed.state.value,
-        "rule": listed.rule,
-        "about": listed.about,
-        "since": _time(listed.since_ms),
-        "value": listed.value,
-        "reason": listed.reason,
-        "labels": dict(listed.labels),
-    }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, output
+from muster.cli import command, connection, tables
 from muster.cli.domain import config as config_
 from muster.cli.monitoring import history as history_
 
@@ -292,7 +292,7 @@ def _show(invocation: command.Invocation, progress: protocol.BatchProgress) -> N
         facts,
         f"batch {progress.batch}: {progress.rows:,} reports ({progress.rows_s:,.0f}/s) in "
         f"{progress.batch_s:.1f} s, {progress.lag_messages} messages behind, {progress.machines:,} machines, "
-        f"state {output.format_bytes(progress.state_bytes)}{'; ' + counts if counts else ''}"
+        f"state {tables.format_bytes(progress.state_bytes)}{'; ' + counts if counts else ''}"
         if progress.state == "running"
         else f"{progress.state}: {progress.reason}",
     )

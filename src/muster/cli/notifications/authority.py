@@ -11,6 +11,7 @@ from muster.cli import command, connection
 from muster.cli.domain import config as config_
 
 if TYPE_CHECKING:
+    from muster.notify import rows
     from muster.trust import grants
 
 by_option = click.option(
@@ -166,9 +167,7 @@ def revoke(
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
             listed = await queries.list_grants(bus)
-            there = {
-                serial for issued in listed for serial in (issued["serial"], *issued.get("mandates", ()))
-            }
+            there = {serial for issued in listed for serial in (issued.serial, *issued.mandates)}
             if not unseen and (missing := [serial for serial in serials if serial not in there]):
                 raise errors.NotFound(
                     f"there is no grant with the serial number {', '.join(missing)}",
@@ -183,7 +182,7 @@ def revoke(
                     # A concurrent revocation has to be kept.
                     if (await queries.revocation_list(bus, signer.key.public))[0] == number:
                         raise
-            return {issued["serial"]: issued["status"] for issued in await queries.list_grants(bus)}
+            return {issued.serial: issued.status for issued in await queries.list_grants(bus)}
 
     known = command.run(work())
     if still := [serial for serial in serials if known.get(serial) == "valid"]:
@@ -200,18 +199,14 @@ def revoke(
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List grants and whether they are in force."""
 
-    async def work() -> Any:
+    async def work() -> list[rows.GrantRow]:
         from muster.notify import queries
 
         async with await connection.connect(invocation, to) as bus:
             return await queries.list_grants(bus)
 
-    from muster.cli.notifications import notify
-
     listed = command.run(work())
-    if invocation.printer.for_people:
-        listed = [{**issued, "until": notify.format_time(issued["expires_at"])} for issued in listed]
-    columns = ["serial", "holder", "attributes", "tier", "authority", "scope", "until", "status"]
+    columns = ("serial", "holder", "attributes", "tier", "authority", "scope", "expires_at", "status")
     invocation.printer.rows(listed, columns, empty="there are no grants")
 
 

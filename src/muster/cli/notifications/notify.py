@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,8 +13,12 @@ from muster.cli import command, connection
 
 if TYPE_CHECKING:
     from muster.bus import api
-    from muster.notify import protocol
+    from muster.notify import protocol, rows
     from muster.predicates import types
+
+T = TypeVar("T")
+
+_RECEIVER = ("receiver", "model", "state", "policy", "delivery?")
 
 LEAVE_S = 2.0
 PARTICIPANT = "cli"  # the default name of a sender or receiver
@@ -210,9 +215,8 @@ def leave(invocation: command.Invocation, receiver: str, to: connection.Connecti
 
         name = receiver.removeprefix(f"{bus.identity}/")
         full = protocol.participant_id(bus.identity, name)
-        if full not in [
-            known["receiver"] for known in (await queries.list_receivers(bus, prefix=full)).receivers
-        ]:
+        listed = await queries.list_receivers(bus, prefix=full)
+        if full not in [known.receiver for known in listed.receivers]:
             raise errors.NotFound(f"there is no receiver {full[:160]}", hint="see `muster notify receivers`")
         async with client.NotifyClient(bus) as mine:
             await mine.change([protocol.LeaveReceiver(receiver=name)])
@@ -228,11 +232,11 @@ def format_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _grant(grant: dict[str, Any]) -> str:
-    where = ", ".join(f"{key} {value}" for key, value in grant.get("within", {}).items() if value)
+def _grant(grant: rows.HeldGrant) -> str:
+    where = ", ".join(f"{key} {value}" for key, value in grant.within.items() if value)
     return (
-        f"{grant['name']} = {grant['value']!r}, granted by {grant['by']} (tier {grant['tier']}) "
-        f"from {format_time(grant['since'])} until {format_time(grant['until'])}"
+        f"{grant.name} = {grant.value!r}, granted by {grant.by} (tier {grant.tier}) "
+        f"from {format_time(grant.since)} until {format_time(grant.until)}"
     ) + (f", within {where}" if where else "")
 
 
@@ -247,7 +251,11 @@ def _value(value: Any) -> str:
     return "{" + ", ".join(value) + "}" if isinstance(value, list | tuple) else str(value)
 
 
-async def _with(invocation: command.Invocation, to: connection.ConnectionOptions, question: Any) -> Any:
+async def _with(
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    question: Callable[[api.Bus], Awaitable[T]],
+) -> T:
     async with await connection.connect(invocation, to) as bus:
         return await question(bus)
 
@@ -266,18 +274,14 @@ def receivers(
 ) -> None:
     """List receivers with their states and policies."""
 
-    async def ask(bus: api.Bus) -> Any:
+    async def ask(bus: api.Bus) -> rows.ReceiverList:
         from muster.notify import queries
 
         return await queries.list_receivers(bus, where=where, limit=limit)
 
     result = command.run(_with(invocation, to, ask))
-    listed = result.receivers
-    if invocation.printer.for_people:
-        listed = [{**receiver, "state": _pairs(receiver["state"], ", ")} for receiver in listed]
-    columns = ["receiver", "model", "state", "policy", "delivery"]
     invocation.printer.rows(
-        listed, columns, empty="no receiver matches" if where else "there are no receivers"
+        result.receivers, _RECEIVER, empty="no receiver matches" if where else "there are no receivers"
     )
     if result.count > len(result.receivers):
         invocation.printer.note(f"{len(result.receivers)} of {result.count}")
@@ -310,7 +314,7 @@ def who(
     if kind is None and (content or sender):
         raise errors.InvalidInput("content and --from require an event type", hint="add --event TYPE")
 
-    async def ask(bus: api.Bus) -> Any:
+    async def ask(bus: api.Bus) -> rows.ReceiverMatches:
         from muster.notify import queries
 
         by = _sender(bus, sender)
@@ -319,19 +323,12 @@ def who(
 
     result = command.run(_with(invocation, to, ask))
     printer = invocation.printer
-    facts = {
-        "count": result.count,
-        "receivers": [receiver["receiver"] for receiver in result.receivers],
-        "near": result.near,
-    }
-    if not printer.for_people:
-        printer.item(facts, "")
-        return
-    printer.item(facts, f"matching receivers: {result.count}")
-    for name in facts["receivers"]:
-        printer.item({}, f"  {name}")
-    for miss in result.near:
-        printer.item({}, f"near miss: {miss['receiver']}: {'; '.join(miss['why'])}")
+    lines = [
+        f"matching receivers: {result.count}",
+        *(f"  {name}" for name in result.receivers),
+        *(f"near miss: {miss.receiver}: {'; '.join(miss.why)}" for miss in result.near),
+    ]
+    printer.item(result, "\n".join(lines))
 
 
 @notify.command(
@@ -368,7 +365,7 @@ def explain(
             "the type of the event is missing", hint="for example 'alert threat_level=4'"
         )
 
-    async def ask(bus: api.Bus) -> Any:
+    async def ask(bus: api.Bus) -> rows.DeliveryExplanation:
         from muster.notify import queries
 
         by = _sender(bus, sender)
@@ -376,20 +373,15 @@ def explain(
         return await queries.explain(bus, sent, sender=by, receiver=receiver)
 
     explanation = command.run(_with(invocation, to, ask))
-    lines = ["delivered" if explanation["delivered"] else "not delivered"]
-    for side in ("address", "event", "sender"):
-        verdict = explanation[side]
-        lines.append(f"  {side}: {'holds' if verdict['holds'] else 'fails'}")
-        lines += [f"    {why}" for why in verdict["because"]]
-    for whose in ("granted", "receiver_granted"):
-        lines += [
-            f"  {'the receiver has ' if whose == 'receiver_granted' else ''}{_grant(grant)}"
-            for grant in explanation[whose].values()
-        ]
-    if explanation.get("since_ms"):
-        lines.append(
-            f"  the receiver's state is unchanged since {format_time(explanation['since_ms'] / 1000)}"
-        )
+    lines = ["delivered" if explanation.delivered else "not delivered"]
+    sides = {"address": explanation.address, "event": explanation.event, "sender": explanation.sender}
+    for side, verdict in sides.items():
+        lines.append(f"  {side}: {'holds' if verdict.holds else 'fails'}")
+        lines += [f"    {why}" for why in verdict.because]
+    lines += [f"  {_grant(grant)}" for grant in explanation.granted.values()]
+    lines += [f"  the receiver has {_grant(grant)}" for grant in explanation.receiver_granted.values()]
+    if explanation.since_ms:
+        lines.append(f"  the receiver's state is unchanged since {format_time(explanation.since_ms / 1000)}")
     invocation.printer.item(explanation, "\n".join(lines))
 
 
@@ -400,7 +392,7 @@ def explain(
 def check(invocation: command.Invocation, policy: str, to: connection.ConnectionOptions) -> None:
     """Check a policy against the domain's models and show its cost."""
 
-    async def ask(bus: api.Bus) -> Any:
+    async def ask(bus: api.Bus) -> rows.PolicyCheck:
         from muster.notify import queries
 
         return await queries.check(bus, policy)
@@ -408,8 +400,8 @@ def check(invocation: command.Invocation, policy: str, to: connection.Connection
     checked = command.run(_with(invocation, to, ask))
     invocation.printer.item(
         checked,
-        f"{checked['canonical']}\n  {checked['clauses']} clauses, cost {checked['cost']}, "
-        + (f"indexed as {checked['conjunctions']}" if checked["indexed"] else "not indexed"),
+        f"{checked.canonical}\n  {checked.clauses} clauses, cost {checked.cost}, "
+        + (f"indexed as {checked.conjunctions}" if checked.indexed else "not indexed"),
     )
 
 
@@ -456,7 +448,7 @@ def define(invocation: command.Invocation, file: Path, to: connection.Connection
 def models(invocation: command.Invocation, form: Any, to: connection.ConnectionOptions) -> None:
     """List the models of receivers and events."""
 
-    async def ask(bus: api.Bus) -> Any:
+    async def ask(bus: api.Bus) -> list[rows.ModelRow]:
         from muster.notify import queries
 
         return await queries.list_models(bus)
@@ -465,11 +457,7 @@ def models(invocation: command.Invocation, form: Any, to: connection.ConnectionO
     if form is None:
         invocation.printer.rows(definitions, ["name", "of", "attributes"], empty="no model is defined")
         return
-    import msgspec
+    from muster.notify import authorities, documents
 
-    from muster.notify import authorities, documents, protocol
-
-    listed = (
-        authorities.model_of(msgspec.convert(definition, protocol.DefineModel)) for definition in definitions
-    )
-    click.echo(documents.write(documents.NotifyDocument(tuple(listed)), form), nl=False)
+    listed = tuple(map(authorities.model_of, definitions))
+    click.echo(documents.write(documents.NotifyDocument(listed), form), nl=False)

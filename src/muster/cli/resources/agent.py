@@ -304,4 +304,4 @@ def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) ->
 def forget(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Remove a lost agent and its resources without contacting it."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.forget(name))
-    invocation.printer.done(done, f"{name} and {done['count']} resources were removed")
+    invocation.printer.done(done, f"{name} and {done.count} resources were removed")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from muster.cli import command, connection, registry_calls
 
 if TYPE_CHECKING:
-    from muster.manage import client
+    from muster.manage import client, rows
 
 _PLAN = ("wave", "act", "name", "type")
 
@@ -32,12 +32,12 @@ def apply(
     """Apply a manifest and keep the resources in the declared state."""
     text = registry_calls.read_text(path)
 
-    async def work(fleet: client.ManageClient) -> Any:
+    async def work(fleet: client.ManageClient) -> rows.ApplyResult:
         return await fleet.apply(text, wait_s=wait_s, progress=say)
 
     with invocation.printer.progress("applying") as say:
         done = registry_calls.call_registry(invocation, to, work)
-    changed, all_ = done["changed_count"], sum(done["counts"].values())
+    changed, all_ = done.changed_count, sum(done.counts.values())
     invocation.printer.done(done, f"applied: {changed:,} of {all_:,} resources changed")
 
 
@@ -49,10 +49,10 @@ def apply(
 @command.pass_invocation
 def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
     """Show the steps of an apply without executing them."""
-    lines = registry_calls.call_registry(
+    steps = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
     )
-    invocation.printer.rows(lines, _PLAN, of="step")
+    invocation.printer.rows(steps, _PLAN, of="step")
 
 
 @click.command(cls=command.MusterCommand, examples=[("muster diff -f fleet.yaml", "")])
@@ -61,20 +61,20 @@ def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
 @command.pass_invocation
 def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
     """Show field by field what an apply would change."""
-    lines = registry_calls.call_registry(
+    steps = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
     )
-    rows = [
-        {"name": line["name"], "field": field, "is": before, "would_be": after}
-        for line in lines
-        for field, (before, after) in (line["changes"] or {}).items()
+    changes = [
+        {"name": step.name, "field": field, "is": before, "would_be": after}
+        for step in steps
+        for field, (before, after) in step.changes.items()
     ]
-    rows += [
-        {"name": line["name"], "field": "", "is": "absent", "would_be": "present"}
-        for line in lines
-        if line["act"] == "create"
+    changes += [
+        {"name": step.name, "field": "", "is": "absent", "would_be": "present"}
+        for step in steps
+        if step.act == "create"
     ]
-    invocation.printer.rows(rows, ("name", "field", "is", "would_be"), of="change", empty="no difference")
+    invocation.printer.rows(changes, ("name", "field", "is", "would_be"), of="change", empty="no difference")
 
 
 @click.command(
@@ -103,18 +103,18 @@ def delete(
     if bool(names) == bool(path):
         raise click.UsageError("give either names or -f FILE")
 
-    async def work(fleet: client.ManageClient) -> Any:
+    async def work(fleet: client.ManageClient) -> rows.DeleteResult:
         if path is not None:
             done = await fleet.delete_manifest(registry_calls.read_text(path), force=force)
         else:
             done = await fleet.delete(*names, force=force)
         if wait_s is not None:
-            await fleet.wait_gone(*done["deleting"], timeout_s=wait_s)
+            await fleet.wait_gone(*done.deleting, timeout_s=wait_s)
         return done
 
     done = registry_calls.call_registry(invocation, to, work)
     did = "removed" if force else "deleting"
-    invocation.printer.done(done, f"{did} {len(done['deleting'])} resources")
+    invocation.printer.done(done, f"{did} {len(done.deleting)} resources")
 
 
 @click.command(
@@ -134,9 +134,7 @@ def drain(invocation: command.Invocation, name: str, undo: bool, to: connection.
     done = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name)
     )
-    invocation.printer.done(
-        done, f"{done['count']} resources {'returned to service' if undo else 'draining'}"
-    )
+    invocation.printer.done(done, f"{done.count} resources {'returned to service' if undo else 'draining'}")
 
 
 @click.group(
@@ -195,22 +193,22 @@ def start(
         "errors_max": max_errors,
     }
 
-    async def work(fleet: client.ManageClient) -> Any:
+    async def work(fleet: client.ManageClient) -> rows.RolloutRow:
         import asyncio
 
         progress = await fleet.rollout(plan_, *names, where=where)
-        while wait and progress["state"] == "running":
-            all_ = sum(progress["counts"].values()) or 1
-            over = all_ - sum(progress["counts"].get(state, 0) for state in ("pending", "running"))
+        while wait and progress.state == "running":
+            all_ = sum(progress.counts.values()) or 1
+            over = all_ - sum(progress.counts.get(state, 0) for state in ("pending", "running"))
             say(f"{over:,} of {all_:,}", over / all_)
             await asyncio.sleep(0.2)
-            progress = (await fleet.rollouts(progress["id"]))[0]
+            progress = (await fleet.rollouts(progress.id))[0]
         return progress
 
     with invocation.printer.progress(f"rolling out {operation}") as say:
         result = registry_calls.call_registry(invocation, to, work)
     invocation.printer.rows([result], _ROLLOUT, of="rollout")
-    if result["state"] == "stopped":
+    if result.state == "stopped":
         raise click.exceptions.Exit(1)
 
 
@@ -219,8 +217,8 @@ def start(
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List rollouts and their results."""
-    rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollouts())
-    invocation.printer.rows(rows, _ROLLOUT, of="rollout", empty="no rollouts")
+    rollouts = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollouts())
+    invocation.printer.rows(rollouts, _ROLLOUT, of="rollout", empty="no rollouts")
 
 
 @rollout.command(examples=[("muster rollout show 1f2e3d4c", "")])
@@ -229,8 +227,8 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 @command.pass_invocation
 def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Show the state of each resource of a rollout."""
-    rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollout_steps(id))
-    invocation.printer.rows(rows, ("name", "state", "reason", "result"), of="step", empty="no steps")
+    steps = registry_calls.call_registry(invocation, to, lambda fleet: fleet.rollout_steps(id))
+    invocation.printer.rows(steps, ("name", "state", "reason", "result"), of="step", empty="no steps")
 
 
 @rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])
@@ -240,7 +238,7 @@ def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptio
 def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Pause a rollout after the current batch."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.pause(id))
-    invocation.printer.done(done, f"rollout {id} is {done['state']}")
+    invocation.printer.done(done, f"rollout {id} is {done.state}")
 
 
 @rollout.command(examples=[("muster rollout resume 1f2e3d4c", "")])
@@ -250,4 +248,4 @@ def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOpti
 def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
     """Resume a paused or stopped rollout."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.resume(id))
-    invocation.printer.done(done, f"rollout {id} is {done['state']}")
+    invocation.printer.done(done, f"rollout {id} is {done.state}")

@@ -9,15 +9,16 @@ import click
 from muster.cli import command, connection, registry_calls
 
 if TYPE_CHECKING:
-    from muster.manage import client
+    from muster.manage import client, rows
 
-_ROW = ("name", "type", "group", "agent", "desired", "state", "since", "reason", "drift", "manager")
+_RESOURCE = (
+    *("name", "type", "group?", "agent", "desired?", "state", "since_ms", "restarts"),
+    *("reason", "drift", "manager?"),
+)
 
 
-def _rows(invocation: command.Invocation, rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        row["since"] = registry_calls.format_time(row["since_ms"])
-    invocation.printer.rows(rows, _ROW, of="resource", empty="no resources")
+def _print(invocation: command.Invocation, resources: list[rows.ResourceRow]) -> None:
+    invocation.printer.rows(resources, _RESOURCE, of="resource", empty="no resources")
 
 
 @click.command(
@@ -46,15 +47,15 @@ def get(
 ) -> None:
     """List resources and their states."""
     if agents:
-        rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
+        listed = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
         columns = ("name", "zone", "resources", "labels", "cordoned")
-        invocation.printer.rows(rows, columns, of="agent", empty="no agents")
+        invocation.printer.rows(listed, columns, of="agent", empty="no agents")
     elif managers:
-        rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.managers())
+        leases = registry_calls.call_registry(invocation, to, lambda fleet: fleet.managers())
         shown = ("name", "resources", "expires_in_s", "leaving")
-        invocation.printer.rows(rows, shown, of="manager", empty="no managers")
+        invocation.printer.rows(leases, shown, of="manager", empty="no managers")
     else:
-        _rows(
+        _print(
             invocation,
             registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(*names, where=where)),
         )
@@ -67,10 +68,18 @@ def get(
 def describe(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Show the details of a resource."""
     details = registry_calls.call_registry(invocation, to, lambda fleet: fleet.describe(name))
-    if invocation.printer.for_people:
-        details["since_ms"] = registry_calls.format_time(details["since_ms"])
-        details = {"since" if fact == "since_ms" else fact: value for fact, value in details.items()}
-    invocation.printer.facts(details)
+    invocation.printer.facts(_for_people(details) if invocation.printer.for_people else details)
+
+
+def _for_people(details: rows.ResourceDescription) -> dict[str, Any]:
+    """The details with the fields of specification and status that differ from the defaults, one a line."""
+    import msgspec
+
+    facts = msgspec.structs.asdict(details)
+    for part in ("spec", "status"):
+        values = msgspec.to_builtins(facts.pop(part)) or {}
+        facts |= {f"{part} {name}": value for name, value in values.items() if name not in facts}
+    return facts
 
 
 @click.command(
@@ -84,7 +93,9 @@ def describe(invocation: command.Invocation, name: str, to: connection.Connectio
 @command.pass_invocation
 def targets(invocation: command.Invocation, expression: str, to: connection.ConnectionOptions) -> None:
     """List the resources that a predicate selects."""
-    _rows(invocation, registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=expression)))
+    _print(
+        invocation, registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=expression))
+    )
 
 
 @click.command(cls=command.MusterCommand, examples=[("muster watch", "until Ctrl-C")])
@@ -148,7 +159,7 @@ def exec(
     *names, operation = words
     if bool(names) == bool(where):
         raise click.UsageError("give either a resource or --where PREDICATE")
-    rows = registry_calls.call_registry(
+    results = registry_calls.call_registry(
         invocation,
         to,
         lambda fleet: fleet.exec(
@@ -156,7 +167,7 @@ def exec(
         ),
     )
     columns = ["resource", "outcome", "result", "reason"]
-    columns += ["truncated"] if any(row["truncated"] for row in rows) else []
-    invocation.printer.rows(rows, columns, of="resource", empty="the predicate selects no resource")
-    if any(row["outcome"] != "done" for row in rows):
+    columns += ["truncated"] if any(row.truncated for row in results) else []
+    invocation.printer.rows(results, columns, of="resource", empty="the predicate selects no resource")
+    if any(row.outcome != "done" for row in results):
         raise click.exceptions.Exit(1)

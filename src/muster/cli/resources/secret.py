@@ -48,8 +48,8 @@ def set_(
     """Store a value from standard input or a file, without the final newline."""
     value = _value(name, path)
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.set_secret(name, value))
-    more = done["used_by_count"] - len(done["used_by"])
-    names = ", ".join(done["used_by"]) + (f" and {more:,} more" if more else "")
+    more = done.used_by_count - len(done.used_by)
+    names = ", ".join(done.used_by) + (f" and {more:,} more" if more else "")
     using = f"; restart the resources that use it: {names}" if names else ""
     invocation.printer.done(done, f"{name} was stored{using}")
 
@@ -71,9 +71,7 @@ def _value(name: str, path: Path | None) -> str:
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the names of secrets and the resources that use them."""
     rows = registry_calls.call_registry(invocation, to, lambda fleet: fleet.secrets())
-    for row in rows:
-        row["at"] = registry_calls.format_time(row["at_ms"])
-    invocation.printer.rows(rows, ("name", "by", "at", "used_by"), of="secret", empty="no secrets")
+    invocation.printer.rows(rows, ("name", "by", "at_ms", "used_by"), of="secret", empty="no secrets")
 
 
 @secret.command(examples=[("muster secret delete db-password", "")])

@@ -1,0 +1,166 @@
+"""Cells and columns of tables for people. Pure.
+
+The unit of a field is the end of its name (``since_ms``, ``used_bytes``, ``cpu_percent``): a cell shows the
+value in a unit that people read, and the title omits it. Output for programs carries the exact values.
+
+A table that is wider than the terminal first loses its optional columns, last one first; then the long texts
+wrap. The first column, which identifies the row, keeps its width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GAP = 2  # between columns
+SHORT = 12  # columns up to this width are not made narrower
+NARROW = 16  # long columns keep at least this width, or that of a word
+WORD = 32  # longer words are broken
+LEAST = 6
+_EPOCH_MS, _EPOCH_S = 10**11, 10**9  # greater values are times, smaller ones durations
+
+_TITLES = {"since_ms": "for", "at_ms": "age"}
+_TIMES = ("at_ms", "since_ms", "from_ms", "to_ms", "until_ms", "timestamp_ms", "expiration_ms")
+
+
+def title(name: str) -> str:
+    """The title of a column, without the unit."""
+    name = name.removesuffix("?")
+    shown = _TITLES.get(name) or name
+    if shown.endswith("_per_s"):
+        return shown.removesuffix("_per_s").replace("_", " ") + "/s"
+    for unit in ("_ms", "_bytes", "_percent", "_s", "_at"):
+        shown = shown.removesuffix(unit)
+    return shown.replace("_", " ")
+
+
+def cell(name: str, value: Any, *, now_s: float | None = None) -> str:
+    """The text of a cell: empty for None, comma-separated for a list, numbers with the unit of ``name``."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case int() | float():
+            return _number(name, value, time.time() if now_s is None else now_s)
+        case Mapping():
+            pairs = {key: item for key, item in value.items() if item is not None}
+            return ", ".join(f"{key}={_inner(str(key), item, now_s)}" for key, item in pairs.items())
+        case list() | tuple() | set() | frozenset():
+            return ", ".join(_inner(name, item, now_s) for item in value)
+    return str(value)
+
+
+def _inner(name: str, value: Any, now_s: float | None) -> str:
+    """A value inside another one; lists and maps are delimited."""
+    text = cell(name, value, now_s=now_s)
+    if isinstance(value, Mapping):
+        return f"{{{text}}}"
+    return f"[{text}]" if isinstance(value, list | tuple) else text
+
+
+def _number(name: str, value: float, now_s: float) -> str:
+    if name.endswith("_ms") and (value > _EPOCH_MS or (not value and name.endswith(_TIMES))):
+        return _moment(name, value / 1000, now_s)
+    if name.endswith("_at") and (value > _EPOCH_S or not value):
+        return _moment(name, value, now_s)
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_percent"):
+        return f"{value:,.1f} %"
+    if name.endswith(("_s", "_ms")) and not name.endswith("_per_s"):
+        return format_seconds(value if name.endswith("_s") else value / 1000)
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e6 else f"{value:.6g}"
+
+
+def _moment(name: str, at_s: float, now_s: float) -> str:
+    """A time relative to now; 0 is an unknown time."""
+    if not at_s:
+        return ""
+    if at_s > now_s + 1:
+        return f"in {age(at_s - now_s)}"
+    return age(now_s - at_s) + ("" if name in _TITLES else " ago")
+
+
+def age(seconds: float) -> str:
+    """A duration in two units: 42s, 3m10s, 5h02m, 12d03h."""
+    count = max(0, int(seconds))
+    if count < 60:
+        return f"{count}s"
+    if count < 3600:
+        return f"{count // 60}m{count % 60:02}s"
+    if count < 86400:
+        return f"{count // 3600}h{count % 3600 // 60:02}m"
+    return f"{count // 86400}d{count % 86400 // 3600:02}h"
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 0 or seconds >= 120:
+        return age(seconds) if seconds >= 0 else f"{seconds:.3g} s"
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
+    return f"{seconds:.3g} s"
+
+
+def format_bytes(count: float) -> str:
+    """A size with one decimal: 6.3 GB (powers of 1,000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.95:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def is_numeric(texts: Sequence[Any]) -> bool:
+    """Whether a column contains numbers, which are aligned to the right."""
+    values = [value for value in texts if value is not None]
+    return bool(values) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    )
+
+
+def longest_word(texts: Sequence[str]) -> int:
+    return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def choose(
+    columns: Sequence[str], widths: Sequence[int], words: Sequence[int], room: int | None
+) -> dict[int, int]:
+    """The columns to show, by index, with their widths; ``room`` None: all, at their full width.
+
+    ``words``: the longest word of each column. A width of 0 marks an empty column. The name of an optional
+    column ends with ``?``.
+    """
+    shown = {index: width for index, width in enumerate(widths) if width or not index}
+    if room is None:
+        return shown
+
+    def total(widths: Mapping[int, int]) -> int:
+        return sum(widths.values()) + GAP * (len(widths) - 1)
+
+    def narrowest(index: int, width: int) -> int:
+        if not index or width <= SHORT:
+            return width
+        return min(width, max(NARROW, len(title(columns[index])), min(words[index], WORD)))
+
+    def least() -> dict[int, int]:
+        return {index: narrowest(index, width) for index, width in shown.items()}
+
+    optional = [index for index in shown if columns[index].endswith("?")]
+    while total(least()) > room and optional:
+        del shown[optional.pop()]
+    narrow = least()
+    if total(narrow) > room:  # the identifying column is made narrower only if there is no other way
+        for index in sorted(narrow, key=lambda index: (not index, -narrow[index])):
+            excess = max(0, total(narrow) - room)
+            narrow[index] = min(narrow[index], max(LEAST, narrow[index] - excess))
+        return narrow
+    spare = room - total(narrow)
+    for index in sorted(narrow, key=lambda index: shown[index] - narrow[index]):
+        wider = min(spare, shown[index] - narrow[index])
+        narrow[index] += wider
+        spare -= wider
+    return narrow

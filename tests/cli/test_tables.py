@@ -1,0 +1,105 @@
+"""Tables for people: units, relative times, and columns that fit a narrow terminal."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+
+import msgspec
+import pytest
+
+from muster.cli import output, tables
+
+NOW_S = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("used_bytes", 6_312_000_000, "6.3 GB"),
+        ("cpu_percent", 10.94, "10.9 %"),
+        ("since_ms", (NOW_S - 190) * 1000, "3m10s"),
+        ("since_ms", 0, ""),
+        ("last_seen_at", NOW_S - 190, "3m10s ago"),
+        ("expires_at", NOW_S + 7200, "in 2h00m"),
+        ("expires_at", 0, ""),
+        ("age_s", 0.0123, "12.3 ms"),
+        ("age_s", 90.0, "90 s"),
+        ("age_s", 3661, "1h01m"),
+        ("proximity_ms", 0.0, "0 s"),
+        ("proximity_ms", 250, "250 ms"),
+        ("failures_ms", [(NOW_S - 5) * 1000], "5s ago"),
+        ("restarts", 12345, "12345"),
+        ("load_1m", 0.30000000000000004, "0.3"),
+        ("in_per_s", 2.5, "2.5"),
+        ("labels", {"tier": "front", "none": None}, "tier=front"),
+        ("result", {"names": ["a", "b"], "memory_bytes": 1500}, "names=[a, b], memory_bytes=1.5 kB"),
+        ("applied", True, "yes"),
+        ("manager", None, ""),
+    ],
+)
+def test_a_cell_has_the_unit_of_its_field(name, value, shown):
+    assert tables.cell(name, value, now_s=NOW_S) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("since_ms", "for"), ("at_ms", "age"), ("used_bytes", "used"), ("in_per_s", "in/s"), ("zone?", "zone")],
+)
+def test_a_title_omits_the_unit(name, shown):
+    assert tables.title(name) == shown
+
+
+def test_no_choice_of_columns_is_wider_than_the_room_or_cuts_the_name_first():
+    columns = ("name", "type?", "state", "reason", "manager?")
+    for widths in itertools.product((8, 30), (0, 7), (2, 9), (0, 40, 200), (9, 30)):
+        for room in (40, 80, 120):
+            chosen = tables.choose(columns, widths, [min(width, 12) for width in widths], room)
+            total = sum(chosen.values()) + tables.GAP * (len(chosen) - 1)
+            assert total <= room
+            assert all(widths[index] for index in chosen), "empty columns are dropped"
+            others_are_narrow = all(
+                width <= tables.LEAST or width == widths[index] for index, width in list(chosen.items())[1:]
+            )
+            assert chosen[0] == widths[0] or others_are_narrow
+            needed = [index for index, column in enumerate(columns) if not column.endswith("?")]
+            assert {index for index in needed if widths[index]} <= chosen.keys()
+
+
+def test_all_columns_are_shown_without_a_terminal():
+    assert tables.choose(("a", "b?", "c"), (500, 500, 0), (5, 5, 0), None) == {0: 500, 1: 500}
+
+
+class _Row(msgspec.Struct, kw_only=True, omit_defaults=True):
+    name: str
+    agent: str = "local"
+    state: str = "up"
+    drift: str = ""
+    manager: str = "manager-1"
+    reason: str = ""
+
+
+def test_a_table_of_eighty_columns_keeps_names_and_wraps_reasons(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    name, reason = "web-server-in-the-east-of-the-north-12", "exit code 1; given up after 2 restarts in 300 s"
+    columns = ("name", "agent", "state", "drift", "reason", "manager?")
+    output.Printer("table").rows([_Row(name=name, reason=reason)], columns, of="resource")
+    shown = capsys.readouterr()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out).splitlines()
+    assert all(len(line.rstrip()) <= 80 for line in lines)
+    assert lines[0].split() == ["RESOURCE", "AGENT", "STATE", "REASON"]
+    assert lines[1].startswith(f"{name}  local  up")
+    assert reason == " ".join(" ".join(line.removeprefix(f"{name}  local  up") for line in lines[1:]).split())
+    assert shown.err == "not shown: MANAGER (-o wide)\n"
+    output.Printer("wide").rows([_Row(name=name, reason=reason)], columns)
+    assert f"{reason}  manager-1" in capsys.readouterr().out
+
+
+def test_json_has_the_fields_at_their_default(capsys):
+    output.Printer("json").rows([_Row(name="a")], ("name",))
+    assert msgspec.json.decode(capsys.readouterr().out) == [
+        {"name": "a", "agent": "local", "state": "up", "drift": "", "manager": "manager-1", "reason": ""}
+    ]

@@ -267,7 +267,7 @@ def test_a_decorated_receiver_gets_the_events_that_its_policy_accepts(m: synchro
     assert arrived.wait(WAIT_S)
     assert received == [{"floor": 3}]
     listed = m.notify.receivers("floor = 2")
-    assert [row["receiver"] for row in listed] == [f"{m.identity}/printer"]
+    assert [row.receiver for row in listed] == [f"{m.identity}/printer"]
     assert listed.complete
     with pytest.raises(errors.InvalidInput, match="cannot have the type"):
         m.notify.define("Broken", when=complex)
@@ -311,7 +311,7 @@ def test_a_program_is_an_agent_with_its_own_type_of_resources(m: synchronous.Mus
     entry = {"name": "lamp-1", "type": "lamp", "agent": "lamps", "config": {"colour": "green"}}
     m.fleet.apply({"resources": [entry]}, wait_s=WAIT_S)
     assert m.fleet.execute("lamp-1", "colour") == "green"
-    assert m.fleet["lamp-1"]["type"] == "lamp"
+    assert m.fleet["lamp-1"].type == "lamp"
     assert "lamps" in m.fleet.agents().to_pandas()["name"].tolist()
     m.fleet.delete("lamp-1", wait_s=WAIT_S)
     with pytest.raises(KeyError):

@@ -11,6 +11,7 @@ import msgspec
 from muster.bus import api
 from muster.client import rows
 from muster.manage import client, protocol
+from muster.manage import rows as manage_rows
 
 #: A manifest: its text, its file, or its content as a mapping.
 Manifest = str | Path | Mapping[str, Any]
@@ -22,7 +23,7 @@ class AsyncFleet:
     >>> manifest = {"resources": [{"name": "web-1", "type": "process", "agent": "local",
     ...                            "group": "web", "config": {"command": ["sleep", "1000"]}}]}
     >>> result = await m.fleet.apply(manifest, wait_s=60)
-    >>> [row["name"] for row in await m.fleet.resources(where="group = 'web'")]
+    >>> [row.name for row in await m.fleet.resources(where="group = 'web'")]
     ['web-1']
     >>> (await m.fleet.execute("web-1", "restart"))
     >>> await m.fleet.delete("web-1", wait_s=60)
@@ -31,22 +32,22 @@ class AsyncFleet:
     def __init__(self, bus: api.Bus) -> None:
         self._client = client.ManageClient(bus)
 
-    async def resources(self, *names: str, where: str = "") -> rows.Rows[dict[str, Any]]:
+    async def resources(self, *names: str, where: str = "") -> rows.Rows[manage_rows.ResourceRow]:
         """The named resources, those that match ``where``, or all."""
         return rows.Rows(await self._client.get(*names, where=where))
 
-    async def describe(self, name: str) -> dict[str, Any]:
+    async def describe(self, name: str) -> manage_rows.ResourceDescription:
         """All details of a resource."""
         return await self._client.describe(name)
 
-    async def apply(self, manifest: Manifest, *, wait_s: float | None = None) -> dict[str, Any]:
+    async def apply(self, manifest: Manifest, *, wait_s: float | None = None) -> manage_rows.ApplyResult:
         """Apply a manifest: its text, its file as a `Path`, or its content.
 
         ``wait_s``: wait until all its resources are in their desired state.
         """
         return await self._client.apply(_text(manifest), wait_s=wait_s)
 
-    async def plan(self, manifest: Manifest) -> rows.Rows[dict[str, Any]]:
+    async def plan(self, manifest: Manifest) -> rows.Rows[manage_rows.PlanStep]:
         """What `apply` would change."""
         return rows.Rows(await self._client.plan(_text(manifest)))
 
@@ -62,7 +63,7 @@ class AsyncFleet:
 
     async def execute_many(
         self, operation: str, *names: str, where: str = "", arguments: Mapping[str, Any] | None = None
-    ) -> rows.Rows[dict[str, Any]]:
+    ) -> rows.Rows[manage_rows.ExecutionRow]:
         """Execute an operation on many resources; a row with the outcome of each."""
         return rows.Rows(await self._client.exec(operation, *names, where=where, arguments=arguments))
 
@@ -73,7 +74,9 @@ class AsyncFleet:
     async def logs(self, name: str) -> str:
         return await self._client.logs(name)
 
-    async def wait(self, name: str, state: str | None = None, *, timeout_s: float = 30.0) -> dict[str, Any]:
+    async def wait(
+        self, name: str, state: str | None = None, *, timeout_s: float = 30.0
+    ) -> manage_rows.ResourceRow:
         """Wait until a resource is in this state, or without one in its desired state."""
         return await self._client.wait(name, state, timeout_s=timeout_s)
 
@@ -87,10 +90,10 @@ class AsyncFleet:
     async def names(self, *, where: str = "") -> list[str]:
         return await self._client.names(where=where)
 
-    async def agents(self) -> rows.Rows[dict[str, Any]]:
+    async def agents(self) -> rows.Rows[manage_rows.AgentRow]:
         return rows.Rows(await self._client.agents())
 
-    async def managers(self) -> rows.Rows[dict[str, Any]]:
+    async def managers(self) -> rows.Rows[manage_rows.ManagerRow]:
         return rows.Rows(await self._client.managers())
 
 

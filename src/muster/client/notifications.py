@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Self
+from typing import Self
 
 from muster.bus import api
 from muster.client import rows
 from muster.core import errors
 from muster.notify import client, queries
 from muster.notify import models as notify_models
+from muster.notify import rows as notify_rows
 from muster.predicates import types
 
 PARTICIPANT = "cli"  # the default name of a sender, as on the command line
@@ -65,10 +66,10 @@ class AsyncNotify:
         """Define a type of events: the names and types of the values in their content."""
         await self._define(event, attributes, notify_models.ModelKind.EVENT)
 
-    async def models(self) -> rows.Rows[dict[str, Any]]:
+    async def models(self) -> rows.Rows[notify_rows.ModelRow]:
         return rows.Rows(await queries.list_models(self._bus))
 
-    async def receivers(self, where: str = "", *, limit: int = LIMIT) -> rows.Rows[dict[str, Any]]:
+    async def receivers(self, where: str = "", *, limit: int = LIMIT) -> rows.Rows[notify_rows.ReceiverRow]:
         """Receivers with their states and policies, sorted by name."""
         listed = await queries.list_receivers(self._bus, where=where, limit=limit)
         return rows.Rows(listed.receivers, complete=listed.next is None)

@@ -83,8 +83,8 @@ class AsyncQueue:
     async def depth(self) -> int:
         """The number of waiting messages."""
         connection = await self._connect()
-        listed = (await connection.request(protocol.ListQueues())).rows
-        return next((int(row["depth"]) for row in listed if row["queue"] == self.name), 0)
+        listed = (await connection.request(protocol.ListQueues())).queues
+        return next((row.depth for row in listed if row.queue == self.name), 0)
 
     def __repr__(self) -> str:
         return f"<queue {self.name!r}>"
@@ -104,5 +104,5 @@ class Connector:
             await self._stack.enter_async_context(self._connection)
         return self._connection
 
-    async def queues(self) -> rows.Rows[dict[str, Any]]:
-        return rows.Rows((await (await self()).request(protocol.ListQueues())).rows)
+    async def queues(self) -> rows.Rows[protocol.QueueRow]:
+        return rows.Rows((await (await self()).request(protocol.ListQueues())).queues)

@@ -19,6 +19,7 @@ from muster import blocking
 from muster.client import contexts, fleet, front, messages, monitoring, notifications, queues
 from muster.core import errors
 from muster.inform import protocol as inform_protocol
+from muster.manage import rows as manage_rows
 from muster.message import messages as jms
 from muster.notify import client as notify_client
 from muster.notify import models as notify_models
@@ -233,7 +234,7 @@ class Fleet(_Twin[fleet.AsyncFleet]):
     agents = sync(fleet.AsyncFleet.agents)
     managers = sync(fleet.AsyncFleet.managers)
 
-    def __getitem__(self, name: str) -> dict[str, Any]:
+    def __getitem__(self, name: str) -> manage_rows.ResourceDescription:
         """All details of a resource, as `describe`."""
         try:
             return self.describe(name)

@@ -75,8 +75,8 @@ async def test_3_rcv_settle_mode_second_is_settled_when_the_outcome_is_stored(
         return message.body, receiver.remote_rcv_settle_mode, state
 
     assert await asyncio.to_thread(work) == ("one", proton.Link.RCV_SECOND, proton.Delivery.ACCEPTED)
-    (row,) = (await connection.request(protocol.ListQueues())).rows
-    assert (row["depth"], row["in_flight"]) == (0, 0)
+    (row,) = (await connection.request(protocol.ListQueues())).queues
+    assert (row.depth, row.in_flight) == (0, 0)
 
 
 async def test_3_5_only_filters_that_apply_are_echoed(clients: Any):
@@ -248,9 +248,9 @@ async def test_6_2_7_a_transaction_of_thousands_of_messages(
 
     assert await asyncio.to_thread(work) == proton.Delivery.ACCEPTED
     (row,) = [
-        row for row in (await (await dial()).request(protocol.ListQueues())).rows if row["queue"] == "done"
+        row for row in (await (await dial()).request(protocol.ListQueues())).queues if row.queue == "done"
     ]
-    assert row["depth"] == count
+    assert row.depth == count
 
 
 async def test_6_2_7_a_transaction_to_too_many_destinations_is_rolled_back(
@@ -264,5 +264,5 @@ async def test_6_2_7_a_transaction_to_too_many_destinations_is_rolled_back(
         await session.commit()
     await producer.send("x", to=ORDERS)
     await session.commit()
-    rows = (await session.connection.request(protocol.ListQueues())).rows
-    assert {row["queue"]: row["depth"] for row in rows if row["depth"]} == {"orders": 1}
+    rows = (await session.connection.request(protocol.ListQueues())).queues
+    assert {row.queue: row.depth for row in rows if row.depth} == {"orders": 1}

@@ -54,7 +54,7 @@ async def test_a_transaction_receives_more_messages_than_are_held_in_memory(
     consumer = await session.consumer(JOBS)
     assert await take(consumer, 3000) == [f"{number}" for number in range(3000)]
     await session.commit()
-    assert [row["depth"] for row in (await connection.request(protocol.ListQueues())).rows] == [0]
+    assert [row.depth for row in (await connection.request(protocol.ListQueues())).queues] == [0]
 
 
 async def test_a_durable_subscriber_receives_everything_before_it_acknowledges(

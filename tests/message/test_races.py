@@ -809,8 +809,8 @@ async def test_messages_whose_page_is_missing_in_the_log_hold_up_no_others(
             await stream.delete(sequence)
         consumer = await session.consumer(JOBS)
         assert await received(consumer) == [f"{number}" for number in range(12) if number not in (0, 5)]
-        rows = (await connection.request(protocol.ListQueues())).rows
-        assert [row["depth"] for row in rows] == [0]
+        rows = (await connection.request(protocol.ListQueues())).queues
+        assert [row.depth for row in rows] == [0]
 
 
 async def test_a_subscription_stays_indexed_for_a_while_after_its_consumer_closed(

@@ -36,7 +36,7 @@ def again(known: fleet_state.FleetState, plan: fleet_state.FleetStatePlan) -> fl
 
 
 def figures(cell: cells.WindowCell) -> dict[str, columns.MetricRollup]:
-    return rollups.rollups(rollups.ScopeTotals("group", "x", 0, cell))
+    return cell.rollups()
 
 
 def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
@@ -50,7 +50,7 @@ def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
     assert list(found) == [("group", "default", 0), ("system", "", 0), ("zone", "default", 0)]
     for many in found.values():
         assert (many.cell.total, many.cell.machines, many.cell.states) == (100, 100, {"up": 100})
-    cpu = rollups.rollups(many)["cpu_percent"]
+    cpu = many.cell.rollups()["cpu_percent"]
     assert (cpu.count, cpu.sum, cpu.min, cpu.max) == (100, 4950.0, 0.0, 99.0)
     assert cpu.p50 == pytest.approx(49.5, rel=0.04)
     assert cpu.p99 == pytest.approx(98, rel=0.04)
@@ -60,12 +60,13 @@ def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
     random = np.random.default_rng(7)
     values = random.lognormal(3, 2, (len(cells.METRICS), 3000))
     values[3, :100] = np.nan
-    whole, parts = cells.WindowCell(), cells.WindowCell()
+    whole, sums = cells.WindowCell(), cells.CellTable(2)
     whole.fold(values)
     for part in np.array_split(values, 7, axis=1):
-        one = cells.WindowCell()
-        one.fold(part)
-        parts.add(cells.WindowCell.unpack(one.pack()))
+        table = cells.CellTable(2)
+        cells.WindowCell(table, 1).fold(part)
+        sums.add(cells.CellTable.unpack(table.pack()), np.array([1, 0]))
+    parts = cells.WindowCell(sums, 0)
     assert figures(whole)["load_1m"].p95 == figures(parts)["load_1m"].p95
     for row, name in enumerate(cells.METRICS):
         found, exact = figures(whole)[name], values[row][~np.isnan(values[row])]
@@ -137,7 +138,7 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
     found = closed(known.feed([], T0 + 20_000))
     assert set(found) == {("group", "default", 0), ("zone", "z0", 0), ("zone", "z1", 0), ("system", "", 0)}
     odd = found["zone", "z1", 0]
-    assert rollups.rollups(odd)["gpu"] == columns.MetricRollup(count=5, sum=50.0, min=2.0, max=18.0)
+    assert odd.cell.rollups()["gpu"] == columns.MetricRollup(count=5, sum=50.0, min=2.0, max=18.0)
     assert odd.cell.partial
     for scope in (found["group", "default", 0], found["system", "", 0]):
         assert scope.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
@@ -153,7 +154,7 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
     only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
     assert [(one.machine, one.on) for one in only_a.changes] == [("b", True)]
     assert only_a.changes[0].value == 31.0
-    assert {(one.scope, one.known, one.stale) for one in only_a.closed} == {
+    assert {(one.scope, one.known, one.stale) for one in rollups.scope_totals(only_a.closed)} == {
         ("group", 2, 1),
         ("zone", 2, 1),
         ("system", 2, 1),
@@ -288,6 +289,31 @@ def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
     assert gone == [("group", "db"), ("zone", "z2"), ("group", "web"), ("zone", "default")]
 
 
+def test_a_machine_that_moves_is_counted_once_and_raises_no_alert():
+    silent = rules.AlertRule(name="silent", scope="node", when="age_s > 3 * period_s")
+    plan = fleet_state.FleetStatePlan(rules=(silent,))
+    known = fleet_state.FleetState(plan)
+    gone, changes = [], []
+    for second in range(0, 100, 10):
+        now_ms = T0 + second * 1000
+        place = ("web", "z1") if second < 50 else ("db", "z2")
+        rows = [
+            traffic.report("a", 1 + second, now_ms, group=place[0], zone=place[1]),
+            traffic.report("b", 1 + second, now_ms, group="db", zone="z2"),
+        ]
+        known = again(known, plan)
+        output = known.feed([arrival(rows, now_ms, second)], now_ms)
+        totals = rollups.scope_totals(output.closed)
+        gone += [(many.from_ms - T0, many.scope, many.name) for many in totals if many.gone]
+        changes += output.changes
+        for many in totals:
+            if many.scope == "system" and many.from_ms >= T0:
+                assert (many.known, many.cell.machines) == (2, 2)
+    assert changes == []
+    assert gone == [(50_000, "group", "web"), (50_000, "zone", "z1")]
+    assert set(known.nodes.groups) == {"db"}
+
+
 def test_summaries_that_overtake_each_other_are_all_taken_once():
     known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     first, second = (summary([traffic.report(name, 1, T0)], sequence=n) for n, name in ((1, "a"), (2, "b")))
@@ -320,7 +346,7 @@ def test_odd_numbers_stop_nothing():
     assert output.counts == {"future": 1}
     assert [(one.machine, one.value) for one in output.changes] == [("a", None)]
     many = closed(known.feed([], T0 + 20_000))["group", "default", 0]
-    assert (many.cell.total, "cpu_percent" in rollups.rollups(many)) == (2, False)
+    assert (many.cell.total, "cpu_percent" in many.cell.rollups()) == (2, False)
 
 
 def test_a_metric_that_nobody_measured_has_no_roll_up():
@@ -381,14 +407,14 @@ def test_summaries_of_merging_channels_add_up_with_node_reports():
     assert repeated.counts.keys() == {"duplicated", "future"}
     found = closed(known.feed([], T0 + 20_000))
     for many in (found["group", "default", 0], found["system", "", 0]):
-        told = rollups.rollups(many)["cpu_percent"]
+        told = many.cell.rollups()["cpu_percent"]
         assert (many.cell.total, told.count) == (2000, 2000)
         assert many.cell.machine_count() == pytest.approx(2000, rel=0.05)
         assert told.sum == pytest.approx(cpu.sum())
         assert (told.min, told.max) == (cpu.min(), cpu.max())
         assert told.p50 == pytest.approx(np.percentile(cpu, 50), rel=0.04)
         assert told.p99 == pytest.approx(np.percentile(cpu, 99), rel=0.04)
-        assert rollups.rollups(many)["gpu"].count == 2000
+        assert many.cell.rollups()["gpu"].count == 2000
     assert found["zone", "z1", 0].cell.total == 1000
     late = known.feed([], T0 + 20_001, summaries=[summary(rows, sequence=3)])
     assert late.counts.keys() == {"late"}

@@ -21,7 +21,9 @@ from tests.pipeline.test_fleet import T0, again, arrival, closed, summary
 
 
 def keys(output: state.ShardOutput) -> list[tuple[str, str, int]]:
-    return [(each.scope, each.name, (each.from_ms - T0) // 1000) for each in output.closed]
+    return [
+        (each.scope, each.name, (each.from_ms - T0) // 1000) for each in rollups.scope_totals(output.closed)
+    ]
 
 
 def report(machine: str = "a", sequence: int = 1, at_ms: int = T0, **more: Any) -> messages.NodeReport:
@@ -120,23 +122,17 @@ def test_nothing_is_counted_under_a_reason_that_did_not_occur():
     assert output.counts == {"late": 5}
 
 
-def test_a_group_belongs_to_one_shard_and_groups_are_spread():
-    shards = [state.shard_of(f"group {number}", 4) for number in range(100)]
-    assert shards == [state.shard_of(f"group {number}", 4) for number in range(100)]
-    assert set(shards) == {0, 1, 2, 3}
-
-
 def test_plans_and_results_are_values_and_travel_as_lists():
     with pytest.raises(dataclasses.FrozenInstanceError):
         state.FleetStatePlan().top = 3  # type: ignore[misc]
     assert not hasattr(state.FleetStatePlan(), "__dict__")
-    each = state.ClosedWindow(scope="group", name="g", from_ms=1, known=2, stale=3, cell=[])
+    each = state.ClosedWindow(scope="group", from_ms=1, names=["g"], known=[2], stale=[3], cells=[])
     with pytest.raises(AttributeError):
-        each.name = "x"  # type: ignore[misc]
-    assert msgspec.to_builtins(each) == ["group", "g", 1, 2, 3, [], {}, False]
-    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0]
+        each.names = ["x"]  # type: ignore[misc]
+    assert msgspec.to_builtins(each) == ["group", 1, ["g"], [2], [3], [], False]
+    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0, 0, []]
     with pytest.raises(TypeError):
-        state.ClosedWindow("group", "g", 1, 2, 3, [])  # type: ignore[call-arg]
+        state.ClosedWindow("group", 1, ["g"], [2], [3], [])  # type: ignore[call-arg]
     change = node_rules.NodeRuleChange("r", "m", "g", True, 1, None)
     assert msgspec.to_builtins(change) == ["r", "m", "g", True, 1, None]
     with pytest.raises(AttributeError):
@@ -202,7 +198,7 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
             assert sum(cell.states.values()) == len(rows)
             up = sum(row.services[0].state is health.HealthState.UP for row in rows)
             assert cell.states.get("up", 0) == up
-            figures = rollups.rollups(many)
+            figures = many.cell.rollups()
             values = [row.metrics["cpu_percent"] for row in rows]
             cpu = figures["cpu_percent"]
             assert (cpu.count, cpu.sum, cpu.min, cpu.max) == (
@@ -232,7 +228,7 @@ def test_cells_are_the_sums_over_their_reports_in_whatever_order_these_come():
                 cells_ranked = many.top["cpu_percent"]
                 assert cells_ranked == sorted(cells_ranked, reverse=True)
                 assert cells_ranked[0][0] == ranked[0][0]
-                assert len(cells_ranked) == 3
+                assert len(cells_ranked) >= 3
                 for reason, count in cell.dropped.items():
                     lost[reason] = lost.get(reason, 0) + count
                 partial += cell.partial
@@ -315,7 +311,7 @@ def test_a_machine_is_stale_after_more_than_three_periods(clock_ms, stale):
     known = state.FleetState(state.FleetStatePlan())
     known.feed([arrival([report("a"), report("b", period_s=100.0)], T0)], T0)
     output = known.feed([], clock_ms)
-    assert {(each.scope, each.known, each.stale) for each in output.closed} == {
+    assert {(each.scope, each.known, each.stale) for each in rollups.scope_totals(output.closed)} == {
         (scope, 2, stale) for scope in ("group", "zone", "system")
     }
 
@@ -326,12 +322,13 @@ def test_the_last_window_of_a_catch_up_is_about_all_machines_and_earlier_ones_ab
     output = known.feed([arrival(first, T0), arrival(second, T0 + 10_000, 2)], T0 + 35_000)
     counts = {
         (each.scope, each.name, each.from_ms - T0): (each.known, each.stale)
-        for each in output.closed
+        for each in rollups.scope_totals(output.closed)
         if each.scope != "zone"
     }
     assert counts == {
         ("group", "x", 0): (1, 1),
         ("system", "", 0): (1, 1),
+        ("group", "x", 10_000): (1, 1),
         ("group", "y", 10_000): (1, 0),
         ("system", "", 10_000): (2, 1),
     }
@@ -351,7 +348,11 @@ def test_a_machine_is_forgotten_after_more_than_its_time(after_ms, left):
     ]
     ended = [("silent", "a", "x", False, T0 + after_ms, None)] if left == 1 else []
     assert [change for change in changes if not change[3]] == ended, "what was not true does not end"
-    gone = [(each.scope, each.name, each.known, each.stale) for each in output.closed if each.gone]
+    gone = [
+        (each.scope, each.name, each.known, each.stale)
+        for each in rollups.scope_totals(output.closed)
+        if each.gone
+    ]
     assert gone == ([("group", "x", 0, 0)] if left == 1 else [])
 
 
@@ -360,7 +361,10 @@ def test_an_empty_system_is_reported_once():
     known.feed([arrival([report()], T0)], T0)
     known.feed([], T0 + 20_000)
     output = known.feed([], T0 + 70_000)
-    assert [(each.scope, each.name, each.known, each.stale, each.gone) for each in output.closed] == [
+    assert [
+        (each.scope, each.name, each.known, each.stale, each.gone)
+        for each in rollups.scope_totals(output.closed)
+    ] == [
         ("group", "default", 0, 0, True),
         ("system", "", 0, 0, False),
         ("zone", "default", 0, 0, True),
@@ -373,7 +377,7 @@ def test_a_zone_that_is_gone_makes_no_second_report_of_the_system():
     known.feed([arrival([report("a", zone="old"), report("b")], T0)], T0)
     known.feed([arrival([report("b", 2, T0 + 50_000)], T0 + 50_000, 2)], T0 + 50_000)
     output = known.feed([], T0 + 70_000)
-    assert [(each.scope, each.name, each.gone) for each in output.closed] == [
+    assert [(each.scope, each.name, each.gone) for each in rollups.scope_totals(output.closed)] == [
         ("group", "default", False),
         ("system", "", False),
         ("zone", "default", False),
@@ -470,7 +474,7 @@ def test_a_summary_that_is_too_old_to_be_distinguished_from_a_repeat_is_late():
 
 def test_state_of_another_layout_is_refused_with_both_numbers():
     packed = msgspec.msgpack.encode((99, 0, 0, {}, [], []))
-    with pytest.raises(state.StateUnreadable, match="layout is 99, expected 2"):
+    with pytest.raises(state.StateUnreadable, match="layout is 99, expected 3"):
         state.FleetState.unpack(packed, state.FleetStatePlan(), node_columns.NodeNames())
     with pytest.raises(state.StateUnreadable):
         state.FleetState.unpack(b"rubbish", state.FleetStatePlan(), node_columns.NodeNames())

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import pyarrow.compute as pc
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from muster.bus import api
 from muster.core.reports import columns
 from muster.pipeline.fleet import state
-from muster.pipeline.job import query
 from muster.pipeline.source import shard_keys
 from tests.pipeline import traffic
 
@@ -23,36 +23,53 @@ def opened(*messages: api.StoredMessage, keys=(7, 9)) -> list[dict[str, Any]]:
     return [row for batch in shard_keys.with_shard_key(messages, keys) for row in batch.to_pylist()]
 
 
-def groups_of(data: bytes) -> set[str]:
-    return set(pc.unique(columns.decode(data)[0].column("group")).to_pylist())
+def machines_of(data: bytes) -> list[str]:
+    names: list[str] = columns.decode(data)[0].column("machine").to_pylist()
+    return names
 
 
-def test_a_message_of_one_group_passes_unopened_and_a_mixed_one_is_divided():
-    names = [f"g{n}" for n in range(8)]
-    mixed = traffic.body([traffic.report(f"m-{name}", 1, 1, group=name) for name in names])
+def test_a_message_is_divided_by_machine():
+    names = [f"m{n}" for n in range(50)]
+    body = traffic.body([traffic.report(name, 1, 1) for name in names], dropped={"late": 3})
     rows = opened(
-        stored(b"whatever it is", 1, **{columns.GROUP_HEADER: "g3"}),
-        stored(mixed, 2),
+        stored(body, 2),
         stored(b"rubbish", 3),
         stored(b"", 4, subject="muster.monitor.from.pipeline.batch.root.tick"),
     )
-    first, *parts = [row for row in rows if row["data"] is not None]
-    assert (first["data"], first["grp"]) == (b"whatever it is", "g3")
-    assert first["shard"] == (7, 9)[state.shard_of("g3", 2)]
-    assert set().union(*(groups_of(row["data"]) for row in parts)) == set(names)
+    parts = [row for row in rows if row["data"] is not None]
+    assert [row["shard"] for row in parts] == [7, 9]
+    assert sorted(name for row in parts for name in machines_of(row["data"])) == sorted(names)
     for row in parts:
-        assert {(7, 9)[state.shard_of(name, 2)] for name in groups_of(row["data"])} == {row["shard"]}
+        shards = state.shards_of(pa.array(machines_of(row["data"])), 2)
+        assert {(7, 9)[shard] for shard in shards.tolist()} == {row["shard"]}
+    dropped = [columns.decode(row["data"])[1].dropped for row in parts]
+    assert dropped == [{"late": 3}, {}]  # reported once
     clocks = [row for row in rows if row["data"] is None]
     assert {(row["shard"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
     assert [row["counts"] for row in clocks] == ['{"malformed":1}', None]
 
 
-def test_a_header_that_lies_is_found_out_where_the_message_is_opened():
-    body = traffic.body([traffic.report("m", 1, 1, group="theirs")])
-    rows = opened(stored(body, 1, **{columns.GROUP_HEADER: "mine"}))
-    watched = query.ShardProcessor(state.FleetState(state.FleetStatePlan()))
-    assert watched.open(rows) == ([], [])
-    assert watched.feed([], []).counts["forged"] == 1
+def test_a_single_shard_receives_messages_unopened():
+    (message, _) = opened(stored(b"whatever it is", 1), keys=(5,))
+    assert (message["shard"], message["data"]) == (5, b"whatever it is")
+
+
+def test_any_fleet_is_divided_evenly():
+    for pattern in ("web-{}", "10.0.{}.7", "ü{}", "{:08}", "{}"):
+        names = pa.array([pattern.format(number) for number in range(8000)])
+        counts = np.bincount(state.shards_of(names, 8), minlength=8)
+        assert counts.min() > 850, pattern
+        assert counts.max() < 1150, pattern
+
+
+def test_the_shard_of_a_machine_depends_on_its_name_only():
+    names = pa.array(["a", "", "bc", "a", "ünter", "b" * 2000, ""])
+    shards = state.shards_of(names, 1000)
+    for place, name in enumerate(names.to_pylist()):
+        assert state.shards_of(pa.array([name]), 1000)[0] == shards[place]
+        assert state.shards_of(names.slice(place), 1000)[0] == shards[place]
+    # Of a stored state: another value would count machines twice after an upgrade.
+    assert state.shards_of(pa.array(["web-1", "web-2", "db-1"]), 4096).tolist() == [266, 1948, 3114]
 
 
 @pytest.mark.parametrize(("shards", "partitions"), [(2, 2), (4, 2), (16, 4), (1, 1)])

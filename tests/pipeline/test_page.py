@@ -37,7 +37,7 @@ def test_every_reason_and_every_folder_is_named():
         query.HISTORY_LOST,
         query.HISTORY_FULL,
         query.HISTORY_FAILED,
-        query.ForgedReport.code,
+        state.TRUNCATED,
         messages.MalformedMessage.code,
         messages.MessageTooLarge.code,
         columns.ReportSchemaMismatch.code,

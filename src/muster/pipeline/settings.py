@@ -85,8 +85,8 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
     shards: Annotated[
         int,
         doc(
-            "Parts of the fleet's state, each of some groups: a multiple of `partitions`. More need less "
-            "memory at a time, and cost more for each batch. Fixed for the life of a checkpoint.",
+            "Parts of the fleet's state, each with some of the machines: a multiple of `partitions`. More "
+            "need less memory at a time, and cost more for each batch. Fixed for the life of a checkpoint.",
             ge=1,
             le=4096,
         ),

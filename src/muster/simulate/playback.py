@@ -128,12 +128,7 @@ class FleetPlayer:
         assert self._stream is not None
         subject = protocol.batch(self._bus.identity, protocol.ROOT, shard=self._shard)
         try:
-            await self._stream.publish(
-                subject,
-                data,
-                headers=reports_columns.group_headers(batch),
-                message_id=f"{self._bus.identity}-{name}",
-            )
+            await self._stream.publish(subject, data, message_id=f"{self._bus.identity}-{name}")
         except errors.MusterError:
             self.statistics.failed += 1
         else:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 VERSION = 1
 NODE_SCHEMA = f"node-reports/{VERSION}"
 SUMMARY_SCHEMA = f"summaries/{VERSION}"
-GROUP_HEADER = "Muster-Group"  # in a message whose rows all belong to one group: its name
 METADATA_KEY = b"muster"  # in the Arrow schema: the `BatchInfo` in JSON
 
 MAX_BATCH_BYTES = 8 << 20  # of one message on the bus; it may decompress to eight times that
@@ -94,7 +93,7 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partial: bool = False  # something that belongs in here is not: see ``missing`` and ``dropped``
 
 
-class MetricRollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class MetricRollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One metric over many machines. Quantiles are missing if only the sum is known."""
 
     count: messages.Count
@@ -109,7 +108,7 @@ class MetricRollup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 Rollups = Annotated[dict[messages.Name, MetricRollup], msgspec.Meta(max_length=1024)]
 
 
-class RankedNode(msgspec.Struct, frozen=True):
+class RankedNode(msgspec.Struct, frozen=True, gc=False):
     machine: messages.Name
     value: float
 
@@ -208,16 +207,6 @@ def summary_schema() -> pa.Schema:
             pa.field("partial", pa.bool_(), nullable=False),
         ]
     )
-
-
-def group_headers(batch: pa.RecordBatch) -> dict[str, str]:
-    """For a message of this batch: its group where there is but one, known so without opening it."""
-    import pyarrow.compute as pc
-
-    first = batch.column("group")[0]
-    name: str = first.as_py()
-    plain = name.isascii() and name.isprintable() and name == name.strip()
-    return {GROUP_HEADER: name} if plain and pc.all(pc.equal(batch.column("group"), first)).as_py() else {}
 
 
 def result_subject(pipeline: str, scope: str, name: str = "") -> str:

@@ -60,7 +60,6 @@ class _Waiting:
     facts: columns.BatchInfo
     data: bytes
     since_s: float
-    headers: dict[str, str] = field(default_factory=dict)
     sent_to: str = ""
     sent_at_s: float = 0.0
 
@@ -228,8 +227,7 @@ class Channel:
             except errors.MusterError as error:
                 self.aggregator.dropped[error.code] += forward.batch.num_rows
                 continue
-            headers = columns.group_headers(forward.batch)
-            self._waiting.append(_Waiting(forward.subscription, forward.facts, data, since_s, headers))
+            self._waiting.append(_Waiting(forward.subscription, forward.facts, data, since_s))
             self._waiting_bytes += len(data)
             self.forwarded += forward.batch.num_rows
         while self._waiting_bytes > self._settings.waiting_bytes_max:
@@ -290,7 +288,7 @@ class Channel:
             detail = message.facts.schema == columns.NODE_SCHEMA
             stream = self._streams[columns.REPORTS_STREAM if detail else columns.SUMMARIES_STREAM]
             name = f"{self.name}-{self._boot}-{message.facts.sequence}"
-            await stream.publish(subject, message.data, headers=message.headers, message_id=name)
+            await stream.publish(subject, message.data, message_id=name)
         except (errors.InvalidInput, errors.LimitExceeded) as error:
             # A retry would not help, and later messages must not be blocked.
             self.aggregator.dropped[error.code] += 1

@@ -84,7 +84,7 @@ def replay(
                 "changed_at",
                 "event_id",
             )
-            .orderBy("changed_at", "event_id", ascending=False)
+            .orderBy("changed_at", "rule", "about", "event_id", ascending=False)
             .limit(EVENTS_LISTED)
             .collect()
         )

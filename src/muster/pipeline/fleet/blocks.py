@@ -25,7 +25,6 @@ Bools = npt.NDArray[np.bool_]
 
 ROWS = 32_768  # of one block: a few megabytes, which fit into a cache
 EXTRA_MAX = 1024  # metrics that are not standard, of one shard in one micro-batch
-STATES = tuple(state.value for state in health.HealthState)
 _PERIOD_MS_MAX = 2**31 - 1
 
 
@@ -67,7 +66,7 @@ class ReportBlock:
     period_ms: Ints
     group: Ints
     zone: Ints
-    state: Ints  # indexes of `STATES`; the next number stands for an unknown state
+    state: Ints  # indexes of `cells.STATES`
     partial: Bools
     metrics: Floats
     extra_row: Ints  # metrics that are not standard: row, index of ``words``, value
@@ -93,7 +92,8 @@ class ReportBlock:
             metrics[row] = batch.column(name).to_numpy(zero_copy_only=False)
         states = batch.column("state").dictionary_encode()
         code = [
-            STATES.index(word) if word in STATES else len(STATES) for word in states.dictionary.to_pylist()
+            cells.STATES.index(word if word in cells.STATES else "other")
+            for word in states.dictionary.to_pylist()
         ]
         period_ms = np.nan_to_num(batch.column("period_s").to_numpy() * 1000)
         partial = batch.column("partial").to_numpy(zero_copy_only=False)

@@ -1,8 +1,10 @@
-"""Cells: aggregates of many reports, compact to store and quick to merge.
+"""Cells: aggregates of many reports, in columns.
 
-A cell covers one window of one group, one zone or the system.  It is computed from columns, thousands of
-reports at a time.  Cells can be merged in any order.  A cell has count, sum, minimum and maximum of every
-standard metric, the number of machines in each state, and a histogram for quantiles.
+A cell covers one window of one group, one zone or the system.  It has count, sum, minimum and maximum of
+every standard metric, the number of reports in each state, a histogram for quantiles, and the machines with
+the highest values.  A `CellTable` has a row for each cell, so that thousands of groups are updated, merged
+and stored by a few operations on arrays.  Tables can be merged in any order; `WindowCell` is a view of one
+row.
 
 A histogram bucket is the exponent of a number and the first five bits of its mantissa.  These are the upper
 bits of a float in memory, so one shift finds the bucket, without a logarithm.  Buckets are a 32nd of a power
@@ -14,20 +16,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from muster.core import health
 from muster.core.reports import columns, sketches
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 Array = npt.NDArray[Any]
 
 METRICS = columns.STANDARD_METRICS
+STATES = (*(state.value for state in health.HealthState), "other")
 RELATIVE_ERROR = 1 / 64
 
 _SHIFT = 18  # of the 23 bits behind a 32-bit float's exponent
@@ -37,13 +42,31 @@ _WIDTH = len(METRICS) * BUCKETS  # the buckets of a metric follow those of the p
 _MIDDLES = np.array([0, *(np.arange(1, BUCKETS) - 1 + _FIRST << _SHIFT) + (1 << _SHIFT - 1)], np.int32).view(
     np.float32
 )
+_NEVER = np.iinfo(np.int64).max  # in `CellTable.oldest_ms`: there is no report
+_CODEC = "lz4"
 
 SHARES = (0.5, 0.95, 0.99)
-#: The rows of `Cell.figures`.
+#: The rows of `WindowCell.figures`.
 FIGURES = ("count", "sum", "min", "max", "p50", "p95", "p99")
 
+#: For each array of a table: its rows (0: it has one dimension), its type, its initial value, and how two
+#: values are merged.
+_ARRAYS: Mapping[str, tuple[int, Any, Any, np.ufunc]] = {
+    "total": (0, np.int64, 0, np.add),  # reports
+    "machines": (0, np.int64, 0, np.add),  # different ones
+    "oldest_ms": (0, np.int64, _NEVER, np.minimum),
+    "partial": (0, np.bool_, False, np.logical_or),
+    "states": (len(STATES), np.int64, 0, np.add),
+    "count": (len(METRICS), np.int64, 0, np.add),
+    "sum": (len(METRICS), np.float64, 0.0, np.add),
+    "min": (len(METRICS), np.float64, np.inf, np.minimum),
+    "max": (len(METRICS), np.float64, -np.inf, np.maximum),
+}
 
-class ExtraMetric(msgspec.Struct):
+Ranks = tuple[Ints, Floats, Array]  # rows, values, and machines as numbers or names
+
+
+class ExtraMetric(msgspec.Struct, gc=False):
     """A metric that is not standard: no histogram."""
 
     count: int = 0
@@ -51,185 +74,384 @@ class ExtraMetric(msgspec.Struct):
     min: float = math.inf
     max: float = -math.inf
 
-    def add(self, other: ExtraMetric) -> None:
-        self.count += other.count
-        self.sum += other.sum
-        self.min = min(self.min, other.min)
-        self.max = max(self.max, other.max)
 
+class CellTable:
+    """A row for each cell."""
 
-def _zeros() -> Ints:
-    return np.zeros(len(METRICS), np.int64)
+    total: Ints
+    machines: Ints
+    oldest_ms: Ints
+    partial: Bools
+    states: Ints
+    count: Ints
+    sum: Floats
+    min: Floats
+    max: Floats
 
+    def __init__(self, rows: int = 0) -> None:
+        self.dropped: dict[int, dict[str, int]] = {}  # by row: reports, by reason
+        self.merged: dict[int, sketches.DistinctSketch] = {}  # by row: machines known only from summaries
+        for name, (height, kind, start, _) in _ARRAYS.items():
+            setattr(self, name, np.full((height, rows) if height else rows, start, kind))
+        self._words: dict[str, int] = {}  # names of extra metrics, and their codes
+        self._extra: list[tuple[Ints, Ints, Floats]] = []  # rows, codes, figures
+        # Keys are row * _WIDTH + metric * BUCKETS + bucket.
+        self._histogram: list[tuple[Ints, Ints]] = []
+        self._ranks: dict[str, list[Ranks]] = {}
+        self._figures: Floats | None = None
+        self._extras: list[dict[str, ExtraMetric]] | None = None
+        self._rollups: list[dict[str, columns.MetricRollup]] | None = None
 
-@dataclass(slots=True)
-class WindowCell:
-    total: int = 0  # reports
-    machines: int = 0  # different ones
-    count: Ints = field(default_factory=_zeros)
-    sum: Floats = field(default_factory=lambda: np.zeros(len(METRICS)))
-    min: Floats = field(default_factory=lambda: np.full(len(METRICS), np.inf))
-    max: Floats = field(default_factory=lambda: np.full(len(METRICS), -np.inf))
-    places: list[npt.NDArray[np.uint16]] = field(default_factory=list)  # metric * BUCKETS + bucket
-    counts: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    states: dict[str, int] = field(default_factory=dict)
-    extra: dict[str, ExtraMetric] = field(default_factory=dict)
-    dropped: dict[str, int] = field(default_factory=dict)
-    oldest_ms: int | None = None
-    partial: bool = False
-    merged: sketches.DistinctSketch | None = None  # machines known only from summaries
-    #: For each ranked metric the highest values so far, and the rows of their machines in the node columns.
-    ranks: dict[str, tuple[Floats, Ints]] = field(default_factory=dict)
+    def __len__(self) -> int:
+        return len(self.total)
 
-    def fold(self, values: Floats) -> None:
-        """Add a matrix: a row for each of `METRICS`, a column for each report; NaN where not measured."""
-        aggregate([self], values, np.zeros(1, np.int64))
+    def grow(self, rows: int) -> None:
+        """Make sure that there are so many rows."""
+        missing = rows - len(self)
+        if missing > 0:
+            for name, (height, kind, start, _) in _ARRAYS.items():
+                more = np.full((height, missing) if height else missing, start, kind)
+                setattr(self, name, np.concatenate([getattr(self, name), more], axis=-1))
 
-    def fold_extra(self, name: str, metric: ExtraMetric) -> None:
-        self.extra.setdefault(name, ExtraMetric()).add(metric)
+    def present(self) -> Bools:
+        """The cells to which something was added."""
+        there: Bools = (self.total > 0) | self.count.any(axis=0)
+        for rows in ([*self.merged], [*self.dropped], *(row for row, _, _ in self._extra)):
+            there[np.asarray(rows, np.int64)] = True
+        return there
 
-    def rank(self, name: str, values: Floats, places: Ints, most: int) -> None:
-        if name in self.ranks:
-            values, places = (
-                np.concatenate(pair) for pair in zip(self.ranks[name], (values, places), strict=True)
-            )
-        order = np.argsort(-values, kind="stable")
-        _, first = np.unique(places[order], return_index=True)  # of each machine its highest
-        kept = order[np.sort(first)][:most]
-        self.ranks[name] = values[kept], places[kept]
+    # Adding
 
-    def add(self, other: WindowCell) -> None:
-        """Merge everything except the ranks."""
-        self.total += other.total
-        self.machines += other.machines
-        self.count += other.count
-        self.sum += other.sum
-        self.min = np.minimum(self.min, other.min)
-        self.max = np.maximum(self.max, other.max)
-        self.places += other.places
-        self.counts += other.counts
-        add_counts(self.states, other.states)
-        add_counts(self.dropped, other.dropped)
-        for name, metric in other.extra.items():
-            self.fold_extra(name, metric)
-        if other.oldest_ms is not None:
-            self.oldest_ms = min(other.oldest_ms, self.oldest_ms or other.oldest_ms)
-        self.partial |= other.partial
-        if other.merged is not None:
-            self.merged = self.merged or sketches.DistinctSketch()
-            self.merged.merge(other.merged)
+    def add_reports(
+        self, row: Ints, metrics: Floats, reported_ms: Ints, state: Ints, partial: Bools, is_first: Bools
+    ) -> None:
+        """Add reports. ``metrics``: a row for each of `METRICS`, NaN where not measured; ``state``: an index
+        of `STATES`; ``is_first``: whether it is the first report of its machine in the window."""
+        self._figures = None
+        if (np.diff(row) < 0).any():
+            order = np.argsort(row, kind="stable")
+            row, metrics, reported_ms = row[order], metrics[:, order], reported_ms[order]
+            state, partial, is_first = state[order], partial[order], is_first[order]
+        starts = _starts(row)
+        sizes = np.diff(starts, append=len(row))
+        known = np.isfinite(metrics)  # no sum survives an infinity
+        everywhere = bool(known.all())
+        stated = np.bincount(
+            np.repeat(np.arange(len(starts)), sizes) * len(STATES) + state,
+            minlength=len(starts) * len(STATES),
+        ).reshape(len(starts), len(STATES))
+        added: dict[str, Array] = {
+            "total": sizes,
+            "machines": np.add.reduceat(is_first, starts, dtype=np.int64),
+            "oldest_ms": np.minimum.reduceat(reported_ms, starts),
+            "partial": np.logical_or.reduceat(partial, starts),
+            "states": stated.T,
+        }
+        if everywhere:
+            added["count"] = np.broadcast_to(sizes, (len(METRICS), len(starts)))
+            for name in ("sum", "min", "max"):
+                added[name] = _ARRAYS[name][3].reduceat(metrics, starts, axis=1)
+        else:
+            added["count"] = np.add.reduceat(known, starts, axis=1, dtype=np.int64)
+            for name in ("sum", "min", "max"):
+                _, _, start, merge = _ARRAYS[name]
+                added[name] = merge.reduceat(np.where(known, metrics, start), starts, axis=1)
+        targets = row[starts]
+        for name, values in added.items():
+            array = getattr(self, name)
+            array[..., targets] = _ARRAYS[name][3](array[..., targets], values)
+        place = bucket_of(metrics)
+        place += (np.arange(len(METRICS)) * BUCKETS)[:, None]
+        place += row * _WIDTH
+        codes = place.ravel() if everywhere else place[known]
+        if len(codes):
+            self._histogram.append(_counted(codes, len(self) * _WIDTH))
 
-    def machine_count(self) -> int:
-        """Number of different machines."""
-        return self.machines + (self.merged.count() if self.merged is not None else 0)
+    def add_extra(self, row: Ints, word: Ints, value: Floats, words: Sequence[str]) -> None:
+        """Add values of metrics that are not standard; ``word`` is an index of ``words``."""
+        if len(row):
+            codes = np.array([self._words.setdefault(name, len(self._words)) for name in words], np.int64)
+            ones = np.ones(len(row))
+            self._extra.append(_reduced_extra([(row, codes[word], np.stack([ones, value, value, value]))]))
+
+    def add_metric(self, row: int, name: str, metric: ExtraMetric) -> None:
+        """Add an aggregated metric that is not standard."""
+        code = self._words.setdefault(name, len(self._words))
+        figures = np.array([[metric.count], [metric.sum], [metric.min], [metric.max]], np.float64)
+        self._extra.append((np.array([row]), np.array([code]), figures))
+
+    def has_room_for(self, name: str, most: int) -> bool:
+        """Whether this metric is one of the first ``most`` that are not standard."""
+        return name in self._words or len(self._words) < most
+
+    def add_histogram(self, row: int, metric: int, sketch: sketches.QuantileSketch) -> None:
+        """Add the histogram of values that are known only as a sketch."""
+        self._figures = None
+        values, counts = sketch.histogram()
+        if len(values):
+            self._histogram.append((bucket_of(values) + metric * BUCKETS + row * _WIDTH, counts))
+
+    def add_ranks(self, name: str, row: Ints, values: Floats, machines: Array, most: int) -> None:
+        """Add values of which each cell keeps the ``most`` highest, one of each machine."""
+        measured = np.isfinite(values)
+        if not measured.all():
+            row, values, machines = row[measured], values[measured], machines[measured]
+        if len(row):
+            self._ranks.setdefault(name, []).append(_highest([(row, values, machines)], most))
+
+    def add(self, other: CellTable, rows: Ints) -> None:
+        """Merge: row i of ``other`` is added to row ``rows[i]``."""
+        if not len(other):
+            return
+        self._figures = None
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        starts = _starts(ordered)
+        targets = ordered[starts]
+        for name, (_, _, _, merge) in _ARRAYS.items():
+            array, values = getattr(self, name), getattr(other, name)[..., order]
+            if len(targets) < len(order):
+                values = merge.reduceat(values, starts, axis=-1)
+            array[..., targets] = merge(array[..., targets], values)
+        is_sorted = bool((np.diff(rows) > 0).all())
+        for keys, counts in other._histogram:
+            part = (rows[keys // _WIDTH] * _WIDTH + keys % _WIDTH, counts)
+            self._histogram.append(part if is_sorted else _reduced_histogram([part]))
+        codes = np.array([self._words.setdefault(name, len(self._words)) for name in other._words], np.int64)
+        for row, word, figures in other._extra:
+            self._extra.append(_reduced_extra([(rows[row], codes[word], figures)]))
+        for name, parts in other._ranks.items():
+            self._ranks.setdefault(name, []).extend((rows[row], *rest) for row, *rest in parts)  # type: ignore[misc]
+        for source, dropped in other.dropped.items():
+            add_counts(self.dropped.setdefault(int(rows[source]), {}), dropped)
+        for source, sketch in other.merged.items():
+            self.merged.setdefault(int(rows[source]), sketches.DistinctSketch()).merge(sketch)
+
+    def select(self, rows: Ints) -> CellTable:
+        """A table of these rows only, in this order."""
+        if len(rows) == len(self) and (rows == np.arange(len(self))).all():
+            return self
+        place = np.full(len(self), len(rows))
+        place[rows] = np.arange(len(rows))
+        table = CellTable(len(rows) + 1)  # the last row is a sink for the others
+        table.add(self, place)
+        table.compact(0)
+        table._shrink(len(rows))
+        return table
+
+    def _shrink(self, rows: int) -> None:
+        for name in _ARRAYS:
+            setattr(self, name, getattr(self, name)[..., :rows])
+        self._histogram = [
+            (keys[keys < rows * _WIDTH], counts[keys < rows * _WIDTH]) for keys, counts in self._histogram
+        ]
+        self._extra = [
+            (row[row < rows], word[row < rows], figures[:, row < rows]) for row, word, figures in self._extra
+        ]
+        for name, parts in self._ranks.items():
+            self._ranks[name] = [
+                (row[row < rows], values[row < rows], machines[row < rows]) for row, values, machines in parts
+            ]
+        self.dropped.pop(rows, None)
+        self.merged.pop(rows, None)
+
+    # Reading
+
+    def compact(self, most: int) -> None:
+        """Join what was added in parts. ``most``: the length of rankings; 0: they stay as they are."""
+        if len(self._histogram) > 1:
+            self._histogram = [_reduced_histogram(self._histogram)]
+        if len(self._extra) > 1:
+            self._extra = [_reduced_extra(self._extra)]
+        if most:
+            self._ranks = {name: [_highest(parts, most)] for name, parts in self._ranks.items()}
+
+    def rename_machines(self, names: pa.StringArray) -> None:
+        """Replace the numbers of machines in rankings by their names."""
+        for parts in self._ranks.values():
+            parts[:] = [
+                (row, values, names.take(pa.array(machines)).to_numpy(zero_copy_only=False))
+                for row, values, machines in parts
+            ]
+
+    def renumber_machines(self, moved: Ints) -> None:
+        """``moved``: the new number of each machine, -1 of a removed one."""
+        for parts in self._ranks.values():
+            for number, (row, values, machines) in enumerate(parts):
+                kept = moved[machines] >= 0
+                parts[number] = (row[kept], values[kept], moved[machines[kept]])
+
+    def rankings(self, most: int) -> list[dict[str, list[tuple[float, Any]]]]:
+        """For each row: the highest values of each ranked metric, and their machines."""
+        rankings: list[dict[str, list[tuple[float, Any]]]] = [{} for _ in range(len(self))]
+        for name, parts in self._ranks.items():
+            rows, values, machines = _highest(parts, most)
+            for row, value, machine in zip(rows.tolist(), values.tolist(), machines.tolist(), strict=True):
+                rankings[row].setdefault(name, []).append((value, machine))
+        return rankings
+
+    def extras(self) -> list[dict[str, ExtraMetric]]:
+        """For each row: the metrics that are not standard. The table must not change afterwards."""
+        if self._extras is not None:
+            return self._extras
+        extras = self._extras = [{} for _ in range(len(self))]
+        names = list(self._words)
+        self.compact(0)
+        for rows, codes, figures in self._extra:
+            lists = [line.tolist() for line in figures]
+            for row, code, count, total, least, most in zip(
+                rows.tolist(), codes.tolist(), *lists, strict=True
+            ):
+                extras[row][names[code]] = ExtraMetric(int(count), total, least, most)
+        return extras
+
+    def rollups(self) -> list[dict[str, columns.MetricRollup]]:
+        """For each row: its metrics, as in reports. The table must not change afterwards."""
+        if self._rollups is None:
+            make = columns.MetricRollup
+            self._rollups = [{} for _ in range(len(self))]
+            # Flat lists: thousands of small ones would keep the garbage collector busy.
+            flat = self.figures().swapaxes(0, 1).reshape(len(FIGURES), -1)
+            filled = np.flatnonzero(flat[0])
+            lists = [_with_none(line[filled]) for line in flat]
+            for at, count, total, least, most, p50, p95, p99 in zip(filled.tolist(), *lists, strict=True):
+                self._rollups[at // len(METRICS)][METRICS[at % len(METRICS)]] = make(
+                    count=int(count), sum=total, min=least, max=most, p50=p50, p95=p95, p99=p99
+                )
+            for metrics, extras in zip(self._rollups, self.extras(), strict=True):
+                for name, extra in extras.items():
+                    metrics[name] = make(count=extra.count, sum=extra.sum, min=extra.min, max=extra.max)
+        return self._rollups
 
     def figures(self) -> Floats:
-        """A row for each of `FIGURES`, a column for each metric; NaN where nothing was measured."""
-        self._join()
-        known = self.count > 0
-        figures = np.full((len(FIGURES), len(METRICS)), np.nan)
-        figures[0] = self.count
-        figures[1:4, known] = np.stack([self.sum, self.min, self.max])[:, known]
-        if not any(map(len, self.places)):
+        """A layer for each row, with a row for each of `FIGURES` and a column for each metric; NaN where
+        nothing was measured."""
+        if self._figures is None:
+            self._figures = self._compute_figures()
+        return self._figures
+
+    def _compute_figures(self) -> Floats:
+        self.compact(0)
+        figures = np.full((len(self), len(FIGURES), len(METRICS)), np.nan)
+        figures[:, 0] = self.count.T
+        for row, name in enumerate(("sum", "min", "max"), 1):
+            figures[:, row] = np.where(self.count > 0, getattr(self, name), np.nan).T
+        if not self._histogram or not len(self._histogram[0][0]):
             return figures
-        places, counts = self.places[0], self.counts[0]
+        keys, counts = self._histogram[0]
         seen = np.cumsum(counts)
-        of_metric = np.bincount(places // BUCKETS, weights=counts, minlength=len(METRICS))
+        of_metric = np.bincount(keys // BUCKETS, weights=counts, minlength=len(self) * len(METRICS))
         before = np.cumsum(of_metric) - of_metric
         rank = before + np.array(SHARES)[:, None] * (of_metric - 1)
-        at = np.minimum(np.searchsorted(seen, rank, side="right"), len(places) - 1)
-        value = _MIDDLES[places[at] % BUCKETS]
-        figures[4:, known] = np.clip(value, self.min, self.max)[:, known]
-        figures[4:, of_metric == 0] = np.nan
+        at = np.minimum(np.searchsorted(seen, rank, side="right"), len(keys) - 1)
+        value = _MIDDLES[keys[at] % BUCKETS].reshape(len(SHARES), len(self), len(METRICS)).swapaxes(0, 1)
+        clipped = np.clip(value, self.min.T[:, None], self.max.T[:, None])
+        is_known = ((of_metric > 0).reshape(len(self), len(METRICS)) & (self.count.T > 0))[:, None]
+        figures[:, 4:] = np.where(is_known, clipped, np.nan)
         return figures
 
     # Serialization: for Spark's state, and from executors to the driver.
 
     def pack(self) -> list[Any]:
-        self._join()
-        arrays: tuple[Array, ...] = (
-            self.count,
-            self.sum,
-            self.min,
-            self.max,
-            *self.places,
-            *(counts.astype(np.int32) for counts in self.counts),
-        )
-        extra = {
-            name: [metric.count, metric.sum, metric.min, metric.max] for name, metric in self.extra.items()
-        }
-        ranks = {name: [values.tobytes(), at.tobytes()] for name, (values, at) in self.ranks.items()}
-        merged = None if self.merged is None else bytes(self.merged)
-        rest = (self.states, extra, self.dropped, self.oldest_ms, self.partial, merged, ranks)
-        return [self.total, self.machines, [array.tobytes() for array in arrays], *rest]
+        self.compact(0)
+        arrays = [_packed(getattr(self, name)) for name in _ARRAYS]
+        histogram = [(_packed(np.diff(keys, prepend=0)), _packed(counts)) for keys, counts in self._histogram]
+        extra = [[array.tobytes() for array in part] for part in self._extra]
+        ranks = {name: [_packed_ranks(part) for part in parts] for name, parts in self._ranks.items()}
+        merged = {row: bytes(sketch) for row, sketch in self.merged.items()}
+        return [len(self), arrays, histogram, list(self._words), extra, ranks, self.dropped, merged]
 
     @classmethod
-    def unpack(cls, packed: list[Any]) -> WindowCell:
-        total, machines, arrays, states, extra, dropped, oldest_ms, partial, merged, ranks = packed
-        count, sum_, min_, max_, *sparse = arrays
-        return cls(
-            total,
-            machines,
-            np.frombuffer(count, np.int64).copy(),
-            np.frombuffer(sum_).copy(),
-            np.frombuffer(min_),
-            np.frombuffer(max_),
-            [np.frombuffer(sparse[0], np.uint16)] if sparse else [],
-            [np.frombuffer(sparse[1], np.int32).astype(np.int64)] if sparse else [],
-            states,
-            {name: ExtraMetric(*fields) for name, fields in extra.items()},
-            dropped,
-            oldest_ms,
-            partial,
-            None if merged is None else sketches.DistinctSketch.from_bytes(merged),
-            {
-                name: (np.frombuffer(values), np.frombuffer(at, np.int64))
-                for name, (values, at) in ranks.items()
-            },
-        )
-
-    def _join(self) -> None:
-        if len(self.places) > 1:
-            places, counts = np.concatenate(self.places), np.concatenate(self.counts)
-            if len(places) > _WIDTH // 8:
-                joined = np.bincount(places, weights=counts, minlength=_WIDTH)
-                filled = np.flatnonzero(joined)
-                self.places, self.counts = [filled.astype(np.uint16)], [joined[filled].astype(np.int64)]
-            else:
-                order = np.argsort(places, kind="stable")
-                ordered = places[order]
-                starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
-                self.places, self.counts = [ordered[starts]], [np.add.reduceat(counts[order], starts)]
+    def unpack(cls, packed: Sequence[Any]) -> CellTable:
+        rows, arrays, histogram, words, extra, ranks, dropped, merged = packed
+        table = cls(0)
+        for (name, (height, kind, _, _)), data in zip(_ARRAYS.items(), arrays, strict=True):
+            array = _unpacked(data, kind)
+            setattr(table, name, array.reshape(height, rows) if height else array)
+        table._histogram = [
+            (np.cumsum(_unpacked(keys, np.int64)), _unpacked(counts, np.int64)) for keys, counts in histogram
+        ]
+        table._words = {name: code for code, name in enumerate(words)}
+        table._extra = [
+            (
+                np.frombuffer(row, np.int64),
+                np.frombuffer(code, np.int64),
+                np.frombuffer(figures).reshape(4, -1),
+            )
+            for row, code, figures in extra
+        ]
+        table._ranks = {name: [_unpacked_ranks(part) for part in parts] for name, parts in ranks.items()}
+        table.dropped = dropped
+        table.merged = {row: sketches.DistinctSketch.from_bytes(sketch) for row, sketch in merged.items()}
+        return table
 
 
-def aggregate(targets: Sequence[WindowCell], values: Floats, starts: Ints) -> None:
-    """As `WindowCell.fold`, for several cells: the columns from ``starts[i]`` on belong to cell i."""
-    sizes = np.diff(starts, append=values.shape[1])
-    known = np.isfinite(values)  # no sum survives an infinity
-    everywhere = bool(known.all())
-    if everywhere:
-        counted = np.broadcast_to(sizes, (len(METRICS), len(starts)))
-        summed = np.add.reduceat(values, starts, axis=1)
-        least = np.minimum.reduceat(values, starts, axis=1)
-        most = np.maximum.reduceat(values, starts, axis=1)
-    else:
-        counted = np.add.reduceat(known, starts, axis=1, dtype=np.int64)
-        summed = np.add.reduceat(np.where(known, values, 0.0), starts, axis=1)
-        least = np.minimum.reduceat(np.where(known, values, np.inf), starts, axis=1)
-        most = np.maximum.reduceat(np.where(known, values, -np.inf), starts, axis=1)
-    place = bucket_of(values)
-    place += (np.arange(len(METRICS)) * BUCKETS)[:, None]
-    place += np.repeat(np.arange(len(starts)) * _WIDTH, sizes)
-    filled, counts = _counted(place.ravel() if everywhere else place[known], len(starts) * _WIDTH)
-    bounds = np.searchsorted(filled, np.arange(len(starts) + 1) * _WIDTH)
-    places = (filled % _WIDTH).astype(np.uint16)
-    for number, target in enumerate(targets):
-        target.count += counted[:, number]
-        target.sum += summed[:, number]
-        target.min = np.minimum(target.min, least[:, number])
-        target.max = np.maximum(target.max, most[:, number])
-        target.places.append(places[bounds[number] : bounds[number + 1]])
-        target.counts.append(counts[bounds[number] : bounds[number + 1]])
+class WindowCell:
+    """One row of a table; without a table, a new one."""
+
+    __slots__ = ("_row", "table")
+
+    def __init__(self, table: CellTable | None = None, row: int = 0) -> None:
+        self.table = CellTable(1) if table is None else table
+        self._row = row
+
+    def fold(self, values: Floats) -> None:
+        """Add reports: a row for each of `METRICS`, a column for each report; NaN where not measured."""
+        reports = values.shape[1]
+        zeros = np.zeros(reports, np.int64)
+        rows, no = np.full(reports, self._row), np.zeros(reports, np.bool_)
+        self.table.add_reports(rows, values, zeros, zeros, no, no)
+
+    @property
+    def total(self) -> int:
+        return int(self.table.total[self._row])
+
+    @property
+    def machines(self) -> int:
+        return int(self.table.machines[self._row])
+
+    @property
+    def count(self) -> Ints:
+        return self.table.count[:, self._row]
+
+    @property
+    def sum(self) -> Floats:
+        return self.table.sum[:, self._row]
+
+    @property
+    def states(self) -> dict[str, int]:
+        counts = self.table.states[:, self._row].tolist()
+        return {name: count for name, count in zip(STATES, counts, strict=True) if count}
+
+    @property
+    def extra(self) -> dict[str, ExtraMetric]:
+        return self.table.extras()[self._row]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        return self.table.dropped.get(self._row, {})
+
+    @property
+    def oldest_ms(self) -> int | None:
+        oldest = int(self.table.oldest_ms[self._row])
+        return None if oldest == _NEVER else oldest
+
+    @property
+    def partial(self) -> bool:
+        return bool(self.table.partial[self._row])
+
+    def machine_count(self) -> int:
+        """Number of different machines."""
+        merged = self.table.merged.get(self._row)
+        return self.machines + (merged.count() if merged is not None else 0)
+
+    def rollups(self) -> dict[str, columns.MetricRollup]:
+        return self.table.rollups()[self._row]
+
+    def figures(self) -> Floats:
+        """A row for each of `FIGURES`, a column for each metric; NaN where nothing was measured."""
+        figures: Floats = self.table.figures()[self._row]
+        return figures
 
 
 def bucket_of(values: Floats) -> Ints:
@@ -238,13 +460,6 @@ def bucket_of(values: Floats) -> Ints:
     buckets = (bits >> _SHIFT).astype(np.int64)  # negative numbers have the highest bit set
     buckets -= _FIRST - 1
     return np.clip(buckets, 0, BUCKETS - 1, out=buckets)
-
-
-def fold_sketch(cell: WindowCell, metric: int, sketch: sketches.QuantileSketch) -> None:
-    """Add the histogram of values that are known only as a sketch."""
-    values, counts = sketch.histogram()
-    cell.places.append((bucket_of(values) + metric * BUCKETS).astype(np.uint16))
-    cell.counts.append(counts)
 
 
 def add_counts(into: dict[str, int], other: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
@@ -258,4 +473,103 @@ def _counted(codes: Ints, bins: int) -> tuple[Ints, Ints]:
         counts = np.bincount(codes, minlength=bins)
         filled = np.flatnonzero(counts)
         return filled, counts[filled]
+    if bins <= np.iinfo(np.int32).max:  # sorted in half the time
+        distinct, counts = np.unique(codes.astype(np.int32), return_counts=True)
+        return distinct.astype(np.int64), counts
     return np.unique(codes, return_counts=True)
+
+
+def _with_none(values: Floats) -> list[float | None]:
+    """As a list, with None instead of NaN."""
+    listed: list[float | None] = values.tolist()
+    for place in np.flatnonzero(np.isnan(values)).tolist():
+        listed[place] = None
+    return listed
+
+
+def _starts(*keys: Array) -> Ints:
+    """Where runs of equal keys start; keys are sorted."""
+    if not len(keys[0]):
+        return np.zeros(0, np.int64)
+    changed = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return np.flatnonzero(np.r_[True, changed])
+
+
+def _reduced_histogram(parts: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    keys, counts = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
+    bins = int(keys.max()) + 1 if len(keys) else 0
+    if bins <= 8 * len(keys):
+        summed = np.bincount(keys, weights=counts, minlength=bins)
+        filled = np.flatnonzero(summed)
+        return filled, summed[filled].astype(np.int64)
+    order = np.argsort(keys, kind="stable")  # parts are sorted: this merges them
+    keys = keys[order]
+    starts = _starts(keys)
+    return keys[starts], np.add.reduceat(counts[order], starts)
+
+
+def _reduced_extra(parts: Sequence[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Ints, Floats]:
+    row, word, figures = (np.concatenate(columns_, axis=-1) for columns_ in zip(*parts, strict=True))
+    width = int(word.max()) + 1 if len(word) else 1
+    key = row * width + word
+    bins = int(key.max()) + 1 if len(key) else 0
+    merges = (np.add, np.add, np.minimum, np.maximum)
+    if bins <= 8 * len(key):
+        filled = np.flatnonzero(np.bincount(key, minlength=bins))
+        sums = [np.bincount(key, weights=line, minlength=bins)[filled] for line in figures[:2]]
+        for merge, line, start in zip(merges[2:], figures[2:], (np.inf, -np.inf), strict=True):
+            dense = np.full(bins, start)
+            merge.at(dense, key, line)
+            sums.append(dense[filled])
+        return filled // width, filled % width, np.stack(sums)
+    order = np.argsort(key, kind="stable")
+    key, figures = key[order], figures[:, order]
+    starts = _starts(key)
+    reduced = [merge.reduceat(line, starts) for merge, line in zip(merges, figures, strict=True)]
+    return key[starts] // width, key[starts] % width, np.stack(reduced)
+
+
+def _highest(parts: Sequence[Ranks], most: int) -> Ranks:
+    """The highest values of each row, in order; of each machine its highest."""
+    row, values, machines = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
+    if not len(row):
+        return row, values, machines
+    if machines.dtype == object:
+        codes = pa.array(machines, pa.string()).dictionary_encode().indices.to_numpy()
+    else:
+        codes = machines
+    order = np.lexsort((-values, codes, row))
+    kept = order[_starts(row[order], codes[order])]
+    kept = kept[np.lexsort((codes[kept], -values[kept], row[kept]))]
+    starts = _starts(row[kept])
+    position = np.arange(len(kept)) - np.repeat(starts, np.diff(starts, append=len(kept)))
+    kept = kept[position < most]
+    return row[kept], values[kept], machines[kept]
+
+
+def _packed(array: Array) -> tuple[int, str, bytes]:
+    """Compressed; integers in the smallest type that holds them."""
+    if array.dtype == np.int64 and array.size:
+        least, most = int(array.min()), int(array.max())
+        kinds = (np.uint8, np.uint16, np.uint32) if least >= 0 else ()
+        array = array.astype(next((kind for kind in kinds if most <= np.iinfo(kind).max), np.int64))
+    data = np.ascontiguousarray(array)
+    return data.nbytes, data.dtype.str, pa.compress(data, codec=_CODEC, asbytes=True)
+
+
+def _unpacked(packed: Sequence[Any], kind: Any) -> Array:
+    size, stored, data = packed
+    raw = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True)
+    return np.frombuffer(raw, stored).astype(kind)  # a copy that can be changed
+
+
+def _packed_ranks(part: Ranks) -> list[Any]:
+    row, values, machines = part
+    names = machines.tolist() if machines.dtype == object else machines.tobytes()
+    return [row.tobytes(), values.tobytes(), names]
+
+
+def _unpacked_ranks(packed: Sequence[Any]) -> Ranks:
+    row, values, names = packed
+    machines = np.frombuffer(names, np.int64) if isinstance(names, bytes) else np.array(names, object)
+    return np.frombuffer(row, np.int64), np.frombuffer(values), machines

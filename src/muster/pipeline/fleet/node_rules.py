@@ -184,9 +184,7 @@ class NodeRuleEvaluator:
                         getattr(block, name), known.groups if name == "group" else known.zones
                     )
                 case "state":
-                    inputs[name] = columns.Column(
-                        types.ValueKind.STRING, block.state + 1, (*blocks.STATES, "other")
-                    )
+                    inputs[name] = columns.Column(types.ValueKind.STRING, block.state + 1, cells.STATES)
                 case _ if name.startswith(f"{rules.OWN}."):
                     own = _own(block, words, name.removeprefix(f"{rules.OWN}."))
                     inputs[name] = columns.Column(types.ValueKind.FLOAT, own)

@@ -1,7 +1,8 @@
 """Reports of groups, zones and the system, computed by the driver and evaluated by the rules. Pure.
 
-All shards close a window in the same batch, because they receive the same clock.  So the upper scopes are
-sums over the cells of one batch, and only the baselines of anomaly detection are kept between batches.
+All shards close a window in the same batch, because they receive the same clock.  So a group is the sum of
+the shares of all shards in one batch, and the system is the sum of the groups.  Only the baselines of anomaly
+detection are kept between batches.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ class ScopeTotals:
     stale: int = 0
     top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values and their machines
     gone: bool = False  # all of its machines were removed
-    _figures: cells.Floats | None = None
 
     @property
     def about(self) -> str:
@@ -48,30 +48,47 @@ class ScopeTotals:
 
     @property
     def figures(self) -> cells.Floats:
-        """As `cells.WindowCell.figures`, computed once."""
-        if self._figures is None:
-            self._figures = self.cell.figures()
-        return self._figures
-
-    def add(self, closed: state.ClosedWindow, most: int) -> None:
-        self.cell.add(cells.WindowCell.unpack(closed.cell))
-        self.known += closed.known
-        self.stale += closed.stale
-        for name, ranked in closed.top.items():
-            self.top[name] = sorted([*self.top.get(name, ()), *ranked], reverse=True)[:most]
+        return self.cell.figures()
 
 
 def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
     """Totals of groups, zones and the system, for each window."""
-    totals: dict[tuple[int, str, str], ScopeTotals] = {}
-    for window in closed:
-        key = (window.from_ms, window.scope, window.name)
-        many = totals.get(key)
-        if many is None:
-            many = totals[key] = ScopeTotals(window.scope, window.name, window.from_ms, gone=window.gone)
-        many.gone &= window.gone
-        many.add(window, top)
-    return [totals[key] for key in sorted(totals)]
+    shares: dict[tuple[int, str], list[state.ClosedWindow]] = {}
+    for share in closed:
+        shares.setdefault((share.from_ms, share.scope), []).append(share)
+    totals: list[ScopeTotals] = []
+    for (from_ms, scope), parts in shares.items():
+        names: dict[str, int] = {}
+        for part in parts:
+            for name in part.names:
+                names.setdefault(name, len(names))
+        table = cells.CellTable(len(names))
+        figures = np.zeros((3, len(names)), np.int64)  # known, stale, shares that have not gone
+        for part in parts:
+            rows = np.array([names[name] for name in part.names], np.int64)
+            table.add(cells.CellTable.unpack(part.cells), rows)
+            figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)])
+        totals += _listed(scope, from_ms, list(names), table, figures, top)
+        if scope == "group":
+            system = cells.CellTable(1)
+            system.add(table, np.zeros(len(table), np.int64))
+            figures = figures.sum(axis=1, keepdims=True)
+            figures[2] = 1  # an empty system has a report, too
+            totals += _listed("system", from_ms, [""], system, figures, top)
+    return sorted(totals, key=lambda many: (many.from_ms, many.scope, many.name))
+
+
+def _listed(
+    scope: str, from_ms: int, names: list[str], table: cells.CellTable, figures: cells.Ints, top: int
+) -> list[ScopeTotals]:
+    return [
+        ScopeTotals(
+            scope, name, from_ms, cells.WindowCell(table, row), known, stale, ranking, gone=not remaining
+        )
+        for row, (name, known, stale, remaining, ranking) in enumerate(
+            zip(names, *figures.tolist(), table.rankings(top), strict=True)
+        )
+    ]
 
 
 class Baselines:
@@ -147,28 +164,6 @@ def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict
 def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
-
-
-def rollups(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
-    counts, sums, *rest = many.figures.tolist()
-    by_metric = {
-        name: columns.MetricRollup(
-            count=int(counts[at]),
-            sum=sums[at],
-            **{
-                part: row[at]
-                for part, row in zip(cells.FIGURES[2:], rest, strict=True)
-                if row[at] == row[at]  # not NaN
-            },
-        )
-        for at, name in enumerate(cells.METRICS)
-        if counts[at]
-    }
-    for name, metric in many.cell.extra.items():
-        by_metric[name] = columns.MetricRollup(
-            count=metric.count, sum=metric.sum, min=metric.min, max=metric.max
-        )
-    return by_metric
 
 
 class ScopeRuleEvaluator:
@@ -308,7 +303,7 @@ def _common(many: ScopeTotals, window_ms: int) -> Mapping[str, Any]:
         "reports": cell.total,
         "stale": many.stale,
         "states": cell.states,
-        "metrics": rollups(many),
+        "metrics": many.cell.rollups(),
         "oldest_ms": cell.oldest_ms,
         "dropped": cell.dropped,
         "partial": cell.partial,

@@ -1,9 +1,11 @@
 """The state of the fleet in columns, compact enough for Spark's state store. Pure.
 
-The groups of the fleet are divided into shards (`shard_of`).  A shard is one key of Spark's state store: one
-`FleetState` that is read, updated with the messages of a micro-batch, advanced to the clock of the batch, and
-written back.  Each machine has a few numbers (`node_columns`); each open window has a cell for each group and
-each zone (`cells`).
+The machines of the fleet are divided into shards by a hash of their names (`shards_of`), so that shards are
+of equal size whatever the groups are, and a machine stays in its shard when it moves to another group or
+zone.  A shard is one key of Spark's state store: one `FleetState` that is read, updated with the messages of
+a micro-batch, advanced to the clock of the batch, and written back.  Each machine has a few numbers
+(`node_columns`); each open window has a cell for each group and each zone (`cells`).  The driver adds up the
+cells of all shards (`rollups`).
 
 **Time.**  There are two clocks.  A report has the time at which it was made (event time), and the broker
 records when it was stored (`stored_ms`).  A machine cannot falsify the latter, and it does not change when a
@@ -20,8 +22,7 @@ Nothing here reads a clock or the network: the same messages give the same resul
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +42,20 @@ LATE = "late"
 UNUSABLE = "unusable"
 TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` names
 
-LAYOUT = 2  # of the data of `FleetState.pack`
+LAYOUT = 3  # of the data of `FleetState.pack`
 UNREADABLE = (
     "the state of the fleet in Spark's checkpoint cannot be read"  # identifies the error in Spark's message
 )
 
 _CHANNELS_MAX = 10_000  # that send summaries, tracked by one shard
 
+# Powers of an odd number, for the hash of names of up to 256 characters.
+_POWERS = np.multiply.accumulate(np.full(1024, 0x9E3779B97F4A7C15, np.uint64))
+
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Arrival = blocks.DecodedMessage
+SCOPES = ("group", "zone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +78,15 @@ class FleetStatePlan:
 
 
 class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """A closed window: of a group, or this shard's share of a zone or the system."""
+    """This shard's share of a closed window: its groups, or its zones."""
 
     scope: str
-    name: str
     from_ms: int
-    known: int
-    stale: int
-    cell: list[Any]  # packed
-    top: dict[str, list[tuple[float, str]]] = {}
-    gone: bool = False  # its last machine here was removed: no further reports will follow
+    names: list[str]
+    known: list[int]  # machines, for each name
+    stale: list[int]
+    cells: list[Any]  # packed: a row for each name
+    gone: bool = False  # the last machines of these names left this shard: no further reports will follow
 
 
 class ShardOutput(msgspec.Struct, array_like=True):
@@ -106,12 +110,27 @@ class StateUnreadable(errors.Conflict):
     code = "state-unreadable"
 
 
-def shard_of(group: str, shards: int) -> int:
-    return zlib.crc32(group.encode()) % shards
+def shards_of(names: pa.StringArray, shards: int) -> Ints:
+    """The shard of each machine: the same in every process and version."""
+    _, offsets, data = names.buffers()
+    ends = np.frombuffer(offsets, np.int32)[names.offset : names.offset + len(names) + 1].astype(np.int64)
+    size = np.diff(ends)
+    starts = ends[:-1] - ends[0]
+    letters = np.zeros(ends[-1] - ends[0] + 1, np.uint64)  # the last is read for an empty name at the end
+    if data is not None:
+        letters[:-1] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
+    position = np.arange(len(letters)) - np.repeat(np.r_[starts, ends[-1] - ends[0]], np.r_[size, 1])
+    letters = (letters + np.uint64(1)) * _POWERS[position % len(_POWERS)]
+    hashed = np.add.reduceat(letters, np.r_[starts, ends[-1] - ends[0]])[:-1]
+    hashed[size == 0] = 0
+    hashed ^= hashed >> np.uint64(32)
+    hashed *= np.uint64(0xD6E8FEB86659FD93)
+    hashed ^= hashed >> np.uint64(32)
+    return (hashed % np.uint64(shards)).astype(np.int64)
 
 
 class FleetState:
-    """The groups of one shard."""
+    """The machines of one shard."""
 
     def __init__(self, plan: FleetStatePlan, known: node_columns.NodeColumns | None = None) -> None:
         self._plan = plan
@@ -119,9 +138,9 @@ class FleetState:
         self.nodes = node_columns.NodeColumns(self._evaluator.column_schema) if known is None else known
         self._clock_ms = 0
         self._closed_ms = 0  # windows that end here or before are closed
-        self._open: dict[
-            tuple[int, str, int], cells.WindowCell
-        ] = {}  # by window's start, scope, code in the roll
+        # By start and scope; the row of a cell is the code of its group or zone.
+        self._open: dict[tuple[int, str], cells.CellTable] = {}
+        self._populated: dict[str, set[str]] = {scope: set() for scope in SCOPES}  # names with machines
         self._seen_messages = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
@@ -211,67 +230,39 @@ class FleetState:
         new: npt.NDArray[np.bool_],
         words: Sequence[str],
     ) -> None:
-        """Add reports to the cells of a scope: rows in the order of their cells, then all cells at once."""
-        stride = int(code.max()) + 1
-        key = window * stride + code
-        metrics, reported, state, partial = block.metrics, block.reported_ms, block.state, block.partial
-        order = None
-        if (np.diff(key) < 0).any():
-            order = np.argsort(key, kind="stable")
-            key, place, new, metrics = key[order], place[order], new[order], metrics[:, order]
-            reported, state, partial = reported[order], state[order], partial[order]
-        starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-        targets = [
-            self._open.setdefault((code_ // stride, scope, code_ % stride), cells.WindowCell())
-            for code_ in key[starts].tolist()
-        ]
-        cells.aggregate(targets, metrics, starts)
-        sizes = np.diff(starts, append=len(key))
-        cell_of = np.repeat(np.arange(len(starts)), sizes)
-        stated = np.bincount(
-            cell_of * (len(blocks.STATES) + 1) + state, minlength=len(starts) * (len(blocks.STATES) + 1)
-        ).reshape(len(starts), -1)  # equivalent: numpy takes any negative size for the one that is left
-        for target, total, machines_, oldest, is_partial, counts in zip(
-            targets,
-            sizes.tolist(),
-            np.add.reduceat(new, starts, dtype=np.int64).tolist(),
-            np.minimum.reduceat(reported, starts).tolist(),
-            np.logical_or.reduceat(partial, starts).tolist(),
-            stated.tolist(),
-            strict=True,  # equivalent: of equal length
-        ):
-            target.total += total
-            target.machines += machines_
-            target.oldest_ms = min(oldest, target.oldest_ms or oldest)
-            target.partial |= is_partial
-            cells.add_counts(
-                target.states,
-                {word: count for word, count in zip((*blocks.STATES, "other"), counts, strict=True) if count},
+        """Add reports to the cells of a scope."""
+        rows = int(code.max()) + 1
+        for start_ms in np.unique(window).tolist():
+            table = self._table(start_ms, scope, rows)
+            inside = window == start_ms
+            selected: Any = np.flatnonzero(inside)
+            if len(selected) == len(block):
+                selected = slice(None)  # without copies
+            table.add_reports(
+                code[selected],
+                block.metrics[:, selected],
+                block.reported_ms[selected],
+                block.state[selected],
+                block.partial[selected],
+                new[selected],
             )
-        if len(block.extra_row):
-            row = block.extra_row if order is None else np.argsort(order)[block.extra_row]
-            _fold_extra(targets, cell_of[row], block.extra_word, block.extra_value, words)
-        if scope == "group" and self._plan.top:
-            self._rank(targets, metrics, cell_of, place)
-        for first, facts in block.dropped:
-            at = first if order is None else int(np.flatnonzero(order == first)[0])
-            cells.add_counts(targets[cell_of[at]].dropped, facts.dropped)
+            if len(block.extra_row):
+                listed = inside[block.extra_row]
+                table.add_extra(
+                    code[block.extra_row[listed]], block.extra_word[listed], block.extra_value[listed], words
+                )
+            if scope == "group" and self._plan.top:
+                for name in self._plan.top_metrics:
+                    values = block.metrics[cells.METRICS.index(name), selected]
+                    table.add_ranks(name, code[selected], values, place[selected], self._plan.top)
+        for row, facts in block.dropped:
+            table = self._table(int(window[row]), scope, rows)
+            cells.add_counts(table.dropped.setdefault(int(code[row]), {}), facts.dropped)
 
-    def _rank(
-        self, targets: Sequence[cells.WindowCell], metrics: cells.Floats, cell_of: Ints, place: Ints
-    ) -> None:
-        most = self._plan.top
-        for name in self._plan.top_metrics:
-            values = metrics[cells.METRICS.index(name)]
-            least = np.array([_least(target, name, most) for target in targets])
-            rows = np.flatnonzero(values > least[cell_of])  # usually only a few are ranked
-            here = cell_of[rows]
-            starts = np.flatnonzero(np.r_[True, here[1:] != here[:-1]]) if len(here) else here
-            for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(here)], strict=False):
-                ranked = rows[start:end]
-                if len(ranked) > most:
-                    ranked = ranked[np.argpartition(values[ranked], -most)[-most:]]
-                targets[here[start]].rank(name, values[ranked], place[ranked], most)
+    def _table(self, start_ms: int, scope: str, rows: int) -> cells.CellTable:
+        table = self._open.setdefault((start_ms, scope), cells.CellTable())
+        table.grow(rows)
+        return table
 
     # Summaries
 
@@ -301,11 +292,12 @@ class FleetState:
             else:
                 output.count("summaries", 1)
                 for scope, code in (("group", group_code), ("zone", zone_code)):
-                    cell = self._open.setdefault((window, scope, code), cells.WindowCell())
-                    if not row.add_to(cell) and scope == "group":
+                    table = self._table(window, scope, code + 1)
+                    if not row.add_to(table, code) and scope == "group":
                         output.count(TRUNCATED, 1)
-                    cell.partial |= facts.partial
-                    cells.add_counts(cell.dropped, lost)
+                    table.partial[code] |= facts.partial
+                    if lost:
+                        cells.add_counts(table.dropped.setdefault(code, {}), lost)
                 lost = {}  # reported once
 
     # Closing windows
@@ -316,97 +308,94 @@ class FleetState:
         if closing_ms <= self._closed_ms:
             return
         last = closing_ms - width
-        gone = self._forget(changes)
+        self._forget(changes)
         data = self.nodes.data
         stale = self._clock_ms - data["received_ms"] > data["period_ms"] * self._plan.stale_after
         for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones)):
-            names = list(words)
-            known = np.bincount(data[scope], minlength=len(names))
-            silent = np.bincount(data[scope][stale], minlength=len(names))
+            known = np.bincount(data[scope], minlength=len(words))
+            silent = np.bincount(data[scope][stale], minlength=len(words))
+            starts = {start_ms for start_ms, scope_ in self._open if scope_ == scope and start_ms <= last}
             # The last window is closed even without reports.
-            if self._closed_ms > 0:  # equivalent: above 0 or 1: times are far beyond both
-                for code in np.flatnonzero(known).tolist():
-                    self._open.setdefault((last, scope, code), cells.WindowCell())
-            ready = sorted(key for key in self._open if key[0] <= last and key[1] == scope)
-            system: dict[int, _SystemShare] = {}
-            for key in ready:
-                cell = self._open.pop(key)
-                start_ms, _, code = key
-                top = self._named(cell)
-                counts = (int(known[code]), int(silent[code]))
-                if scope == "group":
-                    system.setdefault(start_ms, _SystemShare()).add(cell, counts, top, self._plan.top)
-                output.closed.append(_closed(scope, names[code], start_ms, counts, cell, top))
-            for name in gone[scope]:
-                output.closed.append(_closed(scope, name, last, (0, 0), cells.WindowCell(), {}, gone=True))
-            if scope == "group" and gone[scope]:
-                system.setdefault(last, _SystemShare())  # an empty system has a report, too
-            for start_ms, share in system.items():
-                counts = (
-                    (len(self.nodes), int(stale.sum())) if start_ms == last else (share.known, share.stale)
+            is_due = self._closed_ms > 0 and bool(known.any())  # equivalent: times are far above 0
+            names = np.array(list(words), object)
+            populated = set(names[known > 0].tolist())
+            for start_ms in sorted({*starts, last} if is_due else starts):
+                table = self._table(start_ms, scope, len(names))
+                del self._open[start_ms, scope]
+                rows = np.flatnonzero(table.present() | (known > 0) if start_ms == last else table.present())
+                reporting = set(names[table.machines > 0].tolist())
+                if start_ms == last:
+                    populated |= reporting
+                else:
+                    self._populated[scope] |= reporting
+                table.compact(self._plan.top)
+                table = table.select(rows)
+                table.rename_machines(self.nodes.names.array)
+                output.closed.append(
+                    ClosedWindow(
+                        scope=scope,
+                        from_ms=start_ms,
+                        names=names[rows].tolist(),
+                        known=known[rows].tolist(),
+                        stale=silent[rows].tolist(),
+                        cells=table.pack(),
+                    )
                 )
-                output.closed.append(_closed("system", "", start_ms, counts, share.cell, share.top))
+            gone = sorted(self._populated[scope] - populated)
+            if gone:
+                nothing = [0] * len(gone)
+                packed = cells.CellTable(len(gone)).pack()
+                output.closed.append(
+                    ClosedWindow(
+                        scope=scope,
+                        from_ms=last,
+                        names=gone,
+                        known=nothing,
+                        stale=nothing,
+                        cells=packed,
+                        gone=True,
+                    )
+                )
+            self._populated[scope] = populated
+        self._renumber()
         self._closed_ms = closing_ms
 
-    def _named(self, cell: cells.WindowCell) -> dict[str, list[tuple[float, str]]]:
-        """The ranks of a cell, with the names of the machines."""
-        ranks = {
-            name: [
-                (value, self.nodes.names[at])
-                for value, at in zip(values.tolist(), places.tolist(), strict=True)  # equivalent: as many
-            ]
-            for name, (values, places) in cell.ranks.items()
-        }
-        cell.ranks = {}
-        return ranks
-
-    def _forget(self, changes: node_rules.Changes) -> dict[str, list[str]]:
-        """Remove silent machines. Returns the names of groups and zones that became empty, by scope."""
+    def _forget(self, changes: node_rules.Changes) -> None:
+        """Remove silent machines."""
         gone = self._clock_ms - self.nodes.data["received_ms"] > self._plan.forget_s * 1000
-        if not gone.any():
-            return {"group": [], "zone": []}
-        self._evaluator.forget(self.nodes, gone, self._clock_ms, changes)
-        left = {scope: np.unique(self.nodes.data[scope][gone]).tolist() for scope in ("group", "zone")}
-        names = {
-            scope: [list(words)[code] for code in left[scope]]
-            for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones))
-        }
-        moved = self.nodes.keep(~gone)
-        for cell in self._open.values():
-            for name, (values, at) in cell.ranks.items():
-                here = moved[at] >= 0
-                cell.ranks[name] = values[here], moved[at][here]
-        self._renumber()
-        return {
-            "group": [name for name in names["group"] if name not in self.nodes.groups],
-            "zone": [name for name in names["zone"] if name not in self.nodes.zones],
-        }
+        if gone.any():
+            self._evaluator.forget(self.nodes, gone, self._clock_ms, changes)
+            moved = self.nodes.keep(~gone)
+            for table in self._open.values():
+                table.renumber_machines(moved)
 
     def _renumber(self) -> None:
-        """Reassign codes after groups or zones became empty."""
+        """Remove the names of empty groups and zones, and reassign codes."""
         for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones)):
-            used = sorted(
-                {
-                    *np.unique(self.nodes.data[scope]).tolist(),
-                    *(key[2] for key in self._open if key[1] == scope),
-                }
-            )
+            tables = {key: table for key, table in self._open.items() if key[1] == scope}
+            is_used = np.zeros(len(words), np.bool_)
+            is_used[self.nodes.data[scope]] = True
+            for table in tables.values():
+                is_used[: len(table)] |= table.present()
+            if is_used.all():
+                continue
             names = list(words)
+            used = np.flatnonzero(is_used)
             words.clear()
-            words.update((names[old], code) for code, old in enumerate(used))
-            table = np.zeros(len(names) + 1, np.int32)
-            table[used] = np.arange(len(used))
-            self.nodes.data[scope] = table[self.nodes.data[scope]]
-            self._open = {
-                (start, kind, int(table[code]) if kind == scope else code): cell
-                for (start, kind, code), cell in self._open.items()
-            }
+            words.update((names[old], code) for code, old in enumerate(used.tolist()))
+            codes = np.cumsum(is_used) - 1
+            self.nodes.data[scope] = codes[self.nodes.data[scope]].astype(np.int32)
+            for key, table in tables.items():
+                self._open[key] = table.select(used[used < len(table)])
 
     # Serialization
 
     def pack(self) -> bytes:
         """Everything except the names of machines (`node_columns.NodeNames`)."""
-        open_cells = [[*key, cell.pack()] for key, cell in self._open.items()]
+        open_cells = []
+        for key, table in self._open.items():
+            table.compact(self._plan.top)
+            open_cells.append([*key, table.pack()])
         return msgspec.msgpack.encode(
             (
                 LAYOUT,
@@ -415,6 +404,7 @@ class FleetState:
                 self._seen_messages.remembered(),
                 self.nodes.pack(),
                 open_cells,
+                self._populated,
             )
         )
 
@@ -431,7 +421,7 @@ class FleetState:
     ) -> FleetState:
         if fields[0] != LAYOUT:
             raise ValueError(f"its layout is {fields[0]!r:.20}, expected {LAYOUT}")
-        _, clock_ms, closed_ms, seen, packed, open_cells = fields
+        _, clock_ms, closed_ms, seen, packed, open_cells, populated = fields
         fleet = cls(
             plan,
             node_columns.NodeColumns.unpack(
@@ -442,82 +432,6 @@ class FleetState:
         fleet._seen_messages = duplicates.DuplicateWindows(
             _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
         )
-        fleet._open = {
-            (start, scope, code): cells.WindowCell.unpack(cell) for start, scope, code, cell in open_cells
-        }
+        fleet._open = {(start, scope): cells.CellTable.unpack(table) for start, scope, table in open_cells}
+        fleet._populated = {scope: set(names) for scope, names in populated.items()}
         return fleet
-
-
-class _SystemShare:
-    """This shard's share of the system: the sum of its groups."""
-
-    def __init__(self) -> None:
-        self.cell = cells.WindowCell()
-        self.known = self.stale = 0
-        self.top: dict[str, list[tuple[float, str]]] = {}
-
-    def add(
-        self,
-        cell: cells.WindowCell,
-        counts: tuple[int, int],
-        top: Mapping[str, list[tuple[float, str]]],
-        most: int,
-    ) -> None:
-        self.cell.add(cell)
-        self.known += counts[0]
-        self.stale += counts[1]
-        for name, ranked in top.items():
-            self.top[name] = sorted([*self.top.get(name, ()), *ranked], reverse=True)[:most]
-
-
-def _closed(
-    scope: str,
-    name: str,
-    start_ms: int,
-    counts: tuple[int, int],
-    cell: cells.WindowCell,
-    top: dict[str, list[tuple[float, str]]],
-    *,
-    gone: bool = False,
-) -> ClosedWindow:
-    known, stale = counts
-    return ClosedWindow(
-        scope=scope,
-        name=name,
-        from_ms=start_ms,
-        known=known,
-        stale=stale,
-        cell=cell.pack(),
-        top=top,
-        gone=gone,
-    )
-
-
-def _least(cell: cells.WindowCell, name: str, most: int) -> float:
-    """The value that a new value must exceed to be ranked."""
-    ranked = cell.ranks.get(name)
-    return float(ranked[0][-1]) if ranked is not None and len(ranked[0]) >= most else -np.inf
-
-
-def _fold_extra(
-    targets: Sequence[cells.WindowCell], cell_of: Ints, word: Ints, value: cells.Floats, words: Sequence[str]
-) -> None:
-    key = cell_of * len(words) + word
-    order = np.argsort(key, kind="stable")
-    key, value = key[order], value[order]
-    starts = np.flatnonzero(np.r_[True, key[1:] != key[:-1]])
-    counts = np.diff(starts, append=len(key))
-    parts = (
-        np.add.reduceat(value, starts),
-        np.minimum.reduceat(value, starts),
-        np.maximum.reduceat(value, starts),
-    )
-    for pair, count, total, least, most in zip(
-        key[starts].tolist(),
-        counts.tolist(),
-        *(part.tolist() for part in parts),
-        strict=True,  # equivalent: of equal length
-    ):
-        targets[pair // len(words)].fold_extra(
-            words[pair % len(words)], cells.ExtraMetric(count, total, least, most)
-        )

@@ -38,24 +38,23 @@ class ChannelSummary(msgspec.Struct, frozen=True):
             row["partial"],
         )
 
-    def add_to(self, cell: cells.WindowCell) -> bool:
-        """False if the cell has too many metrics already."""
+    def add_to(self, table: cells.CellTable, row: int) -> bool:
+        """False if the table has too many metrics already."""
         total, least, most = self.figures
-        cell.partial |= self.partial
+        table.partial[row] |= self.partial
         if not self.metric:  # this row counts reports and machines
-            cell.total += self.count
-            cell.merged = cell.merged or sketches.DistinctSketch()
-            cell.merged.merge(self.machines)
-            cell.oldest_ms = min(self.from_ms, cell.oldest_ms or self.from_ms)
+            table.total[row] += self.count
+            table.merged.setdefault(row, sketches.DistinctSketch()).merge(self.machines)
+            table.oldest_ms[row] = min(self.from_ms, table.oldest_ms[row])
         elif self.metric in cells.METRICS:
             at = cells.METRICS.index(self.metric)
-            cell.count[at] += self.count
-            cell.sum[at] += total
-            cell.min = np.minimum(cell.min, np.where(np.arange(len(cell.min)) == at, least, np.inf))
-            cell.max = np.maximum(cell.max, np.where(np.arange(len(cell.max)) == at, most, -np.inf))
-            cells.fold_sketch(cell, at, self.sketch)
-        elif self.metric in cell.extra or len(cell.extra) < blocks.EXTRA_MAX:
-            cell.fold_extra(self.metric, cells.ExtraMetric(self.count, total, least, most))
+            table.count[at, row] += self.count
+            table.sum[at, row] += total
+            table.min[at, row] = min(least, table.min[at, row])
+            table.max[at, row] = max(most, table.max[at, row])
+            table.add_histogram(row, at, self.sketch)
+        elif table.has_room_for(self.metric, blocks.EXTRA_MAX):
+            table.add_metric(row, self.metric, cells.ExtraMetric(self.count, total, least, most))
         else:
             return False
         return True

@@ -1,13 +1,13 @@
 """The Spark query from the streams of reports to results.
 
-    streams ──> shard of each message ──> shard of groups: history, fleet state ──> the driver
-                   in the source             transformWithState
+    streams ──> messages by shard ──> shard of machines: history, fleet state ──> the driver
+                  in the source           transformWithState
 
-Messages pass through Spark unchanged, as Arrow inside one binary value, so a row of Spark is about a thousand
-reports.  Single reports are processed in columns, in Spark's Python workers, and once: the task that has the
-state of a shard decodes its messages, writes them to the history, aggregates them and evaluates the node
-rules (`muster.pipeline.fleet`).  The driver receives a few rows for each group and batch, and commits them
-(`batch_commit`).
+Messages pass through Spark as Arrow inside one binary value, so a row of Spark is some hundred reports.
+Single reports are processed in columns, in Spark's Python workers: the task that has the state of a shard
+decodes its messages, writes them to the history, aggregates them and evaluates the node rules
+(`muster.pipeline.fleet`).  The driver receives the cells of groups and zones, adds up those of all shards,
+and commits them (`batch_commit`).
 
 An invalid message never fails the query: it is counted by reason.
 """
@@ -141,7 +141,7 @@ class ShardProcessor:
                 continue
             try:
                 batch, facts = columns.decode(row["data"])
-                _refuse_names(batch, row["grp"], detail=facts.schema == columns.NODE_SCHEMA)
+                _refuse_names(batch, detail=facts.schema == columns.NODE_SCHEMA)
             except errors.MusterError as error:
                 self._count(error.code, 1)
                 continue
@@ -190,18 +190,12 @@ class ShardProcessor:
         self._started = now
 
 
-def _refuse_names(batch: pa.RecordBatch, header: str | None, *, detail: bool) -> None:
+def _refuse_names(batch: pa.RecordBatch, *, detail: bool) -> None:
     """Names become subjects and keys: 1 to 256 characters, as `messages.Name`."""
     for column in ("machine", "group", "zone") if detail else ("group", "zone"):
         lengths = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
         if lengths["min"] < 1 or lengths["max"] > 256:
             raise columns.ReportSchemaMismatch(f"the column {column} has a name that is empty or too long")
-    if header is not None and not pc.all(pc.equal(batch.column("group"), header)).as_py():
-        raise ForgedReport("the header names another group than the rows")
-
-
-class ForgedReport(errors.InvalidInput):
-    code = "forged"
 
 
 def _history_rows(message: state.Arrival) -> pa.RecordBatch:

@@ -1,11 +1,8 @@
-"""The first step of the query: the shard of each message.
+"""The first step of the query: the reports of each message, divided by shard.
 
-Usually all reports of a message belong to one group, named in its header (`columns.GROUP_HEADER`).  Such a
-message is passed on without decoding.  Otherwise it is decoded here, and split if its groups belong to
-several shards.  A forged header affects only the reports of its sender: the task that decodes the message
-detects reports of other groups and rejects them.
-
-Every shard also receives the time of the broker's clock, and one shard the counts of rejected messages.
+A machine belongs to the shard that the hash of its name selects (`fleet.state.shards_of`), a row of a summary
+to the shard of its group.  A message is decoded and divided here; with a single shard it is passed on as it
+is.  Every shard also receives the time of the broker's clock, and one shard the counts of rejected messages.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from muster.bus import api
 from muster.core import errors
@@ -29,12 +25,11 @@ SCHEMA = pa.schema(
         ("shard", pa.int32()),
         ("sequence", pa.int64()),
         ("stored_ms", pa.int64()),
-        ("grp", pa.string()),  # from the header
         ("data", pa.binary()),
         ("counts", pa.string()),
     ]
 )
-COLUMNS = "shard int, sequence bigint, stored_ms bigint, grp string, data binary, counts string"
+COLUMNS = "shard int, sequence bigint, stored_ms bigint, data binary, counts string"
 
 _MESSAGES = 64  # in one batch for Spark: a few megabytes
 
@@ -49,42 +44,38 @@ def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -
         clock_ms = max(clock_ms, stored_ms)
         if protocol.is_tick(message.subject):
             continue
-        group = message.headers.get(columns.GROUP_HEADER)
         try:
-            parts = (
-                [(fleet_state.shard_of(group, len(keys)), message.data)]
-                if group
-                else list(_divided(message.data, len(keys)))
-            )
+            parts = list(_divided(message.data, len(keys)))
         except errors.MusterError as error:
             counts[error.code] = counts.get(error.code, 0) + 1
             continue
-        waiting += [(keys[shard], message.sequence, stored_ms, group, data, None) for shard, data in parts]
+        waiting += [(keys[shard], message.sequence, stored_ms, data, None) for shard, data in parts]
         if len(waiting) >= _MESSAGES:
             yield _rows(waiting)
             waiting = []
     if clock_ms:
         counted = msgspec.json.encode(counts).decode()
         waiting += [
-            (key, 0, clock_ms, None, None, counted if place == 0 else None) for place, key in enumerate(keys)
+            (key, 0, clock_ms, None, counted if place == 0 else None) for place, key in enumerate(keys)
         ]
     if waiting:
         yield _rows(waiting)
 
 
 def _divided(data: bytes, shards: int) -> Iterator[tuple[int, bytes]]:
-    """The message split by shard; unchanged if all of it belongs to one."""
-    batch, facts = columns.decode(data)
-    groups = batch.column("group").dictionary_encode()
-    shard = np.array([fleet_state.shard_of(group, shards) for group in groups.dictionary.to_pylist()])
-    shards_ = np.unique(shard)
-    if len(shards_) == 1:
-        yield int(shards_[0]), data
+    if shards == 1:
+        yield 0, data
         return
-    of_row = pa.array(shard[groups.indices.to_numpy()])
-    for number, number_ in enumerate(shards_.tolist()):
-        first = facts if number == 0 else msgspec.structs.replace(facts, dropped={})
-        yield number_, columns.encode(batch.filter(pc.equal(of_row, number_)), first)
+    batch, facts = columns.decode(data)
+    names = batch.column("machine" if facts.schema == columns.NODE_SCHEMA else "group")
+    shard = fleet_state.shards_of(names, shards)
+    order = np.argsort(shard, kind="stable")
+    ordered = batch.take(pa.array(order))
+    ends = np.cumsum(np.bincount(shard, minlength=shards)).tolist()
+    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        if end > start:
+            yield number, columns.encode(ordered.slice(start, end - start), facts)
+            facts = msgspec.structs.replace(facts, dropped={})  # reported once
 
 
 def _rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:

@@ -9,16 +9,20 @@ import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.policy import commands, responder
+from muster.app.policy import reaction_rules, reactions, responder
 from muster.core import errors, messages
 from muster.core.settings import loader
+from muster.manage import client as manage
+from muster.manage import rows
 from muster.notify import client as notify
-from muster.notify import models
+from muster.notify import models, queries
 from muster.pipeline import protocol
+from muster.predicates import types as types_
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 
@@ -41,7 +45,7 @@ class Manager:
         self._answers = list(answers)
         self.asked: list[tuple[str, str]] = []
 
-    async def exec(self, operation: str, resource: str, *, id: str) -> list[dict[str, Any]]:
+    async def exec(self, operation: str, resource: str, *, id: str) -> list[Any]:
         self.asked.append((operation, id))
         if not self._answers:
             await asyncio.Event().wait()
@@ -49,7 +53,7 @@ class Manager:
         if isinstance(answer, Exception):
             raise answer
         outcome, _, code = answer.partition(":")
-        return [{"outcome": outcome, "code": code}]
+        return [types.SimpleNamespace(outcome=outcome, code=code)]
 
 
 async def obeyed(manager: Manager, *events: Any) -> list[int]:
@@ -63,7 +67,11 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
     receiver = notify.ReceiverHandle(receivers, "web-1", 10)
     for event in events:
         receiver._enqueue(event, 0)
-    obeying = asyncio.create_task(commands.execute_command(receiver, "web-1", manager))  # type: ignore[arg-type]
+    rule = reaction_rules.ReactionSpec(
+        where="TRUE", model="Server", policy="command", operations=("isolate", "restart", "last", "tell")
+    )
+    work = reactions.execute_commands(receiver, "web-1", rule, lambda sender: manager)  # type: ignore[arg-type,return-value]
+    obeying = asyncio.create_task(work)
     await eventually(lambda: not manager._answers, timeout_s=600)
     await asyncio.sleep(0)
     obeying.cancel()
@@ -73,7 +81,11 @@ async def obeyed(manager: Manager, *events: Any) -> list[int]:
 
 def command(operation: str, sequence: int) -> Any:
     return types.SimpleNamespace(
-        content={"operation": operation}, sender={"_id": "x/y"}, id=f"e{sequence}", sequence=sequence
+        type="command",
+        content={"operation": operation},
+        sender={"_id": "x/y"},
+        id=f"e{sequence}",
+        sequence=sequence,
     )
 
 
@@ -108,6 +120,109 @@ async def test_a_refused_command_and_one_that_is_not_durable_are_asked_for_once(
     acknowledged = await obeyed(manager, command("isolate", 7), command("tell", 0), command("restart", 8))
     assert [operation for operation, _ in manager.asked] == ["isolate", "tell", "restart"]
     assert 7 in acknowledged
+
+
+@pytest.mark.virtual_time
+async def test_an_operation_that_the_rule_does_not_list_is_not_requested():
+    manager = Manager("done")
+    acknowledged = await obeyed(manager, command("delete", 7), command("restart", 8))
+    assert manager.asked[0][0] == "restart"
+    assert 7 in acknowledged
+
+
+def test_reactions_are_read_as_a_whole_and_say_what_is_wrong():
+    (rule,) = reaction_rules.load(REACTIONS)
+    assert reaction_rules.requested_operation(rule, {"operation": "restart"}) == "restart"
+    assert reaction_rules.requested_operation(rule, {"operation": "delete"}) is None
+    assert reaction_rules.requested_operation(rule, {}) is None
+    fixed = reaction_rules.ReactionSpec(where="TRUE", model="M", policy="p", operation="drain")
+    assert reaction_rules.requested_operation(fixed, {"operation": "restart"}) == "drain"
+    web = rows.ResourceRow(
+        name="web", type="process", group="shop", agent="local", desired="up", state="up", generation=1
+    )
+    db = msgspec.structs.replace(web, name="db")
+    found = reaction_rules.receivers((rule, fixed), [[web], [web, db]])
+    assert found["web"] == reaction_rules.ResourceReceiver(rule, {"application": "shop"})
+    assert found["db"].rule is fixed
+    for text, problem in (
+        ("reactions: [{where: '1 +', model: M, policy: p}]", "reaction 1: where"),
+        ("reactions: [{where: 'TRUE', model: M}]", "policy"),
+        ("reactions: [{where: 'TRUE', model: M, policy: p, wait: 1}]", "unknown field"),
+        ("reactions: [{where: 'TRUE', model: M, policy: p, operation: a, operations: [b]}]", "omit"),
+        ("rules: []", "unknown field"),
+    ):
+        with pytest.raises(errors.InvalidInput, match=problem):
+            reaction_rules.load(text)
+
+
+REACTIONS = """
+reactions:
+  - where: group = 'shop'
+    model: Server
+    state: {application: "{group}"}
+    policy: "command AND sender: (_process = 'responder')"
+    operations: [restart]
+"""
+SERVER = models.Model("Server", {"application": types_.STRING})
+COMMAND = models.Model("command", {"operation": types_.STRING}, models.ModelKind.EVENT)
+
+
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_a_managed_resource_obeys_the_event_that_an_alert_leads_to(tmp_path: Path):
+    """Alert, response, event, reaction, operation: all by settings."""
+    (tmp_path / "responses.yaml").write_text(
+        "responses: [{alert: infected, event: command, content: {operation: restart}, "
+        "to: \"application = 'shop'\"}]"
+    )
+    (tmp_path / "reactions.yaml").write_text(REACTIONS)
+    settings = loader.load(
+        app_settings.Settings,
+        flags={
+            "domain.data_dir": str(tmp_path / "data"),
+            "bus.port": 0,
+            "web.enabled": False,
+            "message.enabled": False,
+            "inform.enabled": False,
+            "manage.managers": 1,
+            "manage.registries": 1,
+            "responder.rules": str(tmp_path / "responses.yaml"),
+            "reactions.rules": str(tmp_path / "reactions.yaml"),
+        },
+    )
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(
+            domain.Domain(settings, parts=app_settings.components(settings))
+        )
+        operator = await stack.enter_async_context(await running.connect("ann", roles.Role.OPERATOR))
+        receivers = await stack.enter_async_context(notify.NotifyClient(operator))
+        part = running.part(reactions.ReactionComponent)
+        fleet = manage.ManageClient(operator)
+        entry = {"type": "memory", "agent": "local", "group": "shop"}
+        await fleet.apply(msgspec.json.encode({"resources": [{"name": "web", **entry}]}).decode(), wait_s=60)
+        # The model is missing: it says so, and continues when it is defined.
+        await eventually(lambda: "Server" in part.health().reason, timeout_s=30)
+        for model in (SERVER, COMMAND):
+            await receivers.define(model)
+        await eventually(lambda: part.health().facts["reaction_receivers"] == 1, timeout_s=30)
+        listed = (await queries.list_receivers(operator)).receivers
+        assert [(row.receiver, row.state) for row in listed] == [("bootstrap/web", {"application": "shop"})]
+
+        # An event of another sender is not accepted, whatever it requests.
+        await receivers.sender("ann").send("command", {"operation": "restart"}, durable=True)
+        async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:
+            stream = await bus.stream(protocol.streams()[1])
+            await stream.publish("muster.pipeline.from.pipeline.alert.infected", messages.encode(alert(1)))
+
+        async def restarted() -> list[messages.Decision]:
+            return [entry for entry in await fleet.decisions() if entry.what == "exec"]
+
+        (entry_,) = await eventually(restarted, timeout_s=30)
+        assert (entry_.target, entry_.outcome) == ("web", messages.DecisionOutcome.DONE)
+        assert entry_.on_behalf_of == "responder/responder"
+
+        await fleet.delete("web")
+        await fleet.wait_gone("web")
+        await eventually(lambda: part.health().facts["reaction_receivers"] == 0, timeout_s=30)
 
 
 # Alerts

@@ -9,7 +9,6 @@ Everything deeper is tested where it lives; this test says that the parts fit to
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.policy import commands
 from muster.core import errors, messages
 from muster.core.settings import loader
 from muster.inform import client as inform
@@ -52,6 +50,14 @@ responses:
     to: "application = 'web'"
 """
 
+REACTIONS = """
+reactions:
+  - where: type = 'process'
+    model: Server
+    state: {application: "{name}"}
+    policy: "command AND sender: (_trust_level >= 2)"
+"""
+
 MANIFEST = """
 resources:
   - {name: web, type: process, agent: host-1, config: {command: [sleep, "1000"]}}
@@ -61,11 +67,11 @@ resources:
 SERVER = models.Model("Server", {"application": types.STRING})
 CONTROLLER = models.Model("Controller", {"_trust_level": types.INT})
 COMMAND = models.Model("command", {"operation": types.STRING}, models.ModelKind.EVENT)
-POLICY = "command AND sender: (_trust_level >= 2)"
 
 
 def wanted(folder: Path) -> app_settings.Settings:
-    for name, content in (("rules.yaml", RULES), ("responses.yaml", RESPONSES)):
+    files = {"rules.yaml": RULES, "responses.yaml": RESPONSES, "reactions.yaml": REACTIONS}
+    for name, content in files.items():
         (folder / name).write_text(content)
     return loader.load(
         app_settings.Settings,
@@ -88,6 +94,7 @@ def wanted(folder: Path) -> app_settings.Settings:
             "pipeline.delay_s": "1s",
             "pipeline.rules": str(folder / "rules.yaml"),
             "responder.rules": str(folder / "responses.yaml"),
+            "reactions.rules": str(folder / "reactions.yaml"),
         },
     )
 
@@ -124,14 +131,6 @@ async def test_once_around_the_loop(tmp_path: Path):
         receivers = await stack.enter_async_context(notify.NotifyClient(host_bus))
         for model in (SERVER, CONTROLLER, COMMAND):
             await receivers.define(model)
-        for resource in ("web", "db"):
-            receiver = await receivers.advertise(
-                resource, "Server", {"application": resource}, policy=POLICY, durable=True
-            )
-            work = asyncio.create_task(
-                commands.execute_command(receiver, resource, manage.ManageClient(host_bus))
-            )
-            stack.callback(work.cancel)
         authority = running.trust.root_authority()
         await receivers.present(
             authority.grant("responder", {"_trust_level": 3}, tier=1, now=time.time(), lifetime_s=3600)

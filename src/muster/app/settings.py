@@ -21,7 +21,7 @@ from muster.app.components import (
     soap_gateways,
     web,
 )
-from muster.app.policy import responder
+from muster.app.policy import reactions, responder
 from muster.app.supervisor import domain_tree
 from muster.core.settings import domain
 from muster.gateways.soap import settings as soap_settings
@@ -45,6 +45,7 @@ class Settings(domain.BaseSettings, frozen=True, kw_only=True):
     message: message_settings.MessageSettings = message_settings.MessageSettings()
     pipeline: pipeline_settings.PipelineSettings = pipeline_settings.PipelineSettings()
     responder: responder.Responder = responder.Responder()
+    reactions: reactions.Reactions = reactions.Reactions()
     soap: soap_settings.SoapSettings = soap_settings.SoapSettings()
     web: web_settings.WebSettings = web_settings.WebSettings()
 
@@ -65,6 +66,7 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: notifier.NotifierComponent(settings.notify) if settings.notify.enabled else None,
     lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
     lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
+    lambda settings: reactions.ReactionComponent(settings.reactions) if settings.reactions.rules else None,
     lambda settings: soap_gateways.SoapComponent(settings) if settings.soap.enabled else None,
     lambda settings: web.WebComponent(settings) if settings.web.enabled else None,
 )

@@ -21,16 +21,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from muster.core import errors, messages
 from muster.core.formats import yaml
+from muster.core.settings import sections
 from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser, printer
+
+doc = sections.field_doc
 
 _MODEL = {
     "rule": types.STRING,
@@ -47,15 +50,24 @@ Value = str | int | float | bool
 
 
 class ResponseSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    alert: str
-    event: str
-    to: str
-    content: dict[str, Value] = {}
-    when: str = "state = 'firing'"
-    durable: bool = True
+    """Which alert sends which event to which receivers."""
+
+    alert: Annotated[str, doc("The rule that raised the alert; * for any.")]
+    event: Annotated[str, doc("The type of the event.")]
+    to: Annotated[str, doc("Address: a predicate over receivers' states. Placeholders become strings.")]
+    content: Annotated[
+        dict[str, Value],
+        doc("The event's content. {rule}, {about}, {kind}, {name}, {severity} and {state} are replaced."),
+    ] = {}
+    when: Annotated[
+        str, doc("Predicate over the alert's rule, about, kind, name, severity, state and value.")
+    ] = "state = 'firing'"
+    durable: Annotated[bool, doc("Whether the event is stored until its receivers acknowledge it.")] = True
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ResponseFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of responses."""
+
     responses: tuple[ResponseSpec, ...]
 
 
@@ -76,7 +88,7 @@ class ResponseRule:
 def load(source: str) -> tuple[ResponseRule, ...]:
     """All rules of a file or none; an error names the invalid response."""
     try:
-        file = msgspec.convert(yaml.read(source, "not a file of responses"), _File)
+        file = msgspec.convert(yaml.read(source, "not a file of responses"), ResponseFile)
     except msgspec.ValidationError as error:
         raise errors.InvalidInput(f"not a file of responses: {error}") from error
     return tuple(_rule(place, response) for place, response in enumerate(file.responses, 1))

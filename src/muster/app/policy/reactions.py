@@ -1,0 +1,202 @@
+"""Reactions: managed resources obey events that their policies accept.
+
+For each resource that a rule selects, the domain registers a receiver of the same name.  An accepted event
+goes, as the operation it requests, to the resource's manager, which has the desired state and the epoch; the
+activity log names the sender of the event.  New resources become receivers as soon as they have a state, and
+receivers of deleted resources leave.
+
+A durable event is acknowledged when its request has a reply: done, failed, refused, or in doubt because even
+the agent cannot determine the outcome. While no manager replies, or the agent's reply is lost, the request is
+repeated under the same id and executed once. Later events of a resource wait, so commands run in order.
+Events that are not durable are requested once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from muster.app.components import component
+from muster.app.components import context as context_
+from muster.app.policy import reaction_rules
+from muster.bus import api
+from muster.core import errors, health, messages
+from muster.core.settings import sections
+from muster.core.telemetry import log
+from muster.manage import client as manage
+from muster.manage import protocol
+from muster.manage.agent import operation_log
+from muster.notify import client as notify
+from muster.supervision import tasks
+
+events = log.EventLog("app")
+
+RETRY_S, RETRY_S_MAX = 0.5, 30.0
+RESCAN_S = 10.0  # for changes that no state change announces, as of a label
+
+
+class Reactions(sections.SettingsSection, frozen=True, kw_only=True):
+    """How managed resources react to events."""
+
+    rules: Annotated[
+        sections.FilePath,
+        sections.field_doc(
+            "The file of reactions: which resources are receivers, which events they accept, and which "
+            "operations these execute. Empty: none. If several machines run the domain, set it on one."
+        ),
+    ] = ""
+
+
+class ReactionComponent:
+    name = "reactions"
+    depends_on: Sequence[str] = ("notify",)
+    vital = False
+
+    def __init__(self, settings: Reactions) -> None:
+        self._settings = settings
+        self._problem = "starting"
+        self._receivers = 0
+
+    async def start(self, context: context_.ComponentContext) -> None:
+        rules = reaction_rules.load(await asyncio.to_thread(Path(self._settings.rules).read_text))
+        context.tasks.loop("reactions", ResourceReceivers(context.bus, rules, self._report).run)
+
+    async def stop(self) -> None: ...
+
+    def health(self) -> component.ComponentHealth:
+        state = health.HealthState.LATE if self._problem else health.HealthState.UP
+        return component.ComponentHealth(state, self._problem, {"reaction_receivers": self._receivers})
+
+    def _report(self, receivers: int, problem: str) -> None:
+        self._receivers, self._problem = receivers, problem
+
+
+class ResourceReceivers:
+    """The receivers of a domain's resources, kept in step with the resources."""
+
+    def __init__(
+        self,
+        bus: api.Bus,
+        rules: Sequence[reaction_rules.ReactionSpec],
+        report: Callable[[int, str], None] = lambda receivers, problem: None,
+    ) -> None:
+        self._bus = bus
+        self._rules = rules
+        self._report = report
+        self._fleet = manage.ManageClient(bus)
+        self._joined: dict[str, reaction_rules.ResourceReceiver] = {}
+        self._supervisor = tasks.TaskSupervisor("reactions")
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by resource
+
+    async def run(self) -> None:
+        self._joined.clear()
+        changed = asyncio.Event()
+        async with (
+            notify.NotifyClient(self._bus) as receivers,
+            await self._bus.subscribe(protocol.STATES, handler=lambda _: changed.set()),
+        ):
+            try:
+                while True:
+                    problem = ""
+                    try:
+                        problem = await self._update(receivers)
+                    except errors.Unavailable as error:  # no registry or notifier is active yet
+                        problem = str(error)
+                    self._report(len(self._joined), problem)
+                    await asyncio.sleep(RETRY_S)  # many changes need one scan
+                    if not problem:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(changed.wait(), RESCAN_S)
+                    changed.clear()
+            finally:
+                await self._supervisor.close()
+                self._tasks.clear()
+
+    async def _update(self, receivers: notify.NotifyClient) -> str:
+        """Join and leave as the resources require; returns the problem of the first that cannot join."""
+        selected = [await self._fleet.get(where=rule.where) for rule in self._rules]
+        wanted = reaction_rules.receivers(self._rules, selected)
+        problem = ""
+        for name in self._joined.keys() - wanted.keys():
+            await self._leave(receivers.sender(name))
+        for name, receiver in wanted.items():
+            if self._joined.get(name) == receiver:
+                continue
+            try:
+                await self._join(receivers, name, receiver)
+            except errors.Unavailable:
+                raise
+            except errors.MusterError as error:  # as a model that is not defined yet
+                problem = problem or f"{name}: {error}"
+        return problem
+
+    async def _join(
+        self, receivers: notify.NotifyClient, name: str, receiver: reaction_rules.ResourceReceiver
+    ) -> None:
+        rule = receiver.rule
+        handle = await receivers.advertise(
+            name, rule.model, receiver.state, policy=rule.policy, durable=rule.durable
+        )
+        before = self._joined.get(name)
+        self._joined[name] = receiver
+        if before is None or before.rule != rule:
+            await self._end(name)
+            work = functools.partial(execute_commands, handle, name, rule, self._manager)
+            self._tasks[name] = self._supervisor.loop(f"commands of {name}", work)
+
+    def _manager(self, sender: str) -> manage.ManageClient:
+        return manage.ManageClient(self._bus, on_behalf_of=sender)
+
+    async def _leave(self, handle: notify.ReceiverHandle) -> None:
+        await self._end(handle.name)
+        await handle.leave()
+        del self._joined[handle.name]
+
+    async def _end(self, name: str) -> None:
+        task = self._tasks.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def execute_commands(
+    receiver: notify.ReceiverHandle,
+    resource: str,
+    rule: reaction_rules.ReactionSpec,
+    manager_for: Callable[[str], manage.ManageClient],
+) -> None:
+    """Request the operation of each accepted event, as long as the receiver exists.
+
+    ``manager_for`` returns the client that requests operations on behalf of a sender.
+    """
+    async for event in receiver:
+        operation = reaction_rules.requested_operation(rule, event.content)
+        if operation is None:
+            events.warning("command-not-allowed", resource=resource, event=event.type, id=event.id)
+            continue
+        manager = manager_for(str(event.sender["_id"]))
+        wait_s = RETRY_S
+        while not await _request_operation(event, operation, resource, manager) and event.sequence:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_S_MAX)
+
+
+async def _request_operation(
+    event: notify.ReceivedEvent, operation: str, resource: str, manager: manage.ManageClient
+) -> bool:
+    """Whether the request got a reply."""
+    try:
+        answers = await manager.exec(operation, resource, id=f"{event.sender['_id']}:{event.id}")
+    except errors.MusterError as error:
+        events.warning("command-failed", resource=resource, operation=operation, error=str(error))
+        return not isinstance(error, errors.Unavailable)
+    for answer in answers:
+        events.info("command", resource=resource, operation=operation, outcome=answer.outcome)
+    return all(
+        answer.outcome != messages.DecisionOutcome.IN_DOUBT.value or answer.code == operation_log.IN_DOUBT
+        for answer in answers
+    )

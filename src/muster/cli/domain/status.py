@@ -60,7 +60,7 @@ def status(invocation: command.Invocation) -> None:
             "health": running.health_url,
             "dashboard": running.web_url,
         }
-        lists = command.run(_ask(running.health_url)) if running.health_url else {}
+        lists = command.run(fetch(running.health_url)) if running.health_url else {}
         facts["state"] = lists.pop("state", "running")
         facts["ready"] = lists.pop("ready", None)
     _print(invocation, facts, lists)
@@ -72,7 +72,7 @@ def _time(at_s: float) -> str:
     return datetime.datetime.fromtimestamp(at_s).astimezone().isoformat(" ", "seconds")
 
 
-async def _ask(url: str) -> dict[str, Any]:
+async def fetch(url: str) -> dict[str, Any]:
     """The status page of the domain; the state is ``unresponsive`` if it does not respond."""
     from muster.bus.http import client
     from muster.core import errors

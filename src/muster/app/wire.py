@@ -17,6 +17,7 @@ from muster.app.components import management
 from muster.app.operations import audit, control
 from muster.core import messages, subjects
 from muster.core.reports import columns
+from muster.core.settings import sections as settings_sections
 from muster.inform import protocol as inform
 from muster.manage import protocol as managing
 from muster.message import protocol as message
@@ -160,13 +161,21 @@ def _struct(kind: type[msgspec.Struct]) -> str:
     lines = [f"\n**{kind.__name__}**{details}{': ' + meaning if meaning else ''}\n\n"]
     for field in msgspec.structs.fields(kind):
         default = "" if field.required else f" = {_default(field)}"
-        lines.append(f"- `{field.encode_name}: {_annotation(kind, field.name)}{default}`\n")
+        described = next(
+            (meta.description for meta in settings_sections.metas(field.type) if meta.description), ""
+        )
+        note = f": {described}" if described else ""
+        lines.append(f"- `{field.encode_name}: {_annotation(kind, field.name)}{default}`{note}\n")
     return "".join(lines)
+
+
+_DESCRIBED = re.compile(r"""\bdoc\((?:'[^']*'|"[^"]*"),? ?""")
 
 
 def _annotation(kind: type, field: str) -> str:
     owner = next(base for base in kind.__mro__ if field in vars(base).get("__annotations__", {}))
     text = str(vars(owner)["__annotations__"][field])
+    text = _DESCRIBED.sub("Meta(", text)  # the description is shown after the field
     return re.sub(r"\bmsgspec\.|\bmessages\.", "", text)
 
 

@@ -137,6 +137,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "notifications.authority", "Notifications", "Grant and revoke restricted attributes."
     ),
     "profile": CommandEntry("tool.profile", "Tool", "Manage named connection settings."),
+    "schema": CommandEntry("tool.schema", "Tool", "Print the JSON Schema of a file format."),
     "completion": CommandEntry("tool.completion", "Tool", "Print the completion script for a shell."),
     "systemd": CommandEntry("tool.systemd", "Tool", "Print a systemd unit that runs the domain of a home."),
     "version": CommandEntry("tool.version", "Tool", "Print the versions of Muster and its dependencies."),

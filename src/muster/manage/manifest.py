@@ -31,8 +31,11 @@ import msgspec
 import yaml
 
 from muster.core import errors, subjects
+from muster.core.settings import sections
 from muster.manage import dependencies, protocol, topologies
 from muster.predicates.syntax import parser
+
+doc = sections.field_doc
 
 BYTES_MAX = 4 << 20
 NODES_MAX = 200_000
@@ -59,21 +62,41 @@ class ManifestError(errors.InvalidInput):
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Name
-    type: Name
-    agent: Name | None = None
-    where: str | None = None
-    config: dict[str, Any] = {}
-    group: Name = "default"
-    labels: dict[Name, str] = {}
-    depends_on: tuple[str, ...] = ()
-    desired: protocol.DesiredState = protocol.DesiredState.UP
-    restart: protocol.RestartPolicy = msgspec.field(default_factory=protocol.RestartPolicy)
+    """A resource: what it is, where it runs, and how it is kept in its desired state."""
+
+    name: Annotated[Name, doc("Its name, unique in the domain.")]
+    type: Annotated[Name, doc("The type of resource, which determines `config` (see below).")]
+    agent: Annotated[Name | None, doc("The agent that hosts it. Exactly one of `agent` and `where`.")] = None
+    where: Annotated[
+        str | None,
+        doc(
+            "Predicate over agents: their name, zone, labels and facts. When the manifest is applied, the "
+            "matching agent with the fewest resources is selected."
+        ),
+    ] = None
+    config: Annotated[dict[str, Any], doc("Its configuration; the fields depend on the type.")] = {}
+    group: Annotated[Name, doc("The group it belongs to, for predicates and `depends_on`.")] = "default"
+    labels: Annotated[dict[Name, str], doc("Names and values for predicates.")] = {}
+    depends_on: Annotated[
+        tuple[str, ...],
+        doc("Resources, or group:NAME for all of a group, that are started before it and stopped after it."),
+    ] = ()
+    desired: Annotated[
+        protocol.DesiredState, doc("Desired state; drained: finish current work, then stop.")
+    ] = protocol.DesiredState.UP
+    restart: Annotated[protocol.RestartPolicy, doc("When a failed resource is restarted.")] = msgspec.field(
+        default_factory=protocol.RestartPolicy
+    )
 
 
 class ManifestDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    resources: tuple[ManifestEntry, ...] = ()
-    topologies: tuple[topologies.Topology, ...] = ()
+    """A manifest: resources, and networks of brokers."""
+
+    resources: Annotated[tuple[ManifestEntry, ...], doc("The resources.")] = ()
+    topologies: Annotated[
+        tuple[topologies.Topology, ...],
+        doc("Networks of brokers; each becomes one resource of the type broker per broker."),
+    ] = ()
 
 
 Lines = dict[tuple[str | int, ...], int]

@@ -30,6 +30,9 @@ from typing import Annotated, Any
 import msgspec
 
 from muster.core import health, messages, subjects
+from muster.core.settings import sections
+
+doc = sections.field_doc
 
 PART = "manage"
 LEASE = f"{PART}.registry"
@@ -194,11 +197,16 @@ class RestartPolicy(
 ):
     """How often and how soon a failed resource is restarted."""
 
-    policy: Annotated[str, msgspec.Meta(pattern="^(always|on-failure|never)$")] = "always"
-    attempts: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 5  # within the window; then the manager gives up
-    window_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 300.0
-    delay_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.2  # doubles with each attempt
-    delay_s_max: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0
+    policy: Annotated[
+        str,
+        doc("always, on-failure (not after exit code 0) or never.", pattern="^(always|on-failure|never)$"),
+    ] = "always"
+    attempts: Annotated[
+        int, doc("Restarts within `window_s` before the manager gives up.", ge=1, le=1000)
+    ] = 5
+    window_s: Annotated[float, doc("Period in which attempts are counted.", gt=0, le=86400)] = 300.0
+    delay_s: Annotated[float, doc("Delay before a restart; doubles with each attempt.", ge=0, le=3600)] = 0.2
+    delay_s_max: Annotated[float, doc("Maximum of this delay.", ge=0, le=3600)] = 30.0
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,7 +17,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from muster.core import errors
+from muster.core.settings import sections
 from muster.manage import protocol
+
+doc = sections.field_doc
 
 SIZE_MAX = 64
 SUPER_CLUSTER = 2  # clusters in a super-cluster
@@ -25,12 +28,17 @@ CLUSTER = 3  # brokers in a cluster's chain
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,100}$")]
-    shape: Literal["ring", "chain", "star", "tree", "cluster"]
-    size: Annotated[int, msgspec.Meta(ge=1, le=SIZE_MAX)]
-    agent: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
-    fan_out: Annotated[int, msgspec.Meta(ge=1, le=SIZE_MAX)] = 3
-    storage: bool = False
+    """A network of brokers, named NAME-1, NAME-2, …, in the group NAME."""
+
+    name: Annotated[str, doc("Its name.", pattern=r"^[A-Za-z0-9_-]{1,100}$")]
+    shape: Annotated[
+        Literal["ring", "chain", "star", "tree", "cluster"],
+        doc("ring: a chain with a reserve link; cluster: chains of three whose heads are linked."),
+    ]
+    size: Annotated[int, doc("Number of brokers.", ge=1, le=SIZE_MAX)]
+    agent: Annotated[str, doc("The agent that hosts the brokers.", pattern=r"^[A-Za-z0-9_-]{1,128}$")]
+    fan_out: Annotated[int, doc("Of a tree: brokers below each broker.", ge=1, le=SIZE_MAX)] = 3
+    storage: Annotated[bool, doc("Whether the brokers store streams.")] = False
 
 
 def links(topology: Topology) -> list[tuple[int, int]]:

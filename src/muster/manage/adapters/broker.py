@@ -25,8 +25,11 @@ import msgspec
 
 from muster.bus.brokers import broker, config
 from muster.core import backoff, errors, health
+from muster.core.settings import sections
 from muster.manage import protocol
 from muster.manage.adapters import base
+
+doc = sections.field_doc
 
 WATCH_S = 0.25
 LINK_TIMEOUT_S = 5.0
@@ -39,13 +42,15 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class BrokerResourceConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    host: str = "127.0.0.1"
-    port: Port = 0
-    storage: bool = False
-    links: tuple[str, ...] = ()
-    reserve: str | None = None
-    ring: tuple[str, ...] = ()
-    connections_max: Annotated[int, msgspec.Meta(ge=1)] = 65_536
+    """A broker of the domain, linked to others. `topologies` writes these resources for complete networks."""
+
+    host: Annotated[str, doc("Address it listens on.")] = "127.0.0.1"
+    port: Annotated[Port, doc("Port; 0: a free port.")] = 0
+    storage: Annotated[bool, doc("Whether it stores streams.")] = False
+    links: Annotated[tuple[str, ...], doc("Broker resources it links to.")] = ()
+    reserve: Annotated[str | None, doc("The broker it links to when a link of `ring` fails.")] = None
+    ring: Annotated[tuple[str, ...], doc("All brokers of the ring, in order.")] = ()
+    connections_max: Annotated[int, doc("Maximum number of connections.", ge=1)] = 65_536
 
 
 class BrokerAdapter(base.Adapter):

@@ -11,6 +11,9 @@ import msgspec
 
 from muster.bus.http import client
 from muster.core import errors
+from muster.core.settings import sections
+
+doc = sections.field_doc
 
 # A shortage on this machine says nothing about the checked process.
 _SHORTAGES = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EAGAIN, errno.EADDRNOTAVAIL}
@@ -25,15 +28,18 @@ class HealthCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``every_s``.
     """
 
-    kind: Literal["exit", "port", "http", "command"] = "exit"
-    host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
-    url: str = ""
-    command: tuple[str, ...] = ()
-    every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 2.0
-    failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 3  # consecutive failures before it is down
-    start_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 30.0  # time allowed for the start
+    kind: Annotated[
+        Literal["exit", "port", "http", "command"],
+        doc("exit: it runs; port: it accepts connections; http: a status below 400; command: exit code 0."),
+    ] = "exit"
+    host: Annotated[str, doc("Of kind port.")] = "127.0.0.1"
+    port: Annotated[int, doc("Of kind port.", ge=0, le=65535)] = 0
+    url: Annotated[str, doc("Of kind http.")] = ""
+    command: Annotated[tuple[str, ...], doc("Of kind command: the program and its arguments.")] = ()
+    every_s: Annotated[float, doc("Interval between checks.", gt=0, le=3600)] = 2.0
+    timeout_s: Annotated[float, doc("Time limit of a check.", gt=0, le=600)] = 2.0
+    failures: Annotated[int, doc("Consecutive failures before it is down.", ge=1, le=100)] = 3
+    start_s: Annotated[float, doc("Time allowed for the start.", ge=0, le=3600)] = 30.0
 
     def __post_init__(self) -> None:
         needed = {"port": self.port, "http": self.url, "command": self.command}

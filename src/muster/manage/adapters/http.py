@@ -12,26 +12,33 @@ import msgspec
 
 from muster.bus.http import client
 from muster.core import errors, health
+from muster.core.settings import sections
 from muster.manage import protocol
 from muster.manage.adapters import base
 
+doc = sections.field_doc
+
 
 class HttpCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    url: str
-    method: Literal["GET", "POST", "PUT", "DELETE"] = "POST"
+    """A request to the service."""
+
+    url: Annotated[str, doc("Address of the request.")]
+    method: Annotated[Literal["GET", "POST", "PUT", "DELETE"], doc("Method.")] = "POST"
 
 
 class HttpServiceConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    health_url: str
-    every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 5.0
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=600)] = 3.0
-    failures: Annotated[int, msgspec.Meta(ge=1, le=100)] = 2
-    start: HttpCall | None = None
-    stop: HttpCall | None = None
-    configure: HttpCall | None = None  # receives ``settings`` as JSON
-    settings: dict[str, Any] = {}
+    """A service that runs elsewhere and is operated by HTTP requests."""
+
+    health_url: Annotated[str, doc("The service is up if this address returns a status below 400.")]
+    every_s: Annotated[float, doc("Interval between checks.", gt=0, le=3600)] = 5.0
+    timeout_s: Annotated[float, doc("Time limit of a request.", gt=0, le=600)] = 3.0
+    failures: Annotated[int, doc("Consecutive failures before it is down.", ge=1, le=100)] = 2
+    start: Annotated[HttpCall | None, doc("The request that starts it.")] = None
+    stop: Annotated[HttpCall | None, doc("The request that stops it.")] = None
+    configure: Annotated[HttpCall | None, doc("The request that receives `settings` as JSON.")] = None
+    settings: Annotated[dict[str, Any], doc("What `configure` sends.")] = {}
 
 
 class HttpAdapter(base.Adapter):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from muster.core import errors, health
+from muster.core.settings import sections
 from muster.manage import protocol
 from muster.manage.adapters import base
 
+doc = sections.field_doc
+
 
 class MemoryConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Operations in ``fails`` fail; those in ``hangs`` never end."""
+    """A resource that exists only in memory, for simulations and tests."""
 
-    value: Any = None
-    fails: tuple[str, ...] = ()
-    hangs: tuple[str, ...] = ()
+    value: Annotated[Any, doc("Any value.")] = None
+    fails: Annotated[tuple[str, ...], doc("Operations that fail.")] = ()
+    hangs: Annotated[tuple[str, ...], doc("Operations that never end.")] = ()
 
 
 class MemoryAdapter(base.Adapter):

@@ -26,9 +26,12 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from muster.core import errors, health
+from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import manifest, protocol
 from muster.manage.adapters import base, health_checks, os_process, shim
+
+doc = sections.field_doc
 
 events = log.EventLog("manage")
 
@@ -44,9 +47,11 @@ LOG_BYTES = 64 << 10
 class ProcessLimits(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    memory_bytes: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    open_files: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    cpu_s: Annotated[int, msgspec.Meta(gt=0)] | None = None
+    """Limits of the operating system for a process."""
+
+    memory_bytes: Annotated[int, doc("Address space.", gt=0)] | None = None
+    open_files: Annotated[int, doc("Open files.", gt=0)] | None = None
+    cpu_s: Annotated[int, doc("CPU time, after which the process is ended.", gt=0)] | None = None
 
 
 Value = str | dict[str, str]  # text, or {secret: REFERENCE}
@@ -55,14 +60,24 @@ Value = str | dict[str, str]  # text, or {secret: REFERENCE}
 class ProcessConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    command: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
-    environment: dict[str, Value] = {}
-    directory: str = ""
-    health: health_checks.HealthCheck = msgspec.field(default_factory=health_checks.HealthCheck)
-    limits: ProcessLimits = msgspec.field(default_factory=ProcessLimits)
-    stop_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 10.0  # then the process is killed
-    pid_file: str = ""  # adopt the process with this pid, if it runs and wrote the file
-    user_environment: bool = True  # start from the agent's own environment
+    """A process of the operating system."""
+
+    command: Annotated[tuple[str, ...], doc("The program and its arguments; no shell.", min_length=1)]
+    environment: Annotated[
+        dict[str, Value], doc('Environment variables: text, or {secret: "store:NAME"}.')
+    ] = {}
+    directory: Annotated[str, doc("Working directory (default: the resource's own folder).")] = ""
+    health: Annotated[health_checks.HealthCheck, doc("How to determine that the process works.")] = (
+        msgspec.field(default_factory=health_checks.HealthCheck)
+    )
+    limits: Annotated[ProcessLimits, doc("Limits of the operating system.")] = msgspec.field(
+        default_factory=ProcessLimits
+    )
+    stop_s: Annotated[float, doc("Time between SIGTERM and SIGKILL when it is stopped.", ge=0, le=600)] = 10.0
+    pid_file: Annotated[
+        str, doc("Adopt the process whose pid is in this file, if it runs and wrote the file.")
+    ] = ""
+    user_environment: Annotated[bool, doc("Whether to start from the agent's own environment.")] = True
 
 
 class ProcessAdapter(base.Adapter):

@@ -17,7 +17,10 @@ from typing import Annotated, Any
 import msgspec
 
 from muster.core import errors, health
+from muster.core.settings import sections
 from muster.manage.adapters import base, process
+
+doc = sections.field_doc
 
 WATCH_S = 2.0
 
@@ -25,16 +28,22 @@ WATCH_S = 2.0
 class SparkQueryConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """``script`` with its ``arguments`` starts the query and waits for its end; alternatively ``module``."""
+    """A streaming query of Spark: ``script`` with its ``arguments`` starts the query and waits for its end;
+    alternatively ``module``.
+    """
 
-    script: str = ""
-    module: str = ""
-    arguments: tuple[str, ...] = ()
-    master: str = "local[*]"
-    checkpoint: str = ""
-    progress_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
-    environment: dict[str, process.Value] = {}
-    stop_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
+    script: Annotated[str, doc("Path of a Python program. Exactly one of `script` and `module`.")] = ""
+    module: Annotated[str, doc("Name of a Python module.")] = ""
+    arguments: Annotated[tuple[str, ...], doc("Arguments of the program.")] = ()
+    master: Annotated[str, doc("Spark's master URL.")] = "local[*]"
+    checkpoint: Annotated[str, doc("The query's checkpoint folder, where its progress is read.")] = ""
+    progress_s: Annotated[
+        float, doc("The query is down if it makes no progress for this long; 0: not checked.", ge=0, le=86400)
+    ] = 0.0
+    environment: Annotated[
+        dict[str, process.Value], doc('Environment variables: text, or {secret: "store:NAME"}.')
+    ] = {}
+    stop_s: Annotated[float, doc("Time between SIGTERM and SIGKILL when it is stopped.", ge=0, le=600)] = 30.0
 
     def __post_init__(self) -> None:
         if bool(self.script) == bool(self.module):

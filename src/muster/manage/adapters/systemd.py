@@ -13,8 +13,11 @@ from typing import Annotated
 import msgspec
 
 from muster.core import errors, health
+from muster.core.settings import sections
 from muster.manage import protocol
 from muster.manage.adapters import base
+
+doc = sections.field_doc
 
 PROGRAM = "systemctl"
 TIMEOUT_S = 30.0
@@ -30,10 +33,15 @@ _STATES = {
 class SystemdUnitConfig(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    unit: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$")]
-    user: bool = False  # a unit of the agent's user instead of the system
-    definition: str = ""
-    every_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 2.0
+    """A unit of systemd on the agent's machine."""
+
+    unit: Annotated[
+        str,
+        doc("Name of the unit.", pattern=r"^[A-Za-z0-9:_.@-]{1,200}\.(service|timer|socket|target)$"),
+    ]
+    user: Annotated[bool, doc("A unit of the agent's user instead of the system.")] = False
+    definition: Annotated[str, doc("Text of the unit file; empty: the unit exists already.")] = ""
+    every_s: Annotated[float, doc("Interval between checks.", gt=0, le=3600)] = 2.0
 
 
 class SystemdAdapter(base.Adapter):

@@ -22,7 +22,7 @@ import smtplib
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib import parse
 
 import msgspec
@@ -31,10 +31,12 @@ from muster.bus.http import client
 from muster.core import errors, messages
 from muster.core.formats import yaml
 from muster.core.net import hosts
-from muster.core.settings import loader
+from muster.core.settings import loader, sections
 from muster.core.telemetry import log
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import tracker
+
+doc = sections.field_doc
 
 TRIES = 5
 FIRST_WAIT_S = 1.0
@@ -43,8 +45,14 @@ QUEUE_MAX = 10_000
 
 
 class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    webhook: str = ""
-    mail: tuple[str, ...] = ()
+    """Where notifications about alerts go."""
+
+    webhook: Annotated[
+        str, doc("URL that receives alerts; the setting `pipeline.webhooks_allowed` lists it.")
+    ] = ""
+    mail: Annotated[
+        tuple[str, ...], doc("Mail addresses; the setting `pipeline.mail_allowed` lists them.")
+    ] = ()
 
 
 def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:

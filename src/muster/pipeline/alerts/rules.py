@@ -37,9 +37,12 @@ import msgspec
 from muster.core import errors, messages, subjects, units
 from muster.core.formats import yaml
 from muster.core.reports import columns
+from muster.core.settings import sections
 from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.syntax import parser
+
+doc = sections.field_doc
 
 Scope = Literal["node", "group", "zone", "system"]
 
@@ -111,16 +114,23 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    name: str
-    scope: Scope
-    when: str
-    until: str = ""
-    for_s: Seconds = 0.0
-    severity: messages.Severity = messages.Severity.WARNING
-    summary: str = "{rule} holds of {about}"
-    labels: messages.Labels = {}
-    notify: tuple[str, ...] = ()
-    only: tuple[str, ...] = ()
+    """A condition about machines, groups, zones or the system, and the alert that it raises."""
+
+    name: Annotated[str, doc("Name of the rule and of its alerts.")]
+    scope: Annotated[Scope, doc("What the condition is about.")]
+    when: Annotated[str, doc("Predicate over the attributes of the scope: the alert begins.")]
+    until: Annotated[str, doc("Predicate: the alert ends (default: when `when` is false).")] = ""
+    for_s: Annotated[Seconds, doc("How long the condition must hold, as 30s or a number of seconds.")] = 0.0
+    severity: Annotated[messages.Severity, doc("Severity of its alerts.")] = messages.Severity.WARNING
+    summary: Annotated[str, doc("Text of its alerts, with {rule}, {about} and {value}.")] = (
+        "{rule} holds of {about}"
+    )
+    labels: Annotated[messages.Labels, doc("Names and values for notifications.")] = {}
+    notify: Annotated[tuple[str, ...], doc("Receivers (below) that are notified.")] = ()
+    only: Annotated[
+        tuple[str, ...],
+        doc("Only these machines, groups or zones, also if they never reported."),
+    ] = ()
 
     def __post_init__(self) -> None:
         subjects.token(self.name)

@@ -1,0 +1,297 @@
+"""The formats of the files that people write: JSON Schema for editors, reference page, complete examples.
+
+Everything is derived from the types that read the files.  `muster schema` prints a schema, and
+``docs/reference/manifest.md`` is `reference`.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from muster.app.policy import reaction_rules, response_rules
+from muster.core.settings import sections
+from muster.manage import manifest, protocol, topologies
+from muster.manage.adapters import health_checks, http, plugins, process
+from muster.pipeline.alerts import notifications, rules
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class RuleFile(msgspec.Struct, frozen=True):
+    """A file of alert rules, and of the receivers of their notifications."""
+
+    rules: tuple[rules.AlertRule, ...] = ()
+    receivers: dict[str, notifications.AlertContact] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    title: str
+    type: type[msgspec.Struct]
+    intro: str
+    example: str
+    check: Callable[[str], object]  # raises `errors.InvalidInput` for an invalid file
+
+
+def _check_manifest(text: str) -> object:
+    return manifest.read(text, plugins.config_validators())
+
+
+MANIFEST = """\
+resources:
+  - name: db                      # a process with a health check, limits and a secret
+    type: process
+    agent: local
+    group: shop
+    config:
+      command: [python3, -m, http.server, "8081"]
+      environment:
+        LOG_LEVEL: info
+        DB_PASSWORD: {secret: "store:db-password"}
+      directory: /tmp
+      health: {kind: http, url: "http://127.0.0.1:8081/", every_s: 5, failures: 2, start_s: 60}
+      limits: {memory_bytes: 1073741824, open_files: 4096}
+      stop_s: 30
+    restart: {policy: on-failure, attempts: 3, window_s: 600, delay_s: 1}
+  - name: front                   # hosted by any agent that matches; started after db
+    type: process
+    where: zone = 'default' AND os = 'linux'
+    group: shop
+    labels: {tier: front}
+    depends_on: [db]
+    config:
+      command: [python3, -m, http.server, "8080"]
+      health: {kind: port, port: 8080}
+  - name: search                  # a service elsewhere, operated by HTTP requests
+    type: http
+    agent: local
+    config:
+      health_url: http://127.0.0.1:9200/health
+      start: {url: "http://127.0.0.1:9200/start"}
+      stop: {url: "http://127.0.0.1:9200/stop"}
+      configure: {url: "http://127.0.0.1:9200/settings", method: PUT}
+      settings: {replicas: 2}
+  - name: backup                  # a unit of systemd
+    type: systemd
+    agent: local
+    desired: down
+    config: {unit: backup.timer, every_s: 10}
+  - name: totals                  # a streaming query of Spark
+    type: spark-query
+    agent: local
+    depends_on: ["group:shop"]
+    config: {script: /opt/totals.py, master: "local[2]", checkpoint: /var/lib/totals, progress_s: 120}
+  - name: edge                    # a broker that links to another one
+    type: broker
+    agent: local
+    depends_on: [mesh-1]
+    config: {links: [mesh-1]}
+topologies:
+  - {name: mesh, shape: ring, size: 3, agent: local}
+"""
+
+RULES = """\
+rules:
+  - name: hot
+    scope: node                  # node, group, zone or system
+    when: cpu_percent > 95
+    until: cpu_percent < 80      # hysteresis
+    for: 30s
+    severity: critical           # info, warning or critical
+    summary: "{about} is at {value:.0f} %"
+    labels: {team: web}
+    notify: [team-web, on-call]
+  - name: silent
+    scope: node
+    when: age_s > 3 * period_s
+  - name: no-data
+    scope: group
+    only: [web, db]              # also if they never reported
+    when: reports = 0
+receivers:
+  team-web: {webhook: "https://hooks.example/web"}
+  on-call: {mail: [ann@example.org]}
+"""
+
+RESPONSES = """\
+responses:
+  - alert: hot                   # the rule that raised it; * for any
+    when: state = 'firing' AND severity = 'critical'
+    event: command
+    content: {operation: restart, reason: "{rule} of {name}"}
+    to: host = {name}            # to the receivers that this address selects
+"""
+
+REACTIONS = """\
+reactions:
+  - where: group = 'shop'        # the resources that become receivers
+    model: Server
+    state: {application: "{group}", host: "{agent}"}
+    policy: "command AND sender: (_process = 'responder')"
+    operations: [restart, stop]  # what an event may request in its attribute `operation`
+"""
+
+FORMATS = {
+    "manifest": FileFormat(
+        "Manifests",
+        manifest.ManifestDocument,
+        "The desired state of resources, for `muster apply`, `plan`, `diff` and `delete`. "
+        "[Manage your first service](../guides/first-service.md) is an introduction.",
+        MANIFEST,
+        _check_manifest,
+    ),
+    "rules": FileFormat(
+        "Alert rules",
+        RuleFile,
+        "The file of the setting `pipeline.rules`. [The pipeline](pipeline.md#rules) lists the attributes of "
+        "conditions.",
+        RULES,
+        rules.parse,
+    ),
+    "responses": FileFormat(
+        "Responses",
+        response_rules.ResponseFile,
+        "The file of the setting `responder.rules`: it turns alerts into events. "
+        "[Close the loop](../guides/loop.md) shows it together with rules and reactions.",
+        RESPONSES,
+        response_rules.load,
+    ),
+    "reactions": FileFormat(
+        "Reactions",
+        reaction_rules.ReactionFile,
+        "The file of the setting `reactions.rules`: it turns accepted events into operations of resources.",
+        REACTIONS,
+        reaction_rules.load,
+    ),
+}
+
+
+def schema(name: str) -> dict[str, Any]:
+    """JSON Schema of a format, with the types of resources that are known on this machine."""
+    form = FORMATS[name]
+    document = msgspec.json.schema(form.type)
+    definitions = document["$defs"]
+    if name == "manifest":
+        entry = definitions["ManifestEntry"]
+        known = plugins.names()
+        entry["properties"]["type"]["enum"] = known
+        entry["oneOf"] = [{"required": ["agent"]}, {"required": ["where"]}]
+        configs = {kind: plugins.load_adapter(kind).config_type for kind in known}
+        _, components = msgspec.json.schema_components(configs.values(), ref_template="#/$defs/{name}")
+        definitions |= components
+        entry["allOf"] = [
+            {
+                "if": {"properties": {"type": {"const": kind}}},
+                "then": {"properties": {"config": {"$ref": f"#/$defs/{config.__name__}"}}},
+            }
+            for kind, config in configs.items()
+        ]
+    if name == "rules":
+        properties = definitions["AlertRule"]["properties"]
+        properties["for"] = {**properties.pop("for_s"), "type": ["number", "string"], "default": 0}
+    return {"$schema": DIALECT, "title": form.title, **document}
+
+
+def reference() -> str:
+    """The text of docs/reference/manifest.md."""
+    return "\n".join(_reference()) + "\n"
+
+
+def _reference() -> Iterator[str]:
+    yield "# Manifests, rules, responses and reactions"
+    yield ""
+    yield "The files that people write, in YAML. `muster schema FORMAT` prints the JSON Schema of a format"
+    yield "for editors, and `muster schema FORMAT --example` the examples of this page."
+    for name, form in FORMATS.items():
+        yield from ("", f"## {form.title}", "", form.intro, "", "```yaml", form.example.rstrip(), "```")
+        yield from _tables(name)
+
+
+def _tables(name: str) -> Iterator[str]:
+    match name:
+        case "manifest":
+            yield from _table("A resource", manifest.ManifestEntry)
+            yield from _table("`restart`", protocol.RestartPolicy)
+            for kind in sorted(plugins.BUILT_IN):
+                yield from _table(f"`config` of the type {kind}", plugins.load_adapter(kind).config_type)
+                if kind == "process":
+                    yield from _table("`health` of a process", health_checks.HealthCheck)
+                    yield from _table("`limits` of a process", process.ProcessLimits)
+                if kind == "http":
+                    yield from _table("`start`, `stop` and `configure` of a service", http.HttpCall)
+            yield from _table("A topology", topologies.Topology)
+        case "rules":
+            yield from _table("A rule", rules.AlertRule, renamed={"for_s": "for"})
+            yield from _table("A receiver of notifications", notifications.AlertContact)
+        case "responses":
+            yield from _table("A response", response_rules.ResponseSpec)
+        case "reactions":
+            yield from _table("A reaction", reaction_rules.ReactionSpec)
+
+
+def _table(
+    title: str, type_: type[msgspec.Struct], *, renamed: dict[str, str] | None = None
+) -> Iterator[str]:
+    yield from ("", f"### {title}", "", " ".join((type_.__doc__ or "").replace("``", "`").split()), "")
+    yield "| field | value | default | meaning |"
+    yield "|---|---|---|---|"
+    for field in msgspec.structs.fields(type_):
+        name = (renamed or {}).get(field.name, field.name)
+        described = next((meta.description for meta in _metas(field.type) if meta.description), "")
+        yield f"| `{name}` | {_kind(field.type)} | {_default(field)} | {_cell(described)} |"
+
+
+def _metas(annotation: Any) -> list[msgspec.Meta]:
+    """Also those of the members of a union, as of ``Annotated[int, …] | None``."""
+    found = sections.metas(annotation)
+    return found or [meta for part in typing.get_args(annotation) for meta in sections.metas(part)]
+
+
+def _kind(annotation: Any) -> str:
+    kind = sections.bare(annotation)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    bounds = [
+        f"{sign} {value:g}"
+        for meta in sections.metas(annotation)
+        for sign, value in (("≥", meta.ge), (">", meta.gt), ("≤", meta.le), ("<", meta.lt))
+        if value is not None
+    ]
+    if origin is typing.Literal:
+        text = ", ".join(f"`{option}`" for option in parts)
+    elif origin in (types.UnionType, typing.Union):
+        text = " or ".join(dict.fromkeys(_kind(part) for part in parts if part is not type(None)))
+    elif origin is tuple:
+        text = f"list of {_kind(parts[0])}"
+    elif origin is dict:
+        text = "mapping" if parts[1] is Any else f"mapping to {_kind(parts[1])}"
+    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+        text = ", ".join(f"`{member.value}`" for member in kind)
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        text = "see below"
+    else:
+        text = {str: "text", int: "integer", float: "number", bool: "`true`, `false`"}.get(kind, "any")
+    return ", ".join([text, *bounds])
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    default = field.default
+    if default is msgspec.NODEFAULT:
+        default = field.default_factory()
+    if isinstance(default, enum.Enum):
+        default = default.value
+    if default in (None, "", (), {}) or isinstance(default, msgspec.Struct | dict):
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")

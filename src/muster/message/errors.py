@@ -7,7 +7,8 @@ Refused        ├── IllegalState         the object is closed or in the wro
                ├── NotReadable / NotWriteable
                ├── TransactionRolledBack
                ├── InvalidClientId      used by another connection of the identity, or too long
-               └── LogFull              a LimitExceeded: nothing is stored until messages are consumed
+               ├── LogFull              a LimitExceeded: nothing is stored until messages are consumed
+               └── MessageTooLarge      a LimitExceeded: larger than `message.max_message_bytes`
 NotFound       └── InvalidDestination
 """
 
@@ -50,6 +51,10 @@ class InvalidClientId(errors.Refused):
 
 class LogFull(errors.LimitExceeded):
     code = "log-full"
+
+
+class MessageTooLarge(errors.LimitExceeded):
+    code = "message-too-large"
 
 
 class InvalidDestination(errors.NotFound):

@@ -34,10 +34,19 @@ AMQP_SECTIONS: Final = (
 )
 DEAD_REASON: Final = "JMS_MUSTER_DEAD_REASON"  # properties of dead letters
 DEAD_FROM: Final = "JMS_MUSTER_DEAD_FROM"
+MAY_BE_LARGE: Final = '"large":'  # part of the header of a message with a large body, rarely of others
 MAY_BE_DELAYED: Final = '"due":'  # part of the header of a message with a delivery time, rarely of others
 
 
 _Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class LargeBody(msgspec.Struct, frozen=True, array_like=True):
+    """A payload that is stored in chunks, separately from its message (`client.bodies`)."""
+
+    id: str
+    size: int
+    chunks: list[int]
 
 
 class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
@@ -64,6 +73,7 @@ class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     origin: str | None = msgspec.field(default=None, name="by")  # client id or connection
     sequence: int = msgspec.field(default=0, name="seq")  # number in the log, if it was captured
     mark: str | None = None  # by which its sender identifies a delayed message (`topic_publisher`)
+    large: LargeBody | None = None  # where the payload is, if it is not with the message
     amqp: str | None = None  # AMQP sections as they were sent (`amqp_format.message_codec`)
 
     @property
@@ -133,6 +143,7 @@ class JmsMessage:
     delivery_count = 0
     origin: str | None = None
     amqp: str | None = None
+    unloaded: MessageMeta | None = None  # the header, if the body is stored separately and was not read
     frozen = False  # the body is read-only
     properties: values.Properties
     _acknowledge: Callable[[], Any] | None = None
@@ -443,6 +454,10 @@ def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destinati
 
 
 def _read_body(meta: MessageMeta, data: bytes) -> JmsMessage:
+    if meta.large is not None and not data:
+        unloaded = JmsMessage.__new__(JmsMessage)
+        unloaded.unloaded = meta
+        return unloaded
     if meta.kind == AMQP_SECTIONS:
         from muster.message.amqp_format import message_codec  # imports this module, and is rarely needed
 

@@ -8,6 +8,7 @@
     muster.message.all.slow                `SlowConsumer`: producers of the topic wait for a short time
     muster.message.log.queue.<name>        log: messages of queues
     muster.message.log.<topic's subject>   log: messages of topics that a durable subscription selects
+    muster.message.log.body.<id>           log: chunks of a body that is too large for one message
     muster.message.log.delay               log: messages with a delivery time in the future
     muster.message.log.record              log: acknowledgements, subscriptions and completed work (`ledger`)
     muster.message.log.checkpoint          log: the sum of all earlier records
@@ -38,11 +39,13 @@ READ: Final = ("read", "log")
 DELAY: Final = subjects.log_subject(PART, "delay")
 RECORD: Final = subjects.log_subject(PART, "record")
 CHECKPOINT: Final = subjects.log_subject(PART, "checkpoint")
+BODY: Final = subjects.log_subject(PART, "body")
 # Listed by name: the audit stream stores the decisions of all components.
 LOGS: Final = (
     DELAY,
     RECORD,
     CHECKPOINT,
+    f"{BODY}.>",
     subjects.log_subject(PART, "queue", ">"),
     subjects.log_subject(PART, subjects.TOPIC_PREFIX, ">"),
 )
@@ -53,6 +56,8 @@ WORK_BYTES_MAX: Final = 32 << 20  # messages and acknowledgements of a transacti
 SHARED_SENDS_MAX: Final = 900  # of several senders in one work
 REQUEST_BYTES_MAX: Final = 512 << 10  # in one request, unless its first message alone is larger
 ACK_BYTES: Final = 10  # size of an acknowledgement
+LARGE_BYTES: Final = 640 << 10  # a payload above this size is stored in chunks
+CHUNK_BYTES: Final = 512 << 10
 
 
 def request_subject(identity: str) -> str:
@@ -73,6 +78,11 @@ def deliver_subject(identity: str, connection: str) -> str:
 
 def queue_subject(name: str) -> str:
     return subjects.log_subject(PART, "queue", destinations.token(name))
+
+
+def body_subject(body: str) -> str:
+    """The log subject for the chunks of a large body."""
+    return f"{BODY}.{subjects.token(body)}"
 
 
 def topic_subject(subject: str) -> str:
@@ -159,6 +169,31 @@ class StageMessages(_Request, frozen=True, tag="stage"):
     work: int
     after: int
     sends: list[SendMessage]
+
+
+class StoreChunk(_Request, frozen=True, tag="store-chunk"):
+    """Store the next chunk of a large body, before the message that refers to it. ``body``: an identifier
+    that no other client can guess. The reply's ``count`` identifies the chunk.
+    """
+
+    connection: str
+    body: str
+    data: bytes
+
+
+class ReadChunk(_Request, frozen=True, tag="read-chunk"):
+    """Every client that has received the message, and therefore its ``body``, may read the chunk."""
+
+    body: str
+    chunk: int
+
+
+class ReleaseBody(_Request, frozen=True, tag="release-body"):
+    """No message with this large body will be stored. Current subscribers of a topic may read it for a short
+    time, if it was published there.
+    """
+
+    body: str
 
 
 class CommitWork(_Request, frozen=True, tag="work"):
@@ -302,6 +337,9 @@ DispatcherRequest = (
     | DelayedPublished
     | Disconnect
     | StageMessages
+    | StoreChunk
+    | ReadChunk
+    | ReleaseBody
     | CommitWork
     | AttachConsumer
     | DetachConsumer
@@ -370,6 +408,7 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     messages: list[MessageDelivery] = []
     queues: list[QueueRow] = []
     subscriptions: list[SubscriptionRow] = []
+    data: bytes = b""
 
 
 def failed(error: errors.MusterError) -> DispatcherReply:

@@ -26,6 +26,14 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     max_deliveries: Annotated[
         int, field_doc("Failed deliveries after which a message becomes a dead letter. 0: never.", ge=0)
     ] = 10
+    max_message_bytes: Annotated[
+        int,
+        field_doc(
+            "Maximum size of a message. Messages that do not fit into one message of the bus are stored in "
+            "chunks.",
+            ge=1 << 20,
+        ),
+    ] = 100 << 20
     connection_timeout_s: Annotated[
         float,
         field_doc(

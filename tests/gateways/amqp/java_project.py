@@ -1,4 +1,8 @@
-"""The Maven project beside this file, compiled once; without Maven or its repository, a skip."""
+"""The Maven projects beside this file, compiled once; without Maven or its repository, a skip.
+
+``java`` has Qpid JMS for jakarta.jms, ``java_spring`` Spring and a pool in addition, and ``java_javax`` the
+sources of ``java`` with Qpid JMS for javax.jms.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,17 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent / "java"
+FOLDER = Path(__file__).parent
 CACHE = Path.home() / ".cache" / "muster" / "jms-tests"
 
 
 @functools.cache
-def _digest() -> str:
+def _digest(*projects: str) -> str:
     found = hashlib.sha256()
-    for file in sorted(SOURCE.rglob("*.*")):
-        if "target" not in file.parts and file.is_file():
-            found.update(file.read_bytes())
+    for project in projects:
+        for file in sorted((FOLDER / project).rglob("*.*")):
+            if "target" not in file.parts and file.is_file():
+                found.update(file.read_bytes())
     return found.hexdigest()[:12]
 
 
@@ -31,13 +36,21 @@ async def output(*command: str, cwd: Path) -> tuple[int, str]:
     return made.returncode or 0, said.decode()
 
 
-async def classpath(tmp_path: Path) -> str:
+def _copy(name: str, project: Path) -> None:
+    shutil.copytree(FOLDER / name, project, ignore=shutil.ignore_patterns("target"))
+    if name == "java_javax":
+        shutil.copytree(FOLDER / "java" / "src", project / "src", dirs_exist_ok=True)
+        for file in project.rglob("*.java"):
+            file.write_text(file.read_text().replace("jakarta.jms", "javax.jms"))
+
+
+async def classpath(tmp_path: Path, name: str = "java") -> str:
     if shutil.which("mvn") is None:
         pytest.skip("Maven is not installed, so the Java client was not tried")
-    folder = CACHE / _digest()
+    folder = CACHE / _digest(*(["java", name] if name == "java_javax" else [name]))
     if not folder.exists():
         project = tmp_path / "java"
-        await asyncio.to_thread(shutil.copytree, SOURCE, project, ignore=shutil.ignore_patterns("target"))
+        await asyncio.to_thread(_copy, name, project)
         code, said = await output(
             *("env", f"MAVEN_OPTS=-Duser.home={Path.home()}", "mvn"),  # Java asks the system, not $HOME
             *("-q", "-B", "compile", "dependency:build-classpath", "-Dmdep.outputFile=classpath"),

@@ -361,7 +361,7 @@ async def test_begun_messages_of_one_connection_are_bounded_over_all_of_its_link
         raw.until(lambda: all(sender.credit for sender in senders))
         for sender in senders:
             sender.delivery(sender.name)
-            sender.stream(bytes(1 << 20))  # and never the rest of it
+            sender.stream(bytes(600 << 10))  # and never the rest of it
             raw.write()
         raw.until(lambda: any(sender.state & proton.Endpoint.REMOTE_CLOSED for sender in senders))
         closed = [sender.remote_condition.name for sender in senders if sender.remote_condition]

@@ -119,11 +119,11 @@ async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
 ):
     session = (await dial()).session()
     heard: list[errors.MusterError | None] = []
-    too_large = session.producer(QUEUE).submit(
-        bytes(2 << 20), listener=lambda message, error: heard.append(error)
-    )
-    with pytest.raises(errors.MusterError):
-        await too_large
+    temporary = await session.temporary_queue()
+    await session.delete_temporary(temporary)
+    sending = session.producer(temporary).submit("x", listener=lambda message, error: heard.append(error))
+    with pytest.raises(message_errors.InvalidDestination):
+        await sending
     await eventually.eventually(lambda: heard)
     assert isinstance(heard[0], errors.MusterError)
 

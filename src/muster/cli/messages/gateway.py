@@ -182,7 +182,8 @@ async def _serve(
             hint="pip install 'muster-fabric[amqp]'; where no wheel fits, that needs a C compiler",
         ) from error
     measure = metrics.Metrics(process=True)
-    folder = config_.load(invocation).domain.folder
+    config = config_.load(invocation)
+    folder = config.domain.folder
     trust, connect_as = await _domain(invocation, measure)
 
     async def connect(login: passwords.PasswordLogin) -> api.Bus:
@@ -211,6 +212,7 @@ async def _serve(
             may=dispatcher.TopicPermissions(trust),
             connect_without_echo=connect_without_echo,
             per_address_max=per_address or None,
+            max_message_bytes=config.message.max_message_bytes,
             measure=measure,
         ) as started,
         foreground.serve_until_signal(

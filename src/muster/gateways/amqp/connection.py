@@ -19,7 +19,7 @@ from muster.core import errors
 from muster.core.telemetry import log
 from muster.gateways.amqp import bus_connections, read_schedule
 from muster.gateways.amqp import memory_budget as budget_
-from muster.gateways.amqp.links import attach, consumers, producers, transactions
+from muster.gateways.amqp.links import attach, consumers, large_messages, producers, transactions
 from muster.gateways.amqp.protocol import conditions, endpoints, engine, frames, sasl
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations, protocol
@@ -78,6 +78,7 @@ class AmqpConnection(asyncio.Protocol):
         self.forwarder = producers.TopicForwarder(self)
         self.transactions = transactions.TransactionCoordinator(self)
         self.link_factory = attach.LinkFactory(self)
+        self.large_messages = large_messages.LargeMessages(self)
 
     # The socket.
 
@@ -465,6 +466,19 @@ class AmqpConnection(asyncio.Protocol):
                 self._unsettled.add((key, number))
         self.flush_soon()
 
+    def begin_transmit(self, outgoing: consumers.OutgoingLink, data: bytes, key: str, number: int) -> int:
+        """Begin to send a message in parts; returns its number in the session."""
+        settled = outgoing.presettled
+        if key and not settled:
+            self._unsettled.add((key, number))
+        return self.running.begin(outgoing.link, (outgoing, key, number, data), settled=settled)
+
+    def end_transmit(self, outgoing: consumers.OutgoingLink, key: str, number: int) -> None:
+        """The last part was sent."""
+        if key and outgoing.presettled:
+            self._acks.setdefault(key, []).append(number)
+            self._acknowledge()
+
     def has_unsettled(self, key: str, number: int) -> bool:
         """Whether the client has this message and its outcome is not stored yet."""
         return (key, number) in self._unsettled or self.jms.outbox.is_acknowledging(key, number)
@@ -538,7 +552,14 @@ class AmqpConnection(asyncio.Protocol):
     def add_in_transit(self, size: int) -> None:
         """Change the number of bytes in transit to the bus or the dispatcher."""
         self._in_transit_bytes += size
-        self.running.hold(self._in_transit_bytes > IN_TRANSIT_BYTES_MAX)
+        self.running.hold(self.is_holding)
+        if size > 0 and self.is_holding:
+            self.large_messages.store_parts()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether too much is in transit, so that the client may not send more."""
+        return self._in_transit_bytes > IN_TRANSIT_BYTES_MAX
 
     def is_held(self, destination: destinations.Destination | None) -> bool:
         return self.jms.holds.is_held(destination)

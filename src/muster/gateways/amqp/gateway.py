@@ -20,6 +20,7 @@ from muster.core.net import connection_limits as net_connection_limits
 from muster.core.telemetry import log, metrics
 from muster.gateways.amqp import bus_connections, connection, memory_budget, read_schedule
 from muster.gateways.amqp.protocol import sasl
+from muster.message import settings
 from muster.message.dispatcher import state
 from muster.supervision import tasks
 
@@ -41,6 +42,8 @@ class AmqpGateway:
     ``per_address_max`` and ``per_login_max`` limit the number of connections. Behind a proxy all clients have
     the same address; use None for the first. Every ``recheck_s`` the gateway checks whether the passwords of
     its clients are still valid, and closes the connections of the others.
+
+    ``max_message_bytes``: larger messages are refused, by the dispatcher as well.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class AmqpGateway:
         per_address_max: int | None = PER_ADDRESS_MAX,
         per_login_max: int = PER_LOGIN_MAX,
         recheck_s: float = 5.0,
+        max_message_bytes: int = settings.MessageSettings().max_message_bytes,
         measure: metrics.Metrics | None = None,
     ) -> None:
         self.connect = connect
@@ -92,6 +96,7 @@ class AmqpGateway:
         )
         self._recheck_s = recheck_s
         self._logins = tasks.TaskSupervisor("AMQP logins")
+        self.max_message_bytes = max_message_bytes
         self._tls = tls
         self._server: asyncio.Server | None = None
         self.tasks = tasks.TaskSupervisor("AMQP gateway")

@@ -312,6 +312,68 @@ def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: in
     return header + stored + (data if form == SECTIONS else fast_path.body_section(form, data))
 
 
+class LargeMessage(bytes):
+    """The beginning of an encoded message; the rest of it is the chunks of its body. It is empty if the body
+    has to be translated for AMQP.
+    """
+
+    meta: messages.MessageMeta
+    deliveries: int
+
+    @classmethod
+    def of(cls, beginning: bytes, meta: messages.MessageMeta, deliveries: int) -> LargeMessage:
+        made = cls(beginning)
+        made.meta, made.deliveries = meta, deliveries
+        return made
+
+
+def encode_large(meta: messages.MessageMeta, deliveries: int, now_ms: int) -> LargeMessage:
+    """The beginning of a message with a large body."""
+    assert meta.large is not None
+    if meta.amqp and meta.amqp[0] == SECTIONS:
+        return LargeMessage.of(encode(meta, b"", deliveries, now_ms), meta, deliveries)
+    section = {"b": amqp_types.DATA, "t": amqp_types.VALUE, "o": amqp_types.DATA}.get(meta.kind)
+    if section is None or meta.amqp or (meta.kind == "o" and meta.content_type in (None, messages.JSON)):
+        return LargeMessage.of(b"", meta, deliveries)
+    without_body = encode(msgspec.structs.replace(meta, large=None), b"", deliveries, now_ms)
+    *_, (_, at, _, _) = amqp_types.split(without_body)
+    size = meta.large.size.to_bytes(4, "big")
+    beginning = without_body[:at] + bytes((0, 0x53, section, 0xB1 if meta.kind == "t" else 0xB0)) + size
+    return LargeMessage.of(beginning, meta, deliveries)
+
+
+def decode_large(
+    data: bytes, destination: destinations.Destination | None, now_ms: int
+) -> tuple[messages.MessageMeta, int, destinations.Destination | None]:
+    """The meta of a message of which ``data`` is the beginning, the start of its body sections there, and its
+    destination. Raises `FormatError` if the sections before the body are not complete.
+    """
+    try:
+        head, at = b"", 0
+        while (code := _section_code(data, at)) < amqp_types.DATA:
+            end = amqp_types.skip(data, at)
+            if end > len(data):
+                raise ValueError("the sections before the body are too large")
+            if code != amqp_types.DELIVERY_ANNOTATIONS:
+                head += data[at:end]
+            at = end
+        message, _ = _describe(head, destination, now_ms)
+    except amqp_types.MALFORMED as error:
+        raise errors.FormatError(f"not an AMQP message: {error}") from error
+    meta, _ = message.meta()
+    meta.kind = messages.AMQP_SECTIONS
+    meta.amqp = SECTIONS + base64.b64encode(head).decode()
+    return meta, at, message.destination
+
+
+def _section_code(data: bytes, at: int) -> int:
+    if data[at] == 0 and data[at + 1] == 0x53:
+        return data[at + 2]
+    if data[at] == 0 and data[at + 1] == 0x80:
+        return int.from_bytes(data[at + 2 : at + 10], "big")
+    raise ValueError("a section has no numeric descriptor")
+
+
 def redelivered(data: bytes) -> bytes:
     """An AMQP message with its delivery count increased by one."""
     persistent, priority, ttl_ms, count, at = False, 4, 0, 0, 0
@@ -320,7 +382,10 @@ def redelivered(data: bytes) -> bytes:
         persistent, ttl_ms, count = bool(head.plain(0)), int(head.plain(2) or 0), int(head.plain(4) or 0)
         priority = 4 if head.plain(1) is None else int(head.plain(1))
         at = amqp_types.skip(data, 0)
-    return _header(persistent, priority, count + 1, ttl_ms) + data[at:]
+    changed = _header(persistent, priority, count + 1, ttl_ms) + data[at:]
+    if isinstance(data, LargeMessage):
+        return LargeMessage.of(changed if data else b"", data.meta, data.deliveries + 1)
+    return changed
 
 
 def _sections(message: messages.JmsMessage) -> bytes:

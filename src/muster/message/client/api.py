@@ -27,7 +27,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.message import destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
-from muster.message.client import consumers, producers
+from muster.message.client import bodies, consumers, producers
 from muster.message.client import dispatcher_connection as connection_
 
 PREFETCH = 200
@@ -213,7 +213,8 @@ class Session:
                 meta = messages.decode_meta(delivery.meta)
                 try:
                     message = messages.message_from_meta(meta, delivery.data, queue)
-                except errors.MusterError:
+                    message = await bodies.load(self.connection, message)
+                except (errors.NotFound, errors.InvalidInput):
                     message = messages.message_from_meta(messages.unreadable(meta), delivery.data, queue)
                 yield message
                 after = delivery.sequence

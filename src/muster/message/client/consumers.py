@@ -19,8 +19,8 @@ from muster.core import errors
 from muster.core.telemetry import log
 from muster.message import destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
+from muster.message.client import bodies, flow_control, topic_listeners
 from muster.message.client import dispatcher_connection as connection_
-from muster.message.client import flow_control, topic_listeners
 
 if TYPE_CHECKING:
     from muster.message.client import api
@@ -44,6 +44,11 @@ class ReceivedDelivery:
         self.consumer = consumer
         self.key = key
         self.sequence = sequence
+
+
+def _is_ready(message: messages.JmsMessage) -> bool:
+    """Whether the application can have it without any further check."""
+    return not message.expiration_ms and message.unloaded is None
 
 
 def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
@@ -83,7 +88,7 @@ class Consumer:
     async def receive(self, timeout_s: float | None = None) -> messages.JmsMessage | None:
         """The next message; None after ``timeout_s``, or when the consumer is closed."""
         arrived = self._arrived
-        if arrived and self._burst < BURST and not self.closed and not arrived[0].message.expiration_ms:
+        if arrived and self._burst < BURST and not self.closed and _is_ready(arrived[0].message):
             # Fast path for most messages; the complete one is `_wait`.
             self._burst += 1
             received: ReceivedDelivery | None = arrived.popleft()
@@ -100,7 +105,11 @@ class Consumer:
         """A message that is available now, here or at the dispatcher."""
         if not self._arrived:
             await self._poll_dispatcher()
-        return self._next()
+        while (received := self._pop()) is not None:
+            if await self._load(received):
+                self.session.mark_received(received)
+                return received.message
+        return None
 
     async def receive_body(self, kind: type[T], timeout_s: float | None = None) -> T | None:
         """The body of the next message, which has to be of type ``kind``; see `receive`."""
@@ -139,6 +148,29 @@ class Consumer:
                     session.mark_received(received)
 
     async def _wait(self, timeout_s: float | None = None) -> ReceivedDelivery | None:
+        while (received := await self._wait_for_delivery(timeout_s)) is not None:
+            if await self._load(received):
+                return received
+        return None
+
+    async def _load(self, received: ReceivedDelivery) -> bool:
+        """Read the body of the message, if it is stored separately. False: it does not exist any more."""
+        if received.message.unloaded is None:
+            return True
+        try:
+            received.message = await bodies.load(self.session.connection, received.message)
+        except (errors.NotFound, message_errors.FormatError) as error:
+            await self._on_unreadable(received, error)
+            return False
+        except BaseException:
+            self._push_front(received)
+            raise
+        return True
+
+    async def _on_unreadable(self, received: ReceivedDelivery, error: errors.MusterError) -> None:
+        """The body of the message cannot be read."""
+
+    async def _wait_for_delivery(self, timeout_s: float | None = None) -> ReceivedDelivery | None:
         if self.closed:
             raise message_errors.IllegalState("the consumer is closed")
         if self._burst >= BURST:  # lets other tasks of the event loop run
@@ -157,13 +189,6 @@ class Consumer:
                         return received
         except TimeoutError:
             return None
-
-    def _next(self) -> messages.JmsMessage | None:
-        received = self._pop()
-        if received is None:
-            return None
-        self.session.mark_received(received)
-        return received.message
 
     def _pop(self) -> ReceivedDelivery | None:
         now_ms = time.time_ns() // 1_000_000
@@ -393,6 +418,14 @@ class DispatchedConsumer(Consumer):
         connection = self.session.connection
         await connection.notify(
             protocol.ReleaseMessages(connection.name, {delivery.key: [delivery.sequence]}, reason=reason)
+        )
+
+    async def _on_unreadable(self, received: ReceivedDelivery, error: errors.MusterError) -> None:
+        connection = self.session.connection
+        await connection.notify(
+            protocol.ReleaseMessages(
+                connection.name, {received.key: [received.sequence]}, reason=error.message
+            )
         )
 
     def _on_popped(self, received: ReceivedDelivery) -> None:

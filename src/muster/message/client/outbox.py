@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from muster.core import errors
 from muster.message import errors as message_errors
 from muster.message import protocol
-from muster.message.client import topic_publisher
+from muster.message.client import bodies, topic_publisher
 
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection as connection_
@@ -44,12 +44,15 @@ class _Submission:
         self.acks = acks
         self.atomic = atomic
         self.future = future
-        acknowledged = sum(map(len, acks.values()))
-        self.size = sum(map(_size, sends)) + protocol.ACK_BYTES * acknowledged
+        self.size = sum(map(_size, sends)) + _ack_bytes(acks)
 
 
 def _size(send: protocol.SendMessage) -> int:
     return len(send.data) + len(send.meta)
+
+
+def _ack_bytes(acks: dict[str, list[int]]) -> int:
+    return protocol.ACK_BYTES * sum(map(len, acks.values()))
 
 
 class Outbox:
@@ -86,9 +89,11 @@ class Outbox:
             )
         future: asyncio.Future[None] = self._loop.create_future()
         waiting = _Submission(sends, acks, atomic, future)
-        if len(sends) > 1 and waiting.size > protocol.WORK_BYTES_MAX:
+        # Large bodies are stored separately.
+        together = sum(_size(send) for send in sends if len(send.data) <= protocol.LARGE_BYTES)
+        if together > protocol.WORK_BYTES_MAX:
             raise errors.LimitExceeded(
-                f"a transaction of {waiting.size} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
+                f"a transaction of {together} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
             )
         self._waiting.append(waiting)
         self._unsent += len(sends)
@@ -193,10 +198,14 @@ class Outbox:
         for entry in taken:
             for key, sequences in entry.acks.items():
                 acks.setdefault(key, []).extend(sequences)
-        sends, later = self.publisher.prepare([send for entry in taken for send in entry.sends])
         error: errors.MusterError | None = None
         try:
-            await self._send_work(sends, acks, sum(entry.size for entry in taken), strict=taken[0].atomic)
+            for entry in taken:
+                # A retry does not store them a second time.
+                entry.sends[:] = [await bodies.upload(self._connection, send) for send in entry.sends]
+            sends, later = self.publisher.prepare([send for entry in taken for send in entry.sends])
+            size = sum(_size(send) for send in sends) + _ack_bytes(acks)
+            await self._send_work(sends, acks, size, strict=taken[0].atomic)
             self._acks_reported = False
             if sends:
                 self._full_since = None

@@ -107,7 +107,7 @@ class Producer:
         connection, subject = self._connection, self._subject
         if subject is not None and (not self._follows_slow or connection.holds):
             await self._wait(self.destination)
-        if subject is not None and not self.persistent:
+        if subject is not None and not self.persistent and len(data) <= protocol.LARGE_BYTES:
             await connection.publish_bus.publish(
                 subject, data, headers={messages.HEADER: self._fast_header(kind)}
             )
@@ -115,7 +115,7 @@ class Producer:
         if connection.outbox.is_full:
             await connection.outbox.wait_for_room()
         future = connection.submit([protocol.SendMessage(self._name, self._fast_header(kind), data)])
-        if self.persistent or self._is_temporary:
+        if self.persistent or self._is_temporary or len(data) > protocol.LARGE_BYTES:
             await future
 
     def _fast_header(self, kind: type) -> str:
@@ -186,7 +186,12 @@ class Producer:
         self._stamp(message, destination, **options)
         meta, data = message.meta()
         raw = messages.encode_meta(meta).decode()
-        direct = _is_direct(destination) and not message.persistent and not meta.delivery_time_ms
+        direct = (
+            _is_direct(destination)
+            and not message.persistent
+            and not meta.delivery_time_ms
+            and len(data) <= protocol.LARGE_BYTES
+        )
         if direct and not session.transacted:
             subject = self._subject or destination.subject
             return (subject, data, {messages.HEADER: raw}), None

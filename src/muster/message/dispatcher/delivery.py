@@ -13,10 +13,11 @@ from typing import Final
 
 from muster.core import errors
 from muster.message import destinations, messages, protocol, selectors
-from muster.message.dispatcher import backlog, backlog_reader, delayed_messages, state
+from muster.message.dispatcher import backlog, backlog_reader, delayed_messages, large_bodies, state
 from muster.message.dispatcher.log import journal, ledger, message_cache
 
 BATCH_BYTES: Final = 512 << 10
+_BODY: Final = f"{protocol.BODY}."
 PUBLISH_S: Final = 2.0  # how long to wait for a sender to publish a due message
 RETRY_S: Final = 1.0  # before a retry after the log had no room
 UNSENT_BYTES_MAX: Final = 8 << 20  # of deliveries that wait to be sent, before no more are read from the log
@@ -34,6 +35,7 @@ class DeliveryQueue:
         )
         self._idle_since: dict[str, float] = {}  # subscriptions without consumers that are still indexed
         self._unsent_bytes = 0
+        self.bodies = large_bodies.LargeBodies(shared)
         self._published_counts: dict[str, int] = {}  # published messages by topic pattern
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: published and matched until then
         self._dirty: set[str] = set()
@@ -76,7 +78,9 @@ class DeliveryQueue:
         """
         touched: dict[str, backlog.Backlog] = {}
         for copy, number in sorted(placed, key=_number):
-            if not number:
+            if copy.meta.large is not None:
+                self.bodies.placed(copy, number)
+            if not number or copy.subject is None or copy.subject.startswith(_BODY):
                 continue
             if copy.subject == protocol.DELAY:
                 self.delays.add(copy.meta.delivery_time_ms, number)

@@ -107,6 +107,7 @@ class Dispatcher:
             loop("watch", self._watch)
             loop("sweep", self._sweep)
             loop("capture", self._capture.run)
+            loop("bodies", self._delivery.bodies.run)
             await bus.publish(
                 protocol.STARTED, protocol.encode(protocol.DispatcherStarted(self._state.epoch))
             )
@@ -220,6 +221,13 @@ class Dispatcher:
             case protocol.StageMessages():
                 self._stage(self._require_connection(sender, request.connection), request)
                 reply(protocol.DispatcherReply())
+            case protocol.StoreChunk():
+                connection = self._require_connection(sender, request.connection)
+                self._state.reply_when_done(self._delivery.bodies.store(request), reply)
+            case protocol.ReleaseBody():
+                self._delivery.bodies.release(request.body)
+            case protocol.ReadChunk():
+                self._state.reply_when_done(self._delivery.bodies.read(request), reply)
             case protocol.CommitWork():
                 self._commit(self._require_connection(sender, request.connection), request, reply)
             case protocol.AttachConsumer():
@@ -528,6 +536,8 @@ class Dispatcher:
         meta, raw = messages.decode_meta(send.meta), send.meta
         self._check_exists(destination)
         self._state.check_may_send(connection.identity, destination)
+        if meta.large is not None:
+            self._delivery.bodies.check(meta.large)
         if meta.delivery_time_ms and meta.destination != send.destination:
             meta.destination = send.destination  # used when it is due
             raw = messages.encode_meta(meta).decode()

@@ -99,6 +99,7 @@ class DispatcherState:
         self.refused_at = -math.inf  # last time a message was rejected for lack of room
         # Called when messages are in the log
         self.on_stored: Callable[[journal.Placed], None] = lambda _: None
+        self.on_record: Callable[[ledger.LogRecord], None] = lambda _: None
         self.failure: asyncio.Future[None] = self.loop.create_future()
         self.tasks = tasks.TaskSupervisor(
             "dispatcher", on_fatal=self._end_with, handles=self._is_interruption
@@ -154,6 +155,7 @@ class DispatcherState:
         if record is not None:
             new_queues = record.stored.keys() - self.ledger.backlogs.keys()
             self.ledger.apply(record, end)
+            self.on_record(record)
             self.records += 1
             for key in new_queues:  # the log contains no earlier messages of it
                 self.ledger.backlogs[key].start_empty(before)

@@ -121,7 +121,7 @@ class LinkFactory:
                     return
         elif coordinator:
             transactions.check_capabilities(capabilities)
-        link.max_message_size = producers.MESSAGE_BYTES_MAX
+        link.max_message_size = self._connection.gateway.max_message_bytes
         link.open()
         self._connection.running.sync()
         self._connection.producer_links[link._impl] = producers.ProducerLink(

@@ -7,10 +7,11 @@ to transmit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,8 +21,9 @@ from muster.bus import api
 from muster.core import errors
 from muster.gateways.amqp.protocol import engine, frames
 from muster.message import destinations, messages, protocol, selectors
+from muster.message import errors as message_errors
 from muster.message.amqp_format import amqp_types, fast_path, message_codec
-from muster.message.client import dispatcher_connection, flow_control, topic_listeners
+from muster.message.client import bodies, dispatcher_connection, flow_control, topic_listeners
 from muster.message.dispatcher.log import ledger
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ def _encoded(
 ) -> bytes:
     """``fallback_to_bytes``: encode a message that does not match its type as bytes."""
     try:
+        if meta.large is not None:
+            return message_codec.encode_large(meta, delivery.count, _now_ms())
         return message_codec.encode(meta, delivery.data, delivery.count, _now_ms())
     except errors.MusterError:
         if not fallback_to_bytes:
@@ -81,6 +85,50 @@ class OutgoingLink:
         if not self.closed:
             self.engine.drained(self.link)
 
+    async def stream(self, data: message_codec.LargeMessage, key: str = "", number: int = 0) -> None:
+        """Send a large message in parts. Raises `errors.NotFound` if its body is not stored any more."""
+        parts = self._parts(data)
+        part, following = await anext(parts), await anext(parts, None)  # before the message begins
+        if self.closed or self.link.credit <= 0:
+            raise errors.Conflict("the client cannot receive the message any more")
+        place = self.connection.begin_transmit(self, data, key, number)
+        while True:
+            while not self._is_closed() and not self.engine.has_room(self.link):
+                await self._wait_for_room()
+            if self._is_closed():
+                return
+            more = following is not None
+            self.engine.send_part(self.link, place, part, settled=self.presettled, more=more)
+            self.connection.flush_soon()
+            if following is None:
+                break
+            try:
+                part, following = following, await anext(parts, None)
+            except errors.NotFound as error:
+                self.connection.close_outgoing(self, "amqp:internal-error", error.message)
+                return
+        self.connection.end_transmit(self, key, number)
+
+    async def _parts(self, data: message_codec.LargeMessage) -> AsyncIterator[bytes]:
+        assert data.meta.large is not None
+        chunks = bodies.download(self.connection.jms, data.meta.large)
+        if data:
+            yield bytes(data)
+            async for chunk in chunks:
+                yield chunk
+            return
+        payload = b"".join([chunk async for chunk in chunks])
+        meta = msgspec.structs.replace(data.meta, large=None)
+        encoded = message_codec.encode(meta, payload, data.deliveries, _now_ms())
+        for at in range(0, len(encoded), protocol.CHUNK_BYTES):
+            yield encoded[at : at + protocol.CHUNK_BYTES]
+
+    async def _wait_for_room(self) -> None:
+        room = asyncio.Event()
+        self.link.session.on_room.append(room.set)
+        with contextlib.suppress(TimeoutError):  # a closed link gets no report
+            await asyncio.wait_for(room.wait(), 1.0)
+
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         """The client did not accept a message that belongs to no backlog."""
 
@@ -107,6 +155,7 @@ class DispatcherLink(OutgoingLink):
         self._attach = attach
         self._granted = 0  # credit granted to the dispatcher, including messages that wait here
         self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, message, expiry
+        self._streaming = False  # a large message is being sent
         self.expired = 0
 
     def attach_request(self) -> protocol.AttachConsumer:
@@ -144,21 +193,44 @@ class DispatcherLink(OutgoingLink):
         expired: dict[str, list[int]] = {}
         if self.link.handle is None:
             return  # the first message may arrive before the link is open
-        while self._waiting and not self.closed and self.engine.may_send(self.link):
+        while self._waiting and self._may_send():
             key, number, data, expires_ms = self._waiting.popleft()
             self._granted -= 1
             if expires_ms and expires_ms <= _now_ms():
                 expired.setdefault(key, []).append(number)
                 self.expired += 1
+            elif isinstance(data, message_codec.LargeMessage):
+                self._streaming = True
+                self.connection.spawn(self._stream(data, key, number))
             else:
                 self.connection.transmit(self, data, key, number)
         if expired:
             self.connection.jms.submit([], expired)
             self.connection.call_soon(self.on_credit)  # the client's credit for them is free again
 
+    def _may_send(self) -> bool:
+        return not self.closed and not self._streaming and self.engine.may_send(self.link)
+
+    async def _stream(self, data: message_codec.LargeMessage, key: str, number: int) -> None:
+        jms = self.connection.jms
+        try:
+            await self.stream(data, key, number)
+        except errors.Conflict:
+            await jms.notify(protocol.ReleaseMessages(jms.name, {key: [number]}, counted=False))
+        except (errors.NotFound, message_errors.FormatError) as error:
+            if key == _DEAD_LETTERS and self.link.credit > 0:  # so that it can be inspected and removed
+                rest = message_codec.encode(messages.unreadable(data.meta), b"", 0, _now_ms())
+                self.connection.transmit(self, rest, key, number)
+            else:
+                await jms.notify(protocol.ReleaseMessages(jms.name, {key: [number]}, reason=error.message))
+        finally:
+            self._streaming = False
+        if not self._is_closed():
+            self.on_credit()
+
     async def flow(self) -> None:
         jms = self.connection.jms
-        if self.closed:
+        if self.closed or self._streaming:
             return
         self._pump()
         if self.link.credit < self._granted:
@@ -171,7 +243,7 @@ class DispatcherLink(OutgoingLink):
             await jms.request(protocol.Ping(jms.name, [self.number]))
             await jms.request(protocol.StopDelivery(jms.name, [self.number]))
             self._granted = len(self._waiting)
-            if not self._waiting:
+            if not self._waiting and not self._streaming:
                 self._drained()
 
     async def _return_excess(self) -> None:
@@ -236,7 +308,9 @@ class EncodedTopicMessage(topic_listeners.TopicMessage):
     def amqp(self) -> bytes:
         if self._amqp is None:
             raw, data = self._foreign, self.message.data
-            if raw is None:
+            if raw is None and self.meta.large is not None:
+                self._amqp = message_codec.encode_large(self.meta, 0, _now_ms())
+            elif raw is None:
                 self._amqp = message_codec.encode(self.meta, data, 0, _now_ms())
             else:
                 self._amqp = fast_path.unwrap(raw, data)
@@ -287,6 +361,7 @@ class TopicLink(OutgoingLink):
         self._listeners: topic_listeners.TopicListeners[EncodedTopicMessage] | None = None
         self._sent = 0
         self._returned: list[tuple[int, bytes]] = []  # returned messages, the first one last
+        self._streaming = False  # a large message is being sent
         self.rejected = 0
         self.dropped = 0
         self.expired = 0
@@ -321,7 +396,7 @@ class TopicLink(OutgoingLink):
             self.rejected += 1
             return
         data = message.amqp
-        if self._waiting or self._returned or not self.engine.may_send(self.link):
+        if self._streaming or self._waiting or self._returned or not self.engine.may_send(self.link):
             self._wait(data, message.expires_ms)
         else:
             self._transmit(data)
@@ -337,7 +412,21 @@ class TopicLink(OutgoingLink):
 
     def _transmit(self, data: bytes) -> None:
         self._sent = number = self._sent + 1
+        if isinstance(data, message_codec.LargeMessage):
+            self._streaming = True
+            self.connection.spawn(self._stream(data, number))
+            return
         self.engine.send(self.link, data, (self, "", number, data), settled=self.presettled)
+
+    async def _stream(self, data: message_codec.LargeMessage, number: int) -> None:
+        try:
+            await self.stream(data, number=number)
+        except (errors.NotFound, errors.Conflict, message_errors.FormatError):
+            self.dropped += 1
+        finally:
+            self._streaming = False
+        if not self._is_closed():
+            self.on_credit()
 
     def returned(self, number: int, data: bytes, code: int, state: bytes | None) -> None:
         if code == frames.TRANSACTIONAL:
@@ -362,7 +451,7 @@ class TopicLink(OutgoingLink):
         )
 
     def _pump(self) -> None:
-        while not self.closed and self.engine.may_send(self.link):
+        while not self.closed and not self._streaming and self.engine.may_send(self.link):
             if self._returned:
                 data = self._returned.pop()[1]
                 expires_ms = amqp_types.expires_ms(data, _now_ms())
@@ -388,7 +477,8 @@ class TopicLink(OutgoingLink):
             await self._listeners.bus.flush()
             self.connection.deliver_pending(sys.maxsize)
             self._pump()
-            self._drained()
+            if not self._streaming:
+                self._drained()
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True
@@ -444,7 +534,12 @@ class BrowserLink(OutgoingLink):
             if not self._waiting or self.closed:
                 break
             data, expires_ms = self._waiting.popleft()
-            if not expires_ms or expires_ms > _now_ms():
+            if expires_ms and expires_ms <= _now_ms():
+                continue
+            if isinstance(data, message_codec.LargeMessage):
+                with contextlib.suppress(errors.NotFound, errors.Conflict, message_errors.FormatError):
+                    await self.stream(data)
+            else:
                 self.connection.transmit(self, data)
         self._drained()
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from muster.core import errors
-from muster.gateways.amqp.protocol import engine, frames
+from muster.gateways.amqp.links import large_messages
+from muster.gateways.amqp.protocol import conditions, engine, frames
 from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.amqp_format import fast_path, message_codec
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from muster.gateways.amqp import connection
 
 CREDIT: Final = 1000
-MESSAGE_BYTES_MAX: Final = 900 << 10  # of an AMQP message, which has to fit into a bus message
 
 
 # Link, delivery number, settled, subject, body, header.
@@ -54,7 +55,7 @@ class ProducerLink:
         self._fast_path = fast_path.FastPath()
         self.under_way = 0
         self.link.on_message = self.arrived
-        self.link.on_too_large = self._too_large
+        self.link.on_large = self._begin_large
         self.link.on_budget_exceeded = self._too_much
         self.grant()
 
@@ -68,14 +69,6 @@ class ProducerLink:
         ):
             self._engine.grant(self.link, CREDIT - credit)
 
-    def _too_large(self) -> None:
-        """The message would use too much memory. An outcome cannot be sent before its last frame, so the link
-        is closed.
-        """
-        self._connection.close_link(
-            self.link, "amqp:link:message-size-exceeded", f"the maximum is {MESSAGE_BYTES_MAX} bytes"
-        )
-
     def _too_much(self) -> None:
         self._connection.close_link(
             self.link,
@@ -84,8 +77,18 @@ class ProducerLink:
         )
 
     def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
+        if not self._connection.large_messages:
+            self._forward(number, data, settled, state)
+            return
+        try:
+            later = functools.partial(self._forward, number, data, settled, state)
+            self._connection.large_messages.defer(later, len(data))
+        except errors.LimitExceeded as error:
+            self.refuse(number, settled, state, error)
+
+    def _forward(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         link = self.link
-        if self._subject is not None and state is None and len(data) <= MESSAGE_BYTES_MAX:
+        if self._subject is not None and state is None:
             plain = self._fast_path(data)
             if plain is not None:
                 at, start, kind = plain
@@ -97,26 +100,72 @@ class ProducerLink:
         try:
             self._forward_decoded(number, data, settled, state)
         except errors.MusterError as error:
-            if frames.code_of(state) == frames.TRANSACTIONAL:
-                self._connection.transactions.mark_failed(state, error)
-            if not settled:
-                self._connection.reject(link, number, error)
+            self.refuse(number, settled, state, error)
         if link.credit <= CREDIT // 2:
             self.grant()
 
-    def _forward_decoded(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
-        if len(data) > MESSAGE_BYTES_MAX:
-            raise errors.LimitExceeded(f"a message of {len(data)} bytes: the maximum is {MESSAGE_BYTES_MAX}")
-        transactions = self._connection.transactions
-        if self._coordinator:
-            transactions.coordinate(self.link, number, data)
-            return
-        now_ms = time.time_ns() // 1_000_000
-        meta, body, destination = message_codec.decode(data, self._destination, now_ms)
+    def refuse(self, number: int, settled: bool, state: bytes | None, error: errors.MusterError) -> None:
+        """Reject a message. The sender of one that is settled expects no outcome, so the link is closed if it
+        was too large.
+        """
+        if frames.code_of(state) == frames.TRANSACTIONAL:
+            self._connection.transactions.mark_failed(state, error)
+        if not settled:
+            self._connection.reject(self.link, number, error)
+        elif isinstance(error, message_errors.MessageTooLarge):
+            self._connection.close_link(self.link, conditions.name(error), conditions.description(error))
+
+    def _begin_large(self, number: int, data: bytes) -> large_messages.IncomingLargeMessage:
+        begin: tuple[messages.MessageMeta, bytes] | errors.MusterError
+        try:
+            if self._coordinator:
+                raise errors.LimitExceeded("a coordinator does not accept large messages")
+            now_ms = time.time_ns() // 1_000_000
+            meta, at, destination = message_codec.decode_large(data, self._destination, now_ms)
+            meta.destination = str(self._checked(destination))
+            begin = meta, data[at:]
+        except errors.MusterError as error:
+            begin = error
+        made = large_messages.IncomingLargeMessage(self, self._connection, number, begin, len(data))
+        self._connection.large_messages.start(made)
+        return made
+
+    def forward_large(
+        self, number: int, meta: messages.MessageMeta, settled: bool, state: bytes | None
+    ) -> None:
+        destination = destinations.Destination.parse(meta.destination or "")
+        try:
+            self._route(number, destination, meta, b"", settled, state)
+        except errors.MusterError as error:
+            self.refuse(number, settled, state, error)
+        if self.link.credit <= CREDIT // 2:
+            self.grant()
+
+    def _checked(self, destination: destinations.Destination | None) -> destinations.Destination:
         if destination is None:
             raise message_errors.InvalidDestination("neither the message nor its link has an address")
         if self._destination is None:
             self._connection.link_factory.check_may_send(destination)
+        return destination
+
+    def _forward_decoded(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
+        if self._coordinator:
+            self._connection.transactions.coordinate(self.link, number, data)
+            return
+        now_ms = time.time_ns() // 1_000_000
+        meta, body, destination = message_codec.decode(data, self._destination, now_ms)
+        self._route(number, self._checked(destination), meta, body, settled, state)
+
+    def _route(
+        self,
+        number: int,
+        destination: destinations.Destination,
+        meta: messages.MessageMeta,
+        body: bytes,
+        settled: bool,
+        state: bytes | None,
+    ) -> None:
+        transactions, now_ms = self._connection.transactions, time.time_ns() // 1_000_000
         meta.origin = self._connection.jms.origin
         raw = messages.encode_meta(meta).decode()
         send = protocol.SendMessage(str(destination), raw, body)
@@ -126,6 +175,8 @@ class ProducerLink:
                 self._engine.settle(self.link, number, outcome)
             return
         if _is_direct(destination) and not meta.persistent and meta.delivery_time_ms <= now_ms:
+            if meta.large is not None:
+                self._connection.spawn(self._connection.jms.notify(protocol.ReleaseBody(meta.large.id)))
             self._connection.forwarder.add(self, number, settled, destination.subject, body, raw)
             return
         future = self._connection.jms.submit([send])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from muster.gateways.amqp import memory_budget as budget_
 from muster.gateways.amqp.protocol import frames
 
 WINDOW: Final = 512  # frames that a session may send before the next flow: 32 MiB of the largest
 UNSETTLED_BYTES_MAX: Final = 64 << 20  # of unsettled messages of a session
-PARTIAL_BYTES_MAX: Final = 4 << 20
+LARGE_BYTES: Final = 640 << 10  # above this size, an incomplete message is passed on in parts
 _TOKEN_BYTES: Final = 256  # approximate size of a token besides its message
 MASK: Final = 0xFFFFFFFF
 
@@ -22,6 +22,14 @@ Token = tuple[Any, str, int, bytes]
 
 def ignore(*_: Any) -> None:
     """Default handler of a link before it has an owner."""
+
+
+class LargeMessageReceiver(Protocol):
+    """Receives the rest of a large message."""
+
+    def add(self, part: bytes) -> None: ...
+
+    def end(self, settled: bool, state: bytes | None, *, aborted: bool) -> None: ...
 
 
 class AmqpSession:
@@ -35,6 +43,7 @@ class AmqpSession:
         "incoming_window",
         "links",
         "next_number",
+        "on_room",
         "outgoing",
         "over_unsettled_limit",
         "unsettled",
@@ -58,6 +67,7 @@ class AmqpSession:
         self.over_unsettled_limit = False  # no more deliveries until half of it is settled
         self.accepted: tuple[int, int] | None = None  # first and last accepted delivery, not sent yet
         self.blocked: deque[tuple[AmqpLink, int, bytes, bool, bool]] = deque()
+        self.on_room: list[Callable[[], None]] = []  # called once when more may be sent, or never
         self.draining: set[AmqpLink] = set()  # to be drained after their blocked messages are sent
 
     def sent(self, number: int, token: Token) -> None:
@@ -97,6 +107,9 @@ class AmqpSession:
         """Nothing more is sent in this session."""
         self.channel = None
         self.draining.clear()
+        waiting, self.on_room = self.on_room, []
+        for report in waiting:
+            report()
         for link in self.links.values():
             link.shut()
 
@@ -108,9 +121,9 @@ class AmqpSession:
 
 
 class AmqpLink:
-    """The owner sets the handlers: ``on_message`` for a message (number, data, settled, state),
-    ``on_too_large`` for the first frames of one that is too large, ``on_budget_exceeded`` if too many bytes
-    of messages are incomplete, ``on_credit`` when it may send more or has to drain.
+    """The owner sets the handlers: ``on_message`` for a message (number, data, settled, state), ``on_large``
+    for the first frames of a large one (number, data), ``on_budget_exceeded`` if too many bytes of messages
+    are incomplete, ``on_credit`` when it may send more or has to drain.
     """
 
     __slots__ = (
@@ -119,11 +132,12 @@ class AmqpLink:
         "drain",
         "handle",
         "key",
+        "large",
         "lead",
         "on_budget_exceeded",
         "on_credit",
+        "on_large",
         "on_message",
-        "on_too_large",
         "partial",
         "parts",
         "parts_bytes",
@@ -144,7 +158,8 @@ class AmqpLink:
         self.parts_bytes = 0
         self.partial: tuple[int, bool, bytes | None] | None = None
         self.on_message: Callable[[int, bytes, bool, bytes | None], None] = ignore
-        self.on_too_large: Callable[[], None] = ignore
+        self.large: LargeMessageReceiver | None = None  # for the rest of the message that is incomplete
+        self.on_large: Callable[[int, bytes], LargeMessageReceiver] | None = None
         self.on_budget_exceeded: Callable[[], None] = ignore
         self.on_credit: Callable[[], None] = ignore
 
@@ -157,16 +172,26 @@ class AmqpLink:
     def add(self, part: bytes, settled: bool, state: bytes | None, *, more: bool, aborted: bool) -> None:
         """Add a part of an incomplete message."""
         assert self.partial is not None, "no message has been started"
+        number, was_settled, before = self.partial
+        if self.large is not None:
+            receiver = self.large
+            receiver.add(part)
+            if aborted or not more:
+                self.drop_parts()
+                receiver.end(settled or was_settled, before if state is None else state, aborted=aborted)
+            return
         self.parts.append(part)
         self.parts_bytes += len(part)
         fits = self.session.budget.add_unfinished(len(part))
         if more and not aborted:
-            if self.parts_bytes > PARTIAL_BYTES_MAX:
-                self.on_too_large()
+            if self.parts_bytes > LARGE_BYTES and self.on_large is not None:
+                data, partial = b"".join(self.parts), self.partial
+                self.drop_parts()
+                self.partial = partial
+                self.large = self.on_large(number, data)
             elif not fits:
                 self.on_budget_exceeded()
             return
-        number, was_settled, before = self.partial
         data = b"".join(self.parts)
         self.drop_parts()
         if not aborted:
@@ -176,13 +201,16 @@ class AmqpLink:
         """Remove the parts of a message that is complete or aborted."""
         self.session.budget.remove_unfinished(self.parts_bytes)
         self.parts.clear()
-        self.parts_bytes, self.partial = 0, None
+        self.parts_bytes, self.partial, self.large = 0, None, None
 
     def detach(self) -> None:
         """Release the link. This breaks the reference cycle with its owner, so that objects of the proton
         library are freed here, not by the garbage collector in another thread.
         """
         self.shut()
+        if self.large is not None:
+            self.large.end(True, None, aborted=True)
         self.drop_parts()
         self.credit = 0
-        self.on_message = self.on_credit = self.on_too_large = self.on_budget_exceeded = ignore
+        self.on_large = None
+        self.on_message = self.on_credit = self.on_budget_exceeded = ignore

@@ -329,6 +329,7 @@ class AmqpEngine:
         drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
         window = ((incoming or 0) + (incoming_window or 0) - session.outgoing) & _MASK
         session.window = 0 if window > _OVERDRAWN else window
+        self._report_room(session)
         if session.blocked:
             self._unblock(session)
             if not session.blocked:
@@ -377,6 +378,14 @@ class AmqpEngine:
     def resume(self) -> None:
         self._stopped = False
         self.resume_links()
+        for session in self._sessions.values():
+            self._report_room(session)
+
+    def _report_room(self, session: endpoints.AmqpSession) -> None:
+        if session.on_room:
+            waiting, session.on_room = session.on_room, []
+            for report in waiting:
+                report()
 
     def resume_links(self) -> None:
         self._notify_credit(list(self.links()))
@@ -429,8 +438,8 @@ class AmqpEngine:
             and self.budget.may_deliver
         )
 
-    def send(self, link: endpoints.AmqpLink, data: bytes, token: endpoints.Token, *, settled: bool) -> None:
-        """``token`` identifies the message in its outcome."""
+    def begin(self, link: endpoints.AmqpLink, token: endpoints.Token, *, settled: bool) -> int:
+        """Begin a message whose parts follow; returns its number. ``token`` identifies it in its outcome."""
         session = link.session
         number = session.next_number & _MASK
         session.next_number += 1
@@ -438,20 +447,38 @@ class AmqpEngine:
         link.delivered += 1
         if not settled:
             session.sent(number, token)
+        return number
+
+    def send_part(
+        self, link: endpoints.AmqpLink, number: int, data: bytes, *, settled: bool, more: bool
+    ) -> None:
+        session, size, most = link.session, len(data), self._payload_max
+        for at in range(0, max(size, 1), most):
+            session.blocked.append((link, number, data[at : at + most], settled, more or at + most < size))
+        self._unblock(session)
+        self._out_bytes += size
+        if self._out_bytes > OUT_BYTES_MAX:
+            self._stopped = True
+
+    def has_room(self, link: endpoints.AmqpLink) -> bool:
+        """Whether the next part of a message can be sent. Otherwise `AmqpSession.on_room` reports it."""
+        return not self._stopped and not link.session.blocked
+
+    def send(self, link: endpoints.AmqpLink, data: bytes, token: endpoints.Token, *, settled: bool) -> None:
+        """``token`` identifies the message in its outcome."""
+        session = link.session
+        number = self.begin(link, token, settled=settled)
         size = len(data)
         if link.lead and size <= self._payload_max and session.window > 0 and not session.blocked:
             session.window -= 1
             session.outgoing += 1
             if not self._close_sent:
                 self._out += (frames.transfer_head(link.lead, number, size, settled, False), data)
+            self._out_bytes += size
+            if self._out_bytes > OUT_BYTES_MAX:
+                self._stopped = True
         else:
-            most = self._payload_max
-            for at in range(0, max(size, 1), most):
-                session.blocked.append((link, number, data[at : at + most], settled, at + most < size))
-            self._unblock(session)
-        self._out_bytes += size
-        if self._out_bytes > OUT_BYTES_MAX:
-            self._stopped = True
+            self.send_part(link, number, data, settled=settled, more=False)
 
     def _unblock(self, session: endpoints.AmqpSession) -> None:
         while session.blocked and session.window > 0:

@@ -28,6 +28,7 @@ STORE_S = 10.0  # then the outcome is unknown, and the log is read again
 QUEUED_MAX = 50_000
 QUEUED_BYTES_MAX = 64 << 20
 _SEPARATE_PAGES = (protocol.DELAY, protocol.CHECKPOINT)
+_BODY = f"{protocol.BODY}."
 
 
 Stored = Callable[[list[int]], None]  # called with the number of each copy, 0 if it is not stored
@@ -192,14 +193,18 @@ def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
     return counts
 
 
+def _has_own_page(subject: str) -> bool:
+    return subject in _SEPARATE_PAGES or subject.startswith(_BODY)
+
+
 def _build_pages(
     copies: list[JournalMessage], record: ledger.LogRecord | None, record_bytes: int
 ) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and its place.
 
     A delayed message has its own page, which is deleted when the message is due; each chunk of a checkpoint
-    has one too. The record, which must remain until the next checkpoint, is never on such a page, nor on a
-    page that would become too large for the broker.
+    or a large body has one too. The record, which must remain until the next checkpoint, is never on such a
+    page, nor on a page that would become too large for the broker.
     """
     last_bytes = 0
     bound: list[tuple[str, pages.LogPage]] = []
@@ -216,12 +221,12 @@ def _build_pages(
             bound.append((copy.subject, page))
         if at == len(bound) - 1:
             last_bytes = used + size
-        if copy.subject not in _SEPARATE_PAGES:
+        if not _has_own_page(copy.subject):
             open_pages[copy.subject] = (at, page, used + size)
         places.append((at, len(page.held)))
         page.held.append(pages.PagedMessage(copy.raw, copy.data))
     if record is not None:
-        if not bound or bound[-1][0] in _SEPARATE_PAGES or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
+        if not bound or _has_own_page(bound[-1][0]) or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
             bound.append((protocol.RECORD, pages.LogPage()))
         bound[-1][1].record = record
     return bound, places
@@ -243,6 +248,8 @@ def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
             total.unsubscribed += record.unsubscribed
             total.last_works.update(record.last_works)
             total.dropped += record.dropped
+            total.bodies += record.bodies
+            total.deleted_bodies += record.deleted_bodies
             for key in record.consumed:
                 consumed[key] = True
             for key in record.idle:

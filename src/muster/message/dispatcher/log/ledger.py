@@ -54,6 +54,8 @@ class LogRecord(msgspec.Struct, omit_defaults=True):
     consumed: list[str] = []  # backlogs that have consumers from here on
     idle: list[str] = []
     dropped: list[str] = []  # queues
+    bodies: list[str] = []  # large bodies that begin here
+    deleted_bodies: list[str] = []
 
 
 def estimate_bytes(record: LogRecord) -> int:
@@ -70,6 +72,8 @@ def estimate_bytes(record: LogRecord) -> int:
         record.consumed,
         record.idle,
         record.dropped,
+        record.bodies,
+        record.deleted_bodies,
     ):
         size += sum(len(key) + ACK_BYTES for key in keys)
     return size
@@ -103,6 +107,7 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
     subscriptions: list[DurableSubscription] = []
     last_works: dict[str, int] = {}
     consumed: list[str] = []
+    bodies: list[str] = []
 
 
 class Ledger:
@@ -121,6 +126,7 @@ class Ledger:
         self.delayed_done: set[int] = set()
         self.dropped: set[str] = set()  # deleted queues, until the log is trimmed
         self.stored: dict[str, int] = {}  # messages by queue since the start
+        self.bodies: set[str] = set()  # large bodies in the log
 
     def queue(self, name: str) -> backlog.Backlog:
         return self.backlog(queue_key(name))
@@ -164,6 +170,8 @@ class Ledger:
             self.dropped.add(key)
         self.consumed.update(record.consumed)
         self.consumed.difference_update(record.idle)
+        self.bodies.update(record.bodies)
+        self.bodies.difference_update(record.deleted_bodies)
         self._did(record.last_works)
 
     def forget(self, key: str) -> None:
@@ -195,6 +203,7 @@ class Ledger:
                         subscriptions=[],
                         last_works={},
                         consumed=[],
+                        bodies=[],
                     )
                 )
                 used = 0
@@ -204,6 +213,8 @@ class Ledger:
         chunk(0)  # there is always one
         for connection, number in self.last_works.items():
             chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
+        for body in sorted(self.bodies):
+            chunk(len(body) + ACK_BYTES).bodies.append(body)
         delayed = [(done_number, done_number) for done_number in sorted(self.delayed_done)]
         for at in range(0, len(delayed), SPANS):
             part = delayed[at : at + SPANS]
@@ -242,6 +253,7 @@ class Ledger:
                     self.depths[key] = extent.depth
             self._did(chunk.last_works)
             self.consumed.update(chunk.consumed)
+            self.bodies.update(chunk.bodies)
 
     def wants(self, key: str, meta: messages.MessageMeta) -> bool:
         """Whether a subscription receives a message, apart from its selector.

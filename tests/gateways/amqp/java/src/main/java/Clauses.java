@@ -302,7 +302,7 @@ final class Clauses {
             Outcomes done = new Outcomes();
             MessageProducer producer = session.createProducer(session.createQueue("c.refused"));
             BytesMessage large = session.createBytesMessage();
-            large.writeBytes(new byte[1 << 20]);
+            large.writeBytes(new byte[9 << 20]);
             producer.send(large, done);
             producer.close();
             Conformance.equal(ResourceAllocationException.class, done.failure());
@@ -406,7 +406,7 @@ final class Clauses {
     static void large() throws Exception {
         try (Connection connection = Conformance.connect(null)) {
             Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
-            byte[] content = new byte[700 << 10];
+            byte[] content = new byte[5 << 20];
             new Random(4).nextBytes(content);
             for (Destination destination : List.of(session.createQueue("c.large"), session.createTopic("c/large"))) {
                 MessageConsumer consumer = session.createConsumer(destination);

@@ -523,16 +523,18 @@ public final class Conformance {
     static void oversized() throws Exception {
         try (Connection connection = connect(null)) {
             Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
-            MessageProducer producer = session.createProducer(session.createQueue("j.large"));
-            BytesMessage large = session.createBytesMessage();
-            large.writeBytes(new byte[1 << 20]);
-            try {
-                producer.send(large);
-                throw new AssertionError("a message was taken that no broker of the bus takes");
-            } catch (ResourceAllocationException expected) {
-                // as it should be
+            for (Destination destination : new Destination[] {session.createQueue("j.large"), session.createTopic("j/large")}) {
+                MessageProducer producer = session.createProducer(destination);
+                BytesMessage large = session.createBytesMessage();
+                large.writeBytes(new byte[9 << 20]);
+                try {
+                    producer.send(large);
+                    throw new AssertionError("a message above the limit was accepted");
+                } catch (ResourceAllocationException expected) {
+                    // as it should be
+                }
+                producer.send(session.createTextMessage("small"));
             }
-            producer.send(session.createTextMessage("small"));
         }
     }
 

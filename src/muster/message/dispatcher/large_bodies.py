@@ -1,0 +1,192 @@
+"""Bodies that are too large for one message of the bus: chunks in the log, until no message refers to them.
+
+A client stores the chunks of a body, then sends a message with a `messages.LargeBody` and without a payload.
+Copies of the message (dead letters, moved messages) refer to the same body. The dispatcher counts the
+messages in the log that refer to a body, and deletes it when there are none. After a start it reads the log
+once to count them, if there are bodies.
+
+A body without a message in the log remains for a while: its upload may continue, or current subscribers of a
+topic read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import Final
+
+from muster.core import errors, subjects
+from muster.message import destinations, messages, protocol
+from muster.message import errors as message_errors
+from muster.message.dispatcher import state
+from muster.message.dispatcher.log import journal, ledger, pages
+
+UPLOAD_S: Final = 3600.0  # how long after its last chunk a body may wait for its message
+SWEEP_S = 1.0
+TOPIC_S: Final = 60.0  # how long current subscribers of a topic may read a body
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_TOPICS: Final = ""  # the key of messages of topics
+
+
+class LargeBodies:
+    def __init__(self, shared: state.DispatcherState) -> None:
+        self._state = shared
+        self._ledger = shared.ledger
+        self._messages: dict[tuple[str, int], str] = {}  # bodies by backlog and number of the message
+        self._references: dict[str, int] = {}  # number of these messages by body
+        self._sizes: dict[str, int] = {}  # bytes stored by body, of those being uploaded
+        self._needed_until: dict[str, float] = {}  # by body, regardless of its messages
+        self._started_at = shared.loop.time()
+        self._counted = False
+        shared.on_record = self._applied
+
+    async def store(self, request: protocol.StoreChunk) -> protocol.DispatcherReply:
+        size, shared = len(request.data), self._state
+        if not _ID.fullmatch(request.body) or size > protocol.CHUNK_BYTES:
+            raise errors.InvalidInput(f"a chunk has a body id and at most {protocol.CHUNK_BYTES} bytes")
+        total = self._sizes.get(request.body, 0) + size
+        if total > shared.settings.max_message_bytes:
+            raise message_errors.MessageTooLarge(
+                f"a message has at most {shared.settings.max_message_bytes} bytes",
+                hint="the limit is `message.max_message_bytes`",
+            )
+        if not shared.has_room(size):
+            shared.refused_at = shared.loop.time()
+            raise message_errors.LogFull(
+                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
+            )
+        if shared.journal.is_full:
+            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
+        shared.used_bytes += size
+        self._sizes[request.body] = total
+        self._needed_until[request.body] = shared.loop.time() + UPLOAD_S
+        chunk = journal.JournalMessage(
+            destinations.topic("body"),
+            messages.MessageMeta(),
+            "{}",
+            request.data,
+            protocol.body_subject(request.body),
+        )
+        known = request.body in self._ledger.bodies
+        record = ledger.LogRecord() if known else ledger.LogRecord(bodies=[request.body])
+        (number,) = await shared.store(journal.JournalItem([chunk], record))
+        return protocol.DispatcherReply(count=pages.sequence_of(number))
+
+    async def read(self, request: protocol.ReadChunk) -> protocol.DispatcherReply:
+        try:
+            page = await self._state.stream.get(request.chunk)
+        except errors.NotFound:
+            page = None
+        if page is None or page.subject != protocol.body_subject(request.body):
+            raise errors.NotFound("the body of the message is not stored any more")
+        ((_, held),) = pages.read(page.sequence, page.data)
+        return protocol.DispatcherReply(data=held.data)
+
+    def check(self, body: messages.LargeBody) -> None:
+        if body.id not in self._ledger.bodies:
+            raise errors.NotFound("the body of the message is not stored: send it again")
+
+    def release(self, body: str) -> None:
+        self._sizes.pop(body, None)
+        if body in self._needed_until:
+            self._needed_until[body] = self._state.loop.time() + TOPIC_S
+
+    def placed(self, copy: journal.JournalMessage, number: int) -> None:
+        """A message that refers to a body was stored or, without a number, published."""
+        assert copy.meta.large is not None
+        body = copy.meta.large.id
+        self._sizes.pop(body, None)
+        now = self._state.loop.time()
+        if copy.destination.is_queue:
+            self._needed_until[body] = now
+        else:
+            self._needed_until[body] = now + TOPIC_S
+        if number:
+            self._add(self._key(copy.subject or "", copy.destination), number, body)
+
+    def _key(self, subject: str, destination: destinations.Destination) -> str:
+        if subject == protocol.DELAY:
+            return ledger.DELAY_KEY
+        return ledger.queue_key(destination.name) if destination.is_queue else _TOPICS
+
+    def _add(self, key: str, number: int, body: str) -> None:
+        if (key, number) not in self._messages:
+            self._messages[key, number] = body
+            self._references[body] = self._references.get(body, 0) + 1
+
+    def _release(self, key: str, number: int) -> None:
+        body = self._messages.pop((key, number), None)
+        if body is not None:
+            self._references[body] -= 1
+            if not self._references[body]:
+                del self._references[body]
+
+    def _applied(self, record: ledger.LogRecord) -> None:
+        if not self._messages:
+            return
+        for key, numbers in record.acked.items():
+            for number in numbers:
+                self._release(key, number)
+        dropped = set(record.dropped)
+        for key, number in [place for place in self._messages if place[0] in dropped]:
+            self._release(key, number)
+
+    async def run(self) -> None:
+        """Delete bodies that are not needed any more. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
+                await self.delete_unused(self._state.loop.time())
+
+    async def delete_unused(self, now: float) -> None:
+        if not self._ledger.bodies:
+            self._counted = True
+            return
+        if not self._counted:
+            await self._count()
+            self._counted = True
+        floor = self._ledger.floor_of_topics()
+        for key, number in [place for place in self._messages if not place[0] and place[1] <= floor]:
+            self._release(key, number)
+        unused = [
+            body
+            for body in self._ledger.bodies
+            if body not in self._references
+            and self._needed_until.get(body, self._started_at + UPLOAD_S) <= now
+        ]
+        for body in unused:
+            await self._state.stream.purge(subject=protocol.body_subject(body))
+            await self._state.store(journal.JournalItem([], ledger.LogRecord(deleted_bodies=[body])))
+            self._needed_until.pop(body, None)
+            self._sizes.pop(body, None)
+
+    async def _count(self) -> None:
+        """Find the messages in the log that refer to bodies."""
+        queues = {
+            protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK)): key
+            for key in self._ledger.backlogs
+            if key.startswith(ledger.QUEUE_MARK)
+        }
+        mark = protocol.topic_subject(f"{subjects.TOPIC_PREFIX}.")
+        async for page in self._state.read(1):
+            if page.subject == protocol.DELAY:
+                key = ledger.DELAY_KEY
+            elif page.subject.startswith(mark):
+                key = _TOPICS
+            elif page.subject in queues:
+                key = queues[page.subject]
+            else:
+                continue
+            for number, held in pages.read(page.sequence, page.data):
+                if messages.MAY_BE_LARGE not in held.raw or self._is_done(key, number):
+                    continue
+                if (large := messages.decode_meta(held.raw).large) is not None:
+                    self._add(key, number, large.id)
+                    self._needed_until.setdefault(large.id, self._started_at)
+
+    def _is_done(self, key: str, number: int) -> bool:
+        if key == ledger.DELAY_KEY:
+            return number in self._ledger.delayed_done
+        source = self._ledger.backlogs.get(key)
+        return source is not None and source.is_done(number)

@@ -23,7 +23,7 @@ import muster
 from muster.app import certificates, home, identities
 from muster.app.brokers import broker_set
 from muster.app.components import component, context, locator, web
-from muster.app.operations import audit, control, retention
+from muster.app.operations import audit, control, retention, storage_monitor
 from muster.bus import api
 from muster.bus.client import client
 from muster.bus.http import health, otlp_exporter, server
@@ -61,6 +61,8 @@ class Domain:
         self._locator = locator.LocatorComponent(lambda: self.servers) if settings.bus.locator else None
         self._log = log.EventLog("app", domain=settings.domain.name)
         self._budgets = retention.RetentionMonitor()
+        self._storage = storage_monitor.StorageMonitor(self.brokers)
+        self._integrity = storage_monitor.IntegrityMonitor(self.brokers)
         self._parts = (*self._own_parts(), *parts)
         self._components: component.ComponentGroup
         self._stack = contextlib.AsyncExitStack()
@@ -69,7 +71,12 @@ class Domain:
         self._started_at_s = 0.0
 
     def _own_parts(self) -> list[component.Component]:
-        own: list[component.Component] = [self._budgets, audit.AuditComponent()]
+        own: list[component.Component] = [
+            self._budgets,
+            audit.AuditComponent(),
+            self._storage,
+            self._integrity,
+        ]
         if self._locator is not None:
             own.append(self._locator)
         verbs: dict[str, control.Verb] = {}
@@ -77,8 +84,11 @@ class Domain:
             verbs |= self.brokers.verbs()
             if self.settings.bus.uses_tls:
                 own.append(certificates.CertificateRenewer(self.brokers.reload))
-        own.append(control.ControlServer({**verbs, "alerts": self._budgets.open_alerts}))
+        own.append(control.ControlServer({**verbs, "alerts": self._open_alerts}))
         return own
+
+    async def _open_alerts(self) -> list[dict[str, Any]]:
+        return [*await self._budgets.open_alerts(), *await self._integrity.open_alerts()]
 
     # Lifecycle
 
@@ -235,6 +245,7 @@ class Domain:
             tasks=supervisor,
             servers=lambda: self.servers,
             watch_folder=self._budgets.watch_folder,
+            storage_problem=self._storage.problem,
         )
 
     def _part_failed(self, part: component.Component, error: BaseException) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from muster.app import certificates, home, identities
 from muster.app.brokers import broker_configs
 from muster.app.operations import control
-from muster.bus.brokers import broker, config, diagnosis, network
+from muster.bus.brokers import broker, config, diagnosis, files, network, storage
+from muster.bus.streams import integrity
 from muster.core import backoff, errors, subjects
 from muster.core.net import hosts
 from muster.core.settings import domain
@@ -91,6 +92,16 @@ class BrokerSet:
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
+
+    def full_disks(self) -> str:
+        """The full disks of brokers; empty if there is none. Blocks."""
+        members = () if self._network is None else self._network.brokers.values()
+        full = (files.full_disk(member.config) for member in members)
+        return "; ".join(str(error) for error in full if error is not None)
+
+    async def recreate_replica(self, name: str, stream: str, placed: integrity.StreamReplicas) -> None:
+        """Delete the replica of a stream on a broker, which creates it again from the other brokers."""
+        await storage.recreate_replica(self.running[name], self._account, stream, placed)
 
     # Changes at run time
 

@@ -36,3 +36,4 @@ class ComponentContext:
     tasks: tasks.TaskSupervisor  # ended with the component; a fatal failure is the failure of the component
     servers: Callable[[], tuple[str, ...]] = tuple  # the current addresses of the domain's brokers
     watch_folder: Callable[[str, Path, int], None] = lambda *_: None  # (name, folder, limit in bytes)
+    storage_problem: Callable[[], str] = str  # why nothing can be stored at present; empty if it can

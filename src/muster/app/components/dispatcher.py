@@ -86,6 +86,7 @@ class DispatcherComponent:
         self._service: leadership.DispatcherLeadership | None = None
 
     async def start(self, context: context_.ComponentContext) -> None:
+        self._storage_problem = context.storage_problem
         bus = self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
         self._service = leadership.DispatcherLeadership(
             bus,
@@ -104,4 +105,7 @@ class DispatcherComponent:
     def health(self) -> component.ComponentHealth:
         if self._service is None:
             return component.ComponentHealth(health.HealthState.STARTING)
-        return component.ComponentHealth(facts={"acting": self._service.acting.is_set()})
+        facts = {"acting": self._service.acting.is_set()}
+        if problem := self._storage_problem():
+            return component.ComponentHealth(health.HealthState.DOWN, problem, facts)
+        return component.ComponentHealth(facts=facts)

@@ -31,6 +31,7 @@ class InformationNodesComponent:
         self.nodes: list[node_node.InformationNode] = []
 
     async def start(self, context: context_.ComponentContext) -> None:
+        self._storage_problem = context.storage_problem
         for number in range(1, self._settings.nodes + 1):
             bus = await context.connect(
                 f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
@@ -50,6 +51,8 @@ class InformationNodesComponent:
         self.nodes.clear()
 
     def health(self) -> component.ComponentHealth:
+        if self.nodes and (problem := self._storage_problem()):
+            return component.ComponentHealth(health.HealthState.LATE, f"writes wait: {problem}")
         for node in self.nodes:
             failure = node.failure()
             if failure is not None:

@@ -30,6 +30,7 @@ class NotifierComponent:
         self._notifier: notifier.Notifier | None = None
 
     async def start(self, context: context_.ComponentContext) -> None:
+        self._storage_problem = context.storage_problem
         retention = context.settings.retention
         settings = msgspec.structs.replace(
             self._settings, stream_bytes=min(self._settings.stream_bytes, retention.events.max_bytes)
@@ -59,4 +60,6 @@ class NotifierComponent:
         if self._notifier is None:
             return component.ComponentHealth(health.HealthState.STARTING)
         facts = {"shards": len(self._notifier.held), "receivers": len(self._notifier.engine)}
+        if problem := self._storage_problem():
+            return component.ComponentHealth(health.HealthState.LATE, problem, facts)
         return component.ComponentHealth(facts=facts)

@@ -155,6 +155,9 @@ class Broker:
         store messages continues to forward them, and only its health page reports that."""
         if self.failure is not None and self.state in (BrokerState.RESTARTING, BrokerState.FAILED):
             return self.failure
+        full = await asyncio.to_thread(files.full_disk, self.config)
+        if full is not None:
+            return full
         answer = await self.health()
         if answer.silent:
             return diagnosis.silent(self.name)
@@ -193,10 +196,14 @@ class Broker:
         *,
         drain_s: float = 0.0,
         timeout_s: float = START_TIMEOUT_S,
+        between: Callable[[], None] | None = None,
     ) -> None:
-        """Stop it and start it again on the same ports, with other settings if given."""
+        """Stop it and start it again on the same ports, with other settings if given. ``between`` runs in a
+        thread while the process does not."""
         async with self._lock:
             await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, STOP_TIMEOUT_S))
+            if between is not None:
+                await asyncio.to_thread(between)
             self.config = settings or self.config
             await self._begin(timeout_s)
 

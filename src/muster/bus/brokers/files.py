@@ -8,6 +8,7 @@ from pathlib import Path
 
 from muster.bus.brokers import config, diagnosis
 
+FULL_BYTES = config.MIB  # with less than this, some messages cannot be stored
 FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
 
 
@@ -21,6 +22,15 @@ def prepare(settings: config.BrokerConfig) -> None:
     except OSError as error:
         raise diagnosis.unwritable(settings.name, error) from error
     write_config(settings)
+
+
+def full_disk(settings: config.BrokerConfig) -> diagnosis.BrokerFailed | None:
+    """The error for a disk on which the next message may not fit."""
+    for folder in filter(None, (settings.directory, settings.store_path)):
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < FULL_BYTES:
+            return diagnosis.disk_full(settings.name, folder, free_bytes)
+    return None
 
 
 def has_room(settings: config.BrokerConfig) -> bool:

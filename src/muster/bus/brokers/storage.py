@@ -7,14 +7,18 @@ it.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 from muster.bus.brokers import broker, system_account
+from muster.bus.streams import integrity
 from muster.core import errors
 
 # NATS excludes a broker for this time after its storage was removed.
 REJOIN_S = 300.0
 ELECTION_TIMEOUT_S = 30.0
+REPLICA_DRAIN_S = 5.0
+REPLICA_TIMEOUT_S = 600.0  # for the transfer of one stream
 TWO_OR_MORE = "in a cluster two brokers or more must have storage, and three if one may fail; or none"
 
 
@@ -79,6 +83,36 @@ async def remove_peer(
             hint="see that more than half of the brokers that ever shared it run, and try again",
         ) from None
     await wait_until_settled(others, ELECTION_TIMEOUT_S)
+
+
+async def recreate_replica(
+    member: broker.Broker, account: str, stream: str, placed: integrity.StreamReplicas
+) -> None:
+    """Delete a broker's replica of a stream while the broker is stopped, and wait until it has received the
+    stream from the leader again. Its part of the consensus is deleted too, so that it cannot become the
+    leader before."""
+    store = member.config.store_path
+    assert store is not None
+
+    def delete() -> None:
+        for folder in (
+            *(store / "jetstream" / account / "streams").glob(stream),
+            *(store / "jetstream").glob(f"*/_js_/{placed.raft_group}"),
+        ):
+            shutil.rmtree(folder)
+
+    await member.restart(drain_s=REPLICA_DRAIN_S, between=delete)
+
+    async def complete() -> bool:
+        page = await member.monitoring_page("jsz?accounts=true&streams=true")
+        return any(
+            detail["name"] == stream and detail["state"]["last_seq"] >= placed.last_sequence
+            for of_account in page.get("account_details") or ()
+            if of_account["name"] == account or of_account.get("id") == account
+            for detail in of_account.get("stream_detail") or ()
+        )
+
+    await broker.poll_until(complete, timeout_s=REPLICA_TIMEOUT_S)
 
 
 async def wait_until_settled(sharing: Sequence[broker.Broker], timeout_s: float) -> None:

@@ -86,7 +86,7 @@ class StorageMonitor:
         self._bus = await connect(context)
         self._acknowledged_at_s = time.monotonic()
         await self.check()
-        context.spawn(self._check_forever())
+        context.tasks.loop("writes", self._check_forever)
 
     async def stop(self) -> None:
         await self._bus.close()
@@ -168,8 +168,8 @@ class IntegrityMonitor:
         self._audit = request_audit.RequestAudit(context.bus, "bus")
         self._file = context.folder.brokers / FILE
         self._records = await asyncio.to_thread(_load, self._file)
-        context.spawn(self._compare_forever())
-        context.spawn(self._read_forever())
+        context.tasks.loop("sequences", self._compare_forever)
+        context.tasks.loop("reading", self._read_forever)
 
     async def stop(self) -> None:
         await self._audit.close()

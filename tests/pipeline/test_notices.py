@@ -160,7 +160,7 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
         settings.PipelineSettings(),
     )
 
-    async def send(receiver: notifications.AlertContact, _: tracker.AlertNotification) -> None:
+    async def send(_: str, receiver: notifications.AlertContact, __: tracker.AlertNotification) -> None:
         if receiver.webhook == "silent":
             await silent.wait()
             raise RuntimeError("a fault of ours")

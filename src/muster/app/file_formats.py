@@ -44,6 +44,10 @@ def _check_manifest(text: str) -> object:
     return manifest.read(text, plugins.config_validators())
 
 
+def _check_rules(text: str) -> object:
+    return rules.parse(text), notifications.parse_contacts(text, "receivers")
+
+
 MANIFEST = """\
 resources:
   - name: db                      # a process with a health check, limits and a secret
@@ -116,8 +120,14 @@ rules:
     only: [web, db]              # also if they never reported
     when: reports = 0
 receivers:
-  team-web: {webhook: "https://hooks.example/web"}
-  on-call: {mail: [ann@example.org]}
+  team-web:                      # a template for Slack; its address is a secret
+    webhook: {secret: "file:/run/keys/slack-url"}
+    body: {text: "*{severity}* {summary} ({about}, {state})"}
+  on-call:
+    mail: [ann@example.org]
+    webhook: https://relay.example/alerts
+    format: alertmanager         # what Alertmanager sends to webhooks
+    headers: {Authorization: {secret: "env:RELAY_TOKEN", prefix: "Bearer "}}
 """
 
 RESPONSES = """\
@@ -153,7 +163,7 @@ FORMATS = {
         "The file of the setting `pipeline.rules`. [The pipeline](pipeline.md#rules) lists the attributes of "
         "conditions.",
         RULES,
-        rules.parse,
+        _check_rules,
     ),
     "responses": FileFormat(
         "Responses",

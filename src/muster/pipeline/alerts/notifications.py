@@ -4,12 +4,12 @@
       team-web: {webhook: "https://hooks.example/web"}
       on-call:  {mail: [ann@example.org]}
 
-A webhook receives the alert as JSON in a POST request; redirects are not followed.  Each contact has its own
-queue and worker, so an unresponsive contact does not delay the others.  A failed notification is retried with
-exponential back-off, `TRIES` times.  A full queue rejects new alerts.  For the end of an alert it drops its
-oldest notification instead, because a contact that never learns of an end acts on outdated information.
-Abandoned and dropped notifications are counted.  Notifications that are still queued when the process ends
-are sent by the next process, so a notification may arrive twice, with the same ``id``.
+A webhook receives the alert as JSON in a POST request (`webhooks`); redirects are not followed.  Each contact
+has its own queue and worker, so an unresponsive contact does not delay the others.  A failed notification is
+retried with exponential back-off, `TRIES` times.  A full queue rejects new alerts.  For the end of an alert
+it drops its oldest notification instead, because a contact that never learns of an end acts on outdated
+information. Abandoned and dropped notifications are counted.  Notifications that are still queued when the
+process ends are sent by the next process, so a notification may arrive twice, with the same ``id``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from muster.core.net import hosts
 from muster.core.settings import loader, sections
 from muster.core.telemetry import log
 from muster.pipeline import settings as settings_
-from muster.pipeline.alerts import tracker
+from muster.pipeline.alerts import tracker, webhooks
 
 doc = sections.field_doc
 
@@ -48,8 +48,31 @@ class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where notifications about alerts go."""
 
     webhook: Annotated[
-        str, doc("URL that receives alerts; the setting `pipeline.webhooks_allowed` lists it.")
+        webhooks.Text,
+        doc(
+            'URL that receives alerts, or {secret: "file:PATH"}; the setting `pipeline.webhooks_allowed` '
+            "lists the allowed addresses."
+        ),
     ] = ""
+    format: Annotated[
+        webhooks.Format,
+        doc(
+            "What the webhook receives. alertmanager: as from Alertmanager to a webhook; "
+            "alertmanager-api: as from Prometheus to Alertmanager."
+        ),
+    ] = "muster"
+    headers: Annotated[
+        dict[str, webhooks.Text],
+        doc('Headers of the request: text, or {secret: "env:TOKEN", prefix: "Bearer "}.'),
+    ] = {}
+    body: Annotated[
+        Any,
+        doc(
+            "Template of the request's JSON, in place of `format`. Placeholders: "
+            + ", ".join(f"{{{name}}}" for name in webhooks.PLACEHOLDERS)
+            + ", {labels.NAME}."
+        ),
+    ] = None
     mail: Annotated[
         tuple[str, ...], doc("Mail addresses; the setting `pipeline.mail_allowed` lists them.")
     ] = ()
@@ -57,23 +80,36 @@ class AlertContact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load(path: Path, settings: settings_.PipelineSettings) -> dict[str, AlertContact]:
     """Read the contacts of a rules file; `errors.InvalidInput` for an address that is not allowed."""
-    document = yaml.read(path.read_text("utf-8"), str(path))
-    listed = document.get("receivers", {}) if isinstance(document, dict) else {}
-    try:
-        receivers = msgspec.convert(listed, dict[str, AlertContact])
-    except msgspec.ValidationError as error:
-        raise errors.InvalidInput(f"{path}: receivers: {error}") from error
+    receivers = parse_contacts(path.read_text("utf-8"), str(path))
     for name, receiver in receivers.items():
         refuse_forbidden(name, receiver, settings)
     return receivers
 
 
+def parse_contacts(text: str, source: str) -> dict[str, AlertContact]:
+    """The contacts of a rules file, whether or not they are allowed."""
+    document = yaml.read(text, source)
+    listed = document.get("receivers", {}) if isinstance(document, dict) else {}
+    try:
+        return msgspec.convert(listed, dict[str, AlertContact])
+    except msgspec.ValidationError as error:
+        raise errors.InvalidInput(f"{source}: receivers: {error}") from error
+
+
 def refuse_forbidden(name: str, receiver: AlertContact, settings: settings_.PipelineSettings) -> None:
-    if receiver.webhook and not _url_allowed(receiver.webhook, settings.webhooks_allowed):
-        raise errors.InvalidInput(
-            f"the receiver {name!r}: {receiver.webhook} is not allowed",
-            hint="the setting pipeline.webhooks_allowed lists the allowed addresses",
-        )
+    if receiver.webhook:
+        try:
+            url = webhooks.text_of(receiver.webhook, _secret)
+            webhooks.headers(receiver.headers, _secret)
+            webhooks.check(receiver.body, _secret)
+        except errors.MusterError as error:
+            raise errors.InvalidInput(f"the receiver {name!r}: {error.message}", hint=error.hint) from error
+        if not _url_allowed(url, settings.webhooks_allowed):
+            shown = "the address in its secret" if isinstance(receiver.webhook, dict) else url
+            raise errors.InvalidInput(
+                f"the receiver {name!r}: {shown} is not allowed",
+                hint="the setting pipeline.webhooks_allowed lists the allowed addresses",
+            )
     for address in receiver.mail:
         if not _mail_allowed(address, settings.mail_allowed):
             raise errors.InvalidInput(
@@ -177,17 +213,17 @@ class AlertNotificationSender:
             while queue:
                 id, notification = next(iter(queue.items()))
                 try:
-                    await self._send(receiver, notification)
+                    await self._send(name, receiver, notification)
                 except Exception as error:  # noqa: BLE001  (an error of one contact must not end the pipeline)
                     self._fail()
                     self._log.error("notification-failed", receiver=name, notification=id, error=error)
                 queue.pop(id, None)
                 await asyncio.to_thread(save)
 
-    async def _send(self, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
+    async def _send(self, name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
         transports: list[Callable[[], Awaitable[None]]] = []
         if receiver.webhook:
-            transports.append(lambda: post(receiver.webhook, notification))
+            transports.append(lambda: post(name, receiver, notification))
         if receiver.mail:
             transports.append(lambda: asyncio.to_thread(mail, receiver.mail, notification, self._settings))
         for transport in transports:
@@ -208,15 +244,31 @@ class AlertNotificationSender:
                         wait_s *= 2
 
 
-async def post(url: str, notification: tracker.AlertNotification) -> None:
-    response = await client.post(
-        url,
-        msgspec.json.encode({"id": notification.id, "alert": notification.alert}),
-        headers={"Content-Type": "application/json"},
-        timeout_s=TIMEOUT_S,
-    )
+async def post(name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
+    url, headers, body = await asyncio.to_thread(_request, name, receiver, notification)
+    try:
+        response = await client.post(url, body, headers=headers, timeout_s=TIMEOUT_S)
+    except errors.MusterError as error:
+        if not isinstance(receiver.webhook, dict):
+            raise
+        raise errors.Unavailable("the webhook does not respond") from error  # its address is a secret
     if not 200 <= response.status < 300:
         raise errors.Unavailable(f"the webhook returned HTTP status {response.status}")
+
+
+def _request(
+    name: str, receiver: AlertContact, notification: tracker.AlertNotification
+) -> tuple[str, dict[str, str], bytes]:
+    """URL, headers and body. Reads the secrets each time, since they may be rotated."""
+    return (
+        webhooks.text_of(receiver.webhook, _secret),
+        webhooks.headers(receiver.headers, _secret),
+        webhooks.body(receiver.format, receiver.body, name, notification, _secret),
+    )
+
+
+def _secret(reference: str) -> str:
+    return loader.read_secret(reference, os.environ)
 
 
 def mail(

@@ -170,6 +170,17 @@ def test_otlp_as_json_and_as_protobuf():
     assert metric_formats.otlp_protobuf(otlp_as_protobuf()) == WANTED
 
 
+def test_negative_integers_of_otlp_keep_their_sign():
+    """An int64 attribute is a varint of its two's complement, an int64 value a fixed 64-bit number."""
+    minus_three = bytes([0xFD, *[0xFF] * 8, 0x01])
+    attribute = _pb(1, b"offset") + _pb(2, bytes([3 << 3]) + minus_three)
+    point = _fixed(6, struct.pack("<q", -7)) + _pb(7, attribute)
+    metric = _pb(1, b"change") + _pb(5, _pb(1, point))
+    assert metric_formats.otlp_protobuf(_pb(1, _pb(2, _pb(2, metric)))) == {
+        "otlp": {"change{offset=-3}": -7.0}
+    }
+
+
 @given(st.binary(max_size=80))
 def test_rubbish_is_no_otlp(data):
     for read in (metric_formats.otlp_json, metric_formats.otlp_protobuf):

@@ -43,7 +43,8 @@ MAY: dict[roles.Role, set[str]] = {
     R.BOOTSTRAP: SPEAKS
     | SERVICE
     | MANAGE
-    | {"reply for bus and audit", "list streams", "change the audit's limits", "announce connections"},
+    | {"reply for bus and audit", "list streams", "change the audit's limits", "announce connections"}
+    | {"read the audit"},
     R.NOTIFIER: SPEAKS
     | SERVICE
     | CONNECTED

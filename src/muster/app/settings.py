@@ -21,6 +21,7 @@ from muster.app.components import (
     soap_gateways,
     web,
 )
+from muster.app.export import syslog_export
 from muster.app.policy import reactions, responder
 from muster.app.supervisor import domain_tree
 from muster.core.settings import domain
@@ -46,6 +47,7 @@ class Settings(domain.BaseSettings, frozen=True, kw_only=True):
     pipeline: pipeline_settings.PipelineSettings = pipeline_settings.PipelineSettings()
     responder: responder.Responder = responder.Responder()
     reactions: reactions.Reactions = reactions.Reactions()
+    syslog: syslog_export.SyslogSettings = syslog_export.SyslogSettings()
     soap: soap_settings.SoapSettings = soap_settings.SoapSettings()
     web: web_settings.WebSettings = web_settings.WebSettings()
 
@@ -67,6 +69,7 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
     lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
     lambda settings: reactions.ReactionComponent(settings.reactions) if settings.reactions.rules else None,
+    lambda settings: syslog_export.SyslogComponent(settings.syslog) if settings.syslog.url else None,
     lambda settings: soap_gateways.SoapComponent(settings) if settings.soap.enabled else None,
     lambda settings: web.WebComponent(settings) if settings.web.enabled else None,
 )

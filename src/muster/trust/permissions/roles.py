@@ -150,8 +150,9 @@ DUTIES = {
         leases=("manage",),
     ),
     Role.BOOTSTRAP: RolePermissions(
-        "starts the domain and its brokers, monitors budgets, and stores the audit log",
+        "starts the domain and its brokers, monitors budgets, stores and exports the audit log",
         serves=("manage", "bus", "audit"),
+        reads=(AUDIT,),
         publish=(
             "$JS.API.STREAM.LIST",
             "$JS.API.STREAM.NAMES",

@@ -1,0 +1,1 @@
+"""Export to systems of others: the activity log to syslog."""

@@ -8,7 +8,6 @@ log and hides the first error message.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -35,8 +34,8 @@ class CrashHistory:
 
     @property
     def count(self) -> int:
-        """Crashes since the last stable run."""
-        return self._in_a_row
+        """Crashes within the window, if their number is limited; otherwise since the last stable run."""
+        return len(self._at_s) or self._in_a_row
 
     def started(self, now_s: float) -> None:
         self._started_at_s = now_s
@@ -50,23 +49,10 @@ class CrashHistory:
         self._in_a_row += 1
         limit = self._policy.crashes_max
         if limit is not None:
-            self._at_s = [*recent(self._policy, self._at_s, now_s), now_s]
+            self._at_s = [at_s for at_s in self._at_s if now_s - at_s <= self._policy.window_s] + [now_s]
             if len(self._at_s) >= limit:
                 return None
         return _delay_s(self._policy, self._in_a_row)
-
-
-def recent(policy: BackoffPolicy, crashes_at_s: Sequence[float], now_s: float) -> list[float]:
-    """The crashes within the time window."""
-    return [at_s for at_s in crashes_at_s if now_s - at_s <= policy.window_s]
-
-
-def next_delay_s(policy: BackoffPolicy, crashes: int) -> float | None:
-    """The delay in seconds before the next start after this many crashes, the current one included; None: no
-    restart."""
-    if policy.crashes_max is not None and crashes >= policy.crashes_max:
-        return None
-    return _delay_s(policy, crashes)
 
 
 def _delay_s(policy: BackoffPolicy, crashes: int) -> float:

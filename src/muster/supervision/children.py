@@ -95,6 +95,7 @@ class ChildSupervisor:
         self.failure: errors.MusterError | None = None  # of the last crash or failed start
         self.starts = 0
         self.restarts = 0  # starts after a crash
+        self.unresponsive = False  # whether it was killed because it did not respond
         self._launch = launch
         self._policy = policy
         self._crashes = backoff.CrashHistory(policy)
@@ -105,7 +106,6 @@ class ChildSupervisor:
         self._on_change = on_change
         self._process: ProcessHandle | None = None
         self._started_at_s = 0.0
-        self._unresponsive = False
         self._failed_probes = 0  # in a row
         self._tasks = tasks.TaskSupervisor(f"child {name}")
 
@@ -195,10 +195,10 @@ class ChildSupervisor:
         self._process = process
         self._started_at_s = asyncio.get_running_loop().time()
         self._crashes.started(self._started_at_s)
-        self._unresponsive = False
+        self.unresponsive = False
         self._failed_probes = 0
         self.starts += 1
-        events.info("child-started", child=self.name, pid=process.pid)
+        events.debug("child-started", child=self.name, pid=process.pid)
         self._set(ChildState.RUNNING)
 
     async def _handle_end(self, exit_code: int | None) -> None:
@@ -207,10 +207,7 @@ class ChildSupervisor:
             self.failure = None
             self._set(ChildState.FINISHED)
             return
-        if self._unresponsive:
-            failure: errors.MusterError = errors.Unavailable("it did not respond and was killed")
-        else:
-            failure = await self._describe_end(exit_code)
+        failure = await self._describe_end(exit_code)
         self._process = None
         await self._handle_crash(failure)
 
@@ -225,6 +222,8 @@ class ChildSupervisor:
         await asyncio.sleep(delay_s)
 
     async def _default_description(self, exit_code: int | None) -> errors.MusterError:
+        if self.unresponsive:
+            return errors.Unavailable("it did not respond and was killed")
         return errors.Unavailable("ended" if exit_code is None else f"ended with code {exit_code}")
 
     async def _probe_forever(self) -> None:
@@ -242,7 +241,7 @@ class ChildSupervisor:
             elif responded or loop.time() - self._started_at_s > policy.grace_s:
                 self._failed_probes += 1
                 if self._failed_probes >= policy.failures_max and self._process is probed:
-                    self._unresponsive = True
+                    self.unresponsive = True
                     events.error(
                         "child-unresponsive", child=self.name, pid=probed.pid, probes=self._failed_probes
                     )

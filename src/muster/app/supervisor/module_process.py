@@ -105,6 +105,8 @@ class ModuleProcess:
             return log_files.CapturedProcess(process, log_file, context.settings, processes=self._log_share)
 
         async def describe_end(exit_code: int | None) -> errors.MusterError:
+            if self._child is not None and self._child.unresponsive:
+                return errors.Unavailable("it did not respond and was killed")
             return errors.Unavailable(f"ended with code {exit_code}; see {log_file}")
 
         self._is_probed = context.settings.health.enabled

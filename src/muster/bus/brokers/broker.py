@@ -22,12 +22,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import enum
 import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
@@ -35,6 +33,7 @@ from urllib.parse import urlsplit
 
 from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, topology
 from muster.core import backoff, errors
+from muster.supervision import children
 
 log = logging.getLogger(__name__)
 
@@ -62,12 +61,7 @@ exec "$@" 3<&-
 """
 
 
-class BrokerState(enum.Enum):
-    STOPPED = "stopped"
-    STARTING = "starting"
-    RUNNING = "running"
-    RESTARTING = "restarting"  # it crashed; the next start is scheduled
-    FAILED = "failed"  # it crashed too often; no further restart
+BrokerState = children.ChildState
 
 
 class Broker:
@@ -85,18 +79,27 @@ class Broker:
         config.check(settings)
         self.config = settings  # with every port known from `reserve` on
         self.state = BrokerState.STOPPED
-        self.restarts = 0
         self.failure: errors.MusterError | None = None  # of the last crash
         self.binary: binary.ServerBinary | None = None
         self._program = program
-        self._supervision = supervise or backoff.BackoffPolicy()
+        self._child = children.ChildSupervisor(
+            f"broker {settings.name}",
+            self._launch,
+            policy=supervise or backoff.BackoffPolicy(),
+            probe=self._works,
+            probe_policy=children.ProbePolicy(
+                period_s=PROBE_INTERVAL_S, timeout_s=2 * (SILENT_S + CONFIRM_S), failures_max=1, grace_s=0.0
+            ),
+            describe_end=self._describe_end,
+            on_change=self._child_changed,
+        )
         self._guarded = not outlive_us
         self._listener = listener
         self._held: ports.Held = {}
-        self._process: asyncio.subprocess.Process | None = None
+        self._start_timeout_s = START_TIMEOUT_S
+        self._ends_since_s: float | None = None  # it was asked to end because its disk had been full
         self._leash: int | None = None  # the near end of the guardian's pipe
         self._log_offset = 0
-        self._supervisor: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._lock = asyncio.Lock()
 
@@ -138,7 +141,11 @@ class Broker:
 
     @property
     def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
+        return self._child.pid
+
+    @property
+    def restarts(self) -> int:
+        return self._child.restarts
 
     def _url(self, scheme: str, port: int) -> str:
         return f"{scheme}://{config.authority(config.reachable(self.config.host), port)}"
@@ -186,7 +193,7 @@ class Broker:
         """Stop it. With ``drain_s`` it first transfers leadership and disconnects its clients, for at most
         that long; a process that does not end within ``timeout_s`` is killed."""
         async with self._lock:
-            await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
+            await self._end((signal.SIGUSR2, drain_s), (signal.SIGTERM, timeout_s))
             ports.release(self._held)
             self._set(BrokerState.STOPPED)
 
@@ -201,7 +208,7 @@ class Broker:
         """Stop it and start it again on the same ports, with other settings if given. ``between`` runs in a
         thread while the process does not."""
         async with self._lock:
-            await self._finish((signal.SIGUSR2, drain_s), (signal.SIGTERM, STOP_TIMEOUT_S))
+            await self._end((signal.SIGUSR2, drain_s), (signal.SIGTERM, STOP_TIMEOUT_S))
             if between is not None:
                 await asyncio.to_thread(between)
             self.config = settings or self.config
@@ -249,9 +256,9 @@ class Broker:
         """Write its configuration and reload it without a restart. Changes that the server does not support
         at run time are rejected, and the old configuration stays in use."""
         async with self._lock:
-            if self._process is None:
+            process = self._child.process
+            if process is None:
                 raise errors.NotConnected(f"broker {self.name} does not run")
-            process = self._process
             await asyncio.to_thread(files.write_config, settings)
             try:
                 await self._reload(process)
@@ -310,7 +317,7 @@ class Broker:
         if self.binary is not None:
             self.binary.require("live leaf links")
 
-    async def _reload(self, process: asyncio.subprocess.Process) -> None:
+    async def _reload(self, process: children.ProcessHandle) -> None:
         before = (await self.monitoring_page("varz"))["config_load_time"]
         offset = await asyncio.to_thread(files.size, self.config.log_path)
 
@@ -334,26 +341,20 @@ class Broker:
 
     async def _begin(self, timeout_s: float) -> None:
         self._set(BrokerState.STARTING)
+        self._start_timeout_s = timeout_s
         try:
             self.binary = await binary.find(self._program)
             await self.reserve()
             await asyncio.to_thread(files.prepare, self.config)
-            await self._launch(timeout_s)
+            await self._child.start()
         except BaseException:
-            await self._end()
             ports.release(self._held)
             self._set(BrokerState.STOPPED)
             raise
-        self._supervisor = asyncio.create_task(self._supervise(), name=f"broker {self.name}")
+        finally:
+            self._start_timeout_s = START_TIMEOUT_S
 
-    async def _finish(self, *steps: tuple[signal.Signals, float]) -> None:
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
-            self._supervisor = None
-        await self._end(*steps)
-
-    async def _launch(self, timeout_s: float) -> None:
+    async def _launch(self) -> asyncio.subprocess.Process:
         assert self.binary is not None
         command = [str(self.binary.path), "-c", str(self.config.config_path)]
         if self._guarded:
@@ -370,20 +371,32 @@ class Broker:
             output.close()
             raise errors.Unavailable(f"broker {self.name}: no process could be started: {error}") from error
         try:
-            process = self._process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *command, stdin=far_end, stdout=output, stderr=output, start_new_session=True
             )
         except OSError as error:
+            self._release_guardian()
             raise errors.Unavailable(f"broker {self.name}: no process could be started: {error}") from error
         finally:
             os.close(far_end)
             output.close()
 
+        self._ends_since_s = None
+        try:
+            await self._wait_until_up(process)
+        except BaseException:
+            await children.end_process(process)
+            self._release_guardian()
+            raise
+        return process
+
+    async def _wait_until_up(self, process: asyncio.subprocess.Process) -> None:
         async def up() -> bool:
             if process.returncode is not None:
                 raise diagnosis.explain(self.name, await self._said(), process.returncode)
             return (await monitor.health(self.monitor_url, "js-enabled-only=true")).ok
 
+        timeout_s = self._start_timeout_s
         try:
             await poll_until(up, timeout_s=timeout_s)
         except TimeoutError:
@@ -392,90 +405,54 @@ class Broker:
                 fault=diagnosis.BrokerFault.NOT_READY,
                 log_tail=await self.log_tail(),
             ) from None
-        self._set(BrokerState.RUNNING)
 
-    async def _supervise(self) -> None:
-        crashes_at_s: list[float] = []
-        while True:
-            assert self._process is not None
-            self.failure = await self._failure_of(self._process)
-            await self._end()
-            crashes_at_s.append(time.monotonic())
-            if not await self._restart(crashes_at_s):
-                return
+    async def _works(self) -> bool:
+        """Whether the server replies. One that stopped storing because its disk was full does not recover by
+        itself: it is asked to end when there is space again."""
+        health = await monitor.health(self.monitor_url, timeout_s=SILENT_S)
+        if health.silent:
+            health = await monitor.health(self.monitor_url, timeout_s=CONFIRM_S)
+        if health.silent:
+            return False
+        problem = None if health.ok else diagnosis.unhealthy(self.name, health.reason)
+        full = problem is not None and problem.fault is diagnosis.BrokerFault.DISK_FULL
+        if not full or not await asyncio.to_thread(files.has_room, self.config):
+            return True
+        now_s = asyncio.get_running_loop().time()
+        if self._ends_since_s is None and self._child.process is not None:
+            log.warning("broker %s: its disk has space again; restarting it", self.name)
+            self._ends_since_s = now_s
+            with contextlib.suppress(ProcessLookupError):
+                self._child.process.send_signal(signal.SIGTERM)
+        return self._ends_since_s is None or now_s - self._ends_since_s < STOP_TIMEOUT_S
 
-    async def _failure_of(self, process: asyncio.subprocess.Process) -> errors.MusterError:
-        """Probe the server until it ends; return the reason. One that does not recover by itself is ended
-        here: a frozen one, and one that stopped storing because its disk was full, when there is space."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PROBE_INTERVAL_S):
-                    exit_code = await process.wait()
-                    return diagnosis.explain(self.name, await self._said(), exit_code)
-            health = await monitor.health(self.monitor_url, timeout_s=SILENT_S)
-            if health.silent:
-                health = await monitor.health(self.monitor_url, timeout_s=CONFIRM_S)
-            if health.silent and process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-                return diagnosis.silent(self.name, SILENT_S + CONFIRM_S)
-            problem = None if health.ok else diagnosis.unhealthy(self.name, health.reason)
-            if (
-                problem is not None
-                and problem.fault is diagnosis.BrokerFault.DISK_FULL
-                and await asyncio.to_thread(files.has_room, self.config)
-            ):
-                log.warning("broker %s: its disk has space again; restarting it", self.name)
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STOP_TIMEOUT_S):
-                        await process.wait()
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+    async def _describe_end(self, exit_code: int | None) -> errors.MusterError:
+        self._release_guardian()
+        if self._child.unresponsive:
+            return diagnosis.silent(self.name, SILENT_S + CONFIRM_S)
+        return diagnosis.explain(self.name, await self._said(), exit_code or 0)
 
-    async def _restart(self, crashes_at_s: list[float]) -> bool:
-        """Restart it after a crash, with as many attempts as allowed; False if there is no further
-        restart."""
-        while True:
-            now_s = time.monotonic()
-            crashes_at_s[:] = backoff.recent(self._supervision, crashes_at_s, now_s)
-            pause_s = backoff.next_delay_s(self._supervision, len(crashes_at_s))
-            if pause_s is None:
-                assert self.failure is not None
-                self.failure = diagnosis.restart_limit_reached(self.name, len(crashes_at_s), self.failure)
-                log.error("%s", self.failure.message)
-                self._set(BrokerState.FAILED)
-                return False
-            log.warning("%s; starting it again in %.1f s", self.failure, pause_s)
-            self._set(BrokerState.RESTARTING)
-            await asyncio.sleep(pause_s)
-            try:
-                await self._launch(START_TIMEOUT_S)
-            except (errors.MusterError, OSError) as error:
-                # Whatever is wrong must not end the supervision.
-                if isinstance(error, errors.MusterError):
-                    self.failure = error
-                else:
-                    self.failure = errors.Unavailable(f"broker {self.name}: {error}")
-                await self._end()
-                crashes_at_s.append(time.monotonic())
-            else:
-                self.restarts += 1
-                return True
+    def _child_changed(self) -> None:
+        match self._child.state:
+            case BrokerState.RESTARTING:
+                self.failure = self._child.failure
+            case BrokerState.FAILED:
+                assert self._child.failure is not None
+                self.failure = diagnosis.restart_limit_reached(
+                    self.name, self._child.crashes, self._child.failure
+                )
+            case BrokerState.STOPPED:
+                return  # its ports are released first
+        if self._child.state is not self.state:
+            self._set(self._child.state)
 
     async def _end(self, *steps: tuple[signal.Signals, float]) -> None:
         """Have the process end: each signal with the seconds it is given to work, and SIGKILL if none did."""
-        process = self._process
-        for step, patience_s in (*steps, (signal.SIGKILL, None)):
-            if process is not None and process.returncode is None and patience_s != 0:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(step)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(patience_s):
-                        await process.wait()
-        self._process = None
+        await self._child.stop(*steps)
+        self._release_guardian()
+
+    def _release_guardian(self) -> None:
+        """The server has ended: so can its guardian."""
         if self._leash is not None:
             with contextlib.suppress(OSError):  # the guardian was killed
                 os.write(self._leash, b"\n")

@@ -1,0 +1,320 @@
+"""Every background task of Muster is supervised, and a failure of every long-running loop has consequences.
+
+The calls are collected from the source, so a new loop without a supervisor fails `test_tasks_are_supervised`.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import contextlib
+import fnmatch
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.app import domain
+from muster.app import settings as app_settings
+from muster.bus.http import client as http_client
+from muster.bus.http import server
+from muster.core.settings import loader
+from muster.gateways import udp
+from muster.message import destinations
+from muster.message.client import api as client_api
+from muster.supervision import tasks
+from muster.testing.eventually import eventually
+from muster.trust.login import password_checker, passwords
+from muster.trust.permissions import roles
+from muster.web.data import bus_feed
+from tests.manage.conftest import fleet as fleet
+from tests.manage.conftest import process_manifest as process_manifest
+
+ROOT = Path(__file__).parents[2] / "src" / "muster"
+SUPERVISOR = "supervision/tasks.py"
+CREATORS = {"create_task", "ensure_future"}
+
+#: Tasks outside the supervisor, by file and function, with the reason.
+UNSUPERVISED = {
+    "app/domain.py: Domain.guard": "awaited in place",
+    "app/process.py: run": "awaited in place",
+    "app/supervisor/fork_server.py: ForkServer.spawn": "awaited in place",
+    "app/supervisor/worker.py: run_worker": "awaited in place",
+    "bus/brokers/broker.py: Broker.reserve": "awaited in place",
+    "bus/client/connection.py: NatsConnection._failed": "closes the connection, which reports its end",
+    "bus/client/subscriptions.py: BoundedSubscription._make_room": "unsubscribes once",
+    "bus/client/subscriptions.py: BoundedSubscription.accept": "counts and logs each failure of the handler",
+    "bus/locator/server.py: Locator._fresh": "awaited by all callers",
+    "bus/memory/streams.py: _Reading._change": "awaited in place",
+    "bus/rpc/single_flight.py: SingleFlight.once": "awaited by all callers",
+    "bus/streams/publisher.py: StreamPublisher.store_soon": "returned to the caller",
+    "cli/monitoring/simulate.py: _play": "awaited in place",
+    "client/front.py: AsyncMuster._spawn": "a failure ends run() and is raised there",
+    "client/front.py: AsyncMuster._start": "awaited by run()",
+    "client/messages.py: AsyncSubscription.__init__": "an error is raised to the reader",
+    "demo/outbreak.py: Outbreak._qualify": "a failure ends the scenario and is raised there",
+    "demo/tour.py: takeover": "awaited in place",
+    "demo/web_farm.py: WebFarm.run": "awaited in place",
+    "demo/web_farm.py: _main": "ends the process when its input ends",
+    "gateways/amqp/connection.py: AmqpConnection.end": "awaited by all callers",
+    "inform/node/shared_rounds.py: SharedRounds.result": "passes each failure to its callers",
+    "inform/node/state.py: NodeState._ping": "awaited in place",
+    "inform/node/state.py: NodeState.request": "awaited in place",
+    "manage/adapters/broker.py: BrokerAdapter._end_broker": "awaited by the operation",
+    "manage/adapters/process.py: ProcessAdapter._reach": "awaited by the operation",
+    "manage/adapters/process.py: ProcessAdapter._wait_for_end": "awaited in place",
+    "manage/registry/operations.py: _send_page": "awaited in place",
+    "manage/registry/record_store.py: finish": "awaited in place",
+    "message/dispatcher/leadership.py: DispatcherLeadership._run_dispatcher": "awaited in place",
+    "notify/notifier/shards/shard_manager.py: ShardManager._hold_shard": "awaited in place",
+    "notify/notifier/shards/shard_manager.py: _first": "awaited in place",
+    "supervision/children.py: end_process": "awaited in place",
+    "testing/child_process.py: ChildProcess.__init__": "reads the output of a process under test",
+    "trust/login/password_checker.py: PasswordChecker.verified": "awaited by all callers",
+    "web/pages/routes.py: _inside": "awaited in place, or shown by the next request",
+    "web/rest/event_stream.py: _with_beats": "awaited in place",
+}
+
+
+class _Calls(ast.NodeVisitor):
+    """Functions with calls of `CREATORS`, except on a TaskGroup, which raises the error to its owner."""
+
+    def __init__(self) -> None:
+        self.found: set[str] = set()
+        self._path: list[str] = []
+
+    def _enter(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._path.append(node.name)
+        self.generic_visit(node)
+        self._path.pop()
+
+    visit_ClassDef = visit_FunctionDef = visit_AsyncFunctionDef = _enter
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in CREATORS:
+            on_group = isinstance(node.func.value, ast.Name) and node.func.value.id != "asyncio"
+            if not on_group or node.func.value.id in ("loop",):  # type: ignore[attr-defined]
+                self.found.add(".".join(self._path))
+        self.generic_visit(node)
+
+
+def test_tasks_are_supervised():
+    found: set[str] = set()
+    for file in sorted(ROOT.rglob("*.py")):
+        name = file.relative_to(ROOT).as_posix()
+        if name != SUPERVISOR:
+            calls = _Calls()
+            calls.visit(ast.parse(file.read_text()))
+            found |= {f"{name}: {_outer(function)}" for function in calls.found}
+    assert found - set(UNSUPERVISED) == set(), "use a TaskSupervisor, or give the reason here"
+    assert set(UNSUPERVISED) - found == set(), "these are gone"
+
+
+def _outer(function: str) -> str:
+    """The method, or the function of a module: inner functions belong to it."""
+    first, *rest = function.split(".")
+    is_class = first.lstrip("_")[:1].isupper()
+    return f"{first}.{rest[0]}" if is_class and rest else first
+
+
+# A failure of each loop
+
+
+#: Loops that are not started here, by file and name, with the reason. They have the same supervisor.
+NOT_STARTED = {
+    "app/certificates.py: check": "needs TLS",
+    "app/components/locator.py: certificate": "needs TLS",
+    "app/policy/reactions.py: commands of *": "needs managed resources",
+    "app/policy/reactions.py: reactions": "needs managed resources",
+    "app/service_manager.py: reports": "needs systemd",
+    "app/supervisor/domain_tree.py: heartbeat": "needs a parent process",
+    "app/supervisor/server_process.py: input": "in a process of its own",
+    "app/supervisor/worker.py: certificate": "needs TLS",
+    "bus/leases.py: watch": "ends when the lease is gained",
+    "cli/messages/gateway.py: certificate": "needs TLS",
+    "cli/monitoring/simulate.py: commands": "in a process of its own",
+    "gateways/soap/server.py: certificate": "needs TLS",
+    "manage/adapters/broker.py: ring": "needs a ring of brokers",
+    "manage/adapters/broker.py: trust": "needs the keys of a domain",
+    "manage/adapters/spark.py: progress": "needs Spark",
+    "manage/adapters/systemd.py: watch": "needs systemd",
+    "manage/direct/links.py: link *": "needs credentials",
+    "pipeline/job/main.py: input": "in a process of its own",
+    "pipeline/job/service.py: clock": "needs Spark",
+    "pipeline/job/service.py: maintenance": "needs Spark",
+    "pipeline/job/service.py: notifications": "needs Spark",
+    "pipeline/job/service.py: tick": "needs Spark",
+    "store/database.py: notifications": "needs PostgreSQL",
+    "web/server.py: certificate": "needs TLS",
+    "web/server.py: source": "in a process of its own",
+}
+
+
+def _loops_in_source() -> set[str]:
+    """File and name of each loop; a varying part of a name is ``*``."""
+    found = set()
+    for file in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called == "loop" and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
+                found.add(f"{file.relative_to(ROOT).as_posix()}: {_pattern(node.args[0])}")
+    return found
+
+
+def _pattern(name: ast.Constant | ast.JoinedStr) -> str:
+    if isinstance(name, ast.Constant):
+        return str(name.value)
+    return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in name.values)
+
+
+LOOPS = _loops_in_source()
+
+
+@dataclass(frozen=True)
+class Started:
+    supervisor: tasks.TaskSupervisor
+    name: str
+    on_failure: tasks.OnFailure
+
+
+@pytest.fixture
+def started(monkeypatch) -> dict[str, list[Started]]:
+    """The loops that this test started, by file and name."""
+    loops: dict[str, list[Started]] = {}
+    original = tasks.TaskSupervisor.loop
+
+    def recorded(self, name, run, *, on_failure=tasks.OnFailure.RESTART):
+        file = Path(sys._getframe(1).f_code.co_filename)
+        if file.is_relative_to(ROOT):
+            place = file.relative_to(ROOT).as_posix()
+            (key,) = (key for key in LOOPS if fnmatch.fnmatchcase(f"{place}: {name}", key))
+            loops.setdefault(key, []).append(Started(self, name, on_failure))
+        return original(self, name, run, on_failure=on_failure)
+
+    monkeypatch.setattr(tasks.TaskSupervisor, "loop", recorded)
+    return loops
+
+
+async def fail_each(started: dict[str, list[Started]]) -> None:
+    """Fail a run of each loop; a loop that is declared fatal is started again by its owner."""
+    for key in sorted(set(started) - set(NOT_STARTED)):
+
+        def running(key: str = key) -> Started | None:
+            live = [loop for loop in started[key] if loop.name in loop.supervisor._runs]
+            return live[-1] if live else None
+
+        loop = await eventually(running, what=f"{key} runs")
+        assert loop is not None
+        before = tasks.failures()[loop.supervisor.owner, loop.name]
+        loop.supervisor.inject(loop.name, RuntimeError(f"injected into {loop.name}"))
+
+        def failed(loop: Started = loop, before: int = before) -> bool:
+            return tasks.failures()[loop.supervisor.owner, loop.name] > before
+
+        await eventually(failed, what=f"the failure of {key} is counted")
+        if loop.on_failure is tasks.OnFailure.RESTART:
+            problem = f"{loop.supervisor.owner}: {loop.name} failed: RuntimeError: injected into {loop.name}"
+            shown = loop.supervisor._problems[loop.name][0]
+            assert f"{loop.supervisor.owner}: {loop.name} failed: {shown}" == problem
+            assert tasks.problems(), key
+        await eventually(running, what=f"{key} runs again")
+
+
+async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_by_a_restart(
+    tmp_path, started, caplog
+):
+    rules = tmp_path / "responses.yaml"
+    rules.write_text("responses: []\n")
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "manage.enabled": False,
+        "web.enabled": False,
+        "channel.enabled": True,
+        "sensor.enabled": True,
+        "responder.rules": str(rules),
+        "health.otlp_url": "http://127.0.0.1:9",
+    }
+    made = loader.load(app_settings.Settings, flags=flags)
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(domain.Domain(made, parts=app_settings.components(made)))
+        bus = await stack.enter_async_context(await running.connect("ann", roles.Role.USER))
+        jms = await stack.enter_async_context(client_api.Connection(bus))
+        await jms.session().consumer(destinations.queue("orders"))
+        await stack.enter_async_context(udp.UdpReceiver(jms, destinations.topic("prices")))
+        await fail_each(started)
+        _shown_in_pages(await http_client.get(f"{running.running.health_url}/readyz"))
+        measured = await http_client.get(f"{running.running.health_url}/metrics")
+        assert 'muster_task_failures_total{owner="dispatcher",task="journal"}' in measured.body.decode()
+    assert "task-failed" in caplog.text
+    covered.update(set(started) - {"bus/leases.py: watch"})
+
+
+def _shown_in_pages(answer: server.HttpResponse) -> None:
+    assert answer.status == 503
+    assert "injected into" in answer.json()["parts"]["tasks"]["reason"]
+
+
+async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followed_by_a_restart(
+    fleet, started, process_manifest
+):
+    await fleet.registry()
+    await fleet.manager()
+    await fleet.agent()
+    page = await server.serve({"/": lambda _: server.text("ok")}, "127.0.0.1", 0)
+    async with page:
+        checked = f"      health: {{kind: http, url: 'http://127.0.0.1:{page.port}/'}}\n"
+        await fleet.client.apply(process_manifest("sleeper", more=checked))
+        service = f"""
+resources:
+  - {{name: site, type: http, agent: host-a, config: {{health_url: "http://127.0.0.1:{page.port}/"}}}}
+"""
+        await fleet.client.apply(service)
+        for name in ("sleeper", "site"):
+            await fleet.client.wait(name, "up", timeout_s=30)
+        await fail_each(started)
+        for name in ("sleeper", "site"):
+            await fleet.client.wait(name, "up", timeout_s=30)
+    covered.update(set(started) - {"bus/leases.py: watch"})
+
+
+async def test_a_failure_of_each_loop_of_a_gateway_and_a_dashboard_is_followed_by_a_restart(
+    connect, started, tmp_path
+):
+    amqp_gateway = pytest.importorskip("muster.gateways.amqp.gateway", reason="python-qpid-proton is missing")
+    checker = password_checker.PasswordChecker(passwords.PasswordStore(tmp_path))
+
+    async def join(login: passwords.PasswordLogin) -> Any:
+        return await connect(login.name)
+
+    class Here:
+        async def connect(self, identity: str, role: roles.Role) -> Any:
+            return await connect(f"{identity}-{role.value}")
+
+        async def place(self) -> str:
+            return "here"
+
+    feed = bus_feed.BusFeed(Here(), domain="north")
+    async with amqp_gateway.AmqpGateway(join, checker):
+        reading = asyncio.create_task(feed.run())
+        try:
+            await eventually(lambda: feed.link.is_up)
+            await fail_each(started)
+            await eventually(lambda: feed.link.is_up)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    covered.update(set(started) - {"bus/leases.py: watch"})
+
+
+covered: set[str] = set()
+
+
+def test_each_loop_was_failed():
+    if not covered:
+        pytest.skip("the tests above did not run")
+    assert covered | set(NOT_STARTED) == LOOPS
+    assert not covered & set(NOT_STARTED), "these are started: remove them from the list"

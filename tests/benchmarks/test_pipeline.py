@@ -11,7 +11,7 @@ import pytest
 from benchmarks import monitor_rows, pipeline_domain, pipeline_tally
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.fleet import state
+from muster.pipeline.fleet import blocks
 from muster.pipeline.history import data_files, delta, tables
 from muster.pipeline.job import query
 from muster.simulate import fleet
@@ -49,8 +49,10 @@ def test_of_one_machine_too(sent: pa.Table) -> None:
 def test_what_is_in_the_history_is_read(sent: pa.Table, tmp_path: Path) -> None:
     half = sent.num_rows // 2
     for batch, rows in enumerate((sent.slice(0, half), sent.slice(half))):
-        arrivals = [state.Arrival(batch, 0, part, columns.BatchInfo()) for part in rows.to_batches()]
-        table = pa.Table.from_batches([query._history_rows(arrival) for arrival in arrivals])
+        pieces = [
+            blocks.ReportPiece.from_message(batch, 0, part, columns.BatchInfo()) for part in rows.to_batches()
+        ]
+        table = pa.Table.from_batches([query._history_rows(piece.batch) for piece in pieces])
         written = data_files.write(tmp_path / "history", tables.NODES, table, f"r-{batch}")
         delta.HistoryTable(tmp_path / "history", tables.NODES).commit(written.files, ("r", batch))
     stored = tmp_path / "sent.npz"

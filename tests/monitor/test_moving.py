@@ -7,7 +7,7 @@ import time
 
 from muster.core import messages
 from muster.monitor.sensor import sensor
-from muster.pipeline.fleet import state
+from muster.pipeline.fleet import blocks, rollups, state
 from muster.testing.eventually import eventually
 from tests.monitor import conftest
 
@@ -75,12 +75,12 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
     now_ms = int(time.time() * 1000)
     known_fleet = state.FleetState(state.FleetStatePlan(window_s=3600, delay_s=0, stale_after=1e9))
     arrivals = [
-        state.Arrival(place, now_ms, batch, facts)
+        blocks.ReportPiece.from_message(place, now_ms, batch, facts)
         for place, (batch, facts) in enumerate(await conftest.stored(watcher))
     ]
     output = known_fleet.feed(arrivals, now_ms)
-    closed = known_fleet.feed([], now_ms + 7_200_000).closed
-    counted = sum(one.cell[0] for one in closed if one.scope == "system")
+    totals = rollups.scope_totals(known_fleet.feed([], now_ms + 7_200_000).closed)
+    counted = sum(many.cell.total for many in totals if many.scope == "system")
     names = [name for one in arrivals for name in one.batch.column("machine").to_pylist()]
     numbers = [number for one in arrivals for number in one.batch.column("sequence").to_pylist()]
     distinct = set(zip(names, numbers, strict=True))

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from muster.core.reports import columns
 from muster.pipeline.alerts import rules, tracker
-from muster.pipeline.fleet import node_columns, rollups, state
+from muster.pipeline.fleet import blocks, node_columns, rollups, state
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
@@ -39,7 +39,7 @@ class AlertMachine(RuleBasedStateMachine):
         self.received_ms: dict[str, int] = {}
         self.deferred = False
 
-    def feed(self, arrivals: list[state.Arrival]) -> None:
+    def feed(self, arrivals: list[blocks.ReportPiece]) -> None:
         output = self.fleet.feed(arrivals, self.now_ms)
         verdicts = [
             *rollups.node_verdicts(output.changes),
@@ -69,7 +69,9 @@ class AlertMachine(RuleBasedStateMachine):
                 made.append(traffic.report(machine, number, at_ms, metrics={"cpu_percent": cpu}))
                 self.hot[machine], self.received_ms[machine] = hot, self.now_ms
             arrivals.append(
-                state.Arrival(self.message, self.now_ms, columns.to_batch(made), columns.BatchInfo())
+                blocks.ReportPiece.from_message(
+                    self.message, self.now_ms, columns.to_batch(made), columns.BatchInfo()
+                )
             )
         self.feed(arrivals)
 

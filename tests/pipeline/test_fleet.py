@@ -16,9 +16,11 @@ from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000  # the start of a window of ten seconds
 
+piece = blocks.ReportPiece.from_message
 
-def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> fleet_state.Arrival:
-    return fleet_state.Arrival(sequence, stored_ms, columns.to_batch(rows), columns.BatchInfo(**facts))
+
+def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> blocks.ReportPiece:
+    return piece(sequence, stored_ms, columns.to_batch(rows), columns.BatchInfo(**facts))
 
 
 def closed(output: fleet_state.ShardOutput) -> dict[tuple[str, str, int], rollups.ScopeTotals]:
@@ -215,10 +217,8 @@ def test_rules_and_roll_ups_see_what_services_report():
     ]
     whole = columns.to_batch(rows)
     arrivals = [
-        fleet_state.Arrival(1, T0, whole.slice(0, 2), columns.BatchInfo()),
-        fleet_state.Arrival(
-            2, T0, whole.slice(2), columns.BatchInfo()
-        ),  # Arrow's children do not know of slices
+        piece(1, T0, whole.slice(0, 2), columns.BatchInfo()),
+        piece(2, T0, whole.slice(2), columns.BatchInfo()),  # Arrow's children do not know of slices
     ]
     output = known.feed(arrivals, T0)
     assert sorted((one.rule, one.machine, one.value) for one in output.changes) == [
@@ -324,8 +324,8 @@ def test_summaries_that_overtake_each_other_are_all_taken_once():
     assert [list(one) for one in counts] == [["summaries"], ["summaries"], ["duplicated"]]
 
 
-def stored_as(one: fleet_state.Arrival, sequence: int) -> fleet_state.Arrival:
-    return fleet_state.Arrival(sequence, one.stored_ms, one.batch, one.facts)
+def stored_as(one: blocks.DecodedMessage, sequence: int) -> blocks.DecodedMessage:
+    return blocks.DecodedMessage(sequence, one.stored_ms, one.batch, one.facts)
 
 
 def test_odd_numbers_stop_nothing():
@@ -338,8 +338,8 @@ def test_odd_numbers_stop_nothing():
     only_future = columns.to_batch([traffic.report("c", 1, T0 + 10**9)])
     output = known.feed(
         [
-            fleet_state.Arrival(1, T0, odd, columns.BatchInfo()),
-            fleet_state.Arrival(2, T0, only_future, columns.BatchInfo()),
+            piece(1, T0, odd, columns.BatchInfo()),
+            piece(2, T0, only_future, columns.BatchInfo()),
         ],
         T0,
     )
@@ -381,14 +381,14 @@ def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
     assert told == [("idle", True), ("idle", False)]
 
 
-def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> fleet_state.Arrival:
+def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> blocks.DecodedMessage:
     table = pa.Table.from_batches([columns.to_batch(rows)])
     held = interpreters.HeldReports(table, columns.summary_schema().empty_table(), T0, T0 + 1, False)
     (one,) = interpreters.MergeInterpreter().interpret(
         held, [interpreters.ForwardTarget("up", ("root",), "merge")]
     )
     facts = columns.BatchInfo(schema=columns.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
-    return fleet_state.Arrival(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
+    return blocks.DecodedMessage(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
 
 
 def test_summaries_of_merging_channels_add_up_with_node_reports():
@@ -433,7 +433,7 @@ def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
     good = summary([traffic.report("a", 1, T0)])
     at = good.batch.schema.get_field_index("sketch")
     bad = good.batch.set_column(at, "sketch", pa.array([b"rubbish"] * good.batch.num_rows))
-    output = known.feed([], T0, summaries=[fleet_state.Arrival(1, T0, bad, good.facts)])
+    output = known.feed([], T0, summaries=[blocks.DecodedMessage(1, T0, bad, good.facts)])
     assert output.counts == {"unusable": good.batch.num_rows}
 
 

@@ -17,7 +17,7 @@ from muster.core.reports import columns
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import blocks, node_columns, node_rules, rollups, state
 from tests.pipeline import traffic
-from tests.pipeline.test_fleet import T0, again, arrival, closed, summary
+from tests.pipeline.test_fleet import T0, again, arrival, closed, piece, summary
 
 
 def keys(output: state.ShardOutput) -> list[tuple[str, str, int]]:
@@ -92,10 +92,9 @@ def test_a_repeat_too_old_to_be_recognised_does_not_count_its_machine():
 
 def test_a_message_that_cannot_be_read_is_counted_and_the_others_are_taken():
     known = state.FleetState(state.FleetStatePlan())
-    odd = columns.to_batch([report("x"), report("y")]).drop_columns(["state"])
-    output = known.feed(
-        [state.Arrival(1, T0, odd, columns.BatchInfo()), arrival([report("a")], T0, 2)], T0 + 20_000
-    )
+    whole = arrival([report("x"), report("y")], T0)
+    odd = dataclasses.replace(whole, batch=whole.batch.drop_columns(["state"]))
+    output = known.feed([odd, arrival([report("a")], T0, 2)], T0 + 20_000)
     assert output.counts == {"unusable": 2}
     assert closed(output)["group", "default", 0].cell.total == 1
 
@@ -109,7 +108,7 @@ def test_a_report_that_comes_again_is_counted_as_a_repeat():
 def test_a_summary_that_cannot_be_read_is_counted():
     known = state.FleetState(state.FleetStatePlan())
     good = summary([report("a")])
-    odd = state.Arrival(1, T0, good.batch.drop_columns(["sketch"]), good.facts)
+    odd = blocks.DecodedMessage(1, T0, good.batch.drop_columns(["sketch"]), good.facts)
     assert known.feed([], T0, summaries=[odd]).counts == {"unusable": good.batch.num_rows}
 
 
@@ -137,6 +136,17 @@ def test_plans_and_results_are_values_and_travel_as_lists():
     assert msgspec.to_builtins(change) == ["r", "m", "g", True, 1, None]
     with pytest.raises(AttributeError):
         change.on = False  # type: ignore[misc]
+
+
+def test_reports_of_too_many_groups_are_counted_and_the_others_are_taken(monkeypatch):
+    monkeypatch.setattr(node_columns, "GROUPS_MAX", 2)
+    known = state.FleetState(state.FleetStatePlan())
+    rows = [report(f"m{n}", group=f"g{n % 3}") for n in range(6)]
+    far = summary([report("far", group="g9")])
+    output = known.feed([arrival(rows, T0)], T0, summaries=[far])
+    assert output.counts == {"too-many-groups": 2 + far.batch.num_rows}
+    result = closed(known.feed([], T0 + 20_000))
+    assert {name for scope, name, _ in result if scope == "group"} == {"g0", "g1"}
 
 
 # Sums.
@@ -267,7 +277,7 @@ def test_a_state_that_is_not_known_counts_as_other():
     at = batch.schema.get_field_index("state")
 
     batch = batch.set_column(at, batch.schema.field(at), pa.array(["up", "strange", "down"]))
-    known.feed([state.Arrival(1, T0, batch, columns.BatchInfo())], T0)
+    known.feed([piece(1, T0, batch, columns.BatchInfo())], T0)
     result = closed(known.feed([], T0 + 20_000))
     assert result["group", "x", 0].cell.states == {"up": 1, "other": 1}
     assert result["group", "y", 0].cell.states == {"down": 1}
@@ -433,7 +443,7 @@ def test_each_row_of_a_summary_is_counted_and_its_losses_once():
     known = state.FleetState(state.FleetStatePlan())
     each = summary([report("a", metrics={"cpu_percent": 1.0})])
     facts = msgspec.structs.replace(each.facts, dropped={"lost": 4}, partial=True)
-    output = known.feed([], T0, summaries=[state.Arrival(1, T0, each.batch, facts)])
+    output = known.feed([], T0, summaries=[blocks.DecodedMessage(1, T0, each.batch, facts)])
     assert output.counts == {"summaries": each.batch.num_rows}
     for many in closed(known.feed([], T0 + 20_000)).values():
         assert many.cell.dropped == {"lost": 4}
@@ -644,7 +654,7 @@ def test_what_is_usual_is_learned_as_described():
     for number in range(200):
         value = 50.0 + dice.gauss(0, 4) + (500.0 if number in (10, 60, 61, 150) else 0.0)
         rows = [report("a", number, metrics={"cpu_percent": value})]
-        block = blocks.ReportBlock.from_message(arrival(rows, T0), known, blocks.MetricCodes())
+        block = blocks.ReportBlock.from_piece(arrival(rows, T0), known, blocks.MetricCodes())
         place = known.places(block.machines)
         (score,) = judge._scores(known, "cpu_percent", block, place, [slice(None)])
         away = value - mean
@@ -668,7 +678,7 @@ def test_a_report_without_the_metric_teaches_nothing():
     judge = node_rules.NodeRuleEvaluator((rule,))
     known = node_columns.NodeColumns(judge.column_schema)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
-    block = blocks.ReportBlock.from_message(arrival(rows, T0), known, blocks.MetricCodes())
+    block = blocks.ReportBlock.from_piece(arrival(rows, T0), known, blocks.MetricCodes())
     place = known.places(block.machines)
     scores = judge._scores(known, "load_1m", block, place, [slice(None)])
     assert np.isnan(scores).all()

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from muster.cli.monitoring import report
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.pipeline.fleet import rollups, state
+from muster.pipeline.fleet import blocks, rollups
 from muster.pipeline.history import data_files, delta, maintenance, rollup_rows, search, storage, tables
 from muster.pipeline.job import batch_commit, query
 from tests.pipeline import traffic
@@ -23,8 +23,8 @@ T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 
 
 def node_rows(rows: list[messages.NodeReport], sequence: int = 0) -> pa.Table:
-    arrival = state.Arrival(sequence, 0, columns.to_batch(rows), columns.BatchInfo())
-    return pa.Table.from_batches([query._history_rows(arrival)])
+    piece = blocks.ReportPiece.from_message(sequence, 0, columns.to_batch(rows), columns.BatchInfo())
+    return pa.Table.from_batches([query._history_rows(piece.batch)])
 
 
 def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> bool:

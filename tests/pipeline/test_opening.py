@@ -8,7 +8,7 @@ import pytest
 
 from muster.bus import api
 from muster.core.reports import columns
-from muster.pipeline.fleet import state
+from muster.pipeline.fleet import blocks, state
 from muster.pipeline.source import shard_keys
 from tests.pipeline import traffic
 
@@ -23,35 +23,65 @@ def opened(*messages: api.StoredMessage, keys=(7, 9)) -> list[dict[str, Any]]:
     return [row for batch in shard_keys.with_shard_key(messages, keys) for row in batch.to_pylist()]
 
 
-def machines_of(data: bytes) -> list[str]:
-    names: list[str] = columns.decode(data)[0].column("machine").to_pylist()
+def piece_of(row: dict[str, Any]) -> blocks.ReportPiece:
+    return blocks.ReportPiece.decode(row["sequence"], row["reports"])
+
+
+def machines_of(row: dict[str, Any]) -> list[str]:
+    names: list[str] = piece_of(row).batch.column("machine").to_pylist()
     return names
 
 
-def test_a_message_is_divided_by_machine():
+def test_messages_are_joined_and_divided_by_machine():
     names = [f"m{n}" for n in range(50)]
-    body = traffic.body([traffic.report(name, 1, 1) for name in names], dropped={"late": 3})
+    bodies = [
+        traffic.body([traffic.report(name, 1, 1) for name in names], dropped={"late": 3}),
+        traffic.body([traffic.report(name, 2, 2) for name in reversed(names)], partial=True),
+    ]
     rows = opened(
-        stored(body, 2),
-        stored(b"rubbish", 3),
+        stored(bodies[0], 1),
+        stored(b"rubbish", 2),
+        stored(bodies[1], 3),
         stored(b"", 4, subject="muster.monitor.from.pipeline.batch.root.tick"),
     )
-    parts = [row for row in rows if row["data"] is not None]
-    assert [row["shard"] for row in parts] == [7, 9]
-    assert sorted(name for row in parts for name in machines_of(row["data"])) == sorted(names)
+    parts = [row for row in rows if row["reports"] is not None]
+    assert [(row["shard"], row["sequence"], row["stored_ms"]) for row in parts] == [
+        (7, 3, 3000),
+        (9, 3, 3000),
+    ]
+    assert sorted(name for row in parts for name in machines_of(row)) == sorted(names * 2)
     for row in parts:
-        shards = state.shards_of(pa.array(machines_of(row["data"])), 2)
+        batch = piece_of(row).batch
+        shards = state.shards_of(batch.column("machine"), 2)
         assert {(7, 9)[shard] for shard in shards.tolist()} == {row["shard"]}
-    dropped = [columns.decode(row["data"])[1].dropped for row in parts]
-    assert dropped == [{"late": 3}, {}]  # reported once
-    clocks = [row for row in rows if row["data"] is None]
+        half = batch.num_rows // 2
+        assert batch.column("stream_sequence").to_pylist() == [1] * half + [3] * half
+        assert batch.column("stored_ms").to_pylist() == [1000] * half + [3000] * half
+        assert batch.column("partial").to_pylist() == [False] * half + [True] * half
+    dropped = {row["shard"]: piece_of(row).dropped for row in parts}
+    first = (7, 9)[state.shards_of(pa.array(names[:1]), 2)[0]]
+    assert dropped == {7: [], 9: [], first: [(0, {"late": 3})]}, "reported once"
+    clocks = [row for row in rows if row["reports"] is None]
     assert {(row["shard"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
     assert [row["counts"] for row in clocks] == ['{"malformed":1}', None]
 
 
-def test_a_single_shard_receives_messages_unopened():
-    (message, _) = opened(stored(b"whatever it is", 1), keys=(5,))
-    assert (message["shard"], message["data"]) == (5, b"whatever it is")
+def test_a_large_batch_is_divided_in_parts(monkeypatch):
+    monkeypatch.setattr(shard_keys, "ROWS", 20)
+    bodies = [traffic.body([traffic.report(f"m{n}", number, 1) for n in range(15)]) for number in range(5)]
+    rows = opened(*(stored(body, number + 1) for number, body in enumerate(bodies)), keys=(5,))
+    assert [row["sequence"] for row in rows] == [2, 4, 5, 0]
+    assert [piece_of(row).batch.num_rows for row in rows[:-1]] == [30, 30, 15]
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_a_message_with_an_impossible_name_is_refused_by_itself(name):
+    good = traffic.body([traffic.report("m", 1, 1)])
+    row = columns.to_batch([traffic.report("m", 1, 1)])
+    bad = columns.encode(row.set_column(0, "machine", pa.array([name])), columns.BatchInfo(channel="c1"))
+    rows = opened(stored(bad, 1), stored(good, 2), keys=(5,))
+    assert machines_of(rows[0]) == ["m"]
+    assert rows[1]["counts"] == '{"wrong-schema":1}'
 
 
 def test_any_fleet_is_divided_evenly():

@@ -36,6 +36,7 @@ COUNTED = {
     "too-large": "messages that exceed the size limit",
     "wrong-schema": "messages whose columns are not those of reports",
     "wrong-version": "messages of an unknown version",
+    "too-many-groups": "reports of groups beyond the limit of 100,000",
     "metrics-truncated": "values of metrics that are not standard, beyond the limit of names",
     "future": "reports from too far in the future: the clock of a machine is wrong",
     "late": "reports that arrived after their window was closed; the history has them",

@@ -1,7 +1,6 @@
-"""Reports as arrays: each message is decoded once, and many messages are joined into a block.
+"""Reports as arrays: many messages are joined into a block, and processing is arithmetic on arrays.
 
-All validation happens while a message is decoded (`ReportBlock.from_message`), before any state changes.  The
-processing of a block is arithmetic on arrays.
+The source of the query checks messages and divides them into pieces, one for each shard (`ReportPiece`).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -26,6 +26,12 @@ Bools = npt.NDArray[np.bool_]
 ROWS = 32_768  # of one block: a few megabytes, which fit into a cache
 EXTRA_MAX = 1024  # metrics that are not standard, of one shard in one micro-batch
 _PERIOD_MS_MAX = 2**31 - 1
+_PARTIAL = columns.node_schema().get_field_index("partial")
+_DROPPED = b"dropped"  # in the metadata of an encoded piece
+
+#: Node reports, with the message in the stream that they came in, and when the broker stored it.
+SEQUENCE, STORED = "stream_sequence", "stored_ms"
+PIECE_SCHEMA = pa.schema([*columns.node_schema(), (SEQUENCE, pa.int64()), (STORED, pa.int64())])
 
 
 class MetricCodes(dict[str, int]):
@@ -46,12 +52,50 @@ class MetricCodes(dict[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class DecodedMessage:
-    """Reports that came in one message."""
+    """Summaries that came in one message."""
 
     sequence: int  # of the stream
     stored_ms: int
-    batch: pa.RecordBatch  # columns of `reports.node_schema`
+    batch: pa.RecordBatch  # columns of `columns.summary_schema`
     facts: columns.BatchInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPiece:
+    """Reports of one shard from some successive messages of a stream."""
+
+    sequence: int  # of the last message
+    batch: pa.RecordBatch  # columns of `PIECE_SCHEMA`
+    dropped: list[tuple[int, dict[str, int]]]  # by reason, with a row of the message that reported it
+
+    @classmethod
+    def from_message(
+        cls, sequence: int, stored_ms: int, batch: pa.RecordBatch, facts: columns.BatchInfo
+    ) -> ReportPiece:
+        """All reports of one message."""
+        rows = batch.num_rows
+        arrays = [*batch.columns, *(pa.repeat(pa.scalar(fact), rows) for fact in (sequence, stored_ms))]
+        if facts.partial:
+            arrays[_PARTIAL] = pa.repeat(pa.scalar(True), rows)
+        extended = pa.RecordBatch.from_arrays(arrays, schema=PIECE_SCHEMA)
+        return cls(sequence, extended, [(0, facts.dropped)] if facts.dropped else [])
+
+    def encode(self) -> bytes:
+        metadata = {_DROPPED: msgspec.json.encode(self.dropped)}
+        sink = pa.BufferOutputStream()
+        batch = self.batch.replace_schema_metadata(metadata)
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        data: bytes = sink.getvalue().to_pybytes()
+        return data
+
+    @classmethod
+    def decode(cls, sequence: int, data: bytes) -> ReportPiece:
+        """Without checks: the source encoded it."""
+        with pa.ipc.open_stream(data, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+            batch = reader.read_next_batch()
+        dropped = msgspec.json.decode(batch.schema.metadata[_DROPPED], type=list[tuple[int, dict[str, int]]])
+        return cls(sequence, batch, dropped)
 
 
 @dataclass(slots=True)
@@ -72,20 +116,20 @@ class ReportBlock:
     extra_row: Ints  # metrics that are not standard: row, index of ``words``, value
     extra_word: Ints
     extra_value: Floats
-    dropped: list[tuple[int, columns.BatchInfo]]  # with a row of the message that reported it
+    dropped: list[tuple[int, dict[str, int]]]  # with a row of the message that reported it
 
     def __len__(self) -> int:
         return len(self.stored_ms)
 
     @classmethod
-    def from_message(
-        cls, arrival: DecodedMessage, known: node_columns.NodeColumns, words: MetricCodes
+    def from_piece(
+        cls, piece: ReportPiece, known: node_columns.NodeColumns, words: MetricCodes
     ) -> ReportBlock:
-        """Decode a message; raises the errors of pyarrow and numpy for invalid content.
+        """Raises the errors of pyarrow and numpy for invalid content.
 
         ``words`` grows by new names of metrics.
         """
-        batch = arrival.batch
+        batch = piece.batch
         rows = batch.num_rows
         metrics = np.empty((len(cells.METRICS), rows))
         for row, name in enumerate(cells.METRICS):
@@ -99,7 +143,7 @@ class ReportBlock:
         partial = batch.column("partial").to_numpy(zero_copy_only=False)
         return cls(
             [batch.column("machine")],
-            np.full(rows, arrival.stored_ms),
+            batch.column(STORED).to_numpy(),
             batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000,
             batch.column("boot").to_numpy(),
             batch.column("sequence").to_numpy(),
@@ -107,10 +151,10 @@ class ReportBlock:
             known.group_codes(batch.column("group")),
             known.zone_codes(batch.column("zone")),
             np.array(code)[states.indices.to_numpy()],
-            np.ones(rows, np.bool_) if arrival.facts.partial else partial,
+            partial,
             metrics,
             *_joined(_extra(batch.column("extra"), words), _services(batch.column("services"), words)),
-            [(0, arrival.facts)] if arrival.facts.dropped else [],
+            piece.dropped,
         )
 
     @classmethod
@@ -129,9 +173,9 @@ class ReportBlock:
             metrics=np.concatenate([part.metrics for part in parts], axis=1),
             extra_row=np.concatenate([at + part.extra_row for at, part in zip(starts, parts, strict=False)]),
             dropped=[
-                (start + row, facts)
+                (start + row, counts)
                 for start, part in zip(starts, parts, strict=False)
-                for row, facts in part.dropped
+                for row, counts in part.dropped
             ],
         )
 
@@ -149,7 +193,7 @@ class ReportBlock:
             extra_row=extra_row[left],
             extra_word=self.extra_word[left],
             extra_value=self.extra_value[left],
-            dropped=[(max(0, int(back[at])), facts) for at, facts in self.dropped],
+            dropped=[(max(0, int(back[row])), counts) for row, counts in self.dropped],
         )
 
 

@@ -25,7 +25,7 @@ Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-GROUPS_MAX = 50_000  # of one shard
+GROUPS_MAX = 100_000
 ZONES_MAX = 1024
 
 _HISTORY_BITS = 64
@@ -126,8 +126,8 @@ class NodeColumns:
         return np.concatenate([located for located in places if located is not None])
 
     def group_codes(self, groups: pa.StringArray) -> Ints:
-        """`LookupError` if there are too many groups."""
-        return _codes(groups, self.groups, GROUPS_MAX, None)
+        """-1 for groups beyond the limit."""
+        return _codes(groups, self.groups, GROUPS_MAX, -1)
 
     def zone_codes(self, zones: pa.StringArray) -> Ints:
         """Beyond the limit, all zones share the last code."""
@@ -245,13 +245,11 @@ def split_rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
         yield order[turn == number]
 
 
-def _codes(words: pa.StringArray, known: dict[str, int], most: int, beyond: int | None) -> Ints:
+def _codes(words: pa.StringArray, known: dict[str, int], most: int, beyond: int) -> Ints:
     encoded = words.dictionary_encode()
     codes = []
     for word in encoded.dictionary.to_pylist():
         code = known.get(word, beyond if len(known) >= most else len(known))
-        if code is None:
-            raise LookupError(f"more than {most} groups")
         if code == len(known):
             known[word] = code
         codes.append(code)

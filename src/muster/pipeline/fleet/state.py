@@ -40,6 +40,7 @@ FUTURE = "future"
 DUPLICATED = "duplicated"
 LATE = "late"
 UNUSABLE = "unusable"
+UNGROUPED = "too-many-groups"  # reports of groups beyond `node_columns.GROUPS_MAX`
 TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` names
 
 LAYOUT = 3  # of the data of `FleetState.pack`
@@ -54,7 +55,6 @@ _POWERS = np.multiply.accumulate(np.full(1024, 0x9E3779B97F4A7C15, np.uint64))
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
-Arrival = blocks.DecodedMessage
 SCOPES = ("group", "zone")
 
 
@@ -144,14 +144,18 @@ class FleetState:
         self._seen_messages = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
-        self, arrivals: Iterable[Arrival], clock_ms: int, *, summaries: Iterable[Arrival] = ()
+        self,
+        pieces: Iterable[blocks.ReportPiece],
+        clock_ms: int,
+        *,
+        summaries: Iterable[blocks.DecodedMessage] = (),
     ) -> ShardOutput:
         """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it."""
         output = ShardOutput(max(clock_ms, self._clock_ms))
         changes = node_rules.Changes(self._plan.changes_max)
         words = blocks.MetricCodes()
         evaluated_ms = self._clock_ms
-        for block in blocks.concat_blocks(self._decoded_blocks(arrivals, words, output)):
+        for block in blocks.concat_blocks(self._decoded_blocks(pieces, words, output)):
             self._ingest(block, list(words), output, changes, evaluated_ms)
             evaluated_ms = max(evaluated_ms, int(block.stored_ms.max()))
         output.count(TRUNCATED, words.dropped)
@@ -169,14 +173,14 @@ class FleetState:
     # Reports
 
     def _decoded_blocks(
-        self, arrivals: Iterable[Arrival], words: blocks.MetricCodes, output: ShardOutput
+        self, pieces: Iterable[blocks.ReportPiece], words: blocks.MetricCodes, output: ShardOutput
     ) -> Iterator[blocks.ReportBlock]:
-        for arrival in sorted(arrivals, key=lambda message: message.sequence):
+        for piece in sorted(pieces, key=lambda piece: piece.sequence):
             try:
-                yield blocks.ReportBlock.from_message(arrival, self.nodes, words)
+                yield blocks.ReportBlock.from_piece(piece, self.nodes, words)
             except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
                 # An unexpected message must not stop the query of the whole fleet permanently.
-                output.count(UNUSABLE, arrival.batch.num_rows)
+                output.count(UNUSABLE, piece.batch.num_rows)
 
     def _ingest(
         self,
@@ -187,6 +191,10 @@ class FleetState:
         evaluated_ms: int,
     ) -> None:
         place = self.nodes.places(block.machines)
+        if (block.group < 0).any():
+            rows = np.flatnonzero(block.group >= 0)
+            output.count(UNGROUPED, len(block) - len(rows))
+            block, place = block.select_rows(rows), place[rows]
         skew_ms = int(self._plan.skew_s * 1000)
         future = block.reported_ms > block.stored_ms + skew_ms
         if future.any():
@@ -255,9 +263,9 @@ class FleetState:
                 for name in self._plan.top_metrics:
                     values = block.metrics[cells.METRICS.index(name), selected]
                     table.add_ranks(name, code[selected], values, place[selected], self._plan.top)
-        for row, facts in block.dropped:
+        for row, counts in block.dropped:
             table = self._table(int(window[row]), scope, rows)
-            cells.add_counts(table.dropped.setdefault(int(code[row]), {}), facts.dropped)
+            cells.add_counts(table.dropped.setdefault(int(code[row]), {}), counts)
 
     def _table(self, start_ms: int, scope: str, rows: int) -> cells.CellTable:
         table = self._open.setdefault((start_ms, scope), cells.CellTable())
@@ -266,7 +274,7 @@ class FleetState:
 
     # Summaries
 
-    def _ingest_summaries(self, arrival: Arrival, output: ShardOutput) -> None:
+    def _ingest_summaries(self, arrival: blocks.DecodedMessage, output: ShardOutput) -> None:
         facts = arrival.facts
         verdict = self._seen_messages.observe(facts.channel, facts.boot, facts.sequence)
         if verdict is not duplicates.DuplicateVerdict.NEW:
@@ -285,7 +293,9 @@ class FleetState:
         lost = dict(facts.dropped)
         for row, group_code, zone_code in zip(rows, group, zone, strict=True):  # equivalent: of equal length
             window = row.from_ms // self._plan.window_ms * self._plan.window_ms
-            if row.from_ms > arrival.stored_ms + int(self._plan.skew_s * 1000):
+            if group_code < 0:
+                output.count(UNGROUPED, 1)
+            elif row.from_ms > arrival.stored_ms + int(self._plan.skew_s * 1000):
                 output.count(FUTURE, 1)
             elif window + self._plan.window_ms <= self._closed_ms:
                 output.count(LATE, 1)

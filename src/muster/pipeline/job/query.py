@@ -3,7 +3,7 @@
     streams ──> messages by shard ──> shard of machines: history, fleet state ──> the driver
                   in the source           transformWithState
 
-Messages pass through Spark as Arrow inside one binary value, so a row of Spark is some hundred reports.
+Reports pass through Spark as Arrow inside one binary value, so a row of Spark is some thousand reports.
 Single reports are processed in columns, in Spark's Python workers: the task that has the state of a shard
 decodes its messages, writes them to the history, aggregates them and evaluates the node rules
 (`muster.pipeline.fleet`).  The driver receives the cells of groups and zones, adds up those of all shards,
@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from muster.core import errors
 from muster.core.reports import columns
-from muster.pipeline.fleet import node_columns, state
+from muster.pipeline.fleet import blocks, node_columns, state
 from muster.pipeline.history import data_files, storage, tables
 from muster.pipeline.source import shard_keys
 
@@ -128,38 +127,31 @@ class ShardProcessor:
         self._files: list[data_files.DataFile] = []
         self._started = time.process_time()
 
-    def open(self, rows: Iterable[Any]) -> tuple[list[state.Arrival], list[state.Arrival]]:
+    def open(self, rows: Iterable[Any]) -> tuple[list[blocks.ReportPiece], list[blocks.DecodedMessage]]:
         """Node reports and summaries, each in the order of its stream."""
-        nodes: list[state.Arrival] = []
-        summaries: list[state.Arrival] = []
+        pieces: list[blocks.ReportPiece] = []
+        summaries: list[blocks.DecodedMessage] = []
         for row in sorted(rows, key=lambda row: row["sequence"]):
-            self._clock_ms = max(self._clock_ms, row["stored_ms"])
+            sequence, stored_ms = row["sequence"], row["stored_ms"]
+            self._clock_ms = max(self._clock_ms, stored_ms)
             if row["counts"]:
                 for reason, count in msgspec.json.decode(row["counts"]).items():
                     self._count(reason, count)
-            if row["data"] is None:
-                continue
-            try:
-                batch, facts = columns.decode(row["data"])
-                _refuse_names(batch, detail=facts.schema == columns.NODE_SCHEMA)
-            except errors.MusterError as error:
-                self._count(error.code, 1)
-                continue
-            if facts.schema == columns.NODE_SCHEMA:
-                target = nodes
-                self._reports = max(self._reports, row["sequence"])
-            else:
-                target = summaries
-                self._summaries = max(self._summaries, row["sequence"])
-            target.append(state.Arrival(row["sequence"], row["stored_ms"], batch, facts))
+            if row["reports"] is not None:
+                pieces.append(blocks.ReportPiece.decode(sequence, row["reports"]))
+                self._reports = max(self._reports, sequence)
+            if row["summaries"] is not None:
+                batch, facts = columns.decode(row["summaries"])
+                summaries.append(blocks.DecodedMessage(sequence, stored_ms, batch, facts))
+                self._summaries = max(self._summaries, sequence)
         self._spent("open")
-        return nodes, summaries
+        return pieces, summaries
 
-    def write_history(self, nodes: list[state.Arrival], root: str, stem: str) -> None:
+    def write_history(self, pieces: list[blocks.ReportPiece], root: str, stem: str) -> None:
         """Write files of the history; the driver commits them."""
-        if not nodes:
+        if not pieces:
             return
-        table = pa.Table.from_batches([_history_rows(message) for message in nodes])
+        table = pa.Table.from_batches([_history_rows(piece.batch) for piece in pieces])
         self._count("rows", table.num_rows)
         try:
             written = data_files.write(root, tables.NODES, table, stem)
@@ -170,8 +162,10 @@ class ShardProcessor:
             self._count(explain_failure(error), 1)
         self._spent("history")
 
-    def feed(self, nodes: list[state.Arrival], summaries: list[state.Arrival]) -> state.ShardOutput:
-        output = self._known.feed(nodes, self._clock_ms, summaries=summaries)
+    def feed(
+        self, pieces: list[blocks.ReportPiece], summaries: list[blocks.DecodedMessage]
+    ) -> state.ShardOutput:
+        output = self._known.feed(pieces, self._clock_ms, summaries=summaries)
         output.summaries = self._summaries
         output.reports = self._reports
         output.files = self._files
@@ -190,24 +184,11 @@ class ShardProcessor:
         self._started = now
 
 
-def _refuse_names(batch: pa.RecordBatch, *, detail: bool) -> None:
-    """Names become subjects and keys: 1 to 256 characters, as `messages.Name`."""
-    for column in ("machine", "group", "zone") if detail else ("group", "zone"):
-        lengths = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
-        if lengths["min"] < 1 or lengths["max"] > 256:
-            raise columns.ReportSchemaMismatch(f"the column {column} has a name that is empty or too long")
-
-
-def _history_rows(message: state.Arrival) -> pa.RecordBatch:
-    """The rows of a message with the columns of the table."""
+def _history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of the table."""
     schema = tables.definition(tables.NODES).file_schema
-    sequence = pa.repeat(pa.scalar(message.sequence, pa.int64()), message.batch.num_rows)
-    arrays = [
-        sequence
-        if field.name == tables.SEQUENCE
-        else message.batch.column("extra" if field.name == "metrics" else field.name)
-        for field in schema
-    ]
+    names = {tables.SEQUENCE: blocks.SEQUENCE, "metrics": "extra"}
+    arrays = [batch.column(names.get(field.name, field.name)) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -231,9 +212,9 @@ def processor(job: QueryPlan) -> Any:
             known = self._load(shard)
             before = known.nodes.names.version
             processor_ = ShardProcessor(known)
-            nodes, summaries = processor_.open(rows)
-            processor_.write_history(nodes, job.history, self._stem(key[0]))
-            output = processor_.feed(nodes, summaries)
+            pieces, summaries = processor_.open(rows)
+            processor_.write_history(pieces, job.history, self._stem(key[0]))
+            output = processor_.feed(pieces, summaries)
             started = time.process_time()
             names = known.nodes.names
             self._state.update((names.version, known.pack()))

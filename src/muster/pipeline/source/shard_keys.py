@@ -1,86 +1,133 @@
-"""The first step of the query: the reports of each message, divided by shard.
+"""The first step of the query: checks messages, and divides their reports by shard.
 
 A machine belongs to the shard that the hash of its name selects (`fleet.state.shards_of`), a row of a summary
-to the shard of its group.  A message is decoded and divided here; with a single shard it is passed on as it
-is.  Every shard also receives the time of the broker's clock, and one shard the counts of rejected messages.
+to the shard of its group.  Successive messages are joined first, so that a row of Spark has thousands of
+reports of one shard.  Every shard also receives the time of the broker's clock, and one shard the counts of
+rejected messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from muster.bus import api
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol
+from muster.pipeline.fleet import blocks
 from muster.pipeline.fleet import state as fleet_state
 
 SCHEMA = pa.schema(
     [
         ("shard", pa.int32()),
-        ("sequence", pa.int64()),
+        ("sequence", pa.int64()),  # the last one in ``data``
         ("stored_ms", pa.int64()),
-        ("data", pa.binary()),
+        ("reports", pa.binary()),  # a `blocks.ReportPiece`
+        ("summaries", pa.binary()),  # a message
         ("counts", pa.string()),
     ]
 )
-COLUMNS = "shard int, sequence bigint, stored_ms bigint, data binary, counts string"
+COLUMNS = "shard int, sequence bigint, stored_ms bigint, reports binary, summaries binary, counts string"
 
-_MESSAGES = 64  # in one batch for Spark: a few megabytes
+ROWS = 16_384  # that are joined: a few megabytes
+
+Row = tuple[int, int, int, bytes | None, bytes | None, str | None]
 
 
 def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
     """``keys``: the state key of each shard."""
-    waiting: list[tuple[Any, ...]] = []
     counts: dict[str, int] = {}
     clock_ms = 0
+    waiting = _Waiting()
     for message in messages:
         stored_ms = message.stored_at_ns // 1_000_000
         clock_ms = max(clock_ms, stored_ms)
         if protocol.is_tick(message.subject):
             continue
         try:
-            parts = list(_divided(message.data, len(keys)))
+            batch, facts = columns.decode(message.data)
+            _refuse_names(batch, detail=facts.schema == columns.NODE_SCHEMA)
         except errors.MusterError as error:
             counts[error.code] = counts.get(error.code, 0) + 1
             continue
-        waiting += [(keys[shard], message.sequence, stored_ms, data, None) for shard, data in parts]
-        if len(waiting) >= _MESSAGES:
-            yield _rows(waiting)
-            waiting = []
+        if facts.schema == columns.NODE_SCHEMA:
+            if batch.num_rows:
+                waiting.add(message.sequence, stored_ms, batch, facts)
+            if waiting.rows >= ROWS:
+                yield _rows(waiting.divided(keys))
+                waiting = _Waiting()
+        elif batch.num_rows:
+            yield _rows(_divided_summaries(message.sequence, stored_ms, batch, facts, keys))
+    if waiting.rows:
+        yield _rows(waiting.divided(keys))
     if clock_ms:
         counted = msgspec.json.encode(counts).decode()
-        waiting += [
-            (key, 0, clock_ms, None, counted if place == 0 else None) for place, key in enumerate(keys)
-        ]
-    if waiting:
-        yield _rows(waiting)
+        yield _rows(
+            (key, 0, clock_ms, None, None, counted if place == 0 else None) for place, key in enumerate(keys)
+        )
 
 
-def _divided(data: bytes, shards: int) -> Iterator[tuple[int, bytes]]:
-    if shards == 1:
-        yield 0, data
-        return
-    batch, facts = columns.decode(data)
-    names = batch.column("machine" if facts.schema == columns.NODE_SCHEMA else "group")
-    shard = fleet_state.shards_of(names, shards)
-    order = np.argsort(shard, kind="stable")
-    ordered = batch.take(pa.array(order))
-    ends = np.cumsum(np.bincount(shard, minlength=shards)).tolist()
-    for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
-        if end > start:
-            yield number, columns.encode(ordered.slice(start, end - start), facts)
-            facts = msgspec.structs.replace(facts, dropped={})  # reported once
+class _Waiting:
+    """Messages to be joined."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._dropped: list[tuple[int, dict[str, int]]] = []
+        self._last = (0, 0)
+
+    def add(self, sequence: int, stored_ms: int, batch: pa.RecordBatch, facts: columns.BatchInfo) -> None:
+        piece = blocks.ReportPiece.from_message(sequence, stored_ms, batch, facts)
+        self._batches.append(piece.batch)
+        self._dropped += [(self.rows + row, counts) for row, counts in piece.dropped]
+        self.rows += batch.num_rows
+        self._last = sequence, stored_ms
+
+    def divided(self, keys: Sequence[int]) -> Iterator[Row]:
+        table = pa.Table.from_batches(self._batches)
+        shard = fleet_state.shards_of(table["machine"].combine_chunks(), len(keys))
+        order = np.argsort(shard, kind="stable")
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        (ordered,) = table.take(pa.array(order)).combine_chunks().to_batches()
+        ends = np.cumsum(np.bincount(shard, minlength=len(keys))).tolist()
+        sequence, stored_ms = self._last
+        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            if end > start:
+                dropped = [
+                    (int(place[row]) - start, counts) for row, counts in self._dropped if shard[row] == number
+                ]
+                piece = blocks.ReportPiece(sequence, ordered.slice(start, end - start), dropped)
+                yield keys[number], sequence, stored_ms, piece.encode(), None, None
 
 
-def _rows(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
+def _divided_summaries(
+    sequence: int, stored_ms: int, batch: pa.RecordBatch, facts: columns.BatchInfo, keys: Sequence[int]
+) -> Iterator[Row]:
+    shard = fleet_state.shards_of(batch.column("group"), len(keys))
+    for number in np.unique(shard).tolist():
+        rows = batch.filter(pa.array(shard == number))
+        yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None
+        facts = msgspec.structs.replace(facts, dropped={})  # reported once
+
+
+def _refuse_names(batch: pa.RecordBatch, *, detail: bool) -> None:
+    """Names become subjects and keys: 1 to 256 characters, as `messages.Name`."""
+    for column in ("machine", "group", "zone") if detail else ("group", "zone"):
+        lengths = pc.min_max(pc.utf8_length(batch.column(column))).as_py()
+        if batch.num_rows and (lengths["min"] < 1 or lengths["max"] > 256):
+            raise columns.ReportSchemaMismatch(f"the column {column} has a name that is empty or too long")
+
+
+def _rows(rows: Iterable[Row]) -> pa.RecordBatch:
+    listed = list(rows)
     arrays = [
-        pa.array(column, kind.type) for column, kind in zip(zip(*rows, strict=True), SCHEMA, strict=True)
+        pa.array(column, kind.type) for column, kind in zip(zip(*listed, strict=True), SCHEMA, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 

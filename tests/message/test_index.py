@@ -38,7 +38,15 @@ def test_sorted_numbers_are_a_sorted_set(seed: int, monkeypatch: pytest.MonkeyPa
             assert numbers.add(number) is not there
             expected = sorted({*expected, number})
         else:
-            assert numbers.discard(number) is there
+            if chance.random() < 0.5:
+                assert numbers.discard(number) is there
+            else:
+                low, high = bisect.bisect_left(expected, number), bisect.bisect_right(expected, number)
+                around = (
+                    expected[low - 1] if low else None,
+                    expected[high] if high < len(expected) else None,
+                )
+                assert numbers.remove(number) == (around if there else None)
             expected = [other for other in expected if other != number]
         assert (list(numbers), len(numbers)) == (expected, len(expected))
         assert numbers.first == (expected[0] if expected else None)

@@ -7,7 +7,8 @@ and so what must be true of every message:
 - one whose send was confirmed is delivered until its acknowledgement is confirmed, or it is purged;
 - one whose acknowledgement was confirmed is not delivered again, and no second transaction commits it;
 - one whose transaction was rolled back is never delivered;
-- one that an application was given before is marked as redelivered when it comes again.
+- one that an application was given before is marked as redelivered when it comes again from the same queue;
+  one that was moved to another queue is a new message there.
 
 What was in doubt, because its caller gave up or no dispatcher answered, may have happened or not.
 """
@@ -53,19 +54,19 @@ class Accounts:
         self.to: dict[str, str] = {}
         self.confirmed: set[str] = set()
         self.refused: set[str] = set()
-        self.given: dict[str, int] = {}
+        self.given: set[tuple[str, str]] = set()  # with the queue or topic
         self.finished: set[str] = set()
         self.in_doubt: set[str] = set()  # whether they are finished
         self.purged = 0
         self.purge_in_doubt = False
 
-    def give(self, text: str, *, redelivered: bool) -> None:
+    def give(self, text: str, source: str, *, redelivered: bool) -> None:
         assert text in self.to, f"{text!r} was never sent"
         assert text not in self.finished, f"{text!r} was delivered after its acknowledgement was confirmed"
         assert text not in self.refused, f"{text!r} was delivered although its transaction was rolled back"
-        if text in self.given:
+        if (text, source) in self.given:
             assert redelivered, f"{text!r} was delivered again and is not marked"
-        self.given[text] = self.given.get(text, 0) + 1
+        self.given.add((text, source))
 
     def finish(self, texts: Sequence[str]) -> None:
         for text in texts:
@@ -75,7 +76,7 @@ class Accounts:
     def check(self, left: list[str]) -> None:
         """``left``: what could be received in the end."""
         assert len(left) == len(set(left)), f"received twice: {sorted(left)}"
-        assert not self.refused & self.given.keys(), "delivered although rolled back"
+        assert not self.refused & {text for text, _ in self.given}, "delivered although rolled back"
         lost = self.confirmed - self.finished - self.in_doubt - set(left)
         if not self.purge_in_doubt:
             missing = {text for text in lost if self.to[text] == JOBS.name}
@@ -110,7 +111,7 @@ class Application:
                 break
             count += 1
             text = str(found.body())
-            self._accounts.give(text, redelivered=found.redelivered)
+            self._accounts.give(text, self.consumer.destination.name, redelivered=found.redelivered)
             self.has.append(text)
             self._last = found
         return count

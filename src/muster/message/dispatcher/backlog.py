@@ -168,21 +168,19 @@ class Backlog:
         self.done.cut(self.floor)
         return self.floor
 
-    def _remove(self, number: int) -> None:
-        """Remove a message that is done from the index.
+    def _mark_done(self, number: int, before: int | None, after: int | None) -> None:
+        """``before`` and ``after``: the neighbours of the message in the index.
 
-        Everything between its neighbours is done or belongs to other queues, so the number of ranges in
-        ``done`` depends on the messages that are left only.
+        Everything between them is done or belongs to other queues, so the number of ranges in ``done``
+        depends on the messages that are left only.
         """
-        before, after = self.pending.neighbours(number)
-        self.pending.discard(number)
-        low = self.floor if before is None else before
-        high = max(self.position, number) if after is None else after - 1
+        last = max(self.position, number) if after is None else after - 1
         if before is None:
-            self.floor = max(self.floor, high)
-            self.done.cut(self.floor)
+            self.floor = max(self.floor, last)
+            if self.done:
+                self.done.cut(self.floor)
         else:
-            self.done.add(low + 1, high)
+            self.done.add(before + 1, last)
         self._finished += 1
         if self._finished > max(COMPACT_AFTER, 2 * len(self.pending)):
             self._compact()
@@ -324,18 +322,19 @@ class Backlog:
     def finish(self, number: int) -> bool:
         """The message is stored as done. False: it already was."""
         self._finishing.pop(number, None)
-        if self.is_done(number):
-            return False
-        self.counts.pop(number, None)
-        self._skipped.pop(number, None)
-        if number not in self.pending:
-            self.done.add(number)
-            return True
         if (held := self.held.get(number)) is not None:
             self._let_go(held)
+        elif self.is_done(number):
+            return False
         else:
             self._stop_waiting(number)
-        self._remove(number)
+        self.counts.pop(number, None)
+        self._skipped.pop(number, None)
+        neighbours = self.pending.remove(number)
+        if neighbours is None:
+            self.done.add(number)
+        else:
+            self._mark_done(number, *neighbours)
         return True
 
     def release(

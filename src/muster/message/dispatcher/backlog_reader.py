@@ -21,7 +21,7 @@ from muster.message.dispatcher.log import journal, ledger, message_cache, pages
 
 events = log.EventLog("message")
 
-READ_AHEAD: Final = 256  # messages read at one time, for each line
+READ_AHEAD: Final = 1000  # messages read at one time, for each line: about a page
 READ_AHEAD_BYTES: Final = 2 << 20
 GETS_MAX: Final = 16  # pages requested at one time
 DENSE: Final = 8  # pages of the log for each page that is needed, up to which they are read in one request
@@ -201,12 +201,13 @@ class BacklogReader:
 
     async def _read(self, source: backlog.Backlog, numbers: list[int]) -> list[int]:
         """Read the first of these messages into the cache; returns those that the log does not contain."""
-        required = set(numbers)
-        sequences = list(dict.fromkeys(map(pages.sequence_of, numbers)))
+        by_page: dict[int, set[int]] = {}
+        for number in numbers:
+            by_page.setdefault(pages.sequence_of(number), set()).add(number)
         missing: list[int] = []
         size = 0
-        async for sequence, page in self._pages(source, sequences):
-            of_page = {number for number in required if pages.sequence_of(number) == sequence}
+        async for sequence, page in self._pages(source, list(by_page)):
+            of_page = by_page[sequence]
             for number, held in pages.read(sequence, page.data) if page is not None else ():
                 if number in of_page:
                     of_page.discard(number)

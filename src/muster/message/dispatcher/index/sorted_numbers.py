@@ -80,6 +80,18 @@ class SortedNumbers:
         self._count -= 1
         return True
 
+    def remove(self, number: int) -> tuple[int | None, int | None] | None:
+        """Remove a number; returns its neighbours, or None if it was not included."""
+        blocks = self._blocks
+        if blocks and blocks[0][0] == number:  # the usual case
+            block = blocks[0]
+            del block[0]
+            if not block:
+                del blocks[0]
+            self._count -= 1
+            return None, blocks[0][0] if blocks else None
+        return self.neighbours(number) if self.discard(number) else None
+
     def neighbours(self, number: int) -> tuple[int | None, int | None]:
         """The last number before this one and the first after it."""
         blocks = self._blocks

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import json
 import os
 import signal
@@ -230,11 +231,22 @@ def _report(invocation: cli_command.Invocation, code: str, message: str, hint: s
         sys.stderr.write(f"hint: {hint}\n")
 
 
+def _require_text(words: list[str]) -> None:
+    """Refuse arguments that are not UTF-8: they could be neither sent nor stored."""
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            shown = word.encode(errors="backslashreplace").decode()
+            raise click.UsageError(f"the argument '{shown[:80]}' is not valid UTF-8 text") from None
+
+
 def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     """Run a command line and return its exit code. Errors are printed on stderr."""
     invocation = cli_command.Invocation()
     try:
         words = sys.argv[1:] if arguments is None else arguments
+        _require_text(words)
         with muster.make_context(program, words, obj=invocation) as context:
             muster.invoke(context)
         sys.stdout.flush()
@@ -281,6 +293,9 @@ def main() -> NoReturn:
     ignored = interrupts.is_ignored()
     if not ignored:
         interrupts.listen()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # an encoding that lacks a character must not stop a command
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = call()
     except KeyboardInterrupt:  # outside the try block of `call`

@@ -132,7 +132,10 @@ class NatsConnection(nats_client.Client):
 
             # nats-py requests the signature first, so the JWT is from the same reading.
             options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
-        parts = urllib.parse.urlsplit(server)
+        try:
+            parts = urllib.parse.urlsplit(server)
+        except ValueError as error:
+            raise errors.InvalidInput(f"{server[:200]!r} is not the URL of a broker: {error}") from error
         if parts.password is not None:
             # As options, because the URLs of other brokers that this one reports have no password.
             options.update(

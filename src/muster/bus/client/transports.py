@@ -15,6 +15,8 @@ from typing import Any
 
 from nats.aio import transport
 
+from muster.core import errors
+
 CLOSE_TIMEOUT_S = 1.0
 
 
@@ -110,8 +112,12 @@ async def _through(
     proxy: str, host: str, port: int, buffer_size: int
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to ``host`` through an HTTP proxy (``http://[USER:PASSWORD@]HOST:PORT``)."""
-    where = urllib.parse.urlsplit(proxy)
-    reader, writer = await asyncio.open_connection(where.hostname, where.port or 3128, limit=buffer_size)
+    try:
+        where = urllib.parse.urlsplit(proxy)
+        port_of_proxy = where.port or 3128
+    except ValueError as error:
+        raise errors.InvalidInput(f"{proxy[:200]!r} is not the URL of a proxy: {error}") from error
+    reader, writer = await asyncio.open_connection(where.hostname, port_of_proxy, limit=buffer_size)
     try:
         name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         lines = [f"CONNECT {name} HTTP/1.1", f"Host: {name}"]

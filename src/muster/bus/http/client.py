@@ -69,9 +69,12 @@ async def request(
     `errors.Unavailable` if there is no response, `errors.LimitExceeded` if its body is longer than
     ``body_bytes_max``.  ``tls`` replaces the certificate authorities of the system.
     """
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise errors.InvalidInput(f"{url!r} is not an http:// or https:// URL")
+    try:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError
+    except ValueError as error:
+        raise errors.InvalidInput(f"{url[:200]!r} is not an http:// or https:// URL") from error
     secure = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
     target = urllib.parse.urlunsplit(("", "", parts.path or "/", parts.query, ""))
     fields = {"Host": parts.netloc, **(headers or {})}

@@ -53,7 +53,7 @@ def init(
         raise errors.AlreadyExists(
             f"{place.root} is already a home", hint="start it with `muster up`, or choose another with --home"
         )
-    values: dict[str, object] = {
+    flags = {
         "domain.name": name,
         "domain.data_dir": ".",
         "bus.host": host,
@@ -61,6 +61,8 @@ def init(
         "bus.brokers": brokers,
         **config_.parse_overrides(overrides),
     }
+    given = loader.resolve(app_settings.Settings, flags=flags).settings  # typed, and checked
+    values = {key: loader.value_of(given, tuple(key.split("."))) for key in flags}
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = place.settings_file.with_suffix(".draft")
     try:
@@ -92,10 +94,10 @@ def init(
 
 
 def _toml(values: dict[str, object]) -> str:
-    import json
+    from muster.core.formats import toml
 
     sections: dict[str, list[str]] = {}
     for key, value in values.items():
         section, _, name = key.rpartition(".")
-        sections.setdefault(section, []).append(f"{name} = {json.dumps(value)}")
+        sections.setdefault(section, []).append(f"{name} = {toml.write(value)}")
     return "".join(f"\n[{section}]\n" + "\n".join(lines) + "\n" for section, lines in sections.items())

@@ -1,0 +1,159 @@
+"""Generated command lines: every command, with values that its parameters do not expect.
+
+The types come from the parser. One parameter at a time gets an unusual value while the required ones have
+plausible values; then random combinations follow, from a seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from muster.cli import command, main
+
+#: Not called: they start processes or a whole domain, whatever their arguments.
+STARTS = {"demo", "up"}
+CONNECTION = {"servers", "creds", "ca", "locator"}  # swept once, with one command
+ODD = (
+    *("", " ", "x", "-", "--", "-1", "0", "1.5", "nan", "1e309", "9" * 30, "-" + "9" * 30, "0x10", "٣"),
+    *(
+        "é\u202e☃\U0001f600",
+        "a\nb",
+        "a\tb",
+        "\x1b[31m",
+        "a" * 5_000,
+        "\ud800",
+        "a/b",
+        "../x",
+        "*",
+        ">",
+        "a.b",
+    ),
+    *(
+        "=",
+        "a=",
+        "a=b",
+        "a=1=2",
+        "'",
+        '"',
+        "{",
+        "{}",
+        "[]",
+        "null",
+        "(",
+        "a = 'b'",
+        "a > ",
+        "1970-01-01",
+        "1h",
+    ),
+)
+#: Plausible values of required parameters, by name; the others get "x".
+PLAUSIBLE = {
+    "expression": "name = 'x'",
+    "policy": "alert AND level > 3",
+    "topic": "orders/eu",
+    "destination": "queue:orders",
+    "event": "alert level=3",
+    "receiver": "farm/x",
+    "words": "restart",
+    "shell": "bash",
+}
+
+
+def files(folder: Path) -> list[str]:
+    """Files with unusual content, and paths that are no files."""
+    contents = {
+        "empty": b"",
+        "binary": bytes(range(256)),
+        "list.yaml": b"- 1\n- [2]\n",
+        "text.yaml": b"just text",
+        "number.json": b"17",
+        "deep.json": b"[" * 5_000 + b"]" * 5_000,
+        "unknown.yaml": b"resources:\n  - {name: 1, type: [], nonsense: {}}\n",
+        "null.yaml": b"resources: null\n",
+    }
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+    return [*(str(folder / name) for name in contents), str(folder), str(folder / "missing"), "/dev/null"]
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that does something, with the words that call it."""
+
+    def visit(path: tuple[str, ...], found: click.Command) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+        if isinstance(found, click.Group):
+            context = click.Context(found)
+            for name in found.list_commands(context):
+                inner = found.get_command(context, name)
+                assert inner is not None
+                yield from visit((*path, name), inner)
+        if not isinstance(found, click.Group) or found.invoke_without_command:
+            yield path, found
+
+    for path, found in visit((), main.muster):
+        if path and path[0] not in STARTS:
+            yield path, found
+
+
+def lines(
+    path: tuple[str, ...], found: click.Command, paths: list[str], rng: random.Random, mixed: int
+) -> Iterator[list[str]]:
+    """Command lines of one command: single unusual values, then ``mixed`` random combinations."""
+    parameters = [
+        parameter
+        for parameter in found.params
+        if parameter.name not in (*command.COMMON_NAMES, *CONNECTION, "help")
+    ]
+    required = [parameter for parameter in parameters if parameter.required]
+    yield [*path]
+    yield [*path, *_words(required, {}, paths)]
+    for parameter in parameters:
+        for value in _values(parameter, paths, rng):
+            chosen = required if parameter in required else [*required, parameter]
+            yield [*path, *_words(chosen, {parameter.name or "": value}, paths)]
+    for _ in range(mixed):
+        some = [parameter for parameter in parameters if parameter in required or rng.random() < 0.4]
+        odd = {p.name or "": rng.choice(_values(p, paths, rng)) for p in some if rng.random() < 0.5}
+        yield [*path, *_words(some, odd, paths)]
+
+
+def _values(parameter: click.Parameter, paths: list[str], rng: random.Random) -> list[str]:
+    if getattr(parameter, "is_flag", False):
+        return [""]
+    values = [*ODD, *paths] if isinstance(parameter.type, click.Path) else list(ODD)
+    if isinstance(parameter.type, click.Choice):
+        values += [str(choice) for choice in parameter.type.choices]
+    rng.shuffle(values)
+    return values
+
+
+def _words(parameters: list[click.Parameter], odd: dict[str, str], paths: list[str]) -> list[str]:
+    words: list[str] = []
+    arguments: list[str] = []
+    for parameter in parameters:
+        name = parameter.name or ""
+        if getattr(parameter, "is_flag", False):
+            words.append(parameter.opts[0])
+            continue
+        value = odd.get(name, _plausible(parameter, paths))
+        if isinstance(parameter, click.Argument):
+            arguments += [value] * (parameter.nargs if parameter.nargs > 0 else 1)
+        else:
+            words += [parameter.opts[-1], value]
+    return [*words, "--", *arguments] if arguments else words
+
+
+def _plausible(parameter: click.Parameter, paths: list[str]) -> str:
+    kind = parameter.type
+    if isinstance(kind, click.Path):
+        return paths[2]
+    if isinstance(kind, click.Choice):
+        return str(kind.choices[0])
+    if isinstance(kind, command.DurationParam):
+        return "1s"
+    if isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        return "1"
+    return PLAUSIBLE.get(parameter.name or "", "x")

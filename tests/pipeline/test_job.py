@@ -198,7 +198,9 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
     table = pa.table({"machine": ["x"]}).to_batches()[0]
     other = columns.encode(table, columns.BatchInfo())
     huge = b"x" * (columns.MAX_BATCH_BYTES // 16)
-    await traffic.store(broker.url, traffic.body(good), traffic.body(future), newer, other, huge)
+    await traffic.store(broker.url, traffic.body(good), b"lost", traffic.body(future), newer, other, huge)
+    async with await client.connect([broker.url], identity="c1") as bus:
+        await (await bus.open_stream(columns.REPORTS_STREAM)).delete(2)  # as retention does
     for table in (tables.NODES, tables.GROUPS):  # no folder can be made below a file, as none on a full disk
         delta.HistoryTable(tmp_path / "history", table)
         for days in (-1, 0, 1):
@@ -215,6 +217,7 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
                 ("silent", "node:web-2"),
                 ("no-data", "group:web"),
                 ("no-data", "group:never-seen"),
+                ("reports-lost", "pipeline"),
             }
 
         await eventually(noticed, timeout_s=300)
@@ -248,6 +251,7 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
             "wrong-schema": 1,
         }
         assert progress.counts["malformed"] == 1
+        assert progress.counts["lost-messages"] == 1
         assert progress.counts["not-in-history"] == 6
         assert progress.counts["rollups-not-in-history"] > 0
 

@@ -66,6 +66,11 @@ def test_messages_are_joined_and_divided_by_machine():
     assert [row["counts"] for row in clocks] == ['{"malformed":1}', None]
 
 
+def test_lost_messages_are_counted_even_if_nothing_is_left():
+    (row,) = [row for batch in shard_keys.with_shard_key([], [5], lost=3) for row in batch.to_pylist()]
+    assert (row["shard"], row["counts"]) == (5, '{"lost-messages":3}')
+
+
 def test_a_large_batch_is_divided_in_parts(monkeypatch):
     monkeypatch.setattr(shard_keys, "ROWS", 20)
     bodies = [traffic.body([traffic.report(f"m{n}", number, 1) for n in range(15)]) for number in range(5)]

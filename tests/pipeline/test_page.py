@@ -10,6 +10,7 @@ from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import state
 from muster.pipeline.history import tables
 from muster.pipeline.job import query
+from muster.pipeline.source import shard_keys
 
 TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md").read_text()
 
@@ -38,6 +39,8 @@ def test_every_reason_and_every_folder_is_named():
         query.HISTORY_FULL,
         query.HISTORY_FAILED,
         state.TRUNCATED,
+        state.UNGROUPED,
+        shard_keys.LOST,
         messages.MalformedMessage.code,
         messages.MessageTooLarge.code,
         columns.ReportSchemaMismatch.code,

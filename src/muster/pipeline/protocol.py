@@ -32,6 +32,7 @@ Counts = dict[str, int]
 #: Descriptions of the counters in `BatchProgress.counts`. In addition ``deferred RULE``: alerts of a rule
 #: that were raised in a later batch because too many began at once.
 COUNTED = {
+    "lost-messages": "messages that the retention of the stream removed before they were read",
     "malformed": "messages that could not be decoded",
     "too-large": "messages that exceed the size limit",
     "wrong-schema": "messages whose columns are not those of reports",

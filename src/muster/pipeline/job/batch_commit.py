@@ -30,6 +30,7 @@ from muster.pipeline.alerts import notifications, rules, tracker
 from muster.pipeline.fleet import rollups, state
 from muster.pipeline.history import data_files, delta, rollup_rows, tables
 from muster.pipeline.job import query
+from muster.pipeline.source import shard_keys
 
 PUBLISH_AT_ONCE = 500
 STATE_NAME = "alerts.json"
@@ -37,7 +38,15 @@ STATE_NAME = "alerts.json"
 #: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
 POSITIONS = (f"stream-{columns.REPORTS_STREAM}", f"stream-{columns.SUMMARIES_STREAM}")
 
-#: The pipeline's own rule: evaluated here, not by its condition.
+#: The pipeline's own rules: evaluated here, not by their conditions.
+LOSS = rules.AlertRule(
+    name="reports-lost",
+    scope="system",
+    when="FALSE",
+    severity=messages.Severity.CRITICAL,
+    summary="the retention of the stream removed {value:.0f} messages with reports before they were read",
+)
+LOSS_SHOWN_MS = 3_600_000  # so that the alert is seen, although the pipeline has caught up
 HISTORY = rules.AlertRule(
     name="history-full",
     scope="system",
@@ -113,6 +122,7 @@ class BatchCommitter:
         self.latest: dict[tuple[str, str], messages.WireMessage] = {}
         self.machines = 0
         self.total_rows = 0
+        self._lost = (0, 0)  # the last messages that were lost: when, and how many
         self.clock_ms = 0  # the broker's clock at the newest message read
         self.done_ms = 0  # when the last batch was committed, by the local clock
         self._bus = bus
@@ -123,7 +133,7 @@ class BatchCommitter:
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
         stored = self._load_state()
         self.alert_tracker = tracker.AlertTracker(
-            (*known, HISTORY), stored.alerts, forget_s=settings.forget_s
+            (*known, HISTORY, LOSS), stored.alerts, forget_s=settings.forget_s
         )
         self.sender = notifications.AlertNotificationSender(
             receivers, settings, unsent=stored.unsent, count=self.count
@@ -163,6 +173,7 @@ class BatchCommitter:
         self._write_history(number, outputs, totals, counts)
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
+        verdicts.append(self._about_loss(counts, clock_ms))
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
@@ -210,6 +221,13 @@ class BatchCommitter:
         for name, number in ((reason, rows), (query.explain_failure(error), 1)):
             counts[name] = counts.get(name, 0) + number
         self._log.error("history-not-written", error=error)
+
+    def _about_loss(self, counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:
+        if counts.get(shard_keys.LOST):
+            self._lost = clock_ms, counts[shard_keys.LOST]
+        at_ms, lost = self._lost
+        is_shown = lost > 0 and clock_ms - at_ms < LOSS_SHOWN_MS
+        return tracker.RuleVerdict(LOSS.name, "pipeline", is_shown, clock_ms, float(lost))
 
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.alert_tracker.on()

@@ -169,7 +169,8 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._payload == "raw":
             yield _raw_batch(messages, self._schema)
         elif self._payload == "shards":
-            yield from shard_keys.with_shard_key(messages, self._keys)
+            expected = partition.last - partition.first + 1
+            yield from shard_keys.with_shard_key(messages, self._keys, lost=expected - len(messages))
         else:
             for message in messages:
                 yield from decode(message, self._schema)

@@ -34,14 +34,17 @@ SCHEMA = pa.schema(
 )
 COLUMNS = "shard int, sequence bigint, stored_ms bigint, reports binary, summaries binary, counts string"
 
+LOST = "lost-messages"
 ROWS = 16_384  # that are joined: a few megabytes
 
 Row = tuple[int, int, int, bytes | None, bytes | None, str | None]
 
 
-def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """``keys``: the state key of each shard."""
-    counts: dict[str, int] = {}
+def with_shard_key(
+    messages: Iterable[api.StoredMessage], keys: Sequence[int], *, lost: int = 0
+) -> Iterator[pa.RecordBatch]:
+    """``keys``: the state key of each shard; ``lost``: messages that the stream no longer has."""
+    counts = {LOST: lost} if lost else {}
     clock_ms = 0
     waiting = _Waiting()
     for message in messages:
@@ -65,7 +68,7 @@ def with_shard_key(messages: Iterable[api.StoredMessage], keys: Sequence[int]) -
             yield _rows(_divided_summaries(message.sequence, stored_ms, batch, facts, keys))
     if waiting.rows:
         yield _rows(waiting.divided(keys))
-    if clock_ms:
+    if clock_ms or counts:
         counted = msgspec.json.encode(counts).decode()
         yield _rows(
             (key, 0, clock_ms, None, None, counted if place == 0 else None) for place, key in enumerate(keys)

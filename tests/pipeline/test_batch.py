@@ -122,3 +122,17 @@ def test_the_monthly_page_has_plots_and_alerts(root):
         monthly_report.render_report(root, "2023-12")
     with pytest.raises(errors.InvalidInput, match="2030-01"):
         monthly_report.render_report(root, "Mai")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
+def test_a_replay_reads_the_period_of_its_events_and_joins_by_equality(root, spark):
+    """Not the whole history, and no comparison of every event with every report."""
+    test_history.store(root, 1, [traffic.report("old", 1, T0 - 40 * 24 * test_history.HOUR)])
+    events, deliveries = rule_replay.replay_frames(spark, root, "severity = 'critical'", from_ms=T0 + 10_000)
+    plan = deliveries._jdf.queryExecution().toString()
+    assert "NestedLoopJoin" not in plan
+    assert "CartesianProduct" not in plan
+    assert "PartitionFilters: [isnotnull(day" in plan
+    assert not [path for path in deliveries.inputFiles() if "day=2023-11-15" not in path]
+    assert events.count() == 3

@@ -125,7 +125,7 @@ def test_two_processes_with_the_same_batch_commit_it_once(tmp_path):
     assert one.commit(first, ("r", 0))
     other.delta.load_as_version(0)  # as if the other process committed after this one looked
     refreshing, other.refresh = other.refresh, lambda: None  # type: ignore[method-assign]
-    with pytest.raises(storage.StorageUnavailable, match=r"(?i)transaction"):
+    with pytest.raises(storage.ConcurrentChange, match=r"(?i)transaction"):
         other.commit(second, ("r", 0))
     refreshing()
     assert len(read(tmp_path)) == 1
@@ -261,6 +261,10 @@ def test_hourly_rows_are_computed_once_and_again_for_late_reports(root):
     assert (first["reports"], first["cpu_percent_mean"], first["cpu_percent_min"]) == (2, 50.0, 30.0)
     assert len(found(root, kind="hourly")) == 30
     assert sum(row["reports"] for row in found(root, kind="hourly")) == len(read(root)) == 31
+    maintenance.compact(root, tables.HOURLY, now_s + 86400)  # one file has several hours then
+    store(root, 4, [traffic.report("m8", 9, T0 + 6000, group="db")])
+    assert maintenance.update_hourly(root, now_s + 86400) == 1
+    assert sum(row["reports"] for row in found(root, kind="hourly")) == 32
 
 
 def test_an_hour_with_no_later_commit_is_computed_when_it_is_over(root):
@@ -301,10 +305,11 @@ def test_small_files_of_the_current_day_are_merged_when_there_are_many(root, mon
 
 
 def test_rows_beyond_the_age_limit_are_deleted(root):
-    limits = maintenance.MaintenanceLimits(max_age_s=3600)
-    assert maintenance.enforce_retention(root, T0 / 1000 + 2 * 3600 + 1, limits) == 20
-    assert {row["reported_at"].hour for row in read(root)} == {2}
-    assert maintenance.enforce_retention(root, T0 / 1000 + 2 * 3600 + 1, limits) == 0
+    store(root, 3, [traffic.report("m", 9, T0 + 24 * HOUR)])
+    limits = maintenance.MaintenanceLimits(max_age_s=86400)
+    assert maintenance.enforce_retention(root, T0 / 1000 + 86400 + 7200, limits) == 0  # a day at a time
+    assert maintenance.enforce_retention(root, T0 / 1000 + 2 * 86400, limits) == 30
+    assert [row["machine"] for row in read(root)] == ["m"]
 
 
 def test_the_oldest_rows_go_when_the_budget_is_used_up(root):
@@ -321,7 +326,7 @@ def test_vacuum_removes_files_that_no_table_refers_to_and_the_past_is_read_until
     version = delta.Snapshot(root, tables.NODES).delta.version()
     store(root, 2, [traffic.report("again", 9, T0)])  # a repeated batch leaves a file behind
     maintenance.compact(root, tables.NODES, T0 / 1000 + 2 * 86400)
-    maintenance.delete_rows(delta.Snapshot(root, tables.NODES), "machine = 'm1'")
+    assert maintenance.delete_rows(root, tables.NODES, "machine", "m1") == 3
     assert len(found(root)) == 27
     assert len(found(root, as_of=version)) == 30
     for path in (root / "nodes").rglob("*.parquet"):

@@ -19,6 +19,7 @@ PAGES = {
     "/node?name=sensor": "Machine sensor",
     "/alerts": "Alerts",
     "/history": "History",
+    "/sql": "SQL",
     "/resources": "Resources",
     "/resource?name=kept": "Resource kept",
     "/managers": "Managers",

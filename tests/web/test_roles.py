@@ -47,6 +47,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "POST /notify/events": (OPERATOR, {"json": {"event": EVENT}}),
     "DELETE /queues/{name}/messages": (OPERATOR, {}),
     "POST /queues/{name}/moves": (OPERATOR, {"json": {"to": "queue:none"}}),
+    "POST /sql": (OPERATOR, {"json": {"query": "SELECT 1"}}),
     "POST /plans": (VIEWER, {"json": {"manifest": "resources: {}"}}),
     "POST /notify/who": (VIEWER, {"json": {}}),
     "POST /notify/explain": (VIEWER, {"json": {"event": EVENT, "receiver": "a/b"}}),

@@ -128,7 +128,10 @@ COMMANDS: dict[str, CommandEntry] = {
         "monitoring.pipeline", "Monitoring", "Run the Spark pipeline and show its progress."
     ),
     "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge and silence alerts."),
-    "history": CommandEntry("monitoring.history", "Monitoring", "Search the history of reports and alerts."),
+    "history": CommandEntry(
+        "monitoring.history", "Monitoring", "Search, export and delete the history of reports and alerts."
+    ),
+    "sql": CommandEntry("monitoring.sql", "Monitoring", "Run a SELECT over the tables of the history."),
     "notify": CommandEntry(
         "notifications.notify",
         "Notifications",

@@ -79,3 +79,16 @@ def read(
             frame = frame.where(f"{tables.DAY} {'<=' if last else '>='} DATE '{day}'")
             frame = frame.where(f"{snapshot.time} {comparison} timestamp_millis({bound_ms})")
     return frame
+
+
+def query(spark: SparkSession, text: str, rows: int | None) -> pa.Table:
+    """The result of a query over the registered views; one row more than ``rows`` if there are more."""
+    from pyspark.errors import AnalysisException, ParseException
+
+    try:
+        frame = spark.sql(text)
+        if rows is not None:
+            frame = frame.limit(rows + 1)
+        return frame.toArrow()
+    except (AnalysisException, ParseException) as error:
+        raise errors.InvalidInput(f"SQL: {str(error).splitlines()[0]}") from error

@@ -1,9 +1,10 @@
-"""``muster history``: search the tables that the pipeline writes."""
+"""``muster history``: search, export and delete rows of the tables that the pipeline writes."""
 
 from __future__ import annotations
 
 import datetime
 import time
+from pathlib import Path
 from typing import Any
 
 import click
@@ -72,14 +73,38 @@ def resolve_root(invocation: command.Invocation, root: str | None) -> str:
     return location
 
 
-@click.command(
-    cls=command.MusterCommand,
+class HistoryGroup(command.MusterGroup):
+    """``muster history PREDICATE`` is ``muster history search PREDICATE``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = ["search", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(
+    cls=HistoryGroup,
+    invoke_without_command=True,
     examples=[
         ("muster history \"group = 'web' AND cpu_percent > 90\" --last 1h", "reports with a high CPU load"),
+        ("muster history export nodes --last 1d --to nodes.parquet", ""),
+    ],
+)
+def history() -> None:
+    """Search, export and delete the history of reports and alerts.
+
+    Without the name of a command, it searches: `muster history PREDICATE`. `muster sql` runs SQL.
+    """
+
+
+@history.command(
+    examples=[
+        ("muster history search \"group = 'web' AND cpu_percent > 90\" --last 1h", "a high CPU load"),
         ("muster history TRUE --by machine --of cpu_percent --last 1d -n 10", "the ten busiest"),
         ("muster history \"scope = 'system' AND cpu_percent_p95 > 90\" --in groups -o json", ""),
         ("muster history \"severity = 'critical'\" --in alerts", ""),
-    ],
+        ("muster history \"machine = 'web-7'\" --as-of 2h", "the tables as they were two hours ago"),
+    ]
 )
 @click.argument("query", metavar="QUERY", default="TRUE")
 @click.option(
@@ -102,7 +127,7 @@ def resolve_root(invocation: command.Invocation, root: str | None) -> str:
 )
 @root_option
 @command.pass_invocation
-def history(
+def search(
     invocation: command.Invocation,
     query: str,
     kind: str,
@@ -133,7 +158,7 @@ def history(
     if last_s:
         from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
-    search = query_.HistorySearch(
+    wanted = query_.HistorySearch(
         kind,
         query,
         from_ms,
@@ -147,14 +172,88 @@ def history(
         parts = tuple(filter(None, by.split(",")))
         if not parts:
             raise errors.InvalidInput("--of requires --by")
-        rows = query_.summarise(location, search, of=of, by=parts).to_pylist()
+        rows = query_.summarise(location, wanted, of=of, by=parts).to_pylist()
         shown = (*parts, *query_.STATISTICS)
     elif limit > 0:
-        rows = newest_first.read_page(location, search, limit)[0].to_pylist()
+        rows = newest_first.read_page(location, wanted, limit)[0].to_pylist()
     else:
-        for batch in query_.search(location, search):
+        for batch in query_.search(location, wanted):
             rows += batch.to_pylist()
     invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match")
+
+
+@history.command(
+    examples=[
+        ("muster history export nodes --last 1d --to nodes.parquet", ""),
+        ("muster history export groups --where \"scope = 'system'\" --to system.csv", ""),
+    ]
+)
+@click.argument("table", type=click.Choice(list(_SHOWN)))
+@click.option("--where", default="TRUE", metavar="PREDICATE", help="Only rows for which this is true.")
+@click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
+@click.option("--until", metavar="TIME", help="End time in ISO 8601.")
+@command.duration("--last", None, "Only the last 15m, 2h, 7d.")
+@as_of_option
+@click.option("--columns", metavar="NAME,…", help="Columns to export (default: all).")
+@click.option(
+    "--to",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    help="Output file: .parquet, .csv or .jsonl.",
+)
+@root_option
+@command.pass_invocation
+def export(
+    invocation: command.Invocation,
+    table: str,
+    where: str,
+    from_: str | None,
+    until: str | None,
+    last_s: float | None,
+    as_of: str | None,
+    columns: str | None,
+    to: Path,
+    root: str | None,
+) -> None:
+    """Write rows of a table to a file: Parquet, CSV or JSON lines.
+
+    The rows are copied in batches, so a table of any size can be exported.
+    """
+    from muster.pipeline.history import export as export_
+    from muster.pipeline.history import search as query_
+
+    if last_s and from_:
+        raise click.UsageError("give either --last or --from")
+    from_ms = alert.moment_ms(from_) if from_ else None
+    if last_s:
+        from_ms = int((time.time() - last_s) * 1000)
+    chosen = tuple(filter(None, (columns or "").split(",")))
+    until_ms = alert.moment_ms(until) if until else None
+    wanted = query_.HistorySearch(table, where, from_ms, until_ms, chosen, as_of=as_of_moment(as_of))
+    count = export_.write(resolve_root(invocation, root), wanted, to)
+    invocation.printer.done({"rows": count, "file": str(to)}, f"wrote {count:,} rows to {to}")
+
+
+@history.command(examples=[("muster history forget web-7", ""), ("muster history forget web-7 --purge", "")])
+@click.argument("machine")
+@click.option(
+    "--purge",
+    is_flag=True,
+    help="Also remove the replaced files now: --as-of then reaches no further back.",
+)
+@root_option
+@command.pass_invocation
+def forget(invocation: command.Invocation, machine: str, purge: bool, root: str | None) -> None:
+    """Delete all rows of a machine, as privacy rules may require.
+
+    Deletes its reports, its hourly rows and its alerts. The files that contained them are removed after
+    pipeline.as_of_s, or at once with --purge. Rows of groups name no machines and stay.
+    """
+    from muster.pipeline.history import export as export_
+
+    deleted = export_.forget(resolve_root(invocation, root), machine, purge=purge)
+    total = sum(deleted.values())
+    invocation.printer.done({"machine": machine, "deleted": deleted}, f"deleted {total:,} rows of {machine}")
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

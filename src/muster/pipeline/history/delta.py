@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, WriterProperties
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from muster.core import errors, files
 from muster.pipeline.history import data_files, storage, tables
@@ -99,11 +99,25 @@ class HistoryTable:
             if before is None or position > before:
                 stored.append(Transaction(name, position))
         hours = sorted({hour for file in listed for hour in file.hours})
-        now_ms = time.time_ns() // 1_000_000
-        actions: Any = [
-            AddAction(file.path, file.size, {tables.DAY: file.day}, now_ms, True, file.statistics)
-            for file in listed
+        self._write(_additions(listed), stored, hours)
+        return True
+
+    def replace(self, removed: Iterable[TableFile], added: Iterable[data_files.DataFile]) -> None:
+        """Replace files in one transaction. `storage.ConcurrentChange` if one of them was replaced already.
+
+        The handle must be as old as the list of files.  delta-rs' own rewriting operations are not used: they
+        store text in a form that Arrow cannot filter.
+        """
+        now_ms = _now_ms()
+        removals = [
+            RemoveAction(
+                file.path, True, now_ms, size=file.size, partition_values={tables.DAY: file.day.isoformat()}
+            )
+            for file in removed
         ]
+        self._write([*removals, *_additions(added)], [], [])
+
+    def _write(self, actions: list[Any], stored: list[Transaction], hours: Iterable[int]) -> None:
         with storage.translated(self._url):
             self._table.create_write_transaction(
                 actions,
@@ -115,7 +129,10 @@ class HistoryTable:
                 ),
             )
             self.sync()
-        return True
+
+    def snapshot(self) -> Snapshot:
+        """The table as this handle knows it."""
+        return Snapshot(self.root, self.name, table=self._table)
 
     def sync(self) -> None:
         """Make the last commits of a local table durable: delta-rs does not sync its log."""
@@ -186,19 +203,24 @@ class Snapshot:
     """A table at one moment, for reading. Later commits do not change it."""
 
     def __init__(
-        self, root: storage.Root, name: str, *, as_of: datetime.datetime | int | None = None
+        self,
+        root: storage.Root,
+        name: str,
+        *,
+        as_of: datetime.datetime | int | None = None,
+        table: DeltaTable | None = None,
     ) -> None:
         self.root = storage.normalize(root)
         self.name = name
         self._definition = tables.definition(name)
         url = storage.delta_url(root, name)
         with storage.translated(url):
-            if not DeltaTable.is_deltatable(url):
+            if table is None and not DeltaTable.is_deltatable(url):
                 raise errors.NotFound(
                     f"the history in {storage.join(root)} has no table {name}",
                     hint="`muster pipeline run` writes it",
                 )
-            self.delta = DeltaTable(url)
+            self.delta = table or DeltaTable(url)
             if as_of is not None:
                 self.delta.load_as_version(as_of)
             self.schema: pa.Schema = pa.schema(self.delta.schema().to_arrow())
@@ -253,6 +275,18 @@ class Snapshot:
             holds &= ds.field(self.time) >= pa.scalar(file.since, kind)
             holds &= ds.field(self.time) <= pa.scalar(file.until + PRECISION, kind)
         return holds
+
+
+def _additions(listed: Iterable[data_files.DataFile]) -> list[Any]:
+    now_ms = _now_ms()
+    return [
+        AddAction(file.path, file.size, {tables.DAY: file.day}, now_ms, True, file.statistics)
+        for file in listed
+    ]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def exists(root: storage.Root, name: str) -> bool:

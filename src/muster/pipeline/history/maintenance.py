@@ -17,16 +17,16 @@ import collections
 import contextlib
 import datetime
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
-from deltalake import exceptions, write_deltalake
+import pyarrow.dataset as ds
 
 from muster.core.reports import columns
-from muster.pipeline.history import delta, storage, tables
+from muster.pipeline.history import data_files, delta, storage, tables
 
+ROWS_OF_FILE = 250_000
 GRACE_S = 300.0  # after the end of an hour, for reports on their way
 SMALL_BYTES = 64 << 20
 FILES_OPEN_DAY = 100  # small files of the current day before they are merged
@@ -133,42 +133,84 @@ def _hours_between(nodes: delta.Snapshot, start: int | None, end: int | None) ->
 def _replace_hour(root: storage.Root, nodes: delta.Snapshot, hour: int) -> None:
     """Replace the rows of an hour in one transaction."""
     start = _EPOCH + datetime.timedelta(hours=hour)
-    url = storage.delta_url(root, tables.HOURLY)
-    predicate = f"{tables.DAY} = '{start.date()}' AND hour = '{start.isoformat()}'"
+    with _aggregated(nodes, hour) as batches:
+        added = [
+            file
+            for batch in batches
+            for file in data_files.write(root, tables.HOURLY, pa.Table.from_batches([batch]), "hour").files
+        ]
+
+    def covers(file: delta.TableFile) -> bool:
+        return (
+            file.day == start.date()
+            and (file.since is None or file.since <= start)
+            and (file.until is None or file.until + delta.PRECISION >= start)
+        )
+
+    _rewrite(root, tables.HOURLY, covers, ds.field("hour") != pa.scalar(start, tables.TIME), added)
+
+
+def _rewrite(
+    root: storage.Root,
+    name: str,
+    selects: Callable[[delta.TableFile], bool],
+    keep: ds.Expression,
+    added: list[data_files.DataFile] | None = None,
+) -> int:
+    """Replace the selected files by their rows that ``keep`` accepts, and ``added``, in one transaction.
+
+    The number of rows that were not kept.  It starts again if the files were replaced meanwhile.
+    """
     for attempt in range(ATTEMPTS):
-        with storage.translated(url), _aggregated(nodes, hour) as reader:
-            try:
-                write_deltalake(
-                    url, reader, mode="overwrite", predicate=predicate, writer_properties=delta.WRITER
-                )
-                return
-            except exceptions.CommitFailedError:
-                if attempt == ATTEMPTS - 1:
-                    raise
+        table = delta.HistoryTable(root, name)
+        snapshot = table.snapshot()
+        removed, fresh, deleted = [], list(added or ()), 0
+        for file in filter(selects, snapshot.files):
+            rows = snapshot.dataset([file]).to_table(filter=keep)
+            if rows.num_rows == file.rows:
+                continue
+            removed.append(file)
+            deleted += file.rows - rows.num_rows
+            if rows.num_rows:
+                kept = rows.drop_columns([tables.DAY]).cast(_file_schema(snapshot))
+                fresh += data_files.write(root, name, kept, "kept").files
+        if not removed and not fresh:
+            return 0
+        try:
+            table.replace(removed, fresh)
+            return deleted
+        except storage.ConcurrentChange:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _file_schema(snapshot: delta.Snapshot) -> pa.Schema:
+    return pa.schema([field for field in snapshot.schema if field.name != tables.DAY])
 
 
 @contextlib.contextmanager
-def _aggregated(nodes: delta.Snapshot, hour: int) -> Iterator[pa.RecordBatchReader]:
+def _aggregated(nodes: delta.Snapshot, hour: int) -> Iterator[Iterator[pa.RecordBatch]]:
     """The hourly rows of one hour, in batches."""
     import duckdb
 
     from_ms = hour * HOUR_S * 1000
     dataset = nodes.dataset(nodes.files_between(from_ms, from_ms + HOUR_S * 1000))
-    schema = tables.definition(tables.HOURLY).schema
+    schema = tables.definition(tables.HOURLY).file_schema
     with (
         tempfile.TemporaryDirectory() as scratch,
         duckdb.connect(config={"memory_limit": MEMORY, "temp_directory": scratch}) as database,
     ):
         database.execute("SET TimeZone = 'UTC'")
         database.register("nodes", dataset)
-        made = database.sql(_hour_sql(from_ms)).to_arrow_reader(100_000)
+        made = database.sql(_hour_sql(from_ms)).to_arrow_reader(ROWS_OF_FILE)
 
         def batches() -> Iterator[pa.RecordBatch]:
             for batch in made:
                 arrays = [batch.column(field.name).cast(field.type) for field in schema]
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
-        yield pa.RecordBatchReader.from_batches(schema, batches())
+        yield batches()
 
 
 def _hour_sql(from_ms: int) -> str:
@@ -196,7 +238,7 @@ def _hour_sql(from_ms: int) -> str:
                    count(*) AS reports, {metrics}
             FROM reports GROUP BY machine
         )
-        SELECT DATE '{start[:10]}' AS day, TIMESTAMPTZ '{start}' AS hour, machines.*, others.metrics
+        SELECT TIMESTAMPTZ '{start}' AS hour, machines.*, others.metrics
         FROM machines LEFT JOIN others USING (machine) ORDER BY machine
     """
 
@@ -205,37 +247,39 @@ def _hour_sql(from_ms: int) -> str:
 
 
 def enforce_retention(root: storage.Root, now_s: float, limits: MaintenanceLimits) -> int:
-    """Delete rows that are too old, and the oldest while the history exceeds its budget.
+    """Delete days that are too old, and the oldest files while the history exceeds its budget.
 
     The number of deleted rows.  Files that were replaced count: they are removed earlier if space is needed.
     """
-    snapshots = {
-        name: delta.Snapshot(root, name) for name in tables.definitions() if delta.exists(root, name)
-    }
+    existing = [name for name in tables.definitions() if delta.exists(root, name)]
     deleted = 0
     if limits.max_age_s:
-        oldest = datetime.datetime.fromtimestamp(now_s - limits.max_age_s, datetime.UTC)
-        deleted += sum(_delete_before(snapshot, oldest) for snapshot in snapshots.values())
+        first = datetime.datetime.fromtimestamp(now_s - limits.max_age_s, datetime.UTC).date()
+        deleted += sum(_delete_files(root, name, lambda file: file.day < first) for name in existing)
     if not limits.max_bytes or stored_bytes(root) <= limits.max_bytes:
         return deleted
-    for name in snapshots:
+    for name in existing:
         vacuum(root, name, VACUUM_LEAST_S)
     live = sorted(
-        (file.until or _start_of(file.day), file.size, name)
-        for name in snapshots
+        (file.until or _start_of(file.day), file.path, file.size, name)
+        for name in existing
         for file in delta.Snapshot(root, name).files
     )
-    excess = sum(size for _, size, _ in live) - limits.max_bytes
-    until: dict[str, datetime.datetime] = {}
-    for end, size, name in live:
+    excess = sum(size for _, _, size, _ in live) - limits.max_bytes
+    doomed: dict[str, set[str]] = {}
+    for _, path, size, name in live:
         if excess <= 0:
             break
-        until[name] = end
+        doomed.setdefault(name, set()).add(path)
         excess -= size
-    for name, end in until.items():
-        deleted += _delete_before(delta.Snapshot(root, name), end + delta.PRECISION)
-        vacuum(root, name, VACUUM_LEAST_S)
+    for name, paths in doomed.items():
+        deleted += _delete_files(root, name, _with_path(paths))
+        purge(root, name)
     return deleted
+
+
+def _with_path(paths: set[str]) -> Callable[[delta.TableFile], bool]:
+    return lambda file: file.path in paths
 
 
 def stored_bytes(root: storage.Root) -> int:
@@ -246,28 +290,25 @@ def stored_bytes(root: storage.Root) -> int:
     return sum(info.size or 0 for info in listed if info.is_file)
 
 
-def _delete_before(snapshot: delta.Snapshot, moment: datetime.datetime) -> int:
-    """Files that contain only older rows are removed; a file with newer rows too is rewritten."""
-    if not any(_start_of(file.day) < moment for file in snapshot.files):
-        return 0
-    if not any(file.since is None or file.since < moment for file in snapshot.files):
-        return 0
-    predicate = f"{tables.DAY} <= '{moment.date()}' AND {snapshot.time} < '{moment.isoformat()}'"
-    return delete_rows(snapshot, predicate)
-
-
-def delete_rows(snapshot: delta.Snapshot, predicate: str) -> int:
-    """Delete rows in one transaction. The number of rows."""
+def _delete_files(root: storage.Root, name: str, selects: Callable[[delta.TableFile], bool]) -> int:
+    """Delete whole files in one transaction. The number of rows."""
     for attempt in range(ATTEMPTS):
-        with storage.translated(snapshot.delta.table_uri):
-            try:
-                result: dict[str, Any] = snapshot.delta.delete(predicate, writer_properties=delta.WRITER)
-                return int(result["num_deleted_rows"] or 0)
-            except exceptions.CommitFailedError:
-                if attempt == ATTEMPTS - 1:
-                    raise
-                snapshot.delta.update_incremental()
-    return 0
+        table = delta.HistoryTable(root, name)
+        removed = list(filter(selects, table.snapshot().files))
+        if not removed:
+            return 0
+        try:
+            table.replace(removed, [])
+            return sum(file.rows for file in removed)
+        except storage.ConcurrentChange:
+            if attempt == ATTEMPTS - 1:
+                raise
+    raise AssertionError("unreachable")
+
+
+def delete_rows(root: storage.Root, name: str, column: str, value: str) -> int:
+    """Delete the rows with a value. The number of rows."""
+    return _rewrite(root, name, lambda _: True, ds.field(column) != value)
 
 
 def vacuum(root: storage.Root, name: str, keep_s: float) -> int:
@@ -280,6 +321,17 @@ def vacuum(root: storage.Root, name: str, keep_s: float) -> int:
             enforce_retention_duration=False,
             full=True,
         )
+    return len(removed)
+
+
+def purge(root: storage.Root, name: str) -> int:
+    """Remove the files that were replaced or deleted, whatever their age. The number of files.
+
+    Files that the table never referred to stay: they may belong to a batch that is about to be committed.
+    """
+    table = delta.Snapshot(root, name).delta
+    with storage.translated(storage.join(root, name)):
+        removed = table.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
     return len(removed)
 
 

@@ -48,6 +48,12 @@ class StorageUnavailable(errors.Unavailable):
     code = "storage-unavailable"
 
 
+class ConcurrentChange(errors.Conflict):
+    """Another process changed the table at the same time."""
+
+    code = "concurrent-change"
+
+
 def normalize(root: Root, *, setting: str = "history_dir", checkpoint: bool = False) -> str:
     """A local path without a scheme, or a URL. `errors.InvalidInput` if it is neither."""
     text = os.fspath(root)
@@ -196,6 +202,8 @@ def translated(what: str) -> Iterator[None]:
         yield
     except exceptions.TableNotFoundError as error:
         raise errors.NotFound(f"there is no table in {what}") from error
+    except exceptions.CommitFailedError as error:
+        raise ConcurrentChange(f"{what}: {_first_line(error)}") from error
     except (OSError, exceptions.DeltaError) as error:
         full = getattr(error, "errno", None) in _FULL or "No space left" in str(error)
         if full:

@@ -8,7 +8,16 @@ from muster.web.components.html import Markup, join, tag
 
 #: The menu: headings with paths and titles.
 MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-    ("Fleet", (("/", "Overview"), ("/tree", "Reports"), ("/alerts", "Alerts"), ("/history", "History"))),
+    (
+        "Fleet",
+        (
+            ("/", "Overview"),
+            ("/tree", "Reports"),
+            ("/alerts", "Alerts"),
+            ("/history", "History"),
+            ("/sql", "SQL"),
+        ),
+    ),
     (
         "Control",
         (

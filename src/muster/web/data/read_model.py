@@ -30,7 +30,7 @@ from muster.pipeline import protocol as pipeline_protocol
 from muster.pipeline.alerts import tracker
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
-from muster.web.data import bus_feed, connections, history_reader, latest_reports
+from muster.web.data import bus_feed, connections, history_reader, latest_reports, sql_runner
 from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
@@ -42,6 +42,7 @@ class ReadModel(bus_feed.BusFeed):
     def __init__(self, location: connections.DomainLocation, *, history: str, domain: str) -> None:
         super().__init__(location, domain=domain)
         self._history = history
+        self._sql = sql_runner.SqlRunner(history)
 
     # Resources
 
@@ -224,6 +225,15 @@ class ReadModel(bus_feed.BusFeed):
             "history",
             10.0,
             lambda: asyncio.to_thread(history_reader.plot, self._history, query, metric, points),
+        )
+
+    async def sql(self, text: str, *, rows: int, as_of_ms: int | None = None) -> sql_runner.SqlRows:
+        """The result of a query over the tables of the history."""
+        return await self.cache.get(
+            ("sql", text, rows, as_of_ms),
+            "history",
+            30.0,
+            lambda: self._sql.run(text, rows=rows, as_of_ms=as_of_ms),
         )
 
     # Capacity

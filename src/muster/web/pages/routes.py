@@ -34,6 +34,7 @@ from muster.web.pages import (
     queues,
     reports,
     resources,
+    sql,
 )
 from muster.web.rest import event_stream
 
@@ -47,6 +48,7 @@ PAGES: dict[str, page.Build] = {
     "/node": reports.node,
     "/alerts": alerts.alerts,
     "/history": pipeline.history,
+    "/sql": sql.sql,
     "/resources": resources.resources,
     "/resource": resources.resource,
     "/managers": resources.managers,

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
+from pydantic import Field
 from starlette.responses import Response
 
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
-from muster.web import request_state
+from muster.web import actions, request_state
+from muster.web.auth import sessions
 from muster.web.data import rows as rows_
+from muster.web.data import sql_runner
 from muster.web.rest import base
+from muster.web.rest.resources import StrictBody
 
 router = base.router("reports")
 
@@ -185,6 +189,24 @@ async def history(
         cursor=cursor,
     )
     return base.page(rows, next_)
+
+
+class SqlBody(StrictBody):
+    query: str = Field(min_length=1, max_length=sql_runner.TEXT_MAX, description="One SELECT statement.")
+    rows: int = Field(1000, ge=1, le=sql_runner.ROWS_MAX, description="Maximum number of rows.")
+    as_of_ms: int | None = Field(
+        None, ge=0, le=(1 << 53) - 1, description="Read the tables as they were, in milliseconds since 1970."
+    )
+
+
+@router.post(
+    "/sql",
+    summary="Run a SELECT over the tables of the history",
+    **base.answers(base.kind(sql_runner.SqlRows)),
+)
+async def sql(web: request_state.Web, person: request_state.Person, body: SqlBody) -> Response:
+    actions.require_role(person, sessions.WebRole.OPERATOR, "run SQL queries")
+    return base.reply(await web.source.sql(body.query, rows=body.rows, as_of_ms=body.as_of_ms))
 
 
 @router.get(

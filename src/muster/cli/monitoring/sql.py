@@ -1,0 +1,145 @@
+"""``muster sql``: SQL over the tables of the history."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muster.cli import command, output
+from muster.cli.domain import config as config_
+from muster.cli.monitoring import history as history_
+from muster.core import units
+
+FILES = ("csv", "parquet")
+
+
+class SqlCommand(command.MusterCommand):
+    """Supports CSV and Parquet as further output formats."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for param in self.params:
+            if param.name == "output":
+                param.type = click.Choice((*output.FORMATS, *FILES))
+
+
+@click.command(
+    cls=SqlCommand,
+    examples=[
+        ('muster sql "SELECT zone, avg(cpu_percent) FROM nodes WHERE day = current_date GROUP BY zone"', ""),
+        ('muster sql "FROM alerts_current"', "alerts that have not ended"),
+        (
+            "muster sql \"SELECT * FROM hourly WHERE machine = 'web-7'\" -o parquet --to web-7.parquet",
+            "to a file",
+        ),
+        (
+            'muster sql --spark "SELECT count(DISTINCT machine) FROM nodes"',
+            "on the configured Spark master",
+        ),
+    ],
+)
+@click.argument("query", metavar="QUERY")
+@click.option("--spark", "on_spark", is_flag=True, help="Run the query with Spark on the configured master.")
+@history_.as_of_option
+@click.option(
+    "-n", "--limit", type=int, default=10_000, show_default=True, help="Maximum number of rows; 0: all."
+)
+@command.duration("--timeout", "60s", "Maximum time of the query, without Spark.")
+@click.option(
+    "--memory",
+    "memory_bytes",
+    default="1GiB",
+    show_default=True,
+    callback=lambda _, __, text: units.parse_size_bytes(text),
+    help="Maximum memory of the query, without Spark.",
+)
+@click.option(
+    "--to", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file (csv, json, parquet)."
+)
+@history_.root_option
+@command.pass_invocation
+def sql(
+    invocation: command.Invocation,
+    query: str,
+    on_spark: bool,
+    as_of: str | None,
+    limit: int,
+    timeout_s: float,
+    memory_bytes: int,
+    to: Path | None,
+    root: str | None,
+) -> None:
+    """Run a SELECT over the tables of the history.
+
+    The tables are nodes, groups, alerts and hourly; alerts_current is a view. See docs/reference/history.md.
+    DuckDB runs the query in this process, without access to files or the network; --spark runs it on the
+    configured master, for more data than one machine can process.
+    """
+    location = history_.resolve_root(invocation, root)
+    moment = history_.as_of_moment(as_of)
+    rows = limit if limit > 0 else None
+    if on_spark:
+        table, truncated = _with_spark(invocation, location, query, rows, moment)
+    else:
+        from muster.pipeline.history import sql as sql_
+
+        limits = sql_.SqlLimits(timeout_s, memory_bytes, rows)
+        result = sql_.query(location, query, limits, as_of=moment)
+        table, truncated = result.table, result.truncated
+    _write(invocation, table, to)
+    if truncated:
+        invocation.printer.note(f"only the first {limit:,} rows; -n sets another limit")
+
+
+def _with_spark(
+    invocation: command.Invocation, location: str, query: str, rows: int | None, moment: Any
+) -> tuple[Any, bool]:
+    from muster.pipeline import spark as spark_
+    from muster.pipeline.source import session
+
+    settings = config_.load(invocation).pipeline
+    with (
+        invocation.printer.waiting("running the query with Spark"),
+        session.temporary_session(settings.master, memory=settings.memory) as spark,
+    ):
+        spark_.register(spark, location, as_of=moment)
+        table = spark_.query(spark, query, rows)
+    truncated = rows is not None and table.num_rows > rows
+    return table.slice(0, rows) if truncated else table, truncated
+
+
+def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
+    from muster.pipeline.history import sql as sql_
+
+    form = invocation.output
+    if form in FILES:
+        if form == "parquet" and to is None and sys.stdout.isatty():
+            raise click.UsageError("Parquet is not text: write it to a file with --to")
+        write_table(table, form, str(to) if to is not None else sys.stdout.buffer)
+        if to is None:
+            return
+    elif to is not None:
+        import msgspec
+
+        to.write_bytes(msgspec.json.encode(sql_.rows(table)))
+    else:
+        output.Printer(form).rows(sql_.rows(table), table.column_names, empty="no rows")
+        return
+    invocation.printer.note(f"wrote {table.num_rows:,} rows to {to}")
+
+
+def write_table(table: Any, form: str, target: Any) -> None:
+    """Write a table as CSV or Parquet. Nested values of CSV are JSON."""
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        pq.write_table(table, target, compression="zstd")
+        return
+    import pyarrow.csv as pa_csv
+
+    from muster.pipeline.history import export
+
+    pa_csv.write_csv(export.flat(table), target)

@@ -1,0 +1,177 @@
+"""SQL over the history with DuckDB, embedded: one SELECT, limited in time, memory and rows.
+
+The tables and the view `alerts_current` are registered by name; nothing else can be read.  Access to files
+and the network is disabled, extensions are not loaded, and the configuration is locked before the query runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from muster.core import errors
+from muster.pipeline.history import delta, storage, tables
+
+ROWS_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SqlLimits:
+    seconds: float = 60.0
+    memory_bytes: int = 1 << 30
+    rows: int | None = 10_000  # None: all
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class SqlResult:
+    table: pa.Table
+    truncated: bool  # there are more rows
+
+
+def query(
+    root: storage.Root,
+    text: str,
+    limits: SqlLimits | None = None,
+    *,
+    as_of: datetime.datetime | int | None = None,
+) -> SqlResult:
+    """The result of a SELECT over the tables of a history."""
+    limits = limits or SqlLimits()
+    _require_select(text)
+    batches: list[pa.RecordBatch] = []
+    count = 0
+    with (
+        _connection(root, limits, as_of) as database,
+        _translated(limits),
+        _deadline(database, limits.seconds),
+    ):
+        reader = database.sql(text).to_arrow_reader(ROWS_AT_ONCE)
+        for batch in reader:
+            batches.append(batch)
+            count += batch.num_rows
+            if limits.rows is not None and count > limits.rows:
+                break
+        table = pa.Table.from_batches(batches, schema=reader.schema)
+    truncated = limits.rows is not None and count > limits.rows
+    return SqlResult(table.slice(0, limits.rows) if truncated else table, truncated)
+
+
+def _require_select(text: str) -> None:
+    try:
+        statements = duckdb.extract_statements(text)
+    except duckdb.Error as error:
+        raise errors.InvalidInput(f"SQL: {_message(error)}") from error
+    allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1 or statements[0].type not in allowed:
+        raise errors.InvalidInput(
+            "SQL: only one SELECT statement can be run", hint="the history is read-only"
+        )
+
+
+@contextlib.contextmanager
+def _connection(
+    root: storage.Root, limits: SqlLimits, as_of: datetime.datetime | int | None
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    settings: dict[str, Any] = {
+        "enable_external_access": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_community_extensions": "false",
+        "memory_limit": f"{limits.memory_bytes // (1 << 20)}MiB",
+        "temp_directory": "",  # no spilling: the memory limit is the limit
+        "threads": str(limits.threads),
+    }
+    with duckdb.connect(config=settings) as database:
+        database.execute("SET TimeZone = 'UTC'")
+        database.execute("SET python_enable_replacements = false")
+        _register(database, root, as_of)
+        database.execute("SET lock_configuration = true")
+        yield database
+
+
+def _register(
+    database: duckdb.DuckDBPyConnection, root: storage.Root, as_of: datetime.datetime | int | None
+) -> None:
+    existing = 0
+    for name, definition in tables.definitions().items():
+        try:
+            database.register(name, delta.Snapshot(root, name, as_of=as_of).dataset())
+            existing += 1
+        except errors.NotFound:
+            database.register(name, definition.schema.empty_table())
+    if not existing:
+        raise errors.NotFound(
+            f"there is no history in {storage.join(root)}", hint="`muster pipeline run` writes it"
+        )
+    shown = ", ".join(f'"{column.name}"' for column in tables.definition(tables.ALERTS).columns)
+    view = tables.CURRENT_SQL.format(columns=shown, alerts=tables.ALERTS)
+    database.execute(f"CREATE VIEW {tables.ALERTS_CURRENT} AS {view}")
+
+
+@contextlib.contextmanager
+def _deadline(database: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, database.interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+@contextlib.contextmanager
+def _translated(limits: SqlLimits) -> Iterator[None]:
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
+        # While results are read, Arrow reports DuckDB's errors as its own: only the text tells the reason.
+        if "INTERRUPT Error" in str(error):
+            raise errors.TimedOut(f"SQL: the query took longer than {limits.seconds:g} s") from error
+        if isinstance(error, MemoryError) or "Out of Memory" in str(error):
+            raise errors.LimitExceeded(
+                f"SQL: the query needs more than {limits.memory_bytes >> 20} MiB of memory",
+                hint="select fewer columns or days, or aggregate",
+            ) from error
+        raise errors.InvalidInput(f"SQL: {_message(error)}") from error
+
+
+def _message(error: Exception) -> str:
+    return str(error).strip().split("\n\nLINE ")[0][:1000]
+
+
+def rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows of plain values: numbers, text, lists and objects."""
+    listed = table.to_pylist(maps_as_pydicts="lossy")
+    return [{name: plain(value) for name, value in row.items()} for row in listed]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON can hold it."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case decimal.Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case datetime.datetime():
+            return value.isoformat(timespec="milliseconds")
+        case dict():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case bytes():
+            return value.hex()
+        case _:
+            return str(value)

@@ -1,0 +1,111 @@
+"""Programs of others read the tables as the page shows, and a Spark session gets them as views."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from muster.core import errors, messages
+from muster.pipeline import spark as spark_
+from muster.pipeline.fleet import rollups
+from muster.pipeline.history import maintenance, tables
+from tests.pipeline import test_history, traffic
+from tests.pipeline.test_history import root  # noqa: F401 (a fixture)
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "reference" / "history.md").read_text()
+BLOCKS = [match[1] for match in re.finditer(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
+]
+
+
+@pytest.fixture
+def whole(root):  # noqa: F811
+    """All tables, after maintenance and a deletion: files of every origin."""
+    test_history.store_groups(root, 0, [_total()])
+    test_history.store_alerts(root, 0, [_alert()])
+    maintenance.run(root, test_history.T0 / 1000 + 2 * 86400)
+    maintenance.delete_rows(root, tables.NODES, "machine", "m9")
+    test_history.store(root, 3, [traffic.report("m1", 9, test_history.T0 + 24 * test_history.HOUR)])
+    return root
+
+
+def _total() -> rollups.ScopeTotals:
+    many = rollups.ScopeTotals("system", "", test_history.T0)
+    many.cell.fold(test_history._column(50.0))
+    return many
+
+
+def _alert() -> messages.Alert:
+    return messages.Alert(
+        rule="hot",
+        about="node:m1",
+        severity=messages.Severity.INFO,
+        state=messages.AlertState.FIRING,
+        since_ms=test_history.T0,
+        at_ms=test_history.T0,
+    )
+
+
+def test_what_the_page_shows_runs(whole, spark):
+    assert len(BLOCKS) == 5
+    for block in BLOCKS:
+        exec(compile(block, "history.md", "exec"), {"history": str(whole), "spark": spark})
+
+
+def test_the_notebook_runs(whole, spark, monkeypatch):
+    monkeypatch.setenv("MUSTER_HISTORY", str(whole))
+    cells = json.loads((ROOT / "examples" / "history.ipynb").read_text())["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "history.ipynb", "exec"), names)
+
+
+def test_readers_agree_on_every_row(whole, spark):
+    """Files of the pipeline, of compaction and of a deletion, read by four engines."""
+    import duckdb
+    import polars
+
+    url = str(whole / "nodes")
+    expected = [("m3", 3), ("m1", 4)]
+    count = "SELECT count(*) FROM nodes WHERE machine = '{}'"
+    with duckdb.connect() as database:
+        database.register("nodes", DeltaTable(url).to_pyarrow_dataset())
+        for machine, rows in expected:
+            assert database.sql(count.format(machine)).fetchall() == [(rows,)]
+    spark_.register(spark, whole)
+    frame = polars.scan_delta(url)
+    for machine, rows in expected:
+        assert spark.sql(count.format(machine)).first()[0] == rows
+        assert len(frame.filter(polars.col("machine") == machine).collect()) == rows
+        assert len(test_history.found(whole, where=f"machine = '{machine}'")) == rows
+
+
+def test_views_are_registered_for_every_table(whole, spark, tmp_path_factory):
+    assert spark_.register(spark, whole) == [*tables.definitions(), tables.ALERTS_CURRENT]
+    current = spark.sql("SELECT about, state FROM alerts_current").collect()
+    assert [tuple(row) for row in current] == [("node:m1", "firing")]
+    assert spark_.query(spark, "SELECT machine FROM nodes", 5).num_rows == 6  # one more: there are more
+    with pytest.raises(errors.InvalidInput, match="SQL: "):
+        spark_.query(spark, "SELECT colour FROM nodes", 5)
+    with pytest.raises(errors.NotFound, match="no history"):
+        spark_.register(spark, tmp_path_factory.mktemp("empty"))
+
+
+def test_a_period_reads_only_the_partitions_of_its_days(whole, spark):
+    day_ms = 24 * test_history.HOUR
+    frame = spark_.read(spark, whole, tables.NODES, from_ms=test_history.T0 + day_ms)
+    assert [row["machine"] for row in frame.select("machine").collect()] == ["m1"]
+    assert len(frame.inputFiles()) == 1
+    plan = frame._jdf.queryExecution().toString()
+    assert re.search(r"PartitionFilters: \[[^\]]*day#\d+ >= 2023-11-16", plan), plan
+    assert re.search(r"PushedFilters: \[[^\]]*GreaterThanOrEqual\(reported_at", plan), plan
+    spark_.register(spark, whole)
+    plan = spark.sql("SELECT * FROM nodes WHERE day = DATE '2023-11-16'")._jdf.queryExecution().toString()
+    assert "PartitionFilters: [isnotnull(day" in plan

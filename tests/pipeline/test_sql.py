@@ -1,0 +1,193 @@
+"""SQL over the history: what it finds, what it refuses, and its limits."""
+
+import csv
+import datetime
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from muster.core import errors
+from muster.pipeline.history import delta, sql, tables
+from muster.web.data import sql_runner
+from tests.cli import driver
+from tests.pipeline import test_history, traffic
+from tests.pipeline.test_history import root  # noqa: F401 (a fixture)
+
+T0 = test_history.T0
+BY_GROUP = (
+    "SELECT \"group\", avg(cpu_percent) AS cpu FROM nodes WHERE day = '2023-11-15' GROUP BY ALL ORDER BY ALL"
+)
+
+
+def test_a_select_reads_every_table_and_the_view(root):  # noqa: F811
+    assert sql.rows(sql.query(root, BY_GROUP).table) == [
+        {"group": "db", "cpu": 70.0},
+        {"group": "web", "cpu": 20.0},
+    ]
+    assert (
+        sql.rows(sql.query(root, "SELECT metrics['queue'] AS q FROM nodes WHERE machine = 'm3'").table)
+        == [{"q": 3.0}] * 3
+    )
+    for name in (*tables.definitions(), tables.ALERTS_CURRENT):
+        assert sql.query(root, f"SELECT count(*) AS n FROM {name}").table.num_rows == 1
+    assert sql.query(root, "EXPLAIN SELECT 1").table.num_rows
+
+
+def test_only_the_files_of_the_period_are_read(root, monkeypatch):  # noqa: F811
+    """A condition on the day or the time reaches the files."""
+    for file in delta.Snapshot(root, tables.NODES).files[:2]:
+        (root / "nodes" / file.path).write_bytes(b"not a Parquet file")
+    late = "SELECT count(*) AS n FROM nodes WHERE reported_at >= TIMESTAMPTZ '2023-11-15 02:00:00Z'"
+    assert sql.rows(sql.query(root, late).table) == [{"n": 10}]
+    assert sql.rows(
+        sql.query(root, "SELECT count(machine) AS n FROM nodes WHERE day = '2023-11-16'").table
+    ) == [{"n": 0}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT * FROM read_csv('/etc/passwd')",
+        "SELECT * FROM '/etc/passwd'",
+        "SELECT * FROM read_text('/proc/self/environ')",
+        "SELECT * FROM glob('/*')",
+        "COPY nodes TO '/tmp/out.csv'",
+        "ATTACH '/tmp/x.db'",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SET memory_limit = '100GB'",
+        "CREATE TABLE x AS SELECT 1",
+        "DELETE FROM nodes",
+        "SELECT 1; SELECT 2",
+        "SELECT 1; DROP TABLE nodes",
+        "PRAGMA database_list",
+        "CALL pragma_version()",
+        "SELECT * FROM root",
+        "SELECT colour FROM nodes",
+        "SELEC 1",
+        "",
+    ],
+)
+def test_anything_but_a_select_over_the_tables_is_refused(root, text):  # noqa: F811
+    with pytest.raises(errors.InvalidInput, match="SQL: "):
+        sql.query(root, text)
+
+
+def test_time_memory_and_rows_are_limited(root):  # noqa: F811
+    some = sql.query(root, "SELECT * FROM nodes", sql.SqlLimits(rows=7))
+    assert (some.table.num_rows, some.truncated) == (7, True)
+    whole = sql.query(root, "SELECT * FROM nodes", sql.SqlLimits(rows=30))
+    assert (whole.table.num_rows, whole.truncated) == (30, False)
+    with pytest.raises(errors.TimedOut, match=r"longer than 0\.2 s"):
+        sql.query(root, "SELECT count(*) FROM range(1000000000000)", sql.SqlLimits(seconds=0.2))
+    with pytest.raises(errors.LimitExceeded, match="100 MiB"):
+        sql.query(root, "SELECT list(range) FROM range(100000000)", sql.SqlLimits(memory_bytes=100 << 20))
+
+
+def test_the_tables_as_they_were(root):  # noqa: F811
+    before = delta.Snapshot(root, tables.NODES).delta.version()
+    test_history.store(root, 9, [traffic.report("later", 1, T0)])
+    count = "SELECT count(*) AS n FROM nodes"
+    assert sql.rows(sql.query(root, count).table) == [{"n": 31}]
+    assert sql.rows(sql.query(root, count, as_of=before).table) == [{"n": 30}]
+    now = datetime.datetime.now(datetime.UTC)
+    assert sql.rows(sql.query(root, count, as_of=now).table) == [{"n": 31}]
+
+
+def test_no_history_is_said(tmp_path):
+    with pytest.raises(errors.NotFound, match="no history"):
+        sql.query(tmp_path, "SELECT 1")
+
+
+async def test_a_query_of_the_web_has_a_process_of_its_own(root):  # noqa: F811
+    runner = sql_runner.SqlRunner(str(root))
+    found = await runner.run(BY_GROUP)
+    assert found.columns == ["group", "cpu"]
+    assert found.rows[0] == {"group": "db", "cpu": 70.0}
+    assert (await runner.run("SELECT * FROM nodes", rows=5)).truncated
+    with pytest.raises(errors.InvalidInput, match="SQL: "):
+        await runner.run("SELECT * FROM read_csv('/etc/passwd')")
+    with pytest.raises(errors.LimitExceeded):  # ten gigabytes that DuckDB does not count
+        await runner.run("SELECT repeat('x', 100000000) FROM range(100)")
+    assert (await runner.run("SELECT 1 AS one")).rows == [{"one": 1}]
+
+
+def test_the_command_prints_tables_csv_json_and_parquet(root, tmp_path):  # noqa: F811
+    def run(*words: str | Path) -> driver.Answer:
+        answer = driver.quick("sql", BY_GROUP, "--dir", root, *words)
+        assert answer.code == 0, answer.err
+        return answer
+
+    assert "GROUP" in run().out
+    assert run("-o", "json").json() == [{"group": "db", "cpu": 70.0}, {"group": "web", "cpu": 20.0}]
+    path = tmp_path / "out.parquet"
+    run("-o", "parquet", "--to", path)
+    assert pq.read_table(path).to_pylist() == [{"group": "db", "cpu": 70.0}, {"group": "web", "cpu": 20.0}]
+    run("-o", "csv", "--to", path.with_suffix(".csv"))
+    assert list(csv.DictReader(io.StringIO(path.with_suffix(".csv").read_text()))) == [
+        {"group": "db", "cpu": "70"},
+        {"group": "web", "cpu": "20"},
+    ]
+    few = driver.quick("sql", "FROM nodes", "--dir", root, "-n", "3", "-o", "json")
+    assert len(few.json()) == 3
+    assert "only the first 3 rows" in few.err
+    wrong = driver.quick("sql", "DROP TABLE nodes", "--dir", root)
+    assert wrong.code == errors.InvalidInput.exit_code
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_a_table_is_exported(root, tmp_path, suffix):  # noqa: F811
+    path = tmp_path / f"out{suffix}"
+    words = ["history", "export", "nodes", "--where", "group = 'web'", "--to", path, "--dir", root]
+    assert driver.quick(*words, "-o", "json").json()["rows"] == 15
+    if suffix == ".parquet":
+        rows = pq.read_table(path).to_pylist()
+    elif suffix == ".csv":
+        rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    else:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 15
+    assert {row["group"] for row in rows} == {"web"}
+    until = driver.quick(*words, "--until", "2023-11-15T00:30:00+00:00", "-o", "json")
+    assert until.json()["rows"] == 5
+    assert not [other for other in tmp_path.iterdir() if other.name.startswith(".")]
+
+
+def test_an_export_in_an_unknown_format_is_refused(root, tmp_path):  # noqa: F811
+    answer = driver.quick("history", "export", "nodes", "--to", tmp_path / "out.xml", "--dir", root)
+    assert answer.code == errors.InvalidInput.exit_code
+    assert ".parquet" in answer.err
+
+
+def test_the_rows_of_a_machine_are_deleted_and_with_purge_from_the_disk(root):  # noqa: F811
+    from muster.pipeline.history import maintenance
+
+    maintenance.update_hourly(root, T0 / 1000 + 86400)
+    version = delta.Snapshot(root, tables.NODES).delta.version()
+    answer = driver.quick("history", "forget", "m3", "--dir", root, "-o", "json")
+    assert answer.json()["deleted"] == {"nodes": 3, "hourly": 3}
+    for table in ("nodes", "hourly"):
+        count = f"SELECT count(*) AS n FROM {table} WHERE machine = 'm3'"
+        assert sql.rows(sql.query(root, count).table) == [{"n": 0}]
+        assert sql.rows(sql.query(root, f"SELECT count(*) AS n FROM {table}").table) == [{"n": 27}]
+    assert len(test_history.found(root, where="machine = 'm3'", as_of=version)) == 3
+    again = driver.quick("history", "forget", "m3", "--dir", root)
+    assert again.code == errors.NotFound.exit_code
+    assert driver.quick("history", "forget", "m4", "--purge", "--dir", root).code == 0
+    on_disk = [
+        name
+        for path in (root / "nodes").rglob("*.parquet")
+        for name in pq.read_table(path, columns=["machine"], partitioning=None).column("machine").to_pylist()
+    ]
+    assert len(on_disk) == 24
+    assert not {"m3", "m4"} & set(on_disk)
+
+
+def test_a_search_reads_the_tables_as_they_were(root):  # noqa: F811
+    answer = driver.quick("history", "TRUE", "--as-of", "0s", "--dir", root, "-n", "0", "-o", "json")
+    assert len(answer.json()) == 30
+    assert driver.quick("history", "search", "machine = 'm1'", "--dir", root, "-o", "json").json()
+    assert "export" in driver.quick("history", "--help").out

@@ -52,7 +52,16 @@ def _place(path: Path, data: bytes, mode: int, name_it: Callable[[str, Path], No
 
 def sync_folder(path: Path) -> None:
     """Make a name that was just put into the folder as durable as the data it names."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(path, os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable that another library wrote."""
+    _sync(path, 0)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, os.O_RDONLY | flags)
     try:
         os.fsync(descriptor)
     finally:

@@ -22,7 +22,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, files
 from muster.store import api, commit_plan, database, transactions
 
 FORMAT = 1
@@ -170,6 +170,7 @@ class _Writer:
             self._file.flush()
             os.fsync(self._file.fileno())
             self._partial.rename(self._path)
+            files.sync_folder(self._path.parent)
         except OSError as error:
             raise errors.Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
         return self._records

@@ -252,8 +252,7 @@ def _pack(
         for name, path in {MANIFEST: work / MANIFEST, **members}.items():
             archive.add(path, name, recursive=False)
     draft.chmod(0o600)
-    with draft.open("rb") as written:
-        os.fsync(written.fileno())
+    core_files.sync_file(draft)
     os.link(draft, file)  # not a rename, which would replace a file that was created meanwhile
     core_files.sync_folder(file.parent)
     return manifest
@@ -373,5 +372,4 @@ def _sync(folder: pathlib.Path) -> None:
         if path.is_dir():
             core_files.sync_folder(path)
         elif path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            core_files.sync_file(path)

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from muster.bus.brokers import config, diagnosis
+from muster.core import files
 
 FULL_BYTES = config.MIB  # with less than this, some messages cannot be stored
 FREE_BYTES_MIN = 16 * config.MIB  # with less than this a broker is not started
@@ -41,13 +42,8 @@ def has_room(settings: config.BrokerConfig) -> bool:
 
 def write_config(settings: config.BrokerConfig) -> None:
     """Write the file atomically and readable by its owner only: it may contain secrets."""
-    text = config.render(settings)
-    temporary = settings.config_path.with_suffix(".new")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(settings.config_path)
+        files.write(settings.config_path, config.render(settings).encode())
     except OSError as error:
         raise diagnosis.unwritable(settings.name, error) from error
 

@@ -27,7 +27,7 @@ from typing import Protocol
 from muster.bus import api
 from muster.bus.http import client, otlp_exporter
 from muster.bus.http import server as http_server
-from muster.core import health
+from muster.core import files, health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics as metrics_
 from muster.supervision import tasks
@@ -148,9 +148,8 @@ def advertise(folder: Path, process: str, server: http_server.HttpServer) -> Pat
     host = f"[{server.host}]" if ":" in server.host else server.host
     labels = {"process": process, PID: str(os.getpid())}
     file = folder / f"{process}.json"
-    draft = file.with_suffix(f".{os.getpid()}")
-    draft.write_text(json.dumps([{"targets": [f"{host}:{server.port}"], "labels": labels}]) + "\n")
-    draft.rename(file)
+    content = json.dumps([{"targets": [f"{host}:{server.port}"], "labels": labels}]) + "\n"
+    files.write(file, content.encode(), mode=files.PUBLIC)
     return file
 
 

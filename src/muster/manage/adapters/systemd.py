@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from muster.core import errors, health
+from muster.core import errors, files, health
 from muster.core.settings import sections
 from muster.manage import protocol
 from muster.manage.adapters import base
@@ -164,5 +164,5 @@ def _write(config: SystemdUnitConfig) -> bool:
     if path.exists() and path.read_text() == config.definition:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(config.definition)
+    files.write(path, config.definition.encode(), mode=files.PUBLIC)
     return True

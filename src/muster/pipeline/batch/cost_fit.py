@@ -6,13 +6,12 @@ the pipeline.  They determine the largest fleet whose batches end before the nex
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from muster.core import errors
+from muster.core import errors, files
 from muster.pipeline import protocol
 
 PROGRESS_NAME = "progress.jsonl"
@@ -37,9 +36,7 @@ def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
     """Append a batch; at the size limit the older half is removed."""
     if path.exists() and path.stat().st_size > KEPT_BYTES:
         lines = path.read_bytes().splitlines(keepends=True)
-        fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(b"".join(lines[len(lines) // 2 :]))
-        fresh.replace(path)
+        files.write(path, b"".join(lines[len(lines) // 2 :]))
     with path.open("ab") as file:
         file.write(msgspec.json.encode(progress) + b"\n")
 

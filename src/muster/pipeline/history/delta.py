@@ -9,7 +9,6 @@ commit fails.  There is no transaction over several tables.
 from __future__ import annotations
 
 import datetime
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -317,8 +316,7 @@ def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
 
 def _sync_file(path: Path) -> None:
     try:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        files.sync_file(path)
     except FileNotFoundError:  # the log was cleaned up
         return
 

@@ -10,9 +10,7 @@ tracker and the bus belong to the event loop, for which it waits.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from muster.bus import api
-from muster.core import errors, messages
+from muster.core import errors, files, messages
 from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import protocol
@@ -361,15 +359,9 @@ class BatchCommitter:
                 self._recording,
             )
         )
-        fresh = self._state_path.with_suffix(f".{uuid.uuid4().hex[:8]}")
         try:
-            with fresh.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._state_path)
+            files.write(self._state_path, data)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
             self.count("alerts-not-saved")
             self._log.error("alerts-not-saved", error=error)
 

@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.core import errors
+from muster.core import errors, files
 
 SUPPORTED = (17, 21)
 _MISSING_MODULE = "--add-modules=jdk.incubator.vector"
@@ -83,10 +83,9 @@ def _from_wheel(cache_dir: Path) -> JavaRuntime:
         f'for a do shift; [ "$a" = {_MISSING_MODULE} ] || set -- "$@" "$a"; done\n'
         f'exec {shlex.quote(str(real))} "$@"\n'
     )
-    fresh = wrapper.with_suffix(f".{os.getpid()}")
-    fresh.write_text(script)
-    fresh.chmod(0o755)
-    fresh.replace(wrapper)  # atomic: another process may be starting Spark at the same time
+    files.write(
+        wrapper, script.encode(), mode=0o755
+    )  # another process may be starting Spark at the same time
     version = _version_of(str(wrapper))
     if version is None:
         raise errors.MissingDependency(

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from muster.core import errors
+from muster.core import errors, files
 from muster.store import api, commit_plan, urls
 from muster.store.sqlite import statements
 
@@ -259,11 +259,7 @@ def _create(path: pathlib.Path) -> None:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        files.sync_folder(path.parent)
     except FileExistsError:
         return
     except OSError as error:

@@ -17,11 +17,11 @@ from muster.app import home, settings
 from muster.app.operations import audit
 from muster.bus.memory import network
 from muster.cli import command as cli_command
-from muster.cli import reference
 from muster.core import errors, leaky_buckets, messages
 from muster.supervision import tasks
 from muster.testing import child_process
 from tests.cli import driver
+from tools.reference import cli as reference
 
 WAIT_S = 60.0
 

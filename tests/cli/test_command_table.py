@@ -15,8 +15,9 @@ import click
 import pytest
 
 from muster.cli import command as cli_command
-from muster.cli import main, reference
+from muster.cli import main
 from tests.cli import driver
+from tools.reference import cli as reference
 
 COMMANDS = {tuple(context.command_path.split()[1:]): context.command for context in reference.walk()}
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from muster.cli import reference
 from muster.cli.domain import creds
 from muster.core import errors
 from muster.trust.permissions import roles
+from tools.reference import cli as reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 

@@ -13,8 +13,8 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks
 
-from muster.web import reference
 from tests.web.conftest import Api, Running
+from tools.reference import rest as reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "rest.md"
 

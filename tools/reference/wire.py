@@ -124,7 +124,7 @@ def structs_of(module: ModuleType) -> Iterator[type[msgspec.Struct]]:
             yield kind
 
 
-def page() -> str:
+def render_page() -> str:
     sections = [_HEAD]
     for title, modules in PARTS.items():
         sections.append(

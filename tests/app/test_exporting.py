@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from muster.bus.http import otlp_exporter
+from muster.bus.http import metric_export
 from muster.core import errors
 from muster.core.settings import domain
 from muster.core.telemetry import metrics, otlp
@@ -92,7 +92,7 @@ def test_our_own_sensor_understands_it():
 
 async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
     wanted = domain.HealthSettings(otlp_url=collector.url, otlp_period_s=1.0)
-    async with otlp_exporter.otlp_export(wanted, "p1", measured()):
+    async with metric_export.export_metrics(wanted, "p1", measured()):
         await eventually(lambda: collector.got)
     assert len(collector.got) >= 2
     path, body = collector.got[-1]
@@ -105,14 +105,14 @@ async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
 async def test_a_collector_that_refuses_costs_nothing_but_a_count(collector: Collector, status: int):
     collector.status = status
     made = measured()
-    assert not await otlp_exporter.OtlpExporter(collector.url, "p", made).export()
-    assert not await otlp_exporter.OtlpExporter("http://127.0.0.1:9", "p", made).export()
+    assert not await metric_export.otlp_exporter(collector.url, "p", made).export()
+    assert not await metric_export.otlp_exporter("http://127.0.0.1:9", "p", made).export()
     assert made.value("muster_otlp_exports_total", outcome="failed") == 2
 
 
 async def test_without_an_address_nothing_is_sent():
     before = len(asyncio.all_tasks())
-    async with otlp_exporter.otlp_export(domain.HealthSettings(), "p", measured()):
+    async with metric_export.export_metrics(domain.HealthSettings(), "p", measured()):
         assert len(asyncio.all_tasks()) == before
 
 

@@ -26,7 +26,7 @@ from muster.app.components import component, context, locator, web
 from muster.app.operations import audit, control, retention, storage_monitor
 from muster.bus import api
 from muster.bus.client import client
-from muster.bus.http import health, otlp_exporter, server
+from muster.bus.http import health, metric_export, server
 from muster.core import errors
 from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
@@ -266,7 +266,7 @@ class Domain:
 
     async def _serve_pages(self) -> None:
         await self._stack.enter_async_context(
-            otlp_exporter.otlp_export(self.settings.health, PROCESS, self.metrics)
+            metric_export.export_metrics(self.settings.health, PROCESS, self.metrics)
         )
         self._pages = await health.serve(
             self.settings.health,

@@ -217,11 +217,21 @@ class HealthSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = ""
     otlp_period_s: Annotated[float, doc("Between two reports of metrics to that collector.", ge=1)] = 30.0
+    remote_write_url: Annotated[
+        str,
+        doc(
+            "Address that receives metrics by Prometheus remote write "
+            "(`http://127.0.0.1:9090/api/v1/write`), in addition to the endpoints. Empty: none."
+        ),
+    ] = ""
+    remote_write_period_s: Annotated[float, doc("Between two of these reports.", ge=1)] = 30.0
 
     def __post_init__(self) -> None:
-        if self.otlp_url and not self.otlp_url.startswith(("http://", "https://")):
-            raise errors.InvalidInput(f"otlp_url: {self.otlp_url!r} is not an http:// or https:// address")
-        hosts.without_password(self.otlp_url, "health.otlp_url", "run a collector on this host that has one")
+        for name in ("otlp_url", "remote_write_url"):
+            url = getattr(self, name)
+            if url and not url.startswith(("http://", "https://")):
+                raise errors.InvalidInput(f"{name}: {url!r} is not an http:// or https:// address")
+            hosts.without_password(url, f"health.{name}", "run a collector on this host that has one")
 
 
 class BaseSettings(sections.SettingsSection, frozen=True, kw_only=True):

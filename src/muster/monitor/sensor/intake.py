@@ -2,6 +2,7 @@
 
     POST /report       a service report, JSON or XML; ``?period=10s``: time until the next report
     POST /v1/metrics   OTLP over HTTP, JSON or protobuf, gzip or not
+    POST /api/v1/write Prometheus remote write, version 1
     UDP                statsd lines, ``service.metric:1|c``
 
 Processes that can reach loopback are trusted with the machine's metrics only, so the intake listens nowhere
@@ -18,6 +19,7 @@ import msgspec
 
 from muster.bus.http import server
 from muster.core import errors, messages, units
+from muster.core.formats import snappy
 from muster.core.net import hosts
 from muster.monitor.sensor import metric_formats, service_reports
 
@@ -52,7 +54,11 @@ class SensorIntake:
                     {},
                     host,
                     http_port,
-                    post_routes={"/report": self._report, "/v1/metrics": self._otlp},
+                    post_routes={
+                        "/report": self._report,
+                        "/v1/metrics": self._otlp,
+                        "/api/v1/write": self._remote_write,
+                    },
                     on_refused=self._refused,
                     body_bytes_max=BODY_BYTES_MAX,
                     connections_max=CONNECTIONS_MAX,
@@ -113,6 +119,13 @@ class SensorIntake:
             if as_json
             else server.HttpResponse(content_type="application/x-protobuf")
         )
+
+    def _remote_write(self, request: server.HttpRequest) -> server.HttpResponse:
+        body = snappy.decompress(request.body, BODY_BYTES_MAX)
+        for report in metric_formats.service_reports(metric_formats.remote_write(body)):
+            # Prometheus divides the series of a job into several requests.
+            self._into.push(report, self._clock(), period_s=max(self._period_s, 60.0), merge=True)
+        return server.HttpResponse(204)
 
 
 class _Statsd(asyncio.DatagramProtocol):

@@ -1,4 +1,4 @@
-"""External metric formats, read as service reports: OTLP (JSON and protobuf) and OpenMetrics text. Pure.
+"""External metric formats, read as service reports: OTLP, Prometheus remote write and OpenMetrics text. Pure.
 
 Attributes and labels become part of the name: ``requests{code=500}``.  A histogram is represented by its
 count and its sum.  Values that are not finite are skipped.
@@ -213,6 +213,29 @@ def _signed(value: bytes | int) -> int:
 
 def _text(value: bytes | int) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+# -- Prometheus remote write -------------------------------------------------------------------------------
+
+
+def remote_write(data: bytes) -> Figures:
+    """The newest sample of each series of a WriteRequest; the label ``job`` is the service."""
+    _bound(data)
+    figures: Figures = {}
+    for series in _messages(data, 1):
+        labels = {}
+        for label in _messages(series, 1):
+            fields = _fields(label)
+            labels[_text(fields.get(1, [b""])[-1])] = _text(fields.get(2, [b""])[-1])
+        name, service = labels.pop("__name__", ""), labels.pop("job", "prometheus")
+        if not name or name.endswith("_bucket"):
+            continue
+        points = [_fields(sample) for sample in _messages(series, 2)]
+        if points:
+            newest = max(points, key=lambda point: _signed(point.get(2, [0])[-1]))
+            value = struct.unpack("<d", _eight(newest.get(1, [bytes(8)])[-1]))[0]
+            _put(figures, service, named(name, labels.items()), value)
+    return figures
 
 
 # -- OpenMetrics and the Prometheus text format ------------------------------------------------------------

@@ -69,8 +69,16 @@ class ServiceReports:
         self._statsd: dict[str, _Statsd] = {}
         self._collected_s: float | None = None
 
-    def push(self, report: messages.ServiceReport, now_s: float, *, period_s: float = 10.0) -> None:
-        """`errors.LimitExceeded` if there are too many services. Excess metrics are dropped and counted."""
+    def push(
+        self, report: messages.ServiceReport, now_s: float, *, period_s: float = 10.0, merge: bool = False
+    ) -> None:
+        """`errors.LimitExceeded` if there are too many services. Excess metrics are dropped and counted.
+
+        ``merge``: the report has some of the service's metrics; the others stay as they are.
+        """
+        if merge and report.name in self._pushed:
+            before = self._pushed[report.name].report.metrics
+            report = msgspec.structs.replace(report, metrics={**before, **report.metrics})
         if len(report.metrics) > METRICS_MAX:
             self.dropped["service-metrics"] += len(report.metrics) - METRICS_MAX
             if report.name not in self._truncated:

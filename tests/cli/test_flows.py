@@ -419,6 +419,13 @@ def test_queues_and_subscriptions_by_hand(up):
     assert message("move", "dead-letters").json()["moved"] == 1
     assert [row["body"] for row in message("browse", "orders").json()] == ["chairs 2", "chairs 5"]
 
+    message("send", "queue:orders", "chairs 6", "--delay", "1h")
+    (row,) = message("scheduled", "queue:orders").json()
+    assert row["delivery_time_ms"] > row["timestamp_ms"] + 3_000_000
+    assert message("cancel", row["id"]).json()["cancelled"] == 1
+    message("cancel", str(row["number"]), code=errors.NotFound.exit_code)
+    assert message("scheduled").json() == []
+
     durable = ("receive", "topic:news/sport", "--durable", "all", "--client-id", "desk", "--timeout")
     selecting = ("--where", "place = 'home'")
     message(*durable, "0.1", *selecting, code=errors.TimedOut.exit_code)

@@ -49,6 +49,7 @@ READS = [
     "/queues",
     "/subscriptions",
     "/dead-letters",
+    "/scheduled-messages",
     "/capacity",
     "/activity",
     "/me",
@@ -325,6 +326,22 @@ def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
     assert olga.delete("/queues/later/messages").json()["purged"] == 1
 
 
+def test_scheduled_messages_are_listed_and_cancelled(lab, olga):
+    for minutes in (2, 1):
+        lab.muster("message", "send", "queue:later", f"in {minutes}", "--delay", f"{minutes}m")
+    first = olga.get("/scheduled-messages", params={"destination": "queue:later", "limit": 1}).json()
+    second = olga.get(
+        "/scheduled-messages", params={"destination": "queue:later", "limit": 1, "cursor": first["next"]}
+    ).json()
+    (soon,), (late,) = first["items"], second["items"]
+    assert soon["delivery_time_ms"] < late["delivery_time_ms"]
+    assert second["next"] is None
+    assert olga.delete(f"/scheduled-messages/{soon['number']}").json() == {"number": soon["number"]}
+    assert olga.delete(f"/scheduled-messages/{soon['number']}").status_code == 404
+    lab.muster("message", "cancel", late["id"])
+    assert olga.get("/scheduled-messages", params={"destination": "queue:later"}).json()["items"] == []
+
+
 def test_every_message_of_a_queue_is_browsed_though_an_answer_holds_few(lab, olga):
     """All of these do not fit into one answer of the dispatcher."""
     for number in range(7):
@@ -402,6 +419,7 @@ ACTS = [
     ("POST", "/notify/events", {"event": {"type": "alert"}}),
     ("DELETE", "/queues/q/messages", None),
     ("POST", "/queues/q/moves", {}),
+    ("DELETE", "/scheduled-messages/1", None),
     ("PUT", "/services/s", {"name": "n"}),
     ("PUT", "/logins/mallory", {"password": "long enough", "role": "admin"}),
     ("DELETE", "/logins/admin", None),

@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "DELETE /queues/{name}/messages": (OPERATOR, {}),
     "POST /queues/{name}/moves": (OPERATOR, {"json": {"to": "queue:none"}}),
     "POST /sql": (OPERATOR, {"json": {"query": "SELECT 1"}}),
+    "DELETE /scheduled-messages/{number}": (OPERATOR, {}),
     "POST /plans": (VIEWER, {"json": {"manifest": "resources: {}"}}),
     "POST /notify/who": (VIEWER, {"json": {}}),
     "POST /notify/explain": (VIEWER, {"json": {"event": EVENT, "receiver": "a/b"}}),
@@ -72,6 +73,7 @@ def call(client: httpx.Client, name: str, given: dict[str, Any]) -> int:
     method, _, path = name.partition(" ")
     for parameter in ("name", "id", "key", "service", "kind", "what"):
         path = path.replace(f"{{{parameter}}}", "none")
+    path = path.replace("{number}", "1")
     with client.stream(method, path, **given) as answer:
         return answer.status_code
 

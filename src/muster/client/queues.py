@@ -86,6 +86,24 @@ class AsyncQueue:
         listed = (await connection.request(protocol.ListQueues())).queues
         return next((row.depth for row in listed if row.queue == self.name), 0)
 
+    async def scheduled(self) -> rows.Rows[protocol.ScheduledRow]:
+        """The messages that were sent with ``delay_s`` and are not in the queue yet."""
+        connection = await self._connect()
+        found: list[protocol.ScheduledRow] = []
+        after = (0, 0)
+        while page := (
+            await connection.request(protocol.ListScheduled(str(self._queue), after, 1000))
+        ).scheduled:
+            found += page
+            after = page[-1].delivery_time_ms, page[-1].number
+        return rows.Rows(found)
+
+    async def cancel(self, scheduled: protocol.ScheduledRow) -> None:
+        """Delete a message that is scheduled; `errors.NotFound` if it was delivered or cancelled before."""
+        reply = await (await self._connect()).request(protocol.CancelScheduled(scheduled.number))
+        if not reply.count:
+            raise errors.NotFound(f"the message {scheduled.id} is not scheduled any more")
+
     def __repr__(self) -> str:
         return f"<queue {self.name!r}>"
 

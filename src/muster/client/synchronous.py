@@ -155,6 +155,8 @@ class Queue(_Twin[queues.AsyncQueue]):
     messages = sync_iterator(queues.AsyncQueue.messages)
     browse = sync_iterator(queues.AsyncQueue.browse)
     depth = sync(queues.AsyncQueue.depth)
+    scheduled = sync(queues.AsyncQueue.scheduled)
+    cancel = sync(queues.AsyncQueue.cancel)
 
     @property
     def name(self) -> str:

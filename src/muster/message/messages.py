@@ -34,6 +34,7 @@ AMQP_SECTIONS: Final = (
 )
 DEAD_REASON: Final = "JMS_MUSTER_DEAD_REASON"  # properties of dead letters
 DEAD_FROM: Final = "JMS_MUSTER_DEAD_FROM"
+EXPIRED: Final = "expired"  # the reason of an expired message
 MAY_BE_LARGE: Final = '"large":'  # part of the header of a message with a large body, rarely of others
 MAY_BE_DELAYED: Final = '"due":'  # part of the header of a message with a delivery time, rarely of others
 

@@ -20,7 +20,7 @@ persistent send and a lazy acknowledgement are therefore the same operation.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -261,7 +261,7 @@ class StopDelivery(_Request, frozen=True, tag="stop"):
 
 class ReleaseMessages(_Request, frozen=True, tag="release"):
     """``counted``: the delivery failed and counts. ``reason``: it can never succeed, so the message becomes a
-    dead letter.
+    dead letter; `messages.EXPIRED`: it has expired.
     """
 
     connection: str
@@ -309,6 +309,29 @@ class ListSubscriptions(_Request, frozen=True, tag="subscriptions"):
     """The durable subscriptions that the caller made, or all if it may list them."""
 
 
+class ListScheduled(_Request, frozen=True, tag="scheduled"):
+    """Messages with a delivery time in the future, in order of that time: those that the caller sent, and
+    those of queues it may browse and topics it may subscribe to.
+
+    ``destination`` None: all. ``after``: the delivery time and the number of the last row before.
+    """
+
+    destination: str | None = None
+    after: tuple[int, int] = (0, 0)
+    limit: int = 100
+
+
+class CancelScheduled(_Request, frozen=True, tag="cancel-scheduled"):
+    """Delete a message before its delivery time: by its ``number`` in the list, or by its message ``id``. The
+    sender may do so, and every identity with the right ``admin`` on the queue.
+
+    The reply's ``count`` is 0 if there is none, for example because it was delivered.
+    """
+
+    number: int = 0
+    id: str = ""
+
+
 class PurgeQueue(_Request, frozen=True, tag="purge"):
     """``epoch``: only the dispatcher of this epoch executes the request; 0: any.
 
@@ -353,10 +376,12 @@ DispatcherRequest = (
     | BrowseQueue
     | ListQueues
     | ListSubscriptions
+    | ListScheduled
+    | CancelScheduled
     | PurgeQueue
     | MoveMessages
 )
-READS: Final = (BrowseQueue, ListQueues, ListSubscriptions)
+READS: Final = (BrowseQueue, ListQueues, ListSubscriptions, ListScheduled)
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -394,6 +419,20 @@ class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int = 0
 
 
+class ScheduledRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is delivered later. ``bytes``: of its body."""
+
+    number: int
+    id: str | None
+    destination: str
+    delivery_time_ms: int
+    timestamp_ms: int = 0
+    expiration_ms: int = 0
+    priority: int = 4
+    bytes: int = 0
+    properties: dict[str, Any] = {}
+
+
 class DispatcherReply(msgspec.Struct, omit_defaults=True):
     """``error``: why the request failed.
 
@@ -408,6 +447,7 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     messages: list[MessageDelivery] = []
     queues: list[QueueRow] = []
     subscriptions: list[SubscriptionRow] = []
+    scheduled: list[ScheduledRow] = []
     data: bytes = b""
 
 

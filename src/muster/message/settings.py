@@ -2,10 +2,46 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from typing import Annotated
 
+import msgspec
+
+from muster.core import errors, queue_names
 from muster.core.settings import sections
 from muster.core.settings.sections import field_doc
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An entry of ``[[message.queues]]`` in the settings."""
+
+    name: str  # of queues; * matches any text
+    dead_letters: str = queue_names.DEAD_LETTERS  # the queue that undeliverable messages move to
+    expired: str = ""  # the queue that expired messages move to; empty: they are discarded
+    expiry_s: float = 0.0  # after this time, messages without a time to live expire; 0: never
+    max_deliveries: int | None = None  # instead of `message.max_deliveries`
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.dead_letters:
+            raise errors.InvalidInput("an entry of message.queues has a name, and a queue of dead letters")
+        if self.expiry_s < 0 or (self.max_deliveries or 0) < 0:
+            raise errors.InvalidInput(f"message.queues {self.name!r}: a time or number is negative")
+        if self.matches(self.expired):
+            raise errors.InvalidInput(
+                f"message.queues {self.name!r}: expired messages would expire again in {self.expired!r}"
+            )
+
+    def matches(self, queue: str) -> bool:
+        return bool(queue) and _pattern(self.name).fullmatch(queue) is not None
+
+
+@functools.lru_cache(1024)
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(".*".join(map(re.escape, text.split("*"))), re.DOTALL)
+
+
+_DEFAULT = QueueSettings(name="*")
 
 
 class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
@@ -26,6 +62,14 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     max_deliveries: Annotated[
         int, field_doc("Failed deliveries after which a message becomes a dead letter. 0: never.", ge=0)
     ] = 10
+    queues: Annotated[
+        tuple[QueueSettings, ...],
+        field_doc(
+            "Settings of queues by name, in which * matches any text; the first entry that matches applies: "
+            "the queues for dead_letters and expired messages (default: dead-letters, and discarded), "
+            "expiry_s for messages without a time to live, and max_deliveries."
+        ),
+    ] = ()
     max_message_bytes: Annotated[
         int,
         field_doc(
@@ -48,3 +92,9 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     checkpoint_records: Annotated[
         int, field_doc("Number of batches after which the log's records are replaced by a checkpoint.", ge=10)
     ] = 5000
+
+    def queue(self, name: str) -> QueueSettings:
+        """The settings of a queue. Those of the dead letters are fixed."""
+        if name == queue_names.DEAD_LETTERS or name.startswith(queue_names.TEMPORARY):
+            return _DEFAULT
+        return next((entry for entry in self.queues if entry.matches(name)), _DEFAULT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ async def test_topic_subscribers_and_browsers_of_the_python_api_get_large_messag
 
 
 async def test_a_body_is_deleted_with_its_last_message(
-    connect: fixtures.Connect, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+    connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     """Also of a message that was a dead letter, and that an earlier dispatcher stored."""
     monkeypatch.setattr(large_bodies, "SWEEP_S", 0.02)
@@ -175,9 +176,9 @@ async def test_a_body_is_deleted_with_its_last_message(
         looked.append(now)
 
     monkeypatch.setattr(large_bodies.LargeBodies, "delete_unused", look)
-    async with conftest.serving(connect) as started:
+    async with conftest.serving(connect) as started, contextlib.AsyncExitStack() as stack:
         await started.acting.wait()
-        connection = await dial()
+        connection = await stack.enter_async_context(client_api.Connection(await connect("client")))
         session = connection.session(client_api.AcknowledgeMode.CLIENT)
         await session.producer(ORDERS).send(LARGE)
         await session.producer(ORDERS).send(LARGE[: 1 << 20])
@@ -190,9 +191,9 @@ async def test_a_body_is_deleted_with_its_last_message(
         )
         await consumer.close()
         await swept()
-    async with conftest.serving(connect, "second") as started:
+    async with conftest.serving(connect, "second") as started, contextlib.AsyncExitStack() as stack:
         await started.acting.wait()
-        connection = await dial()
+        connection = await stack.enter_async_context(client_api.Connection(await connect("client")))
         assert (await connection.request(protocol.MoveMessages(destinations.DEAD_LETTERS))).count == 1
         await swept()
         assert len(made[-1]._ledger.bodies) == 2
@@ -253,11 +254,12 @@ async def test_a_transaction_with_a_message_above_the_limit_is_rolled_back(
     assert [row.depth for row in queues if row.queue == "done"] == [1]
 
 
-async def test_the_dispatcher_refuses_what_a_client_does_not_limit(connect: Any, dial: conftest.Dial):
+async def test_the_dispatcher_refuses_what_a_client_does_not_limit(connect: fixtures.Connect):
     wanted = settings.MessageSettings(max_message_bytes=1 << 20)
-    async with conftest.serving(connect, wanted=wanted) as started:
+    async with conftest.serving(connect, wanted=wanted) as started, contextlib.AsyncExitStack() as stack:
         await started.acting.wait()
-        producer = (await dial()).session().producer(ORDERS)
+        connection = await stack.enter_async_context(client_api.Connection(await connect("client")))
+        producer = connection.session().producer(ORDERS)
         with pytest.raises(message_errors.MessageTooLarge, match="at most 1048576"):
             await producer.send(LARGE)
         await producer.send("small")

@@ -40,6 +40,7 @@ _SUBSCRIPTIONS = (
     "matched?",
     "rejected?",
 )
+_SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
 
 _selector = click.option(
     "--where", "selector", metavar="SELECTOR", help="Only messages that match this selector."
@@ -345,6 +346,59 @@ def purge(
     invocation.printer.done(
         {"queue": queue, "purged": reply.count}, f"discarded {reply.count} messages of {queue}"
     )
+
+
+@message.command(
+    examples=[
+        ("muster message scheduled", "with delivery times"),
+        ("muster message scheduled queue:orders", "those of one destination"),
+    ],
+)
+@click.argument("destination", required=False)
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 1000),
+    default=100,
+    show_default=True,
+    help="Maximum number of messages.",
+)
+@connection.options
+@command.pass_invocation
+def scheduled(
+    invocation: command.Invocation, destination: str | None, limit: int, to: connection.ConnectionOptions
+) -> None:
+    """List messages with a delivery time in the future."""
+    from muster.message import protocol
+
+    wanted = None if destination is None else str(_destination(destination))
+    request = protocol.ListScheduled(wanted, limit=limit)
+    reply = _with(invocation, to, lambda connected: connected.request(request))
+    invocation.printer.rows(reply.scheduled, _SCHEDULED, empty="no messages are scheduled")
+
+
+@message.command(
+    acts=("cancel", "scheduled:{message_id}"),
+    examples=[("muster message cancel ID:client-1:4", "a message that `muster message scheduled` lists")],
+)
+@click.argument("message_id", metavar="ID")
+@connection.options
+@command.pass_invocation
+def cancel(invocation: command.Invocation, message_id: str, to: connection.ConnectionOptions) -> None:
+    """Cancel a scheduled message before its delivery time.
+
+    ID is the message id, or the number that `muster message scheduled` shows.
+    """
+    from muster.core import errors
+    from muster.message import protocol
+
+    if message_id.isdecimal():
+        request = protocol.CancelScheduled(int(message_id))
+    else:
+        request = protocol.CancelScheduled(id=message_id)
+    reply = _with(invocation, to, lambda connected: connected.request(request))
+    if not reply.count:
+        raise errors.NotFound(f"the message {message_id} is not scheduled: it was delivered or cancelled")
+    invocation.printer.done({"id": message_id, "cancelled": reply.count}, f"cancelled {message_id}")
 
 
 @message.command("dead-letters", examples=[("muster message dead-letters", "with reasons")])

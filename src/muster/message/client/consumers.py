@@ -447,7 +447,11 @@ class DispatchedConsumer(Consumer):
             connection.spawn(connection.notify(protocol.GrantCredit(connection.name, self.number, spent)))
 
     def _on_expired(self, received: ReceivedDelivery) -> None:
-        self.session.connection.submit([], {received.key: [received.sequence]})
+        connection = self.session.connection
+        release = protocol.ReleaseMessages(
+            connection.name, {received.key: [received.sequence]}, reason=messages.EXPIRED
+        )
+        connection.spawn(connection.notify(release))
 
     async def _poll_dispatcher(self) -> None:
         connection = self.session.connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -204,8 +205,20 @@ class QueueAdmin:
             if depth and queue is not None:
                 name = key.removeprefix(ledger.QUEUE_MARK)
                 queue.expired += await self._remove_waiting(
-                    name, None, 1 << 30, lambda *_: None, expired=True
+                    name, None, 1 << 30, functools.partial(self._expired_copy, name), expired=True
                 )
+
+    def _expired_copy(
+        self, queue: str, meta: messages.MessageMeta, held: pages.PagedMessage
+    ) -> journal.JournalMessage | None:
+        """The copy of an expired message for the queue of these, if there is one."""
+        target = self._state.settings.queue(queue).expired
+        if not target:
+            return None
+        origin = meta.properties.get(messages.DEAD_FROM) or meta.destination or destinations.queue(queue)
+        moved = messages.to_dead_letter(meta, messages.EXPIRED, str(origin))
+        raw = messages.encode_meta(moved).decode()
+        return self._delivery.copy_to(destinations.queue(target), moved, raw, held.data, due=True)
 
     async def _remove_waiting(
         self,

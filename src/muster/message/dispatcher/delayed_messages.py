@@ -46,6 +46,20 @@ class DelayedMessages:
         heapq.heappush(self._waiting, (due_ms, number))
         self._schedule()
 
+    def after(self, place: tuple[int, int]) -> list[tuple[int, int]]:
+        """Delivery time and number of the messages after ``place``, in order."""
+        return sorted(entry for entry in self._waiting if entry > place)
+
+    def withdraw(self, number: int) -> bool:
+        """Remove a message that is not due yet. The caller records that in the log."""
+        left = [entry for entry in self._waiting if entry[1] != number]
+        found = len(left) < len(self._waiting)
+        if found:
+            heapq.heapify(left)
+            self._waiting = left
+            self._schedule()
+        return found
+
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()

@@ -229,26 +229,31 @@ class DeliveryQueue:
                     self._flush.set()
                 case backlog.ExpireMessage(number=number):
                     expired.append(number)
+                case backlog.DeadLetterMessage(number=number, reason=messages.EXPIRED):
+                    expired.append(number)
                 case backlog.DeadLetterMessage(number=number, reason=reason):
-                    self._state.spawn(self._dead_letter(source, number, reason))
+                    target = self._state.queue_settings(source.key).dead_letters
+                    self._state.spawn(self._dead_letter(source, number, reason, target))
         if self._unsent_bytes > UNSENT_BYTES_MAX:
             self.reader.may_read.clear()
-        if expired:
+        if expired and (target := self._state.queue_settings(source.key).expired):
+            for number in expired:
+                self._state.spawn(self._dead_letter(source, number, messages.EXPIRED, target))
+        elif expired:
             record = ledger.LogRecord(acked={source.key: expired})
             self._state.journal.add(
                 journal.JournalItem([], record, failed=lambda _: source.cancel_finish(expired))
             )
 
-    async def _dead_letter(self, source: backlog.Backlog, number: int, reason: str) -> None:
-        """Move a message to the dead letters. While the log has no room, it is delivered to no consumer, and
-        the move is retried.
+    async def _dead_letter(self, source: backlog.Backlog, number: int, reason: str, target: str) -> None:
+        """Move a message to the queue ``target`` of dead letters or expired messages. While the log has no
+        room, it is delivered to no consumer, and the move is retried.
         """
         copies: list[journal.JournalMessage] = []
         if (message := await self.reader.get(source, number)) is not None:
             meta = messages.to_dead_letter(message.meta, reason, self._origin(source, message))
             raw = messages.encode_meta(meta).decode()
-            target = destinations.queue(destinations.DEAD_LETTERS)
-            copies.append(self.copy_to(target, meta, raw, message.data, due=True))
+            copies.append(self.copy_to(destinations.queue(target), meta, raw, message.data, due=True))
         record = ledger.LogRecord(acked={source.key: [number]}, stored=journal.count_by_queue(copies))
         while True:
             try:

@@ -23,7 +23,14 @@ from muster.core import errors, subjects
 from muster.core.telemetry import log
 from muster.message import destinations, messages, protocol, settings
 from muster.message import errors as message_errors
-from muster.message.dispatcher import admin, admin_requests, attachments, delivery, topic_capture
+from muster.message.dispatcher import (
+    admin,
+    admin_requests,
+    attachments,
+    delivery,
+    scheduled,
+    topic_capture,
+)
 from muster.message.dispatcher import state as dispatcher_state
 from muster.message.dispatcher.log import checkpoints, journal, ledger
 from muster.supervision import tasks
@@ -55,6 +62,7 @@ class Dispatcher:
         self._capture = topic_capture.TopicCapture(self._state, self._delivery)
         self._attachments = attachments.Attachments(self._state, self._delivery, self._capture)
         self._admin = admin.QueueAdmin(self._state, self._delivery)
+        self._scheduled = scheduled.ScheduledMessages(self._state, self._delivery.delays)
         self._admin_requests = admin_requests.AdminRequests(self._state, self._admin)
         self.refused: Counter[str] = Counter()  # messages that are not valid requests, by reason
         self._on_refused = on_refused  # called with the reason when a connection is rejected
@@ -281,6 +289,10 @@ class Dispatcher:
                 reply(protocol.DispatcherReply(queues=self._admin.queue_rows(sender)))
             case protocol.ListSubscriptions():
                 reply(protocol.DispatcherReply(subscriptions=self._admin.subscription_rows(sender)))
+            case protocol.ListScheduled():
+                self._state.reply_when_done(self._scheduled.rows(sender, request), reply)
+            case protocol.CancelScheduled():
+                self._state.reply_when_done(self._scheduled.cancel(sender, request), reply)
             case protocol.BrowseQueue():
                 if not self._state.may_browse(sender, request.queue):
                     self._state.check_queue(sender, "browse", request.queue)
@@ -538,8 +550,15 @@ class Dispatcher:
         self._state.check_may_send(connection.identity, destination)
         if meta.large is not None:
             self._delivery.bodies.check(meta.large)
+        changed = False
         if meta.delivery_time_ms and meta.destination != send.destination:
-            meta.destination = send.destination  # used when it is due
+            meta.destination, changed = send.destination, True  # used when it is due
+        if destination.is_queue and not meta.expiration_ms:
+            expiry_s = self._settings.queue(destination.name).expiry_s
+            if expiry_s:
+                start_ms = max(self._state.now_ms(), meta.delivery_time_ms)
+                meta.expiration_ms, changed = start_ms + round(expiry_s * 1000), True
+        if changed:
             raw = messages.encode_meta(meta).decode()
         return self._delivery.copy_to(
             destination, meta, raw, send.data, republish=not send.published_by_sender

@@ -86,7 +86,10 @@ class DispatcherState:
         self.may = may
         self.now_ms = now_ms
         self.loop = asyncio.get_running_loop()
-        self.ledger = ledger.Ledger(max_deliveries=message_settings.max_deliveries)
+        self.ledger = ledger.Ledger(
+            max_deliveries=message_settings.max_deliveries,
+            max_deliveries_of=lambda key: self.queue_settings(key).max_deliveries,
+        )
         self.journal = journal.Journal(stream, 0, self._applied)
         self.connections: dict[str, ClientConnection] = {}
         self.clients: dict[str, str] = {}  # origin of connections with a client id -> connection
@@ -104,6 +107,11 @@ class DispatcherState:
         self.tasks = tasks.TaskSupervisor(
             "dispatcher", on_fatal=self._end_with, handles=self._is_interruption
         )
+
+    def queue_settings(self, key: str) -> settings.QueueSettings:
+        """The settings for a backlog. Durable subscriptions have the defaults."""
+        is_queue = key.startswith(ledger.QUEUE_MARK)
+        return self.settings.queue(key.removeprefix(ledger.QUEUE_MARK) if is_queue else "")
 
     def is_short_of_room(self, within_s: float) -> bool:
         """Whether the log is full, or a message was recently rejected for lack of room."""

@@ -34,6 +34,7 @@ from muster.web.data import bus_feed, connections, history_reader, latest_report
 from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
+SCHEDULED_MAX = 1000
 
 T = TypeVar("T")
 
@@ -410,6 +411,11 @@ class ReadModel(bus_feed.BusFeed):
 
     async def subscriptions(self) -> list[message_protocol.SubscriptionRow]:
         return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).subscriptions
+
+    async def scheduled(self, destination: str | None) -> list[message_protocol.ScheduledRow]:
+        """The next messages, at most `SCHEDULED_MAX`."""
+        request = message_protocol.ListScheduled(destination, limit=SCHEDULED_MAX)
+        return (await self._dispatcher(("scheduled", destination), request)).scheduled
 
     async def browse(
         self, queue: str, *, selector: str | None, after: int, limit: int

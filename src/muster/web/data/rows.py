@@ -83,6 +83,12 @@ class QueuePurged(msgspec.Struct, frozen=True, kw_only=True):
     purged: int
 
 
+class ScheduledCancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """The message that was cancelled."""
+
+    number: int
+
+
 class QueueMoved(msgspec.Struct, frozen=True, kw_only=True):
     """The number of messages that were moved."""
 

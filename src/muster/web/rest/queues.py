@@ -8,6 +8,7 @@ from fastapi import Path, Query
 from pydantic import Field
 from starlette.responses import Response
 
+from muster.core import errors
 from muster.message import destinations, protocol
 from muster.web import request_state
 from muster.web.data import read_model
@@ -18,6 +19,7 @@ from muster.web.rest.resources import StrictBody
 router = base.router("messages")
 
 Queue = Annotated[str, Path(min_length=1, max_length=256)]
+Destination = Annotated[str, Query(max_length=300, description="`queue:NAME` or a topic; empty: all.")]
 Selector = Annotated[str, Query(max_length=4096, description="A JMS selector; empty: all.")]
 
 
@@ -117,6 +119,44 @@ async def dead_letters(
         destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
     )
     return base.page(rows, next_)
+
+
+@router.get(
+    "/scheduled-messages",
+    summary="List messages with a delivery time in the future, in order of that time",
+    **base.answers(base.items(base.kind(protocol.ScheduledRow))),
+)
+async def scheduled(
+    web: request_state.Web,
+    person: request_state.Person,
+    destination: Annotated[
+        str, Query(max_length=300, description="`queue:NAME` or a topic. Empty: all.")
+    ] = "",
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    rows = await web.source.scheduled(destination or None)
+    return base.paginate(rows, cursor, limit, lambda row: (row.delivery_time_ms, row.number))
+
+
+@router.delete(
+    "/scheduled-messages/{number}",
+    summary="Cancel a message before its delivery time",
+    **base.answers(base.kind(rows_.ScheduledCancelled)),
+)
+async def cancel_scheduled(
+    web: request_state.Web, person: request_state.Person, number: Annotated[int, Path(ge=1)]
+) -> Response:
+    done = await web.actions.run(
+        person,
+        "cancel",
+        f"scheduled:{number}",
+        _act_of(protocol.CancelScheduled(number)),
+        touches="message",
+    )
+    if not done.count:
+        raise errors.NotFound(f"there is no scheduled message {number}: it was delivered or cancelled")
+    return base.reply(rows_.ScheduledCancelled(number=number))
 
 
 def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:

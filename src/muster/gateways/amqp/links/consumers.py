@@ -205,7 +205,9 @@ class DispatcherLink(OutgoingLink):
             else:
                 self.connection.transmit(self, data, key, number)
         if expired:
-            self.connection.jms.submit([], expired)
+            jms = self.connection.jms
+            release = protocol.ReleaseMessages(jms.name, expired, reason=messages.EXPIRED)
+            self.connection.spawn(jms.notify(release))
             self.connection.call_soon(self.on_credit)  # the client's credit for them is free again
 
     def _may_send(self) -> bool:

@@ -10,7 +10,7 @@ Records and checkpoints refer to messages by their numbers (`pages`), which incr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -113,8 +113,11 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
 class Ledger:
     """``head`` is the sequence of the last page of the log, ``end`` the highest number up to there."""
 
-    def __init__(self, *, max_deliveries: int = 0) -> None:
+    def __init__(
+        self, *, max_deliveries: int = 0, max_deliveries_of: Callable[[str], int | None] = lambda _: None
+    ) -> None:
         self._max_deliveries = max_deliveries
+        self._max_deliveries_of = max_deliveries_of  # by key of the backlog
         self.head = 0
         self.end = 0
         self.backlogs: dict[str, backlog.Backlog] = {}
@@ -134,8 +137,9 @@ class Ledger:
     def backlog(self, key: str, floor: int = 0) -> backlog.Backlog:
         existing = self.backlogs.get(key)
         if existing is None:
+            most = self._max_deliveries_of(key)
             existing = self.backlogs[key] = backlog.Backlog(
-                key, floor=floor, max_deliveries=self._max_deliveries
+                key, floor=floor, max_deliveries=self._max_deliveries if most is None else most
             )
         return existing
 

@@ -1,0 +1,171 @@
+"""Settings of single queues, and messages that are scheduled for later."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from muster.core import errors
+from muster.message import destinations, messages, protocol, settings
+from muster.message.client import api as client_api
+from muster.message.client import consumers
+from muster.message.dispatcher import dispatcher as dispatcher_module
+from muster.message.dispatcher import state
+from muster.testing import eventually, fixtures
+from tests.message import conftest
+
+ORDERS, OTHER = destinations.queue("orders-1"), destinations.queue("other")
+HOUR_S = 3600.0
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    connect: fixtures.Connect, wanted: settings.MessageSettings | None = None, name: str = "dispatcher"
+) -> AsyncIterator[client_api.Connection]:
+    """A connection to a dispatcher with these settings."""
+    async with conftest.serving(connect, name, wanted) as started:
+        await started.acting.wait()
+        async with client_api.Connection(await connect("client")) as connection:
+            yield connection
+
+
+async def _text(consumer: consumers.Consumer) -> str:
+    message = await consumer.receive(30)
+    assert message is not None
+    return str(message.body())
+
+
+async def _fail(connection: client_api.Connection, queue: destinations.Destination) -> None:
+    """Receive a message once and roll back."""
+    session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+    consumer = await session.consumer(queue, prefetch=1)
+    await _text(consumer)
+    await session.rollback()
+    await session.close()
+
+
+def _queue(**fields: object) -> settings.MessageSettings:
+    entry = settings.QueueSettings(name="orders-*", **fields)  # type: ignore[arg-type]
+    return settings.MessageSettings(queues=(entry,))
+
+
+async def test_a_queue_has_its_own_dead_letters_and_number_of_deliveries(
+    connect: fixtures.Connect,
+):
+    wanted = _queue(dead_letters="orders-dead", max_deliveries=1)
+    async with _connected(connect, wanted) as connection:
+        session = connection.session()
+        for queue in (ORDERS, OTHER):
+            await session.producer(queue).send("chairs")
+            await _fail(connection, queue)
+        dead = await session.consumer(destinations.queue("orders-dead"))
+        message = await dead.receive(30)
+        assert message is not None
+        assert message.properties[messages.DEAD_FROM] == "queue:orders-1"
+        assert await _text(await session.consumer(OTHER)) == "chairs"  # it has ten
+
+
+@pytest.mark.parametrize("found_by", ["delivery", "consumer", "search of a full log"])
+async def test_expired_messages_move_to_the_queue_for_them(
+    connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch, found_by: str
+):
+    monkeypatch.setattr(dispatcher_module, "SWEEP_S", 0.05)
+    if found_by == "search of a full log":
+        monkeypatch.setattr(state.DispatcherState, "is_short_of_room", lambda *_: True)
+    async with _connected(connect, _queue(expired="late", expiry_s=0.5)) as connection:
+        session = connection.session()
+        early = await session.consumer(ORDERS) if found_by == "consumer" else None
+        sent_at = time.monotonic()
+        await session.producer(ORDERS).send("without a time to live")
+        await session.producer(ORDERS, ttl_s=0.4).send("with one")
+        await session.producer(OTHER).send("kept")
+        await eventually.eventually(lambda: time.monotonic() > sent_at + 0.7)
+        if found_by != "search of a full log":
+            consumer = early or await session.consumer(ORDERS)
+            assert await consumer.receive_nowait() is None
+        late = await session.consumer(destinations.queue("late"))
+        found = {}
+        for _ in range(2):
+            message = await late.receive(30)
+            assert message is not None
+            found[message.body()] = message
+        assert set(found) == {"without a time to live", "with one"}
+        assert {message.properties[messages.DEAD_REASON] for message in found.values()} == {"expired"}
+        assert await _text(await session.consumer(OTHER)) == "kept"
+
+
+def test_settings_of_queues_that_cannot_work_are_refused():
+    for fields in ({"name": ""}, {"name": "a", "expiry_s": -1.0}, {"name": "*", "expired": "late"}):
+        with pytest.raises(errors.InvalidInput):
+            settings.QueueSettings(**fields)
+    chosen = settings.MessageSettings(
+        queues=(settings.QueueSettings(name="a*", dead_letters="x"), settings.QueueSettings(name="*"))
+    )
+    assert chosen.queue("ab").dead_letters == "x"
+    assert chosen.queue("b").dead_letters == chosen.queue("dead-letters").dead_letters == "dead-letters"
+
+
+async def test_scheduled_messages_are_listed_and_cancelled(
+    dispatcher: object, connect: fixtures.Connect, dial: conftest.Dial
+):
+    connection = await dial()
+    session = connection.session()
+    for number in range(3):
+        await session.producer(ORDERS, delay_s=HOUR_S * (3 - number)).send(f"{number}")
+    await session.producer(destinations.topic("news"), delay_s=HOUR_S).send("news")
+    listed = (await connection.request(protocol.ListScheduled())).scheduled
+    assert [row.destination for row in listed].count("queue:orders-1") == 3
+    ours = (await connection.request(protocol.ListScheduled(str(ORDERS)))).scheduled
+    assert [row.delivery_time_ms for row in ours] == sorted(row.delivery_time_ms for row in ours)
+    after = (ours[0].delivery_time_ms, ours[0].number)
+    assert (await connection.request(protocol.ListScheduled(str(ORDERS), after))).scheduled == ours[1:]
+    assert (await connection.request(protocol.CancelScheduled(ours[0].number))).count == 1
+    assert (await connection.request(protocol.CancelScheduled(ours[0].number))).count == 0
+    assert (await connection.request(protocol.CancelScheduled(id=ours[1].id or ""))).count == 1
+    assert (await connection.request(protocol.ListScheduled(str(ORDERS)))).scheduled == ours[2:]
+    with pytest.raises(errors.InvalidInput):
+        await connection.request(protocol.CancelScheduled())
+    again = client_api.Connection(await connect("other"))
+    async with again:
+        assert len((await again.request(protocol.ListScheduled(str(ORDERS)))).scheduled) == 1
+
+
+async def test_a_cancelled_message_stays_cancelled(connect: fixtures.Connect):
+    """A later dispatcher does not deliver it, and a short delay ends as usual."""
+    async with _connected(connect) as connection:
+        await connection.session().producer(ORDERS, delay_s=0.3).send("cancelled")
+        await connection.session().producer(ORDERS, delay_s=0.3).send("delivered")
+        first = (await connection.request(protocol.ListScheduled())).scheduled[0]
+        assert (await connection.request(protocol.CancelScheduled(first.number))).count == 1
+    async with _connected(connect, name="second") as connection:
+        assert await _text(await connection.session().consumer(ORDERS)) == "delivered"
+        await eventually.eventually(lambda: _is_empty(connection))
+
+
+async def _is_empty(connection: client_api.Connection) -> bool:
+    rows = (await connection.request(protocol.ListQueues())).queues
+    return not any(row.depth for row in rows)
+
+
+async def test_only_the_sender_and_administrators_cancel(connect: fixtures.Connect):
+    def may(identity: str, action: str, subject: str) -> bool:
+        return identity in ("client", "boss", "dispatcher") or action in ("browse", "sub")
+
+    async with conftest.serving(connect, may=may) as started, contextlib.AsyncExitStack() as stack:
+        await started.acting.wait()
+        sender, reader, boss = [
+            await stack.enter_async_context(client_api.Connection(await connect(identity)))
+            for identity in ("client", "reader", "boss")
+        ]
+        for destination in (ORDERS, destinations.topic("news")):
+            await sender.session().producer(destination, delay_s=HOUR_S).send("x")
+        rows = (await reader.request(protocol.ListScheduled())).scheduled
+        assert len(rows) == 2
+        for row in rows:
+            with pytest.raises(errors.Forbidden):
+                await reader.request(protocol.CancelScheduled(row.number))
+        assert (await boss.request(protocol.CancelScheduled(rows[0].number))).count == 1
+        assert (await sender.request(protocol.CancelScheduled(rows[1].number))).count == 1

@@ -473,39 +473,6 @@ def _read_body(meta: MessageMeta, data: bytes) -> JmsMessage:
     return message
 
 
-def to_dead_letter(meta: MessageMeta, reason: str, origin: str) -> MessageMeta:
-    """The header of a message that moves to the queue of dead letters, where it does not expire."""
-    added = {DEAD_REASON: reason, DEAD_FROM: origin}
-    made = msgspec.structs.replace(
-        meta, expiration_ms=0, destination=None, properties=meta.properties | added
-    )
-    _amend(made, to=None, added=added, expires=False)
-    return made
-
-
-def moved(meta: MessageMeta, to: str) -> MessageMeta:
-    """The header of a message that moves to another destination."""
-    gone = (DEAD_REASON, DEAD_FROM)
-    destination = destinations.Destination.parse(to)
-    properties = {name: value for name, value in meta.properties.items() if name not in gone}
-    made = msgspec.structs.replace(meta, destination=to, mark=None, properties=properties)
-    _amend(made, to=destination, removed=gone)
-    return made
-
-
-def _amend(meta: MessageMeta, **changes: Any) -> None:
-    """Change the AMQP sections as well. Malformed ones, which any client may have written, are dropped."""
-    if meta.amqp is None:
-        return
-    from muster.message.amqp_format import amqp_types, sections  # import this module, and are rarely needed
-
-    try:
-        meta.amqp = sections.amend(meta.amqp, **changes)
-    except amqp_types.MALFORMED:
-        meta.amqp = None
-        meta.kind = "b" if meta.kind == AMQP_SECTIONS else meta.kind
-
-
 def from_plain(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
     """The header of a message that was published by a client without JMS."""
     try:

@@ -13,7 +13,7 @@ from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.gateways.amqp.links import consumers  # noqa: E402 - where proton is not, these cannot be had
+from muster.gateways.amqp.links import topics  # noqa: E402 - where proton is not, these cannot be had
 from muster.gateways.amqp.protocol import endpoints  # noqa: E402 - where proton is not, these cannot be had
 from tests.gateways.amqp import raw_client  # noqa: E402
 
@@ -185,7 +185,7 @@ async def test_who_never_settles_costs_bounded_memory(
         await producer.send(f"{number} " + "x" * 1000)
     (one,) = gateway.connections
     (tap,) = one.outgoing_links.values()
-    assert isinstance(tap, consumers.TopicLink)
+    assert isinstance(tap, topics.TopicLink)
     session = tap.link.session
     await eventually.eventually(lambda: len(session.unsettled) + len(tap._waiting) == 100)
     assert session.unsettled_bytes < 40_000

@@ -16,8 +16,8 @@ from muster.bus.brokers import broker as brokers  # noqa: E402
 from muster.bus.client import client as bus_client  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp import memory_budget  # noqa: E402
-from muster.gateways.amqp.links import consumers  # noqa: E402
-from muster.gateways.amqp.protocol import engine  # noqa: E402
+from muster.gateways.amqp.links import topics  # noqa: E402
+from muster.gateways.amqp.protocol import output  # noqa: E402
 from muster.message import destinations, protocol  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
@@ -117,7 +117,7 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
 
     (link,) = bridge.running.links()
     await eventually.eventually(lambda: not bridge.running.may_send(link))
-    assert held() < engine.OUT_BYTES_MAX + 2 * size
+    assert held() < output.OUT_BYTES_MAX + 2 * size
     got: list[int] = []
 
     def read_all() -> None:
@@ -173,7 +173,7 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         got = proton.Message()
         got.decode(receiver.recv(receiver.current.pending))
         outgoing_links = [one for bridge in deaf.connections for one in bridge.outgoing_links.values()]
-        rejected = [one.rejected for one in outgoing_links if isinstance(one, consumers.TopicLink)]
+        rejected = [one.rejected for one in outgoing_links if isinstance(one, topics.TopicLink)]
         for one in (mine, other):
             one.socket.close()
         return f"{got.body}, dropped {rejected}"

@@ -18,7 +18,7 @@ from proton import utils as proton_utils  # noqa: E402
 from muster.bus import api  # noqa: E402
 from muster.gateways.amqp import connection  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
-from muster.gateways.amqp.links import consumers  # noqa: E402
+from muster.gateways.amqp.links import topics  # noqa: E402
 from muster.message import destinations  # noqa: E402
 from muster.message.client import topic_listeners  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
@@ -46,7 +46,7 @@ class World:
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
         taps = [one for bridge in self.gateway.connections for one in bridge.outgoing_links.values()]
-        return sorted(tap._sent for tap in taps if isinstance(tap, consumers.TopicLink))
+        return sorted(tap._sent for tap in taps if isinstance(tap, topics.TopicLink))
 
 
 @pytest_asyncio.fixture
@@ -171,7 +171,7 @@ async def test_connections_take_turns_however_many_listeners_each_has():
     some: Any = (Tap("few"),) * 5
     single: Any = (Tap("alone"),)
     said: Any = _Said()
-    heard = consumers.EncodedTopicMessage(said)
+    heard = topics.EncodedTopicMessage(said)
     for _ in range(3):
         many.enqueue_topic_message(crowd, heard)
         few.enqueue_topic_message(some, heard)
@@ -186,16 +186,16 @@ async def test_connections_take_turns_however_many_listeners_each_has():
 
 async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "PENDING_MAX", 5)
-    told: list[consumers.EncodedTopicMessage] = []
+    told: list[topics.EncodedTopicMessage] = []
 
     class Tap:
-        def offer(self, heard: consumers.EncodedTopicMessage) -> None:
+        def offer(self, heard: topics.EncodedTopicMessage) -> None:
             told.append(heard)
 
     taps: Any = (Tap(),)
     made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
     said: Any = _Said()
-    messages = [consumers.EncodedTopicMessage(said) for _ in range(20)]
+    messages = [topics.EncodedTopicMessage(said) for _ in range(20)]
     for one in messages:
         made.enqueue_topic_message(taps, one)
     assert told == messages[:15], "without waiting for a turn"
@@ -221,16 +221,16 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
         def __init__(self) -> None:
             self.heard = self.expired = 0
 
-        def offer(self, heard: consumers.EncodedTopicMessage) -> None:
+        def offer(self, heard: topics.EncodedTopicMessage) -> None:
             self.heard += 1
 
-    class Short(consumers.EncodedTopicMessage):
+    class Short(topics.EncodedTopicMessage):
         expires_ms = 1
 
     made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
     said: Any = _Said()
     tap: Any = Tap()
-    for kind in (consumers.EncodedTopicMessage, Short, consumers.EncodedTopicMessage):
+    for kind in (topics.EncodedTopicMessage, Short, topics.EncodedTopicMessage):
         made.enqueue_topic_message((tap,) * connection.TURN_DELIVERIES, kind(said))
     await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)
     assert tap.expired == connection.TURN_DELIVERIES

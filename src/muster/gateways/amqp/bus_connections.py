@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from muster.bus import api
-from muster.gateways.amqp.links import consumers
+from muster.gateways.amqp.links import topics
 from muster.message.client import topic_listeners
 from muster.trust.login import passwords
 
@@ -26,7 +26,7 @@ class SharedConnection:
         self.users = 0
         self.connecting = asyncio.Lock()
         self.bus: api.Bus
-        self.listeners: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
+        self.listeners: topic_listeners.TopicListeners[topics.EncodedTopicMessage] | None = None
 
 
 class SharedConnections:
@@ -51,7 +51,7 @@ class SharedConnections:
                 if shared_connection.listeners is None:
                     bus = shared_connection.bus = await self._connect(login)
                     shared_connection.listeners = topic_listeners.TopicListeners(
-                        bus, consumers.EncodedTopicMessage, consumers.forward_to_links
+                        bus, topics.EncodedTopicMessage, topics.forward_to_links
                     )
                     bus.on_little(self._on_little)
                     bus.on_state(lambda state: self._changed(shared_connection, state))

@@ -19,10 +19,18 @@ from muster.core import errors
 from muster.core.telemetry import log
 from muster.gateways.amqp import bus_connections, read_schedule
 from muster.gateways.amqp import memory_budget as budget_
-from muster.gateways.amqp.links import attach, consumers, large_messages, producers, transactions
+from muster.gateways.amqp.links import (
+    attach,
+    consumers,
+    large_messages,
+    outcomes,
+    producers,
+    topics,
+    transactions,
+)
 from muster.gateways.amqp.protocol import conditions, endpoints, engine, frames, sasl
 from muster.gateways.amqp.protocol import proton as protocol_proton
-from muster.message import destinations, protocol
+from muster.message import destinations
 from muster.message import errors as message_errors
 from muster.message.amqp_format import fast_path
 from muster.message.client import api, topic_listeners
@@ -54,14 +62,13 @@ class AmqpConnection(asyncio.Protocol):
         self._paused = False
         self._flushing = False  # there is output
         self._queued = False  # it is scheduled
-        self._pending: deque[tuple[Sequence[consumers.TopicLink], consumers.EncodedTopicMessage]] = deque()
+        self._pending: deque[tuple[Sequence[topics.TopicLink], topics.EncodedTopicMessage]] = deque()
         self._pending_bytes = 0
         self._delayed = False  # topic messages have waited for more than one iteration
         self.opened = asyncio.Event()
         self.producer_links: dict[protocol_proton.Pointer, producers.ProducerLink] = {}
         self.outgoing_links: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
-        self._unsettled: set[tuple[str, int]] = set()  # messages without an outcome, by backlog and number
-        self._acks: dict[str, list[int]] = {}
+        self.outcomes = outcomes.Outcomes(self)
         self._in_transit_bytes = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
@@ -72,7 +79,7 @@ class AmqpConnection(asyncio.Protocol):
         self._ending: asyncio.Task[None] | None = None
         self.jms: api.Connection
         self.shared_connection: bus_connections.SharedConnection | None = None
-        self._echo_free_listeners: topic_listeners.TopicListeners[consumers.EncodedTopicMessage] | None = None
+        self._echo_free_listeners: topic_listeners.TopicListeners[topics.EncodedTopicMessage] | None = None
         self._echo_lock = asyncio.Lock()
         self.origin_token = ""
         self.forwarder = producers.TopicForwarder(self)
@@ -159,7 +166,11 @@ class AmqpConnection(asyncio.Protocol):
             self._login = self._sasl.login.name
             self._budget = self.gateway.open_budget(self._login)
             self._engine = engine.AmqpEngine(
-                self.gateway.idle_s, self._settled, self._handle, self._budget, self._confirm_when_stored
+                self.gateway.idle_s,
+                self.outcomes.settled,
+                self._handle,
+                self._budget,
+                self.outcomes.confirm_when_stored,
             )
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
@@ -192,8 +203,8 @@ class AmqpConnection(asyncio.Protocol):
             self._loop.call_soon(self._close_socket)
         if self.forwarder.incoming:
             self.forwarder.forward()
-        if self._acks:
-            self._acknowledge()
+        if self.outcomes:
+            self.outcomes.acknowledge()
         else:
             self._read_observer.on_read(amqp_engine.accepted)
         if amqp_engine.has_output:
@@ -217,7 +228,7 @@ class AmqpConnection(asyncio.Protocol):
             self._engine.resume()
 
     def enqueue_topic_message(
-        self, links: Sequence[consumers.TopicLink], message: consumers.EncodedTopicMessage
+        self, links: Sequence[topics.TopicLink], message: topics.EncodedTopicMessage
     ) -> None:
         """For topic links, when this connection is scheduled: all connections are treated equally."""
         self._pending.append((links, message))
@@ -328,7 +339,7 @@ class AmqpConnection(asyncio.Protocol):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for outgoing in list(self.outgoing_links.values()):
             outgoing.closed = True
-            if isinstance(outgoing, consumers.TopicLink):
+            if isinstance(outgoing, topics.TopicLink):
                 await outgoing.close(destroy=False)
         self.outgoing_links.clear()
         self.producer_links.clear()
@@ -368,7 +379,7 @@ class AmqpConnection(asyncio.Protocol):
         self.jms = jms
         self.origin_token = fast_path.origin_token(jms.origin)
         jms.on_released = self._on_released
-        jms.add_unacknowledged(self._unsettled_by_backlog)
+        jms.add_unacknowledged(self.outcomes.unsettled_by_backlog)
         connection.open()
         self.opened.set()
         self.spawn(self.forwarder.run())
@@ -395,7 +406,7 @@ class AmqpConnection(asyncio.Protocol):
 
     async def listeners_for(
         self, *, no_local: bool
-    ) -> topic_listeners.TopicListeners[consumers.EncodedTopicMessage]:
+    ) -> topic_listeners.TopicListeners[topics.EncodedTopicMessage]:
         """See `DispatcherConnection.listeners_for`."""
         assert self.shared_connection is not None
         assert self.shared_connection.listeners is not None
@@ -407,7 +418,7 @@ class AmqpConnection(asyncio.Protocol):
                 made = await connect_without_echo(self.shared_connection.login)
                 await self.jms.publish_without_echo(made)
                 self._echo_free_listeners = topic_listeners.TopicListeners(
-                    made, consumers.EncodedTopicMessage, consumers.forward_to_links
+                    made, topics.EncodedTopicMessage, topics.forward_to_links
                 )
             return self._echo_free_listeners
 
@@ -435,7 +446,7 @@ class AmqpConnection(asyncio.Protocol):
             for place, (holder, key, number, _) in list(session.unsettled.items()):
                 if holder is outgoing:
                     session.settle(place)
-                    self._unsettled.discard((key, number))
+                    self.outcomes.forget(key, number)
             if session.over_unsettled_limit:
                 self.running.check_unsettled(session)
         return outgoing
@@ -453,93 +464,6 @@ class AmqpConnection(asyncio.Protocol):
             self.running.free(link)
 
     # Messages.
-
-    def transmit(self, outgoing: consumers.OutgoingLink, data: bytes, key: str = "", number: int = 0) -> None:
-        """Send a message to the client. With a ``key``, it belongs to a backlog."""
-        settled = outgoing.presettled
-        self.running.send(outgoing.link, data, (outgoing, key, number, data), settled=settled)
-        if key:
-            if settled:
-                self._acks.setdefault(key, []).append(number)
-                self._acknowledge()
-            else:
-                self._unsettled.add((key, number))
-        self.flush_soon()
-
-    def begin_transmit(self, outgoing: consumers.OutgoingLink, data: bytes, key: str, number: int) -> int:
-        """Begin to send a message in parts; returns its number in the session."""
-        settled = outgoing.presettled
-        if key and not settled:
-            self._unsettled.add((key, number))
-        return self.running.begin(outgoing.link, (outgoing, key, number, data), settled=settled)
-
-    def end_transmit(self, outgoing: consumers.OutgoingLink, key: str, number: int) -> None:
-        """The last part was sent."""
-        if key and outgoing.presettled:
-            self._acks.setdefault(key, []).append(number)
-            self._acknowledge()
-
-    def has_unsettled(self, key: str, number: int) -> bool:
-        """Whether the client has this message and its outcome is not stored yet."""
-        return (key, number) in self._unsettled or self.jms.outbox.is_acknowledging(key, number)
-
-    def discharged(self, acks: dict[str, list[int]]) -> None:
-        """Forget messages that a transaction acknowledged or released."""
-        self._unsettled.difference_update((key, number) for key in acks for number in acks[key])
-
-    def _unsettled_by_backlog(self) -> dict[str, list[int]]:
-        held: dict[str, list[int]] = {}
-        for key, number in self._unsettled:
-            held.setdefault(key, []).append(number)
-        return held
-
-    def _settled(self, token: endpoints.Token, code: int, state: bytes | None) -> None:
-        """The client reports the outcome of a message."""
-        outgoing, key, number, data = token
-        if not key:
-            outgoing.returned(number, data, code, state)
-            return
-        if code == frames.TRANSACTIONAL and self.transactions.acknowledge(state, key, number):
-            return
-        self._unsettled.discard((key, number))
-        if code == frames.ACCEPTED:
-            self._acks.setdefault(key, []).append(number)
-        else:
-            self.release(code, state, key, number)
-
-    def release(self, code: int, state: bytes | None, key: str, number: int) -> None:
-        counted, reason = False, None
-        if code == frames.REJECTED:
-            reason = "rejected by its consumer"
-        elif code == frames.TRANSACTIONAL:
-            counted = True  # its transaction has ended, so the client's processing is void
-        elif code == frames.MODIFIED:
-            counted, undeliverable = frames.modified(state)
-            if undeliverable:
-                reason = "undeliverable to its consumer"
-        release = protocol.ReleaseMessages(self.jms.name, {key: [number]}, counted=counted, reason=reason)
-        self.spawn(self.jms.notify(release))
-
-    def _acknowledge(self) -> asyncio.Future[None] | None:
-        """Acknowledgements of one read are sent to the dispatcher together."""
-        if not self._acks or self.ended:
-            return None
-        acks, self._acks = self._acks, {}
-        return self.jms.submit([], acks)
-
-    def _confirm_when_stored(self, confirm: Callable[[], None]) -> None:
-        """Call ``confirm`` when the acknowledgements until now are stored."""
-        future = self._acknowledge()
-        if future is None:
-            confirm()
-            return
-
-        def stored(done: asyncio.Future[None]) -> None:
-            if not (self.ended or done.cancelled() or done.exception()):
-                confirm()
-                self.flush_soon()
-
-        future.add_done_callback(stored)
 
     def reject(self, link: endpoints.AmqpLink, number: int, error: errors.MusterError) -> None:
         if self._engine is not None and not self.ended:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.core import errors
-from muster.message import destinations, messages, protocol, selectors
+from muster.message import destinations, messages, moved_messages, protocol, selectors
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
@@ -187,7 +187,7 @@ class QueueAdmin:
             name = request.to or str(meta.properties.get(messages.DEAD_FROM) or "")
             if not name:
                 raise errors.InvalidInput("a message that is not a dead letter needs a destination")
-            meta, target = messages.moved(meta, name), destinations.Destination.parse(name)
+            meta, target = moved_messages.moved(meta, name), destinations.Destination.parse(name)
             self._state.check_may_send(mover, target)
             raw = messages.encode_meta(meta).decode()
             return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
@@ -216,7 +216,7 @@ class QueueAdmin:
         if not target:
             return None
         origin = meta.properties.get(messages.DEAD_FROM) or meta.destination or destinations.queue(queue)
-        moved = messages.to_dead_letter(meta, messages.EXPIRED, str(origin))
+        moved = moved_messages.to_dead_letter(meta, messages.EXPIRED, str(origin))
         raw = messages.encode_meta(moved).decode()
         return self._delivery.copy_to(destinations.queue(target), moved, raw, held.data, due=True)
 

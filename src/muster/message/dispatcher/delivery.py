@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from muster.core import errors
-from muster.message import destinations, messages, protocol, selectors
+from muster.message import destinations, messages, moved_messages, protocol, selectors
 from muster.message.dispatcher import backlog, backlog_reader, delayed_messages, large_bodies, state
 from muster.message.dispatcher.log import journal, ledger, message_cache
 
@@ -251,7 +251,7 @@ class DeliveryQueue:
         """
         copies: list[journal.JournalMessage] = []
         if (message := await self.reader.get(source, number)) is not None:
-            meta = messages.to_dead_letter(message.meta, reason, self._origin(source, message))
+            meta = moved_messages.to_dead_letter(message.meta, reason, self._origin(source, message))
             raw = messages.encode_meta(meta).decode()
             copies.append(self.copy_to(destinations.queue(target), meta, raw, message.data, due=True))
         record = ledger.LogRecord(acked={source.key: [number]}, stored=journal.count_by_queue(copies))

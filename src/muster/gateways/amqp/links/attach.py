@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import proton
 
 from muster.core import errors
-from muster.gateways.amqp.links import consumers, producers, terminus, transactions
+from muster.gateways.amqp.links import consumers, producers, terminus, topics, transactions
 from muster.gateways.amqp.protocol import conditions
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations, protocol, selectors
@@ -167,7 +167,7 @@ class LinkFactory:
         elif destination.is_queue or durable:
             outgoing = consumers.DispatcherLink(self._connection, self._connection.running, link, request)
         else:
-            outgoing = consumers.TopicLink(
+            outgoing = topics.TopicLink(
                 self._connection, self._connection.running, link, destination, request
             )
         await outgoing.open()

@@ -15,7 +15,7 @@ from muster.message.amqp_format import amqp_types
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import connection
-    from muster.gateways.amqp.links import consumers
+    from muster.gateways.amqp.links import topics
 
 _REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
@@ -34,7 +34,7 @@ class AmqpTransaction:
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # outcome other than accepted
     # Acknowledged topic messages
-    topic_deliveries: list[tuple[consumers.TopicLink, int, bytes]] = field(default_factory=list)
+    topic_deliveries: list[tuple[topics.TopicLink, int, bytes]] = field(default_factory=list)
     size: int = 0  # of the messages to send, in bytes
     held: int = 0  # of everything held in memory, in bytes
     error: errors.MusterError | None = None  # why it must be rolled back
@@ -102,7 +102,7 @@ class TransactionCoordinator:
             transaction.acks.setdefault(key, []).append(number)
         return True
 
-    def hold(self, state: bytes | None, topic_link: consumers.TopicLink, number: int, data: bytes) -> None:
+    def hold(self, state: bytes | None, topic_link: topics.TopicLink, number: int, data: bytes) -> None:
         """A topic message is acknowledged in a transaction. If that has ended, the message is delivered
         again.
         """
@@ -158,7 +158,7 @@ class TransactionCoordinator:
             try:
                 await self._connection.jms.submit(transaction.sends, transaction.acks, atomic=True)
             except errors.Unavailable as doubt:  # it may have been committed, or may still be
-                self._connection.discharged(transaction.acks)
+                self._connection.outcomes.discharged(transaction.acks)
                 self._connection.fail(doubt)
                 return
             except errors.MusterError as failure:
@@ -166,9 +166,9 @@ class TransactionCoordinator:
         if error is not None or not commit:
             await self._roll_back(transaction)
         else:
-            self._connection.discharged(transaction.acks)
+            self._connection.outcomes.discharged(transaction.acks)
             for key, place, outcome in transaction.refused:
-                self._connection.release(frames.code_of(outcome), outcome, key, place)
+                self._connection.outcomes.release(frames.code_of(outcome), outcome, key, place)
         if error is not None:
             # The Java client treats any condition except amqp:transaction:rollback as a rollback.
             state = frames.rejected("amqp:internal-error", error.message)
@@ -188,7 +188,7 @@ class TransactionCoordinator:
         back = transaction.acks
         for key, number, _ in transaction.refused:
             back.setdefault(key, []).append(number)
-        self._connection.discharged(back)
+        self._connection.outcomes.discharged(back)
         if back:
             with contextlib.suppress(errors.Unavailable):
                 await jms.request(protocol.ReleaseMessages(jms.name, back, counted=True))

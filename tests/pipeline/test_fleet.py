@@ -391,6 +391,16 @@ def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = 
     return blocks.DecodedMessage(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
 
 
+def test_metrics_of_summaries_beyond_the_limit_are_counted():
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan())
+    names = [f"extra_{n}" for n in range(blocks.EXTRA_MAX + 3)]
+    rows = [
+        traffic.report("a", n, T0 + n, metrics=dict.fromkeys(part, 1.0))
+        for n, part in enumerate((names[:1000], names[1000:]))
+    ]
+    assert known.feed([], T0, summaries=[summary(rows)]).counts["metrics-truncated"] == 3
+
+
 def test_summaries_of_merging_channels_add_up_with_node_reports():
     plan = fleet_state.FleetStatePlan()
     known = fleet_state.FleetState(plan)

@@ -303,7 +303,8 @@ class FleetState:
                 output.count("summaries", 1)
                 for scope, code in (("group", group_code), ("zone", zone_code)):
                     table = self._table(window, scope, code + 1)
-                    if not row.add_to(table, code) and scope == "group":
+                    truncated = not row.add_to(table, code)
+                    if truncated and scope == "group":  # equivalent: both tables have the same metrics
                         output.count(TRUNCATED, 1)
                     table.partial[code] |= facts.partial
                     if lost:

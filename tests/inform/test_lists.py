@@ -254,15 +254,3 @@ async def test_expiry_takes_one_request_for_each_context(fleet: Fleet, monkeypat
     monkeypatch.setattr(log, "last", count_reads)
     await eventually(lambda: fleet.p.maintenance.moved["expired"] == 35, timeout_s=30)
     assert requests == {"append": 35}
-
-
-async def test_a_lease_that_was_renewed_elsewhere_does_not_expire(fleet: Fleet):
-    """The primary decides by its replica; if that is outdated, the log rejects the expiry."""
-    await fleet.p.writer.write(protocol.PutContext("k", b"v", lease_s=1.0), "ann")
-    outdated = fleet.p.state.replicas.index["k"]
-    renewed = await fleet.p.writer.write(protocol.PutContext("k", b"w", lease_s=3600.0), "ann")
-    fleet.p.state.replicas.index["k"] = outdated
-    await asyncio.sleep(1.5)
-    assert not await fleet.p.primary.expire("k")
-    assert fleet.p.state.replicas.index["k"].version == renewed.version
-    assert (await fleet.ann.get("k")).value == b"w"

@@ -613,15 +613,13 @@ async def test_the_end_of_a_lease_is_written_once_and_by_the_primary(start: Star
     await p.writer.write(put("lasting"), "ann")
     stored = await record(p)
     await asyncio.sleep((stored.expires_at_ns - simulated_network.now_ns()) / 1e9 - 0.02)
-    await p.primary.expire("k")
-    assert len(await entries(p)) == 1, "it has not ended"
+    assert not await p.primary.expire("k"), "it has not ended"
     await asyncio.sleep(0.02)
-    await q.primary.expire("k")
+    assert not await q.primary.expire("k")
     for key in ("lasting", "never there"):
-        await p.primary.expire(key)
+        assert not await p.primary.expire(key)
     assert len(await entries(p)) == 1
-    for _ in range(2):
-        await p.primary.expire("k")
+    assert [await p.primary.expire("k") for _ in range(2)] == [True, False]
     assert len(await entries(p)) == 2
     ended = await record(p)
     assert (ended.value, ended.reason, ended.writer, ended.holders) == (None, "expire", "ann", ("p", "q"))
@@ -636,6 +634,38 @@ async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
         monkeypatch.setattr(alone.state, "now_ns", lambda now_ns=now_ns: now_ns)
         await alone.primary.expire("k")
         assert len(await entries(alone)) == number
+
+
+async def test_a_lease_that_was_renewed_elsewhere_does_not_expire(alone):
+    """The primary decides by its replica; if that is outdated, the log rejects the expiry."""
+    await alone.writer.write(put(lease_s=1.0), "ann")
+    outdated = alone.state.replicas.index["k"]
+    renewed = await alone.writer.write(put(value=b"new", lease_s=3600.0), "ann")
+    alone.state.replicas.index["k"] = outdated
+    await asyncio.sleep(1.5)
+    assert not await alone.primary.expire("k")
+    assert alone.state.replicas.index["k"].version == renewed.version
+    assert (await record(alone)).value == b"new"
+
+
+async def test_the_state_of_a_key_is_read_from_the_log(start: Start):
+    holder, other = await start("p"), await start("q")
+    await holder.writer.write(put(), "ann")
+    await asyncio.sleep(0.1)
+    stored = await record(holder)
+    for node in (holder, other):
+        node.state.holder_hints.clear()
+        known = await node.primary.base_in_log("k")
+        assert known.stamp == clock.HybridTimestamp(stored.stamp, stored.stamped_by)
+        assert (known.holders, known.live) == (("p",), True)
+    assert (holder.state.holder_hints, other.state.holder_hints) == ({}, {"k": ("p",)})
+
+
+async def test_a_primary_writes_without_reading_the_log(alone, monkeypatch):
+    await alone.writer.write(put(), "ann")
+    monkeypatch.setattr(alone.state.log, "last", None)
+    await alone.primary.update(protocol.UpdateContext(put(value=b"new"), "ann"))
+    assert alone.state.replicas.index["k"].value == b"new"
 
 
 # A repeat whose first attempt is not known to have been stored.

@@ -175,7 +175,8 @@ class PrimaryWriter:
         record = entry.record
         if shared.name not in record.holders:
             shared.remember_holders(key, record.holders)
-        live = record.value is not None and not 0 < record.expires_at_ns <= shared.log_now_ns()
+        expired = 0 < record.expires_at_ns <= shared.log_now_ns()  # equivalent (0 -> 1): no lease is so old
+        live = record.value is not None and not expired
         return KeyState(
             entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
         )

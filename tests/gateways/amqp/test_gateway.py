@@ -192,3 +192,20 @@ async def test_rhea_sends_and_receives(gateway: amqp_gateway.AmqpGateway, tmp_pa
     )
     assert code == 0, said
     assert 'got hello {"n":4}' in said
+
+
+@pytest.mark.slow
+async def test_go_amqp_sends_and_receives(gateway: amqp_gateway.AmqpGateway, tmp_path: Path):
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is not installed, so go-amqp was not tried")
+    project = tmp_path / "go"
+    await asyncio.to_thread(shutil.copytree, Path(__file__).parent / "go", project)
+    code, output = await java_project.output(go, "build", "-o", "client", ".", cwd=project)
+    if code and "dial tcp" in output:
+        pytest.skip(f"Go cannot reach its modules, so go-amqp was not tried: {output[-300:]}")
+    assert code == 0, output
+    url = f"amqp://127.0.0.1:{gateway.port}"
+    code, output = await java_project.output(str(project / "client"), url, cwd=project)
+    assert code == 0, output
+    assert "all held" in output

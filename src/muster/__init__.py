@@ -6,6 +6,7 @@
         m.contexts["servers/web"] = "host-1"              # metadata under keys
         m.notify.send("alert", {"level": 4}, to="load > 0.8")   # events to receivers selected by their state
         m.fleet.resources(where="group = 'web'")          # managed resources, also `.to_pandas()`
+        m.history.sql("SELECT * FROM alerts_current")     # what the pipeline stored
 
 `open_async` is the same for programs with an event loop.  `connect` and `blocking.connect` return the bus
 itself, with streams, key/value buckets and subjects.  ARCHITECTURE.md is the map of the packages.

@@ -22,9 +22,13 @@ import pytest
 
 import muster
 from muster import blocking
+from muster.client import history as client_history
 from muster.client import messages, rows, synchronous
 from muster.core import errors, health
+from muster.core import messages as messages_
 from muster.manage import protocol
+from muster.pipeline.history import data_files, delta, rollup_rows
+from muster.pipeline.history import tables as history_tables
 from tests.cli import driver
 
 PARTS = [
@@ -99,7 +103,8 @@ async def test_the_examples_of_the_asynchronous_objects_are_true(home: Path):
 
 def test_each_method_of_a_blocking_object_is_that_of_the_asynchronous_one():
     """Same names, same parameters: only `__getitem__` and the like, which cannot be awaited, are added."""
-    for part in (*PARTS, synchronous.Alerts, synchronous.Reports, synchronous.Receiver):
+    others = (synchronous.Alerts, synchronous.Reports, synchronous.Receiver, synchronous.History)
+    for part in (*PARTS, *others):
         asynchronous = part.__orig_bases__[0].__args__[0]  # type: ignore[attr-defined]
         offered = {
             name: inspect.signature(member)
@@ -448,6 +453,49 @@ async def test_the_blocking_form_works_inside_a_running_event_loop(home: Path):
             return cells.next(timeout_s=WAIT_S).text
 
     assert await asyncio.to_thread(cell) == "hello"
+
+
+# History
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> str:
+    alert = messages_.Alert(
+        rule="hot",
+        about="node:web-7",
+        severity=messages_.Severity.CRITICAL,
+        state=messages_.AlertState.FIRING,
+        since_ms=1_700_000_000_000,
+        at_ms=1_700_000_000_000,
+    )
+    stored = [msgspec.structs.replace(alert, about=f"node:web-{number}") for number in range(3)]
+    root = str(tmp_path / "history")
+    table = delta.HistoryTable(root, history_tables.ALERTS)
+    written = data_files.write(root, history_tables.ALERTS, rollup_rows.alert_rows(stored), "one")
+    table.commit(written.files, ("test", 1))
+    return root
+
+
+def test_the_history_is_read_by_sql_and_by_predicates(m: synchronous.Muster, tables: str):
+    history = m.history.at(tables)
+    counted = history.sql("SELECT severity, count(*) AS alerts FROM alerts GROUP BY severity")
+    assert counted[0] == {"severity": "critical", "alerts": 3}
+    assert counted.to_pandas()["alerts"].tolist() == [3]
+    assert not history.sql("SELECT * FROM alerts", limit=2).complete
+    found = history.search("about = 'node:web-1'", table="alerts", columns=["about", "rule"])
+    assert found.to_dicts() == [{"about": "node:web-1", "rule": "hot"}]
+    assert len(history.search("rule = 'cold'", table="alerts")) == 0
+    assert len(history.search("TRUE", table="alerts", limit=2)) == 2
+    with pytest.raises(errors.InvalidInput, match="SELECT"):
+        history.sql("DROP TABLE alerts")
+    with pytest.raises(errors.NotFound, match="no history"):
+        m.history.sql("SELECT 1")  # of this domain, whose pipeline never ran
+
+
+def test_the_history_of_a_domain_elsewhere_needs_its_location():
+    elsewhere = client_history.AsyncHistory(None)
+    with pytest.raises(errors.InvalidInput, match="location"):
+        asyncio.run(elsewhere.sql("SELECT 1"))
 
 
 # Rows

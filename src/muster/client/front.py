@@ -16,6 +16,7 @@ from muster.bus.client import requests
 from muster.client import (
     contexts,
     fleet,
+    history,
     location,
     messages,
     notifications,
@@ -114,6 +115,7 @@ class AsyncMuster:
         self.contexts = contexts.AsyncContexts(bus)
         self.notify = notifications.AsyncNotify(bus, self._stack)
         self.fleet = fleet.AsyncFleet(bus)
+        self.history = history.AsyncHistory(home)
 
     @property
     def identity(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from muster import blocking
-from muster.client import contexts, fleet, front, messages, monitoring, notifications, queues
+from muster.client import contexts, fleet, front, history, messages, monitoring, notifications, queues
 from muster.core import errors
 from muster.inform import protocol as inform_protocol
 from muster.manage import rows as manage_rows
@@ -264,6 +264,16 @@ class Reports(_Twin[monitoring.AsyncReports]):
     nodes = sync(monitoring.AsyncReports.nodes)
 
 
+@_documented(history.AsyncHistory)
+class History(_Twin[history.AsyncHistory]):
+    sql = sync(history.AsyncHistory.sql)
+    search = sync(history.AsyncHistory.search)
+
+    def at(self, root: str | Path) -> History:
+        """The history in this folder or at this URL (``s3://…``)."""
+        return History(self._async.at(root), self._loop)
+
+
 @_documented(messages.AsyncSubscription)
 class Subscription(_Twin[messages.AsyncSubscription]):
     next = sync(messages.AsyncSubscription.next)
@@ -299,6 +309,7 @@ class Muster(_Twin[front.AsyncMuster]):
         self.fleet = Fleet(asynchronous.fleet, loop)
         self.alerts = Alerts(asynchronous.alerts, loop)
         self.reports = Reports(asynchronous.reports, loop)
+        self.history = History(asynchronous.history, loop)
 
     @property
     def identity(self) -> str:

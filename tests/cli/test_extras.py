@@ -51,20 +51,20 @@ def test_each_optional_module_is_listed_with_an_extra_that_installs_it():
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "extra"),
     [
-        "channel --server nats://127.0.0.1:1",
-        "sensor --server nats://127.0.0.1:1",
-        "history",
-        "pipeline run",
-        "simulate sensors --server nats://127.0.0.1:1",
-        "gateway amqp",
+        ("channel --server nats://127.0.0.1:1", "monitor"),
+        ("sensor --server nats://127.0.0.1:1", "monitor"),
+        ("history", "history"),
+        ("pipeline run", "spark"),
+        ("simulate sensors --server nats://127.0.0.1:1", "monitor"),
+        ("gateway amqp", "amqp"),
     ],
 )
-def test_a_command_without_its_dependencies_names_the_extra(command, tmp_path):
+def test_a_command_without_its_dependencies_names_the_extra(command, extra, tmp_path):
     done = _run(command.split(), tmp_path)
     assert done.returncode == errors.MissingDependency.exit_code, done.stderr
-    assert re.search(r"pip install 'muster-fabric\[\w+\]'", done.stderr)
+    assert f"pip install 'muster-fabric[{extra}]'" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["--help", "version", "init --home {home}", "config validate --help"])

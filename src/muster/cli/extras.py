@@ -27,10 +27,16 @@ EXTRAS = {
 }
 
 
-def missing(error: ModuleNotFoundError) -> errors.MusterError | None:
+#: Commands that need an extra as a whole, whichever of its modules is missed first.
+COMMANDS = {"history": "history", "pipeline": "spark"}
+
+
+def missing(error: ModuleNotFoundError, command: str = "") -> errors.MusterError | None:
     """The error for the user; None if the module belongs to no extra, and so to a bug."""
     module = (error.name or "").partition(".")[0]
     extra = EXTRAS.get(module)
+    if extra is not None:
+        extra = COMMANDS.get(command, extra)
     if extra is None:
         return None
     return errors.MissingDependency(

@@ -213,14 +213,14 @@ def from_os_error(error: OSError) -> errors.MusterError:
             return errors.MusterError(what)
 
 
-def _known(error: Exception) -> errors.MusterError | None:
+def _known(error: Exception, command: str) -> errors.MusterError | None:
     """The error as a `MusterError`; None if only a bug explains it."""
     if isinstance(error, errors.MusterError):
         return error
     if isinstance(error, OSError):
         return from_os_error(error)
     if isinstance(error, ModuleNotFoundError):
-        return extras.missing(error)
+        return extras.missing(error, command)
     return None
 
 
@@ -247,8 +247,8 @@ def _require_text(words: list[str]) -> None:
 def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     """Run a command line and return its exit code. Errors are printed on stderr."""
     invocation = cli_command.Invocation()
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        words = sys.argv[1:] if arguments is None else arguments
         _require_text(words)
         with muster.make_context(program, words, obj=invocation) as context:
             muster.invoke(context)
@@ -278,7 +278,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
             return INTERRUPTED
         if invocation.debug:
             raise
-        known = _known(error)
+        known = _known(error, next((word for word in words if word in COMMANDS), ""))
         if known is not None:
             message = known.message
             if isinstance(known, errors.ParseError):

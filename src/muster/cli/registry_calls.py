@@ -56,9 +56,13 @@ def ask_domain(
 
 
 def read_text(path: Path) -> str:
-    with click.open_file(str(path), encoding="utf-8") as file:
-        text: str = file.read()
-        return text
+    """The text of a file; '-' reads standard input."""
+    try:
+        with click.open_file(str(path), encoding="utf-8") as file:
+            text: str = file.read()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{path} is not UTF-8 text: {error.reason}") from error
+    return text
 
 
 def format_time(at_ms: int) -> str:

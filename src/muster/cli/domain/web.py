@@ -95,6 +95,8 @@ def password(invocation: command.Invocation, name: str, role: str | None, ask: b
     from muster.app.components import web as web_
 
     entered = ""
+    if ask and not sys.stdin.isatty():
+        raise click.UsageError("--ask requires a terminal; without it the password is read from stdin")
     if ask:
         entered = click.prompt("password", hide_input=True, confirmation_prompt=True)
     elif not sys.stdin.isatty():

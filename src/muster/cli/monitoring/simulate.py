@@ -26,10 +26,10 @@ def simulate() -> None:
         ("echo 'hot group=g2 for 1m' | muster simulate sensors --commands", "read faults from stdin"),
     ],
 )
-@click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
+@click.option("--machines", type=click.IntRange(1, 10_000_000), default=1000, show_default=True)
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
-@click.option("--groups", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--zones", type=click.IntRange(1), default=8, show_default=True)
+@click.option("--groups", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
+@click.option("--zones", type=click.IntRange(1, 100_000), default=8, show_default=True)
 @click.option(
     "--realistic",
     is_flag=True,
@@ -37,7 +37,7 @@ def simulate() -> None:
 )
 @click.option(
     "--seed",
-    type=int,
+    type=click.IntRange(0),
     default=1,
     show_default=True,
     help="Random seed; the same seed produces the same fleet.",

@@ -94,7 +94,7 @@ def agent(
     invocation = context.ensure_object(command.Invocation)
     label_values = foreground.parse_pairs(labels, "--label")
     if token_file is not None:
-        token = token_file.read_text()
+        token = registry_calls.read_text(token_file)
     elif token == "-":
         token = sys.stdin.read()
     command.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, label_values, beat_s))

@@ -49,9 +49,8 @@ def apply(
 @command.pass_invocation
 def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
     """Show the steps of an apply without executing them."""
-    steps = registry_calls.call_registry(
-        invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
-    )
+    text = registry_calls.read_text(path)
+    steps = registry_calls.call_registry(invocation, to, lambda fleet: fleet.plan(text))
     invocation.printer.rows(steps, _PLAN, of="step")
 
 
@@ -61,9 +60,8 @@ def plan(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
 @command.pass_invocation
 def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOptions) -> None:
     """Show field by field what an apply would change."""
-    steps = registry_calls.call_registry(
-        invocation, to, lambda fleet: fleet.plan(registry_calls.read_text(path))
-    )
+    text = registry_calls.read_text(path)
+    steps = registry_calls.call_registry(invocation, to, lambda fleet: fleet.plan(text))
     changes = [
         {"name": step.name, "field": field, "is": before, "would_be": after}
         for step in steps
@@ -102,10 +100,11 @@ def delete(
     """Stop resources and delete them, dependent ones first."""
     if bool(names) == bool(path):
         raise click.UsageError("give either names or -f FILE")
+    text = registry_calls.read_text(path) if path else ""
 
     async def work(fleet: client.ManageClient) -> rows.DeleteResult:
         if path is not None:
-            done = await fleet.delete_manifest(registry_calls.read_text(path), force=force)
+            done = await fleet.delete_manifest(text, force=force)
         else:
             done = await fleet.delete(*names, force=force)
         if wait_s is not None:

@@ -6,13 +6,14 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICK  ?=
+PYTHONS ?= python3.11 python3.12 python3.13
 WORKERS ?= 3# for two cores: tests wait now and then; each worker may start a Spark, a browser and a domain
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-version 3.11 \
           --no-emit-index-url --no-emit-find-links --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench mutants lock picture build audit clean
+.PHONY: help setup demo test test-all test-fast test-pythons test-wheels check format bench mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -56,6 +57,19 @@ test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests a
 	@$(MAKE) --no-print-directory check
 	@$(BIN)/pytest -n $(WORKERS) -m "slow or not slow"
 
+test-fast: setup ## the fast tier: on every save, under two minutes (tests/tiers.py)
+	@$(BIN)/pytest --fast -n $(WORKERS) -q
+
+# The fast tier needs no Spark and no Java. Each version has an environment of its own, beside .venv.
+test-pythons: ## the fast tier on each Python: make test-pythons PYTHONS="python3.12 python3.13"
+	@for python in $(PYTHONS); do \
+	    echo "== $$($$python --version)"; \
+	    $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$$(basename $$python) test-fast || exit 1; \
+	done
+
+test-wheels: setup ## the wheel in bare environments: without extras, and with each one
+	@$(BIN)/python -m tools.wheels
+
 check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	@$(BIN)/mypy --num-workers 2
@@ -93,4 +107,4 @@ audit: setup ## compare pinned versions with known vulnerabilities: make audit A
 	@$(BIN)/python -m tools.supply audit "$(ADVISORIES)"
 
 clean: ## remove what set-up and tests made
-	@rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf $(VENV) .venv-python* dist .pytest_cache .mypy_cache .ruff_cache

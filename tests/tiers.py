@@ -1,0 +1,103 @@
+"""The fast tier (``pytest --fast``, ``make test-fast``): tests to run on every save.
+
+It leaves out what takes long to start or to run: Spark, a browser, Java, PostgreSQL, clusters of brokers,
+whole domains in processes of their own, random models, and tests that are given more than the usual time. The
+lists below name them; every other test belongs to the fast tier, also a new one. ``make test`` runs all.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+
+#: Fixtures that start something large.
+FIXTURES = {
+    "spark": "Spark",
+    "lab": "a domain with a web server",
+    "browser": "a browser",
+    "chromium": "a browser",
+    "made": "a domain",
+    "cluster": "three brokers",
+    "start_process": "processes that are killed",
+    "running": "a domain",
+    "up": "a domain",
+    "gateway": "an AMQP gateway",
+    "wsman": "a fleet with a SOAP gateway",
+    "small_disk": "a mounted disk",
+}
+#: Patterns of files, with the reason.
+FILES = {
+    "tests/pipeline/test_killed.py": "Spark in a process of its own",
+    "tests/pipeline/test_cluster.py": "Spark in a process of its own",
+    "tests/pipeline/test_java.py": "Java",
+    "tests/web/*": "a domain with a web server",
+    "tests/loop/*": "a whole domain and Spark",
+    "tests/client/*": "whole domains",
+    "tests/app/test_[ademntv]*.py": "whole domains",
+    "tests/cli/test_flows.py": "whole domains",
+    "tests/cli/test_interrupts.py": "processes",
+    "tests/cli/test_sweep.py": "many command lines",
+    "tests/*/test_cli.py": "processes",
+    "tests/docs/test_blocks.py": "whole domains",
+    "tests/docs/test_wheel.py": "builds a wheel",
+    "tests/docs/test_mutants.py": "mutation tests",
+    "tests/benchmarks/*": "benchmarks",
+    "tests/deploy/*": "processes",
+    "tests/testing/test_plugin.py": "runs pytest",
+    "tests/gateways/*/test_clients.py": "clients in processes of their own",
+    "tests/gateways/amqp/test_java*.py": "Java",
+    "tests/manage/test_drills.py": "processes",
+    "tests/manage/test_joining.py": "processes",
+    "tests/manage/test_spark*.py": "Spark",
+    "tests/store/test_postgres.py": "PostgreSQL",
+    "tests/store/test_crash.py": "processes that are killed",
+    "tests/bus/test_broker_*.py": "networks of brokers",
+    "tests/bus/test_faults.py": "networks of brokers",
+    "tests/docs/test_tidiness.py": "reads the whole tree",
+    "tests/inform/test_nodes.py": "many nodes",
+    "tests/manage/test_faults.py": "long scenarios",
+    "tests/manage/test_store_lost.py": "long scenarios",
+    "tests/manage/test_topologies.py": "networks of brokers",
+    "tests/monitor/test_moving.py": "long scenarios",
+    "tests/notify/test_durable.py": "long scenarios",
+    "tests/notify/test_engine.py": "large tables of receivers",
+    "tests/pipeline/test_history*.py": "Delta tables",
+    "tests/pipeline/test_latest.py": "Delta tables",
+    "tests/inform/test_domain.py": "whole domains",
+    "tests/*/test_*model*.py": "random models",
+    "tests/*/test_*simulation*.py": "random models",
+    "tests/*/test_agreement.py": "random models",
+}
+PARAMETERS = ("postgres",)  # of a parametrised test
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only the fast tier (tests/tiers.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files outside the tier are not imported: that takes longer than many tests."""
+    if not config.getoption("--fast") or collection_path.suffix != ".py":
+        return None
+    file = collection_path.relative_to(config.rootpath).as_posix()
+    return True if any(fnmatch.fnmatchcase(file, pattern) for pattern in FILES) else None
+
+
+def why_not_fast(item: pytest.Item) -> str:
+    """Why a test does not belong to the fast tier; empty if it does."""
+    for name in getattr(item, "fixturenames", ()):
+        if name in FIXTURES:
+            return FIXTURES[name]
+    if any(name in item.nodeid.partition("[")[2] for name in PARAMETERS):
+        return "PostgreSQL"
+    return "more than the usual time" if item.get_closest_marker("timeout") is not None else ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--fast"):
+        return
+    left_out = [item for item in items if why_not_fast(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not why_not_fast(item)]

@@ -86,6 +86,9 @@ bench-pipeline: $(VENV)/.spark
 bench-%: setup ## one benchmark: make bench-bus
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*
 
+outages: setup ## how long clients wait when one process is killed or frozen
+	@PYTHONPATH=src:. $(BIN)/python -m tests.faults.outages
+
 mutants: setup ## mutation tests of a package's deciding cores: make mutants PACKAGE=manage
 	@$(BIN)/python -m tools.mutants $(PACKAGE)
 

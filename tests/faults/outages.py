@@ -4,7 +4,7 @@
 
 It starts a domain with three brokers as a user would (``muster init``, ``muster up --detach``), runs the
 workloads below from clients on every broker, applies one fault to one process, and prints the longest time
-between two successes of each workload around the fault. `make outages` writes the table of
+between two successes of each workload around the fault. `make outages` prints the tables of
 docs/reliability.md.
 
 A workload repeats one operation as fast as it is acknowledged, at most ten times a second. Failed attempts
@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import base64
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -171,8 +172,8 @@ class Drill:
         workload = self.workloads.setdefault("plain subscriber", Workload("plain subscriber"))
         workload.times[number] = []
         await bus.subscribe(f"topic.drill.{number}", handler=lambda _: workload.succeeded(number))
-        publishing = self._repeat
-        publishing("plain publisher", number, lambda: publisher.publish(f"topic.drill.{number}", b"x"))
+        publish = functools.partial(publisher.publish, f"topic.drill.{number}", b"x")
+        self._repeat("plain publisher", number, publish)
 
     async def _persistent_sender(self, number: str, bus: bus_api.Bus) -> None:
         connection = await self._stack.enter_async_context(message_api.Connection(bus))

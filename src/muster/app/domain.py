@@ -49,7 +49,14 @@ class DomainState(enum.Enum):
 
 
 class Domain:
-    def __init__(self, settings: domain.BaseSettings, *, parts: Iterable[component.Component] = ()) -> None:
+    def __init__(
+        self,
+        settings: domain.BaseSettings,
+        *,
+        parts: Iterable[component.Component] = (),
+        monitored: bool = True,
+    ) -> None:
+        """``monitored``: whether it checks its storage; not while a backup is restored into it."""
         self.settings = settings
         self.folder = home.DomainFolder(settings.domain.folder.absolute())
         self.state = DomainState.STOPPED
@@ -63,20 +70,17 @@ class Domain:
         self._budgets = retention.RetentionMonitor()
         self._storage = storage_monitor.StorageMonitor(self.brokers)
         self._integrity = storage_monitor.IntegrityMonitor(self.brokers)
-        self._parts = (*self._own_parts(), *parts)
+        self._parts = (*self._own_parts(monitored), *parts)
         self._components: component.ComponentGroup
         self._stack = contextlib.AsyncExitStack()
         self._failure: asyncio.Future[None]
         self._pages: server.HttpServer | None = None
         self._started_at_s = 0.0
 
-    def _own_parts(self) -> list[component.Component]:
-        own: list[component.Component] = [
-            self._budgets,
-            audit.AuditComponent(),
-            self._storage,
-            self._integrity,
-        ]
+    def _own_parts(self, monitored: bool) -> list[component.Component]:
+        own: list[component.Component] = [self._budgets, audit.AuditComponent()]
+        if monitored:
+            own += [self._storage, self._integrity]
         if self._locator is not None:
             own.append(self._locator)
         verbs: dict[str, control.Verb] = {}

@@ -37,7 +37,6 @@ from muster.supervision import tasks
 events = log.EventLog("bus")
 
 BUCKET = "leases"
-MAX_BYTES = 16 << 20
 TTL_S = 15.0
 DISCONNECTED = f"{subjects.CONNECTIONS}.disconnect"
 
@@ -100,7 +99,7 @@ class Leases:
     async def open(cls, bus: api.Bus, *, ttl_s: float = TTL_S, replicas: int = 1) -> Self:
         if ttl_s < 1:
             raise errors.InvalidInput(f"a lease of {ttl_s:g} s: the broker counts in seconds, at least one")
-        bucket = await bus.key_value(api.KeyValueSettings(BUCKET, max_bytes=MAX_BYTES, replicas=replicas))
+        bucket = await bus.key_value(api.KeyValueSettings(BUCKET, max_bytes=16 << 20, replicas=replicas))
         leases = cls(bus, bucket, ttl_s)
         try:
             leases._hearing = await bus.subscribe(DISCONNECTED, handler=leases._heard)

@@ -156,7 +156,9 @@ async def _connected(settings: app_settings.Settings) -> AsyncIterator[tuple[cli
 def _started(settings: app_settings.Settings, flags: dict[str, Any]) -> domain.Domain:
     """The domain without any component, for this process only."""
     quiet = {"bus.port": 0, "bus.locator": False, "health.enabled": False}
-    return domain.Domain(loader.load(app_settings.Settings, flags=_flags(settings) | quiet | flags))
+    return domain.Domain(
+        loader.load(app_settings.Settings, flags=_flags(settings) | quiet | flags), monitored=False
+    )
 
 
 async def _administrator(started: domain.Domain) -> client.NatsBus:

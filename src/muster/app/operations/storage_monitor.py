@@ -76,8 +76,8 @@ class StorageMonitor:
         self._brokers = brokers
         self._context: context_.ComponentContext
         self._bus: client.NatsBus
-        self._bucket: api.KeyValue | None = None
-        self._acknowledged_at_s = 0.0
+        self._stream: api.Stream | None = None  # the bucket of leases, which every service uses
+        self._acknowledged_at_s = float("inf")  # until it is started
         self._full = ""  # full disks of brokers: small writes may still fit
         self._problem = ""  # of the last write, or of a broker
 
@@ -112,15 +112,11 @@ class StorageMonitor:
         """Store a value."""
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
-                if self._bucket is None:
-                    self._bucket = await self._bus.key_value(
-                        api.KeyValueSettings(
-                            leases.BUCKET,
-                            max_bytes=leases.MAX_BYTES,
-                            replicas=self._context.settings.bus.replicas,
-                        )
-                    )
-                await self._bucket.put(KEY, b"%d" % time.time_ns())
+                if self._stream is None:
+                    self._stream = await self._bus.open_stream(f"KV_{leases.BUCKET}")
+                await self._stream.publish(f"$KV.{leases.BUCKET}.{KEY}", b"%d" % time.time_ns())
+        except errors.NotFound:  # no service has stored anything yet
+            self._acknowledged_at_s = time.monotonic()
         except (errors.MusterError, TimeoutError) as error:
             self._problem = await self._cause() or str(error) or "the brokers do not acknowledge it"
             self._context.log.warning("storage-silent", silent_s=round(self.silent_s, 1), why=self._problem)

@@ -45,11 +45,11 @@ async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_doma
             return str(rows["pipeline"]["state"])
 
         await eventually(waits, timeout_s=60)
-        assert await state_of_part() == "starting", "it has nothing to read yet"
+        assert await state_of_part() != "up", "it has nothing to read yet"
         (first,) = pipelines()
         first.kill()
         await eventually(lambda: [one.pid for one in pipelines()] not in ([], [first.pid]), timeout_s=60)
-        assert await state_of_part() in ("down", "starting")
+        assert await state_of_part() != "up"
         await eventually(waits, timeout_s=60)
         (second,) = pipelines()
         await up.terminate(timeout_s=60)

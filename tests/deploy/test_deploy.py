@@ -166,7 +166,7 @@ def test_systemd_itself_accepts_the_units(tmp_path: Path):
         (tmp_path / unit.name.replace("@", "@x")).write_text(
             re.sub(r"^(User|Group)=.*\n", "", text, flags=re.M)
         )
-    for name, user, home in (("own", "", "/home/ann/a b%c/.muster"), ("elsewhere", "root", "/srv/muster")):
+    for name, user, home in (("own", "", "/srv/a b%c/.muster"), ("elsewhere", "root", "/srv/muster")):
         printed = systemd_unit.unit(program=Path("/bin/true"), home=Path(home), user=user)
         (tmp_path / f"muster-{name}.service").write_text(printed)
     files = sorted(map(str, tmp_path.iterdir()))

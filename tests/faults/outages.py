@@ -159,10 +159,10 @@ class Drill:
                     if workload.failures.get(client) != str(error):
                         _report(f"{name} {client}: {error}")
                     workload.failures[client] = str(error)
-                    await asyncio.sleep(PACE_S)
+                    await asyncio.sleep(PACE_S)  # pace
                     continue
                 workload.succeeded(client)
-                await asyncio.sleep(PACE_S)
+                await asyncio.sleep(PACE_S)  # pace
 
         task = asyncio.create_task(run(), name=f"{name} {client}")
         task.add_done_callback(_report_end)
@@ -227,7 +227,7 @@ class Drill:
         return name, (await self.processes())[name]
 
     async def measure(self, fault: str, target: str) -> dict[str, Any]:
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(SETTLE_S)  # pace of the drill
         name, pid = await self.victim(target)
         since = time.monotonic()
         os.kill(pid, FAULTS[fault])
@@ -237,7 +237,7 @@ class Drill:
         seen_states: list[str] = []
         last = since
         while time.monotonic() < deadline:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(1.0)  # pace of looking
             status = await self.status()
             rows = status.get("brokers", []) if target == "broker" else status.get("management", [])
             row: dict[str, Any] = next((row for row in rows if row["name"] == name), {})

@@ -305,11 +305,13 @@ async def test_a_hundred_megabytes_pass_with_little_memory(gateway: amqp_gateway
         _send(raw, _sender(raw, "queue:orders"), proton.Message(body=body, inferred=True, durable=True))
         return hashlib.sha256(_receive(raw, receiver).body).hexdigest()
 
+    def measure() -> bool:
+        nonlocal most
+        opened = [connection for connection in gateway.connections if connection.opened.is_set()]
+        most = max([most, *map(held, opened)])
+        return working.done()
+
     working = asyncio.create_task(asyncio.to_thread(work))
-    while not working.done():
-        most = max(
-            [most, *(held(connection) for connection in gateway.connections if connection.opened.is_set())]
-        )
-        await asyncio.sleep(0)
+    await eventually.eventually(measure, timeout_s=240)
     assert await working == hashlib.sha256(body).hexdigest()
     assert most < size // 2

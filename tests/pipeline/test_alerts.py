@@ -84,6 +84,21 @@ def test_acknowledged_stays_so_until_it_ends():
         one.acknowledge("down", "group:web", "bob", 4000)
 
 
+def test_a_resolved_alert_is_raised_again_only_if_its_rule_is_true_again():
+    known = book()
+    known.apply(say(True, 0, "group:web", "down"), 0)
+    resolved = known.resolve("down", "group:web", 1000)
+    assert [alert.state for alert in resolved.alerts] == [AlertState.RESOLVED]
+    assert known.alerts() == []
+    assert known.on() == frozenset()
+    with pytest.raises(errors.NotFound, match="no open alert"):
+        known.resolve("down", "group:web", 2000)
+    with pytest.raises(errors.NotFound):
+        known.resolve("down", "group:db", 2000)
+    known = restarted(known)
+    assert states(known.apply(say(True, 3, "group:web", "down"), 3000)) == ["firing"]
+
+
 def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
     one = book()
     silence = tracker.Silence(id="s", covers="group = 'web' AND rule = 'hot'", from_ms=0, until_ms=60_000)

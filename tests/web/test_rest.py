@@ -415,6 +415,7 @@ ACTS = [
     ("POST", "/resources/x/drain", None),
     ("POST", "/manifests", {"manifest": "resources: []"}),
     ("POST", "/alerts/acknowledgements", {"rule": "r", "about": "a"}),
+    ("POST", "/alerts/resolutions", {"rule": "r", "about": "a"}),
     ("POST", "/silences", {"covers": "TRUE", "for_s": 60}),
     ("POST", "/notify/events", {"event": {"type": "alert"}}),
     ("DELETE", "/queues/q/messages", None),

@@ -127,7 +127,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "pipeline": CommandEntry(
         "monitoring.pipeline", "Monitoring", "Run the Spark pipeline and show its progress."
     ),
-    "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge and silence alerts."),
+    "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge, resolve and silence alerts."),
     "history": CommandEntry(
         "monitoring.history", "Monitoring", "Search, export and delete the history of reports and alerts."
     ),

@@ -31,6 +31,10 @@ class AsyncAlerts:
     async def acknowledge(self, rule: str, about: str) -> None:
         await self._client.acknowledge(rule, about)
 
+    async def resolve(self, rule: str, about: str) -> None:
+        """End an alert; it is raised again if its rule is evaluated and still true."""
+        await self._client.resolve(rule, about)
+
     async def silence(self, covers: str, *, for_s: float, reason: str = "") -> tracker.Silence:
         """Suppress the notifications of the alerts that match the predicate ``covers``."""
         return await self._client.silence(covers, for_s=for_s, reason=reason)

@@ -252,6 +252,7 @@ class Alerts(_Twin[monitoring.AsyncAlerts]):
     list = sync(monitoring.AsyncAlerts.list)
     watch = sync_iterator(monitoring.AsyncAlerts.watch)
     acknowledge = sync(monitoring.AsyncAlerts.acknowledge)
+    resolve = sync(monitoring.AsyncAlerts.resolve)
     silence = sync(monitoring.AsyncAlerts.silence)
 
 

@@ -82,6 +82,10 @@ class PipelineClient:
         """Acknowledge an alert."""
         await self._call(protocol.request, "acknowledge", rule=rule, about=about)
 
+    async def resolve(self, rule: str, about: str) -> None:
+        """End an alert; it is raised again if its rule is evaluated and still true."""
+        await self._call(protocol.request, "resolve", rule=rule, about=about)
+
     async def silence(
         self, covers: str, *, for_s: float, from_ms: int | None = None, reason: str = ""
     ) -> alerts_.Silence:

@@ -1,4 +1,4 @@
-"""``muster alert``: list, acknowledge and silence alerts."""
+"""``muster alert``: list, acknowledge, resolve and silence alerts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = ("rule", "about", "severity", "state", "since_ms", "value", "reason")
 
 @click.group(cls=command.MusterGroup, examples=[("muster alert list", "")])
 def alert() -> None:
-    """List, acknowledge and silence alerts."""
+    """List, acknowledge, resolve and silence alerts."""
 
 
 def _with(
@@ -75,6 +75,23 @@ def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Co
     """Acknowledge an alert."""
     _with(invocation, to, lambda ask: ask.acknowledge(rule, about))
     invocation.printer.done({"rule": rule, "about": about}, f"acknowledged: {rule} {about}")
+
+
+@alert.command(
+    examples=[("muster alert resolve silent node:web-7", "the machine was replaced")],
+)
+@click.argument("rule")
+@click.argument("about")
+@connection.options
+@command.pass_invocation
+def resolve(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
+    """Resolve an alert.
+
+    It is raised again when its rule becomes true again. A rule about groups, zones or the system is evaluated
+    for every window: if it is still true, the alert is raised again with the next one.
+    """
+    _with(invocation, to, lambda ask: ask.resolve(rule, about))
+    invocation.printer.done({"rule": rule, "about": about}, f"resolved: {rule} {about}")
 
 
 @alert.command(

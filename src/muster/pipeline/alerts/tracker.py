@@ -240,6 +240,16 @@ class AlertTracker:
         self._transition(entry, AlertEvent.ACKNOWLEDGE, now_ms, outcome)
         return outcome
 
+    def resolve(self, rule: str, about: str, now_ms: int) -> AlertUpdates:
+        """End an alert; it is raised again when its rule becomes true again, or is evaluated and true."""
+        entry = self._entries.get((rule, about))
+        if entry is None or entry.state is AlertState.RESOLVED:
+            raise errors.NotFound(f"there is no open alert of {rule!r} about {about!r}")
+        outcome = AlertUpdates()
+        entry.on = False
+        self._transition(entry, AlertEvent.ENDS, max(now_ms, entry.since_ms), outcome)
+        return outcome
+
     def silence(self, silence: Silence, now_ms: int) -> AlertUpdates:
         _require_valid(silence.covers)
         for name, time_ms in (("begin", silence.from_ms), ("end", silence.until_ms)):

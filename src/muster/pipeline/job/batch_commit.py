@@ -44,6 +44,7 @@ LOSS = rules.AlertRule(
     severity=messages.Severity.CRITICAL,
     summary="the retention of the stream removed {value:.0f} messages with reports before they were read",
 )
+RECONCILE_MS = 60_000  # after a new checkpoint: time for rules to become true again
 LOSS_SHOWN_MS = 3_600_000  # so that the alert is seen, although the pipeline has caught up
 HISTORY = rules.AlertRule(
     name="history-full",
@@ -70,6 +71,7 @@ class CommitState(msgspec.Struct):
     unpublished: list[messages.Alert] = msgspec.field(default_factory=list)
     unrecorded: list[messages.Alert] = msgspec.field(default_factory=list)
     recording: RecordedAlerts | None = None
+    run: str = ""  # the checkpoint whose state the alerts follow
 
 
 class HistoryWriter:
@@ -133,6 +135,10 @@ class BatchCommitter:
         self.alert_tracker = tracker.AlertTracker(
             (*known, HISTORY, LOSS), stored.alerts, forget_s=settings.forget_s
         )
+        # Alerts of a former checkpoint that were not evaluated since: the state of a new one cannot end them.
+        self._stored_run = stored.run or run
+        self._unconfirmed = set(self.alert_tracker.on()) if self._stored_run != run else set()
+        self._reconcile_at_ms: int | None = None
         self.sender = notifications.AlertNotificationSender(
             receivers, settings, unsent=stored.unsent, count=self.count
         )
@@ -172,6 +178,7 @@ class BatchCommitter:
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
         verdicts.append(self._about_loss(counts, clock_ms))
+        verdicts += self._reconcile(verdicts, clock_ms)
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
@@ -219,6 +226,18 @@ class BatchCommitter:
         for name, number in ((reason, rows), (query.explain_failure(error), 1)):
             counts[name] = counts.get(name, 0) + number
         self._log.error("history-not-written", error=error)
+
+    def _reconcile(self, verdicts: Sequence[tracker.RuleVerdict], clock_ms: int) -> list[tracker.RuleVerdict]:
+        """End alerts of a former checkpoint that were not evaluated again: their objects are gone."""
+        if self._stored_run == self._run or not clock_ms:
+            return []
+        self._unconfirmed -= {(verdict.rule, verdict.about) for verdict in verdicts}
+        if self._reconcile_at_ms is None:
+            self._reconcile_at_ms = clock_ms + max(RECONCILE_MS, 3 * self._window_ms)
+        if clock_ms < self._reconcile_at_ms:
+            return []
+        ended, self._unconfirmed, self._stored_run = sorted(self._unconfirmed), set(), self._run
+        return [tracker.RuleVerdict(rule, about, False, clock_ms) for rule, about in ended]
 
     def _about_loss(self, counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:
         if counts.get(shard_keys.LOST):
@@ -357,6 +376,7 @@ class BatchCommitter:
                 self._unpublished,
                 self._unrecorded,
                 self._recording,
+                self._stored_run,
             )
         )
         try:

@@ -46,6 +46,7 @@ class PipelineRequestHandler:
             server.RpcOperation("read.silences", self._read_silences),
             server.RpcOperation("read.latest", self._read_latest),
             server.RpcOperation("request.acknowledge", self._acknowledge, target=_target),
+            server.RpcOperation("request.resolve", self._resolve, target=_target),
             server.RpcOperation("request.silence", self._silence, target=_target),
             server.RpcOperation("request.unsilence", self._unsilence),
             server.RpcOperation("request.stop", self._end, what="pipeline-stop"),
@@ -94,6 +95,10 @@ class PipelineRequestHandler:
             await self._store(
                 self._committer.alert_tracker.acknowledge(rule, about, call.identity, _now_ms())
             )
+
+    async def _resolve(self, call: server.RpcCall, rule: str, about: str) -> None:
+        async with self._changing:
+            await self._store(self._committer.alert_tracker.resolve(rule, about, _now_ms()))
 
     async def _silence(
         self,

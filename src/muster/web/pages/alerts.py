@@ -22,9 +22,14 @@ async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]
             join(widgets.moment(alert.since_ms), f" ({widgets.relative_time(alert.since_ms)})"),
             widgets.number(alert.value, 2),
             alert.reason,
-            widgets.action_button(request, "acknowledge", "Acknowledge", rule=alert.rule, about=alert.about)
-            if alert.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
-            else "",
+            join(
+                widgets.action_button(
+                    request, "acknowledge", "Acknowledge", rule=alert.rule, about=alert.about
+                )
+                if alert.state in (messages.AlertState.FIRING, messages.AlertState.SILENCED)
+                else "",
+                widgets.action_button(request, "resolve", "Resolve", rule=alert.rule, about=alert.about),
+            ),
         ]
         for alert in shown
     ]

@@ -54,8 +54,14 @@ def pairs(text: str) -> dict[str, Any]:
     return values
 
 
+async def _resolve(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    body = _body(alerts.AlertBody, rule=fields["rule"], about=fields["about"])
+    await alerts.resolve(web, person, body)
+    return f"Resolved: {body.rule} {body.about}"
+
+
 async def _acknowledge(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
-    body = _body(alerts.AcknowledgeBody, rule=fields["rule"], about=fields["about"])
+    body = _body(alerts.AlertBody, rule=fields["rule"], about=fields["about"])
     await alerts.acknowledge(web, person, body)
     return f"Acknowledged: {body.rule} {body.about}"
 
@@ -154,6 +160,7 @@ async def _remove_login(web: request_state.WebState, person: sessions.LoginSessi
 
 ACTS: dict[str, Act] = {
     "acknowledge": _acknowledge,
+    "resolve": _resolve,
     "silence": _silence,
     "unsilence": _unsilence,
     "drain": _drain,

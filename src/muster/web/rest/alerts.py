@@ -19,7 +19,7 @@ from muster.web.rest.resources import StrictBody
 router = base.router("alerts")
 
 
-class AcknowledgeBody(StrictBody):
+class AlertBody(StrictBody):
     rule: str = Field(min_length=1, max_length=256)
     about: str = Field(min_length=1, max_length=256)
 
@@ -48,14 +48,24 @@ async def alerts(
 
 
 @router.post("/alerts/acknowledgements", summary="Acknowledge an alert", **base.answers(None, status=204))
-async def acknowledge(
-    web: request_state.Web, person: request_state.Person, body: AcknowledgeBody
-) -> Response:
+async def acknowledge(web: request_state.Web, person: request_state.Person, body: AlertBody) -> Response:
     await web.actions.run(
         person,
         "acknowledge",
         f"{body.rule} {body.about}",
         lambda bus: client.PipelineClient(bus).acknowledge(body.rule, body.about),
+        touches="alerts",
+    )
+    return Response(status_code=204)
+
+
+@router.post("/alerts/resolutions", summary="Resolve an alert", **base.answers(None, status=204))
+async def resolve(web: request_state.Web, person: request_state.Person, body: AlertBody) -> Response:
+    await web.actions.run(
+        person,
+        "resolve",
+        f"{body.rule} {body.about}",
+        lambda bus: client.PipelineClient(bus).resolve(body.rule, body.about),
         touches="alerts",
     )
     return Response(status_code=204)

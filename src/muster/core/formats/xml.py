@@ -1,4 +1,4 @@
-"""XML for gateways: a small tree type, read with limits and written with fixed prefixes.
+"""XML: a small tree type, read with limits and written with fixed prefixes.
 
 Input is UTF-8 without a document type or processing instructions (SOAP allows neither), and therefore without
 custom or external entities. Depth and the numbers of elements and attributes are limited during parsing, not
@@ -35,7 +35,7 @@ NCNAME = re.compile(r"[^\W\d][\w.\-]*\Z")
 
 
 class MalformedXml(errors.InvalidInput):
-    """Not XML, or XML that SOAP does not allow. ``reason`` is a label for a counter."""
+    """Not XML, or with a document type or processing instructions. ``reason`` is a label for a counter."""
 
     code = "malformed-xml"
 
@@ -290,11 +290,11 @@ class _Builder:
             content.append(text)
 
     def _doctype(self, *_: Any) -> None:
-        raise MalformedXml("a document type, which no SOAP message may have", reason="doctype")
+        raise MalformedXml("a document type, which is not accepted", reason="doctype")
 
     def _instruction(self, target: str, _: str) -> None:
         raise MalformedXml(
-            f"a processing instruction ({target[:40]!r}), which no SOAP message may have",
+            f"a processing instruction ({target[:40]!r}), which is not accepted",
             reason="processing-instruction",
         )
 

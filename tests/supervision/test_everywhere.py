@@ -161,14 +161,16 @@ def _loops_in_source() -> set[str]:
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            if called == "loop" and isinstance(node.args[0], ast.Constant | ast.JoinedStr):
+            if called == "loop":
                 found.add(f"{file.relative_to(ROOT).as_posix()}: {_pattern(node.args[0])}")
     return found
 
 
-def _pattern(name: ast.Constant | ast.JoinedStr) -> str:
+def _pattern(name: ast.expr) -> str:
     if isinstance(name, ast.Constant):
         return str(name.value)
+    if not isinstance(name, ast.JoinedStr):
+        return "*"
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in name.values)
 
 

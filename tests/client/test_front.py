@@ -22,11 +22,13 @@ import pytest
 
 import muster
 from muster import blocking
+from muster.app import file_formats
 from muster.client import history as client_history
 from muster.client import messages, rows, synchronous
 from muster.core import errors, health
 from muster.core import messages as messages_
 from muster.manage import protocol
+from muster.manage.adapters import plugins
 from muster.pipeline.history import data_files, delta, rollup_rows
 from muster.pipeline.history import tables as history_tables
 from tests.cli import driver
@@ -321,8 +323,11 @@ def test_a_program_is_an_agent_with_its_own_type_of_resources(m: synchronous.Mus
     m.fleet.delete("lamp-1", wait_s=WAIT_S)
     with pytest.raises(KeyError):
         m.fleet["lamp-1"]
+    assert "lamp" in file_formats.schema("manifest")["$defs"]["ManifestEntry"]["properties"]["type"]["enum"]
     with pytest.raises(errors.InvalidInput, match="not a subclass"):
         m.adapter("other")(dict)  # type: ignore[type-var]
+    m.close()
+    assert "lamp" not in plugins.names()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

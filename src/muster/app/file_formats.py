@@ -193,7 +193,9 @@ def schema(name: str) -> dict[str, Any]:
         known = plugins.names()
         entry["properties"]["type"]["enum"] = known
         entry["oneOf"] = [{"required": ["agent"]}, {"required": ["where"]}]
-        configs = {kind: plugins.load_adapter(kind).config_type for kind in known}
+        adapters: dict[str, type] = {kind: plugins.load_adapter(kind).config_type for kind in known}
+        # An adapter of a program may accept any mapping.
+        configs = {kind: config for kind, config in adapters.items() if issubclass(config, msgspec.Struct)}
         _, components = msgspec.json.schema_components(configs.values(), ref_template="#/$defs/{name}")
         definitions |= components
         entry["allOf"] = [

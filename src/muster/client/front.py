@@ -326,6 +326,7 @@ class AsyncMuster:
         if not hasattr(adapter, "config_type"):
             adapter.config_type = dict  # type: ignore[assignment]  # any configuration
         plugins.register(type_name, adapter)
+        self._stack.callback(plugins.unregister, type_name)
         self._adapters[type_name] = adapter
         if self._agent is not None:
             await self._agent.stop()

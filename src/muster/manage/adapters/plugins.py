@@ -35,6 +35,11 @@ def register(name: str, adapter: type[base.Adapter]) -> None:
     load_adapter.cache_clear()
 
 
+def unregister(name: str) -> None:
+    _registered.pop(name, None)
+    load_adapter.cache_clear()
+
+
 def names() -> list[str]:
     return sorted(
         {*BUILT_IN, *_registered, *(point.name for point in metadata.entry_points(group=ENTRY_POINTS))}

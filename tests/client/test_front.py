@@ -77,7 +77,9 @@ def test_the_examples_of_the_blocking_objects_are_true(part: type, m: synchronou
     assert runner.failures == 0
 
 
-@pytest.mark.parametrize("part", [muster.Message, muster.Rows, synchronous.open], ids=str)
+@pytest.mark.parametrize(
+    "part", [muster.Message, muster.Rows, synchronous.open], ids=["Message", "Rows", "open"]
+)
 def test_the_examples_without_a_domain_or_with_its_address_are_true(
     part: object, home: Path, monkeypatch: pytest.MonkeyPatch
 ):

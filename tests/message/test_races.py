@@ -795,6 +795,20 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
             await connection.request(protocol.MoveMessages(JOBS.name))
 
 
+async def test_a_message_that_is_rolled_back_may_return_through_another_consumer_of_the_session(
+    simulated_network: network.SimulatedNetwork, wall_clock: None
+):
+    net = simulated_network
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
+        both = [await session.consumer(JOBS, prefetch=1) for _ in range(2)]
+        await connection.session().producer(JOBS).send("job")
+        for _ in range(3):
+            taken = [*await received(both[0]), *await received(both[1])]
+            assert taken == ["job"]
+            await session.rollback()
+
+
 async def test_messages_whose_page_is_missing_in_the_log_hold_up_no_others(
     simulated_network: network.SimulatedNetwork, wall_clock: None, small_memory: None
 ):

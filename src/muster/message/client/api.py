@@ -430,10 +430,17 @@ class Session:
 
     async def _return_ending(self, _: object = None) -> None:
         """Return what is in `_ending`. What cannot be returned stays there, and is tried again later."""
-        for consumer in (*self.consumers, *self.closing):
-            received = [delivery for delivery in self._ending if delivery.consumer is consumer]
-            await consumer.redeliver(received)
-            self._remove_ending(received)
+        everyone = (*self.consumers, *self.closing)
+        try:
+            for consumer in everyone:  # a message may return through another consumer of the session
+                await consumer.pause()
+            for consumer in everyone:
+                received = [delivery for delivery in self._ending if delivery.consumer is consumer]
+                await consumer.give_back(received)
+                self._remove_ending(received)
+        finally:
+            for consumer in everyone:
+                await consumer.resume()
         self._ending.clear()  # of closed consumers of topics: there is nothing to return
         await self._detach_closing()
 

@@ -220,6 +220,21 @@ class Consumer:
 
     async def redeliver(self, received: list[ReceivedDelivery]) -> None:
         """Deliver again what the application did not acknowledge."""
+        try:
+            await self.pause()
+            await self.give_back(received)
+        finally:
+            await self.resume()
+
+    async def pause(self) -> None:
+        """Receive nothing until `resume`. A message that is given back may return at once, and would be taken
+        for one that the application still has.
+        """
+
+    async def resume(self) -> None:
+        pass
+
+    async def give_back(self, received: list[ReceivedDelivery]) -> None:
         for delivery in reversed(received):
             delivery.message.redelivered = True
             delivery.message.delivery_count += 1
@@ -335,8 +350,8 @@ class TopicConsumer(Consumer):
         super()._push_front(received)
         self._bytes += received.sequence
 
-    async def redeliver(self, received: list[ReceivedDelivery]) -> None:
-        await super().redeliver(received)
+    async def give_back(self, received: list[ReceivedDelivery]) -> None:
+        await super().give_back(received)
         self._bytes += sum(delivery.sequence for delivery in received)
 
     def revoked(self) -> None:
@@ -371,6 +386,7 @@ class DispatchedConsumer(Consumer):
         self.number = session.connection.next_number()
         self._prefetch = prefetch
         self._spent = 0
+        self._paused = False
         self._attach_request = protocol.AttachConsumer(
             session.connection.name,
             self.number,
@@ -389,9 +405,9 @@ class DispatchedConsumer(Consumer):
         """
         self._arrived.clear()
         self._spent = 0
-        return (
-            msgspec.structs.replace(self._attach_request, credit=0) if self.closed else self._attach_request
-        )
+        if self.closed or self._paused:
+            return msgspec.structs.replace(self._attach_request, credit=0)
+        return self._attach_request
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         if delivery.count and self._has(delivery.key, delivery.sequence):
@@ -443,7 +459,7 @@ class DispatchedConsumer(Consumer):
     def _grant(self) -> None:
         spent, self._spent = self._spent, 0
         connection = self.session.connection
-        if spent:
+        if spent and not self._paused:
             connection.spawn(connection.notify(protocol.GrantCredit(connection.name, self.number, spent)))
 
     def _on_expired(self, received: ReceivedDelivery) -> None:
@@ -459,14 +475,22 @@ class DispatchedConsumer(Consumer):
         await connection.outbox.wait_idle()  # acknowledgements make room for more
         await connection.request(protocol.Ping(connection.name, [self.number]))
 
-    async def redeliver(self, received: list[ReceivedDelivery]) -> None:
-        connection = self.session.connection
-        await connection.outbox.wait_idle()
+    async def pause(self) -> None:
+        await self.session.connection.outbox.wait_idle()
+        self._paused = True
         await self._stop()
+
+    async def resume(self) -> None:
+        connection = self.session.connection
+        if self._paused and not self.closed:
+            with contextlib.suppress(errors.Unavailable):  # it is attached again, with its credit
+                await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
+        self._paused = False
+
+    async def give_back(self, received: list[ReceivedDelivery]) -> None:
+        connection = self.session.connection
         if seen := by_key(received):
             await connection.request(protocol.ReleaseMessages(connection.name, seen, counted=True))
-        if not self.closed:
-            await connection.notify(protocol.GrantCredit(connection.name, self.number, self._prefetch))
 
     async def _stop(self, timeout_s: float | None = None) -> None:
         """Stop deliveries, and release prefetched messages to other consumers."""

@@ -14,6 +14,7 @@ from muster.inform import client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
 from muster.inform.node import shared_rounds
+from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
 
@@ -189,22 +190,20 @@ async def test_a_lease_ends_for_all_nodes_at_once_whatever_their_clocks_say(simu
     def wrong_ns() -> int:
         return int(net.now_ns() + ahead_s * 1_000_000_000)
 
-    p = await node_node.start(await net.connect("p"), settings=ALONE, now_ns=wrong_ns)
-    q = await node_node.start(await net.connect("q"), settings=ALONE, now_ns=net.now_ns)
+    both = msgspec.structs.replace(ALONE, replicas=2)
+    p = await node_node.start(await net.connect("p"), settings=both, now_ns=wrong_ns)
+    q = await node_node.start(await net.connect("q"), settings=both, now_ns=net.now_ns)
+    await eventually(lambda: bool(p.state.directory.nodes and q.state.directory.nodes))
     bus = await net.connect("ann")
-    near = {name: client.InformClient(bus, node=name) for name in "pq"}
-    for writer in "pq":
-        await near[writer].put(writer, b"v", lease_s=60.0)
+    written = await client.InformClient(bus, node="p").put("k", b"v", lease_s=60.0, ack="replicated")
+    assert (written.primary, written.replicas) == ("p", 2)
+    await p.close()  # it can end the lease no more
+    ann = client.InformClient(bus, node="q")
     await asyncio.sleep(50.0)
-    for reader in "pq":
-        for key in "pq":
-            read = await near[reader].get(key, max_staleness_s=0)
-            assert read.value == b"v"
-            assert 0 < read.lease_left_s < 11
+    read = await ann.get("k")
+    assert read.value == b"v"
+    assert 0 < read.lease_left_s < 11
     await asyncio.sleep(11.0)
-    for reader in "pq":
-        for key in "pq":
-            with pytest.raises(errors.NotFound):
-                await near[reader].get(key, max_staleness_s=0)
-    for node in (p, q):
-        await node.close()
+    with pytest.raises(errors.NotFound):
+        await ann.get("k")
+    await q.close()

@@ -39,7 +39,7 @@ def test_commands_and_their_options_complete():
     assert completed("muster br", 1) == ["broker"]
     assert completed("muster broker li", 2) == ["list", "link"]
     assert "--links" in completed("muster broker list --l", 3)
-    assert completed("muster status -o ", 3) == ["table", "json", "yaml"]
+    assert completed("muster status -o ", 3) == ["table", "wide", "json", "yaml"]
 
 
 def test_names_of_profiles_complete(tmp_path: Path):

@@ -311,9 +311,9 @@ class ManageClient:
             await self._bus.flush()
             yield received()
 
-    async def watch(self) -> AsyncIterator[protocol.ResourceStateChange]:
-        """Changes of health only."""
-        async for event in self.subscribe():
+    async def watch(self, *names: str, where: str = "") -> AsyncIterator[protocol.ResourceStateChange]:
+        """Changes of health only; ``names`` and ``where`` as in `subscribe`."""
+        async for event in self.subscribe(*names, where=where):
             if isinstance(event, protocol.ResourceStateChange):
                 yield event
 

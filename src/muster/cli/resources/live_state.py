@@ -98,14 +98,28 @@ def targets(invocation: command.Invocation, expression: str, to: connection.Conn
     )
 
 
-@click.command(cls=command.MusterCommand, examples=[("muster watch", "until Ctrl-C")])
+@click.command(
+    cls=command.MusterCommand,
+    examples=[
+        ("muster watch", "until Ctrl-C"),
+        ("muster watch web-1 web-2", ""),
+        (
+            "muster watch --where \"state = 'failed'\"",
+            "fields: resource, state, was, reason, manager",
+        ),
+    ],
+)
+@click.argument("names", nargs=-1)
+@click.option("--where", default="", metavar="PREDICATE", help="Only changes that match this predicate.")
 @connection.options
 @command.pass_invocation
-def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
+def watch(
+    invocation: command.Invocation, names: tuple[str, ...], where: str, to: connection.ConnectionOptions
+) -> None:
     """Print each change of a resource's state as it happens."""
 
     async def work(fleet: client.ManageClient) -> None:
-        async for change in fleet.watch():
+        async for change in fleet.watch(*names, where=where):
             facts = {
                 "resource": change.resource,
                 "state": change.state.value,

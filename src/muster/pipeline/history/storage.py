@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import re
 import uuid
@@ -143,7 +144,7 @@ def write_file(root: Root, path: str, write: Any) -> int:
     folder = local_path(root)
     with translated(f"{join(root)}/{path}"):
         if folder is None:
-            return _write_object(filesystem(root), path, write)
+            return _write_object(root, path, write)
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -158,10 +159,23 @@ def write_file(root: Root, path: str, write: Any) -> int:
             raise
 
 
-def _write_object(store: Any, path: str, write: Any) -> int:
-    with store.open_output_stream(path) as stream:
-        write(stream)
-        return int(stream.tell())
+def _write_object(root: Root, path: str, write: Any) -> int:
+    """Upload an object whose content is made in memory: it appears when it is complete."""
+    content = io.BytesIO()
+    write(content)
+    data = content.getvalue()
+    url = delta_url(root)
+    if scheme_of(url) in CHECKPOINT_ONLY:
+        with filesystem(root).open_output_stream(path) as stream:
+            stream.write(data)
+        return len(data)
+    from deltalake._internal import DeltaFileSystemHandler
+
+    # Not through pyarrow: its streams pass buffers, and delta-rs accepts only bytes.
+    target = DeltaFileSystemHandler(url).open_output_stream(path)
+    target.write(data)
+    target.close()
+    return len(data)
 
 
 def replace_file(root: Root, path: str, data: bytes) -> None:
@@ -169,7 +183,7 @@ def replace_file(root: Root, path: str, data: bytes) -> None:
     folder = local_path(root)
     with translated(f"{join(root)}/{path}"):
         if folder is None:
-            _write_object(filesystem(root), path, lambda file: file.write(data))
+            _write_object(root, path, lambda file: file.write(data))
             return
         folder.mkdir(parents=True, exist_ok=True)
         files.write(folder / path, data)

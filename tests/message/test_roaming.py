@@ -99,7 +99,7 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
     async def at(gateway: amqp_gateway.AmqpGateway, count: int) -> list[str]:
         raw, found = await asyncio.to_thread(read, gateway.port, count)
         (bridge,) = gateway.connections
-        await eventually.eventually(lambda: len(bridge._unsettled) == min(count, 2))
+        await eventually.eventually(lambda: len(bridge.outcomes._unsettled) == min(count, 2))
         await bridge.jms.outbox.wait_idle()  # confirmed; and then it vanishes
         raw.socket.close()
         await eventually.eventually(lambda: not gateway.connections and not gateway.tasks.pending)

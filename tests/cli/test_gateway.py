@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -85,7 +86,7 @@ def test_without_the_amqp_engine_set_up_says_what_is_missing_and_the_rest_works(
 
 
 @contextlib.contextmanager
-def _serving(home: Path, *arguments: str) -> Iterator[dict[str, str]]:
+def _serving(home: Path, *arguments: str) -> Iterator[dict[str, Any]]:
     """A gateway, and what it tells of itself."""
     gateway = subprocess.Popen(
         driver.command_line("gateway", *arguments, "-o", "json"),
@@ -110,8 +111,12 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
         "gateway", "password", "vic", "--role", "viewer", home=home, stdin="another secret\n"
     )
     assert looks.code == 0, looks.err
-    with _serving(home, "amqp", "--anonymous", "guest") as told:
+    with _serving(home, "amqp", "--anonymous", "guest", "--processes", "2") as told:
+        assert told["processes"] == 2
         port = int(told["url"].rpartition(":")[2])
+        second = driver.quick("gateway", "amqp", "--port", str(port), "--processes", "2", home=home)
+        assert second.code == 5
+        assert "is in use" in second.err
         for name, login in (
             ("ann", raw_client.plain("ann", "a long secret")),
             ("guest", raw_client.LOGIN),

@@ -41,21 +41,28 @@ def gateway() -> None:
     examples=[
         ("muster gateway amqp --port 5672", "Java clients connect to amqp://127.0.0.1:5672"),
         ("muster gateway amqp --port 5671 --host 0.0.0.0 --cert gateway.pem --key gateway.key", "amqps://"),
-        ("muster gateway amqp --port 5672 --share-port", "one of several processes on the same port"),
+        ("muster gateway amqp --port 5672 --processes 1", "leave the other cores to others"),
     ]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
 @click.option("--cert", type=_PATH, help="Certificate: clients then connect with TLS.")
 @click.option("--key", type=_PATH, help="Its private key.")
-@click.option("--share-port", is_flag=True, help="Share the port with other processes that use this option.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    show_default="one for each core; with --share-port, 1",
+    help="Number of processes that serve the port. The kernel distributes the clients among them.",
+)
+@click.option("--share-port", is_flag=True, help="Share the port with other gateways that use this option.")
+@click.option("--worker", is_flag=True, hidden=True)
 @click.option("--anonymous", metavar="IDENTITY", help="Identity of anonymous clients.")
 @click.option(
     "--per-address",
     type=click.IntRange(0),
     default=1000,
     show_default=True,
-    help="Maximum connections per client address; 0: unlimited, for clients behind a proxy.",
+    help="Maximum connections per client address and process; 0: unlimited, for clients behind a proxy.",
 )
 @command.pass_invocation
 def amqp(
@@ -64,7 +71,9 @@ def amqp(
     port: int,
     cert: Path | None,
     key: Path | None,
+    processes: int | None,
     share_port: bool,
+    worker: bool,
     anonymous: str | None,
     per_address: int,
 ) -> None:
@@ -72,7 +81,28 @@ def amqp(
 
     Clients log in with the passwords of `muster gateway password` and act on the bus with their own identity.
     """
-    command.run(_serve(invocation, host, port, cert, key, share_port, anonymous, per_address), fast=True)
+    from muster.app.supervisor import port_workers
+
+    if processes is None:
+        processes = 1 if share_port or worker else port_workers.usable_cores()
+    if processes == 1:
+        serving = _serve(
+            invocation,
+            host,
+            port,
+            cert,
+            key,
+            anonymous,
+            per_address,
+            share_port=share_port or worker,
+            worker=worker,
+        )
+        command.run(serving, fast=True)
+        return
+    arguments = ["--host", host, "--per-address", str(per_address)]
+    for option, value in (("--cert", cert), ("--key", key), ("--anonymous", anonymous)):
+        arguments += [option, str(value)] if value is not None else []
+    command.run(_serve_processes(invocation, host, port, cert, arguments, processes, share_port=share_port))
 
 
 @gateway.command(
@@ -151,36 +181,90 @@ def password(invocation: command.Invocation, name: str, role: str) -> None:
     invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
 
 
+def _check_amqp(host: str, cert: Path | None) -> None:
+    """Check what does not depend on the domain."""
+    import importlib.util
+
+    from muster.core import errors
+
+    if importlib.util.find_spec("proton") is None:
+        raise errors.MissingDependency(
+            "the AMQP gateway needs python-qpid-proton, which is not installed",
+            hint="pip install 'muster-fabric[amqp]'; where no wheel fits, that needs a C compiler",
+        )
+    if cert is None and host not in ("127.0.0.1", "::1", "localhost"):
+        raise errors.Refused(
+            f"without TLS, passwords would be sent unencrypted to {host}", hint="give --cert and --key"
+        )
+
+
+def _url(host: str, port: int, cert: Path | None) -> str:
+    return f"{'amqp' if cert is None else 'amqps'}://{host}:{port}"
+
+
+async def _serve_processes(
+    invocation: command.Invocation,
+    host: str,
+    port: int,
+    cert: Path | None,
+    arguments: list[str],
+    processes: int,
+    *,
+    share_port: bool,
+) -> None:
+    """Run workers that share the port."""
+    import sys
+
+    from muster.app.supervisor import port_workers
+    from muster.core.telemetry import metrics
+
+    _check_amqp(host, cert)
+    measure = metrics.Metrics(process=True)
+    await _domain(invocation, measure)
+    common = ["-o", "json"]
+    for option, value in (("--home", invocation.home), ("--profile", invocation.profile)):
+        common += [option, str(value)] if value is not None else []
+    worker = [sys.executable, "-m", "muster", *common, "gateway", "amqp", "--worker", *arguments]
+    async with (
+        port_workers.PortWorkers(worker, host, port, processes, share_port=share_port) as workers,
+        foreground.serve_until_signal(invocation, None, measure, process=f"amqp-{workers.port}") as stop,
+    ):
+        measure.gauge("amqp_processes", "Number of processes that serve the port.").read_from(
+            lambda: float(workers.running)
+        )
+        facts = {"url": _url(host, workers.port, cert), "processes": processes}
+        invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
+        await stop.wait()
+
+
 async def _serve(
     invocation: command.Invocation,
     host: str,
     port: int,
     cert: Path | None,
     key: Path | None,
-    share_port: bool,
     anonymous: str | None,
     per_address: int,
+    *,
+    share_port: bool,
+    worker: bool,
 ) -> None:
+    """Serve in this process. ``worker``: until standard input is closed."""
     import asyncio
     import functools
     import os
 
     from muster.app.components import dispatcher
     from muster.app.operations import audit
-    from muster.core import errors
     from muster.core.net import tls
     from muster.core.telemetry import metrics
     from muster.supervision import tasks
     from muster.trust import certificates
     from muster.trust.login import password_checker
 
-    try:
-        from muster.gateways.amqp import gateway as amqp_gateway
-    except ModuleNotFoundError as error:
-        raise errors.MissingDependency(
-            "the AMQP gateway needs python-qpid-proton, which is not installed",
-            hint="pip install 'muster-fabric[amqp]'; where no wheel fits, that needs a C compiler",
-        ) from error
+    _check_amqp(host, cert)
+    from muster.gateways.amqp import gateway as amqp_gateway
+
     measure = metrics.Metrics(process=True)
     config = config_.load(invocation)
     folder = config.domain.folder
@@ -192,13 +276,7 @@ async def _serve(
     async def connect_without_echo(login: passwords.PasswordLogin) -> api.Bus:
         return await connect_as(login.name, login.role, echo=False)
 
-    tls_context = None
-    if cert is not None:
-        tls_context = await asyncio.to_thread(tls.for_server, cert, key)
-    elif host not in ("127.0.0.1", "::1", "localhost"):
-        raise errors.Refused(
-            f"without TLS, passwords would be sent unencrypted to {host}", hint="give --cert and --key"
-        )
+    tls_context = None if cert is None else await asyncio.to_thread(tls.for_server, cert, key)
     async with (
         audit.FailedLogins(folder, "amqp") as failed,
         amqp_gateway.AmqpGateway(
@@ -225,16 +303,19 @@ async def _serve(
         measure.gauge("amqp_connections", "Number of connected clients.").read_from(
             lambda: float(len(started.connections))
         )
-        scheme = "amqp" if tls_context is None else "amqps"
-        facts = {"url": f"{scheme}://{host}:{started.port}"}
+        facts = {"url": _url(host, started.port, cert)}
         invocation.printer.done(facts, f"serving {facts['url']}; Ctrl-C ends it")
         supervisor = tasks.TaskSupervisor("AMQP listener")
         if tls_context is not None and cert is not None:
             served = tls.RenewableTls(tls_context, cert, key)
             supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
+        if worker:
+            asyncio.get_running_loop().add_reader(0, stop.set)  # nothing is sent: it was closed
         try:
             await stop.wait()
         finally:
+            if worker:
+                asyncio.get_running_loop().remove_reader(0)
             await supervisor.close()
 
 

@@ -1,0 +1,112 @@
+"""Several processes that serve one port: the kernel distributes the connections among them (SO_REUSEPORT).
+
+Each process is restarted when it ends. All end with the process that started them, however that ends: it
+holds the other end of their standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+from muster.core import errors
+from muster.supervision import children, tasks
+
+
+def usable_cores() -> int:
+    """The number of processes that are useful on this machine; one where ports cannot be shared."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+
+
+class PortWorkers:
+    """``command`` starts a worker, which gets the option ``--port`` in addition. A worker listens with
+    SO_REUSEPORT, prints a line when it is ready, and ends when its standard input is closed.
+
+    ``port`` 0: a free one. ``share_port``: processes of other users of this class may serve it too.
+    """
+
+    def __init__(
+        self, command: Sequence[str], host: str, port: int, count: int, *, share_port: bool = False
+    ) -> None:
+        self._command = command
+        self._host = host
+        self.port = port
+        self._share_port = share_port
+        self._reserved: socket.socket | None = None
+        self._tasks = tasks.TaskSupervisor("output of workers")
+        self._workers = [
+            children.ChildSupervisor(f"worker {number}", self._launch) for number in range(count)
+        ]
+
+    async def __aenter__(self) -> Self:
+        self._reserved = self._reserve()
+        self.port = self._reserved.getsockname()[1]
+        try:
+            await asyncio.gather(*(worker.start() for worker in self._workers))
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+        await self._tasks.close()
+        if self._reserved is not None:
+            self._reserved.close()
+
+    @property
+    def running(self) -> int:
+        return sum(worker.state is children.ChildState.RUNNING for worker in self._workers)
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def _reserve(self) -> socket.socket:
+        """Bind the port without listening, so that it remains ours while no worker listens."""
+        family, _, _, _, address = socket.getaddrinfo(self._host, self.port, type=socket.SOCK_STREAM)[0]
+        try:
+            if not self._share_port:  # fails if another process serves it, even one that shares it
+                with socket.socket(family, socket.SOCK_STREAM) as probe:
+                    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    probe.bind(address)
+            reserved = socket.socket(family, socket.SOCK_STREAM)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reserved.bind(address)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise errors.Unavailable(f"port {self.port} of {self._host} is in use") from error
+            raise errors.Unavailable(f"port {self.port} of {self._host} cannot be used: {error}") from error
+        return reserved
+
+    async def _launch(self) -> asyncio.subprocess.Process:
+        process = await asyncio.create_subprocess_exec(
+            *self._command,
+            "--port",
+            str(self.port),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a Ctrl-C of the terminal is for this process only
+        )
+        assert process.stdout is not None
+        try:
+            ready = await process.stdout.readline()
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        if not ready:
+            raise errors.Unavailable(f"a process for port {self.port} ended with code {await process.wait()}")
+        self._tasks.spawn("output", _discard(process.stdout))
+        return process
+
+
+async def _discard(output: asyncio.StreamReader) -> None:
+    while await output.read(1 << 16):
+        pass

@@ -1,0 +1,97 @@
+"""Several processes on one port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from muster.app.supervisor import port_workers
+from muster.core import errors
+from muster.testing import child_process
+from muster.testing.eventually import eventually
+
+HOST = "127.0.0.1"
+WORKER = """
+import os, socket, sys, threading
+listener = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), reuse_port=True)
+def serve():
+    while True:
+        client, _ = listener.accept()
+        with client:
+            client.sendall(str(os.getpid()).encode())
+threading.Thread(target=serve, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+PARENT = f"""
+import asyncio, sys
+from muster.app.supervisor import port_workers
+async def main():
+    async with port_workers.PortWorkers([sys.executable, "-c", {WORKER!r}], "127.0.0.1", 0, 2) as workers:
+        print(*workers.pids, flush=True)
+        await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+def workers(count: int, port: int = 0, *, share_port: bool = False) -> port_workers.PortWorkers:
+    return port_workers.PortWorkers([sys.executable, "-c", WORKER], HOST, port, count, share_port=share_port)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process runs. It may have ended without a parent that takes note."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def served_by(port: int) -> int:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    pid = int(await reader.read())
+    writer.close()
+    await writer.wait_closed()
+    return pid
+
+
+async def test_connections_are_distributed_and_a_killed_worker_is_replaced():
+    async with workers(2) as serving:
+        first = serving.pids
+
+        async def served_by_all() -> bool:
+            return {await served_by(serving.port) for _ in range(20)} == set(serving.pids)
+
+        await eventually(served_by_all)
+        os.kill(first[0], signal.SIGKILL)
+        await eventually(lambda: serving.running == 2 and first[0] not in serving.pids)
+        assert first[1] in serving.pids
+        await eventually(served_by_all)
+        pids = serving.pids
+    assert not any(runs(pid) for pid in pids)
+
+
+async def test_a_port_is_shared_with_other_gateways_only_on_request():
+    async with workers(1, share_port=True) as serving:
+        with pytest.raises(errors.Unavailable, match=f"port {serving.port} of {HOST} is in use"):
+            async with workers(1, serving.port):
+                pass
+        async with workers(1, serving.port, share_port=True) as other:
+            assert other.port == serving.port
+
+
+async def test_a_worker_that_cannot_start_is_reported():
+    failing = port_workers.PortWorkers([sys.executable, "-c", "raise SystemExit(3)"], HOST, 0, 2)
+    with pytest.raises(errors.Unavailable, match="ended with code 3"):
+        async with failing:
+            pass
+
+
+async def test_workers_end_with_the_process_that_started_them(tmp_path: Path):
+    async with await child_process.start(sys.executable, "-c", PARENT, cwd=tmp_path) as parent:
+        pids = [int(pid) for pid in (await parent.line(r"^(\d+) (\d+)$")).groups()]
+        assert len(pids) == 2
+        await parent.kill()
+    await eventually(lambda: not any(runs(pid) for pid in pids))

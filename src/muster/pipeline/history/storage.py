@@ -174,7 +174,7 @@ def _write_object(root: Root, path: str, write: Any) -> int:
     # Not through pyarrow: its streams pass buffers, and delta-rs accepts only bytes.
     target = DeltaFileSystemHandler(url).open_output_stream(path)
     target.write(data)
-    target.close()
+    target.close()  # type: ignore[attr-defined] # missing in its stub
     return len(data)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from muster.gateways.amqp.protocol import frames, sasl
-from muster.message.amqp_format import amqp_types, message_codec
+from muster.message.amqp_format import amqp_types, fast_path, message_codec
 
 CREDIT = 1000
 TOPIC, QUEUE = "topic:bench/amqp", "queue:bench-amqp"
@@ -151,7 +151,7 @@ def message(size: int, persistent: bool) -> bytes:
         header
         + amqp_types.section(amqp_types.ANNOTATIONS, amqp_types.mapping(annotations, symbols=True))
         + amqp_types.section(amqp_types.PROPERTIES, amqp_types.sequence(properties))
-        + message_codec._body_section("b", b"x" * size)
+        + fast_path.body_section("b", b"x" * size)
     )
 
 

@@ -28,7 +28,7 @@ WAIT_S = 60.0
 #: Their registry writes down what they do.
 RECORDED_BY_THE_SERVICE = {
     *("agent approve", "agent token", "chaos kill", "pipeline stop"),
-    *("alert ack", "alert maintenance", "alert silence", "alert unsilence", "notify define"),
+    *("alert ack", "alert resolve", "alert maintenance", "alert silence", "alert unsilence", "notify define"),
     *("broker link", "broker start", "broker stop", "broker unlink", "message move", "message purge"),
     "agent forget",
     "apply",
@@ -46,7 +46,8 @@ NO_ACTS = {
     *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "activity", "authority list"),
     *("broker list", "broker trust", "capacity", "channel", "chaos list", "completion", "config print"),
     *("config validate", "creds list", "creds show", "demo", "describe", "diff", "doctor"),
-    *("gateway amqp", "gateway wsman", "get", "history", "inform find", "inform get", "inform history"),
+    *("history", "history export", "history search", "message scheduled", "schema", "sql", "systemd"),
+    *("gateway amqp", "gateway wsman", "get", "inform find", "inform get", "inform history"),
     *("inform node",),
     *("inform nodes", "inform service find", "inform service show", "inform session status"),
     *("inform watch", "inform where", "init", "logs", "message browse", "message dead-letters"),

@@ -28,11 +28,16 @@ def title(name: str) -> str:
     """The title of a column, without the unit."""
     name = name.removesuffix("?")
     shown = _TITLES.get(name) or name
-    if shown.endswith("_per_s"):
-        return shown.removesuffix("_per_s").replace("_", " ") + "/s"
+    if _is_rate(shown):
+        return shown.removesuffix("_s").removesuffix("_per").removesuffix("_bytes").replace("_", " ") + "/s"
     for unit in ("_ms", "_bytes", "_percent", "_s", "_at"):
         shown = shown.removesuffix(unit)
     return shown.replace("_", " ")
+
+
+def _is_rate(name: str) -> bool:
+    """Of metrics: ``orders_s`` cannot be told from a duration."""
+    return name.endswith(("_per_s", "_bytes_s")) or name in ("rows_s", "reports_s")
 
 
 def cell(name: str, value: Any, *, now_s: float | None = None) -> str:
@@ -69,7 +74,9 @@ def _number(name: str, value: float, now_s: float) -> str:
         return format_bytes(value)
     if name.endswith("_percent"):
         return f"{value:,.1f} %"
-    if name.endswith(("_s", "_ms")) and not name.endswith("_per_s"):
+    if name.endswith("_bytes_s"):
+        return format_bytes(value)
+    if name.endswith(("_s", "_ms")) and not _is_rate(name):
         return format_seconds(value if name.endswith("_s") else value / 1000)
     if isinstance(value, int):
         return str(value)

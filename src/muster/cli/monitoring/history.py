@@ -234,7 +234,10 @@ def export(
     invocation.printer.done({"rows": count, "file": str(to)}, f"wrote {count:,} rows to {to}")
 
 
-@history.command(examples=[("muster history forget web-7", ""), ("muster history forget web-7 --purge", "")])
+@history.command(
+    acts=("history-forget", "{machine}"),
+    examples=[("muster history forget web-7", ""), ("muster history forget web-7 --purge", "")],
+)
 @click.argument("machine")
 @click.option(
     "--purge",

@@ -94,7 +94,7 @@ class Backlog:
         self.delivered = 0
         self.expired = 0
         self.matched = 0  # accepted by a selector
-        self.rejected = 0  # accepted by no consumer that was present
+        self.rejected = 0  # compared with selectors, and accepted by none of them
         self._finishing: dict[int, int | None] = {}  # with the level, if known
         self._waiting = lines.PriorityNumbers()
         self._lines: dict[str | None, lines.SelectorLine] = {None: lines.SelectorLine(None, self._waiting)}
@@ -202,8 +202,12 @@ class Backlog:
 
     def scan(self, line: lines.SelectorLine, number: int, meta: messages.MessageMeta) -> None:
         """Compare the selector of a line with a message that was indexed before the line existed."""
-        if number in self.pending and selectors.accepts(line.selector, meta):
+        if number not in self.pending:
+            return
+        if selectors.accepts(line.selector, meta):
             line.numbers.add(lines.level_of(meta), number)
+        elif not self._lines[None].users:
+            self.rejected += 1
 
     def scanned(self, line: lines.SelectorLine) -> None:
         """All earlier messages have been compared."""

@@ -144,3 +144,23 @@ async def test_closing_twice_does_not_interrupt_the_cleanup():
     await asyncio.sleep(0.1)
     await asyncio.gather(supervisor.close(), supervisor.close())
     assert ended == [True]
+
+
+async def test_a_cancelled_loop_does_nothing_further():
+    """Not even with what had arrived: its successor may handle that already."""
+    arrived: asyncio.Queue[int] = asyncio.Queue()
+    handled = []
+
+    async def handle() -> None:
+        while True:
+            handled.append(await arrived.get())
+
+    supervisor = tasks.TaskSupervisor("test")
+    loop = supervisor.loop("handler", handle)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    arrived.put_nowait(1)
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert handled == []
+    await supervisor.close()

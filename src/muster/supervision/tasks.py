@@ -20,7 +20,6 @@ counted only.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import functools
 import weakref
@@ -68,7 +67,8 @@ class TaskSupervisor:
         self._policy = policy
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: dict[str, asyncio.Task[None]] = {}
-        self._runs: dict[str, asyncio.Future[None]] = {}  # the current run of each loop
+        self._runs: dict[str, asyncio.Task[None]] = {}  # loops that run at the moment
+        self._injected: dict[asyncio.Task[None], Exception] = {}
         self._problems: dict[str, tuple[str, float]] = {}  # by loop: the last failure and its time
 
     def loop(
@@ -127,9 +127,9 @@ class TaskSupervisor:
 
     def inject(self, name: str, error: Exception) -> None:
         """Fail the current run of a loop with ``error``, as drills and tests do."""
-        run = self._runs[name]
-        if not run.done():
-            run.set_exception(error)
+        task = self._runs[name]
+        self._injected[task] = error
+        task.cancel()
 
     def cancel(self) -> list[asyncio.Task[Any]]:
         """Cancel all tasks without waiting for their end; returns them."""
@@ -165,39 +165,38 @@ class TaskSupervisor:
         crashes = backoff.CrashHistory(self._policy)
         while True:
             crashes.started(clock())
-            try:
-                await self._run_once(name, run)
+            error = await self._run_once(name, run)
+            if error is None or (self._handles is not None and self._handles(error)):
                 return
-            except Exception as error:  # noqa: BLE001  (every exception is logged, counted and shown)
-                if self._handles is not None and self._handles(error):
-                    return
-                self._count_failure(name)
-                if on_failure is OnFailure.FATAL:
-                    events.error("task-failed", owner=self.owner, task=name, fatal=True, error=error)
-                    self._fail(error)
-                    return
-                delay_s = crashes.crashed(clock()) or 0.0
-                events.error("task-failed", owner=self.owner, task=name, restart_s=delay_s, error=error)
-                self._problems[name] = (_text(error), clock())
-                await asyncio.sleep(delay_s)
+            self._count_failure(name)
+            if on_failure is OnFailure.FATAL:
+                events.error("task-failed", owner=self.owner, task=name, fatal=True, error=error)
+                self._fail(error)
+                return
+            delay_s = crashes.crashed(clock()) or 0.0
+            events.error("task-failed", owner=self.owner, task=name, restart_s=delay_s, error=error)
+            self._problems[name] = (_text(error), clock())
+            await asyncio.sleep(delay_s)
 
-    async def _run_once(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
-        injected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        work = asyncio.ensure_future(run())
-        self._runs[name] = injected
+    async def _run_once(self, name: str, run: Callable[[], Awaitable[None]]) -> Exception | None:
+        """The error of a run. It is part of the task of the loop: a cancelled loop does nothing further."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._runs[name] = task
         try:
-            await asyncio.wait((work, injected), return_when=asyncio.FIRST_COMPLETED)
-            if injected.done():
-                injected.result()
-            await work
+            await run()
+        except asyncio.CancelledError:
+            injected = self._injected.pop(task, None)
+            if injected is None:
+                raise
+            task.uncancel()
+            return injected
+        except Exception as error:  # noqa: BLE001  (every exception is logged, counted and shown)
+            return error
         finally:
-            if self._runs.get(name) is injected:
+            if self._runs.get(name) is task:
                 del self._runs[name]
-            injected.cancel()
-            if not work.done():
-                work.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await work
+        return None
 
     def _report(self, name: str, on_failure: OnFailure | None, ended: asyncio.Task[Any]) -> None:
         if ended.cancelled() or (error := ended.exception()) is None:

@@ -145,7 +145,7 @@ class DurableEvents:
         self._following = self._common.tasks.loop("event log", self._follow)
 
     async def _follow(self) -> None:
-        first = self._followed + 1
+        first = self._followed + 1  # after a failure as well
         while True:
             try:
                 async with self._events.follow(first, gaps=True) as following:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ HEAD_TIMEOUT_S = 10.0
 HANDSHAKE_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 20.0
 _MALFORMED = (
-    b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n%s\n"
+    b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/problem+json\r\nConnection: close\r\n\r\n%s\n"
 )
 
 
@@ -139,7 +140,14 @@ class AsgiProtocol(h11_impl.H11Protocol):
         self._refused = True
         cycle: h11_impl.RequestResponseCycle | None = self.cycle
         if cycle is None or cycle.response_complete:
-            self.transport.write(_MALFORMED % error.message.encode())
+            problem = {
+                "type": f"urn:muster:error:{error.code}",
+                "title": error.code.replace("-", " "),
+                "status": 400,
+                "detail": error.message,
+                "code": error.code,
+            }
+            self.transport.write(_MALFORMED % json.dumps(problem).encode())
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

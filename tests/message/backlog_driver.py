@@ -33,7 +33,7 @@ class DrivenBacklog(backlog.Backlog):
             self.scanned(line)
         instructions = self.pump(now_ms, self.lookup)
         while self.is_blocked:
-            wanted = self.wanted(self._in_memory or 1, self.lookup)
+            wanted = self.next_to_read(self._in_memory or 1, self.lookup)
             assert wanted, "a blocked line needs a message"
             self.reads += len(wanted)
             self._loaded = dict.fromkeys(wanted)

@@ -96,7 +96,7 @@ def test_a_deep_queue_is_delivered_by_priority_and_selector(depth: int):
     source.arrive(depth + 2, RARE)
     source.credit(A, 99)
     assert source.pump(0, lambda number: None) == []
-    assert source.wanted(3, lambda number: None) == [4 * step, 5 * step, 6 * step]
+    assert source.next_to_read(3, lambda number: None) == [4 * step, 5 * step, 6 * step]
     source.unblock()
     rare[depth + 2] = RARE
     assert numbers_of(source.pump(0, get)) == [*range(4 * step, depth + 1, step), depth + 2]

@@ -262,8 +262,8 @@ def _table(
 
 def _metas(annotation: Any) -> list[msgspec.Meta]:
     """Also those of the members of a union, as of ``Annotated[int, …] | None``."""
-    found = sections.metas(annotation)
-    return found or [meta for part in typing.get_args(annotation) for meta in sections.metas(part)]
+    own = sections.metas(annotation)
+    return own or [meta for part in typing.get_args(annotation) for meta in sections.metas(part)]
 
 
 def _kind(annotation: Any) -> str:

@@ -36,7 +36,7 @@ def title(name: str) -> str:
 
 
 def _is_rate(name: str) -> bool:
-    """Of metrics: ``orders_s`` cannot be told from a duration."""
+    """The name of a metric such as ``orders_s`` does not distinguish a rate from a duration."""
     return name.endswith(("_per_s", "_bytes_s")) or name in ("rows_s", "reports_s")
 
 

@@ -62,17 +62,17 @@ class AsyncContexts:
         self, where: str = "TRUE", *, limit: int = LIMIT, after: str = ""
     ) -> rows.Rows[protocol.Context]:
         """The contexts whose attributes match a predicate, sorted by key: at most ``limit``, after a key."""
-        found = await self._client.find(where, limit=limit, after=after)
-        return rows.Rows(found.contexts, complete=not (found.more or found.silent or found.failed))
+        page = await self._client.find(where, limit=limit, after=after)
+        return rows.Rows(page.contexts, complete=not (page.more or page.silent or page.failed))
 
     async def keys(self) -> AsyncIterator[str]:
         """The keys of all contexts, sorted."""
         after, more = "", True
         while more:
-            found = await self._client.find("TRUE", limit=1_000, after=after)
-            for context in found.contexts:
+            page = await self._client.find("TRUE", limit=1_000, after=after)
+            for context in page.contexts:
                 yield context.key
-            after, more = found.reached, found.more
+            after, more = page.reached, page.more
 
     async def history(self, key: str, *, after_version: int = 0) -> rows.Rows[protocol.ContextChange]:
         """The changes of a context, as far back as the log goes, oldest first."""

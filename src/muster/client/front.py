@@ -79,13 +79,17 @@ async def connect(
     )
     place = None
     if options.names_server:
-        found = await asyncio.to_thread(location.resolve, chosen_home, profile, options)
+        target = await asyncio.to_thread(location.resolve, chosen_home, profile, options)
     else:
         place = await asyncio.to_thread(location.find_home, chosen_home, chosen_profile)
-        found = await asyncio.to_thread(location.resolve, chosen_home, chosen_profile, options)
-    tls = await asyncio.to_thread(ssl.create_default_context, cafile=str(found.ca)) if found.ca else None
-    bus = await connection.connect(found.servers, locator=found.locator, creds=found.creds, tls=tls)
+        target = await asyncio.to_thread(location.resolve, chosen_home, chosen_profile, options)
+    tls = await _tls(target.ca)
+    bus = await connection.connect(target.servers, locator=target.locator, creds=target.creds, tls=tls)
     return AsyncMuster(bus, home=place.root if place is not None else None)
+
+
+async def _tls(ca: Path | None) -> ssl.SSLContext | None:
+    return await asyncio.to_thread(ssl.create_default_context, cafile=str(ca)) if ca else None
 
 
 class AsyncMuster:
@@ -104,7 +108,7 @@ class AsyncMuster:
         self.bus = bus
         self.home = home  # of the domain, if it is on this machine
         self._stack = contextlib.AsyncExitStack()
-        self._jms = queues.Connector(bus, self._stack)
+        self._jms = queues.QueueConnector(bus, self._stack)
         self._publishing = asyncio.Lock()
         self._starting: list[asyncio.Task[None]] = []
         self._serving: set[asyncio.Task[None]] = set()
@@ -407,8 +411,7 @@ class AsyncMuster:
         settings = await asyncio.to_thread(location.load_settings, self.home)
         trust = await asyncio.to_thread(identities.open_keyring, settings)
         creds = await asyncio.to_thread(identities.credentials, trust, name, roles.Role.AGENT)
-        found = await asyncio.to_thread(location.resolve, self.home, None)
-        tls = await asyncio.to_thread(ssl.create_default_context, cafile=str(found.ca)) if found.ca else None
-        bus = await connection.connect(found.servers, creds=creds, tls=tls)
+        target = await asyncio.to_thread(location.resolve, self.home, None)
+        bus = await connection.connect(target.servers, creds=creds, tls=await _tls(target.ca))
         self._stack.push_async_callback(bus.close)
         return bus

@@ -63,8 +63,8 @@ def find_home(home: Path | None, profile: str | None) -> home_.Home | None:
     if name is not None:
         place = profiles.load(name).home
         return home_.Home.find(Path(place)) if place else None
-    found = home_.Home.find(home)
-    return found if home is not None or found.settings_file.is_file() else None
+    selected = home_.Home.find(home)
+    return selected if home is not None or selected.settings_file.is_file() else None
 
 
 def find() -> ConnectionOptions | None:

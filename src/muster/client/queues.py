@@ -89,14 +89,14 @@ class AsyncQueue:
     async def scheduled(self) -> rows.Rows[protocol.ScheduledRow]:
         """The messages that were sent with ``delay_s`` and are not in the queue yet."""
         connection = await self._connect()
-        found: list[protocol.ScheduledRow] = []
+        scheduled: list[protocol.ScheduledRow] = []
         after = (0, 0)
         while page := (
             await connection.request(protocol.ListScheduled(str(self._queue), after, 1000))
         ).scheduled:
-            found += page
+            scheduled += page
             after = page[-1].delivery_time_ms, page[-1].number
-        return rows.Rows(found)
+        return rows.Rows(scheduled)
 
     async def cancel(self, scheduled: protocol.ScheduledRow) -> None:
         """Delete a message that is scheduled; `errors.NotFound` if it was delivered or cancelled before."""
@@ -108,7 +108,7 @@ class AsyncQueue:
         return f"<queue {self.name!r}>"
 
 
-class Connector:
+class QueueConnector:
     """Opens one JMS connection, when it is first needed."""
 
     def __init__(self, bus: Any, stack: contextlib.AsyncExitStack) -> None:

@@ -93,12 +93,12 @@ def receivers(
     rules: Sequence[ReactionSpec], resources: Sequence[Sequence[rows.ResourceRow]]
 ) -> dict[str, ResourceReceiver]:
     """The receivers by resource; ``resources`` are the rows that each rule selects. The first rule wins."""
-    found: dict[str, ResourceReceiver] = {}
+    receivers_by_name: dict[str, ResourceReceiver] = {}
     for rule, selected in zip(rules, resources, strict=True):
         for row in selected:
             state = {name: _filled(value, row) for name, value in rule.state.items()}
-            found.setdefault(row.name, ResourceReceiver(rule, state))
-    return found
+            receivers_by_name.setdefault(row.name, ResourceReceiver(rule, state))
+    return receivers_by_name
 
 
 def requested_operation(rule: ReactionSpec, content: Mapping[str, Any]) -> str | None:

@@ -119,11 +119,11 @@ class ResourceReceivers:
     async def _update(self, receivers: notify.NotifyClient) -> str:
         """Join and leave as the resources require; returns the problem of the first that cannot join."""
         selected = [await self._fleet.get(where=rule.where) for rule in self._rules]
-        wanted = reaction_rules.receivers(self._rules, selected)
+        due = reaction_rules.receivers(self._rules, selected)
         problem = ""
-        for name in self._joined.keys() - wanted.keys():
+        for name in self._joined.keys() - due.keys():
             await self._leave(receivers.sender(name))
-        for name, receiver in wanted.items():
+        for name, receiver in due.items():
             if self._joined.get(name) == receiver:
                 continue
             try:

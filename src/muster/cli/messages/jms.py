@@ -370,8 +370,8 @@ def scheduled(
     """List messages with a delivery time in the future."""
     from muster.message import protocol
 
-    wanted = None if destination is None else str(_destination(destination))
-    request = protocol.ListScheduled(wanted, limit=limit)
+    only = None if destination is None else str(_destination(destination))
+    request = protocol.ListScheduled(only, limit=limit)
     reply = _with(invocation, to, lambda connected: connected.request(request))
     invocation.printer.rows(reply.scheduled, _SCHEDULED, empty="no messages are scheduled")
 

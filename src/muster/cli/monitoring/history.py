@@ -158,7 +158,7 @@ def search(
     if last_s:
         from_ms = int((time.time() - last_s) * 1000)
     shown = tuple(columns.split(",")) if columns else _SHOWN[kind] if invocation.printer.for_people else ()
-    wanted = query_.HistorySearch(
+    search_query = query_.HistorySearch(
         kind,
         query,
         from_ms,
@@ -172,12 +172,12 @@ def search(
         parts = tuple(filter(None, by.split(",")))
         if not parts:
             raise errors.InvalidInput("--of requires --by")
-        rows = query_.summarise(location, wanted, of=of, by=parts).to_pylist()
+        rows = query_.summarise(location, search_query, of=of, by=parts).to_pylist()
         shown = (*parts, *query_.STATISTICS)
     elif limit > 0:
-        rows = newest_first.read_page(location, wanted, limit)[0].to_pylist()
+        rows = newest_first.read_page(location, search_query, limit)[0].to_pylist()
     else:
-        for batch in query_.search(location, wanted):
+        for batch in query_.search(location, search_query):
             rows += batch.to_pylist()
     invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match")
 
@@ -229,8 +229,8 @@ def export(
         from_ms = int((time.time() - last_s) * 1000)
     chosen = tuple(filter(None, (columns or "").split(",")))
     until_ms = alert.moment_ms(until) if until else None
-    wanted = query_.HistorySearch(table, where, from_ms, until_ms, chosen, as_of=as_of_moment(as_of))
-    count = export_.write(resolve_root(invocation, root), wanted, to)
+    search_query = query_.HistorySearch(table, where, from_ms, until_ms, chosen, as_of=as_of_moment(as_of))
+    count = export_.write(resolve_root(invocation, root), search_query, to)
     invocation.printer.done({"rows": count, "file": str(to)}, f"wrote {count:,} rows to {to}")
 
 

@@ -298,12 +298,12 @@ def elements(data: bytes, value: int) -> list[bytes]:
     if code not in (0xC0, 0xC1, 0xD0, 0xD1):
         raise ValueError("a section is not a list or map")
     count, at, _ = _extent(data, value + 1, code, 0)
-    found = []
+    items = []
     for _ in range(count):
         end = skip(data, at)
-        found.append(data[at:end])
+        items.append(data[at:end])
         at = end
-    return found
+    return items
 
 
 _ttls_ms: dict[bytes, int] = {}  # time to live in ms, by header section: few differ

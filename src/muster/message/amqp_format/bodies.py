@@ -117,7 +117,7 @@ def typed(value: Any) -> values.TypedValue:
 
 def properties(application: dict[str, Any]) -> dict[str, values.TypedValue]:
     """Application properties that have a JMS type; others are for AMQP readers only."""
-    found = {}
+    typed_properties = {}
     for name, value in application.items():
         try:
             item = typed(value)
@@ -126,8 +126,8 @@ def properties(application: dict[str, Any]) -> dict[str, values.TypedValue]:
         if item.kind is values.JavaType.CHAR:
             item = values.TypedValue(values.JavaType.STRING, item.value)
         if item.kind is not values.JavaType.BYTES:
-            found[name] = item
-    return found
+            typed_properties[name] = item
+    return typed_properties
 
 
 def _json(value: Any) -> Any:

@@ -82,16 +82,16 @@ def decode(
 def _decode(
     data: bytes, destination: destinations.Destination | None, now_ms: int
 ) -> tuple[messages.MessageMeta, bytes, destinations.Destination | None]:
-    found = amqp_types.split(data)
-    body_at = next((at for code, at, _, _ in found if code >= amqp_types.DATA), len(data))
+    located = amqp_types.split(data)
+    body_at = next((at for code, at, _, _ in located if code >= amqp_types.DATA), len(data))
     head = b"".join(
         data[at:end]
-        for code, at, _, end in found
+        for code, at, _, end in located
         if code < amqp_types.DATA and code != amqp_types.DELIVERY_ANNOTATIONS
     )
     bodies = [
         (code, data[value], amqp_types.read(data, value)[0])
-        for code, _, value, _ in found
+        for code, _, value, _ in located
         if code >= amqp_types.DATA
     ]
     for code, _, body in bodies:

@@ -426,9 +426,9 @@ class Backlog:
         """Whether messages that could be delivered have to be read from the log first."""
         return bool(self._blocked)
 
-    def wanted(self, limit: int, lookup: Lookup) -> list[int]:
+    def next_to_read(self, limit: int, lookup: Lookup) -> list[int]:
         """The next messages to read from the log, in the order of delivery."""
-        wanted: dict[int, None] = {}
+        next_numbers: dict[int, None] = {}
         for source in self._blocked:
             if isinstance(source, lines.BacklogConsumer):
                 reserved, numbers = source.reserved, self._lines[source.selector].numbers
@@ -439,8 +439,8 @@ class Backlog:
             for candidates in (iter(reserved), following):
                 for number in itertools.islice(candidates, limit):
                     if lookup(number) is None:
-                        wanted[number] = None
-        return list(wanted)
+                        next_numbers[number] = None
+        return list(next_numbers)
 
     def wake(self) -> None:
         """Consider all lines again."""

@@ -191,7 +191,7 @@ class BacklogReader:
 
     async def _read_wanted(self, source: backlog.Backlog) -> None:
         while source.consumers and source.is_blocked:
-            if numbers := source.wanted(READ_AHEAD, self._cache.get):
+            if numbers := source.next_to_read(READ_AHEAD, self._cache.get):
                 self._finish_missing(source, await self._read(source, numbers))
             source.unblock()
             self._pump(source)

@@ -53,12 +53,12 @@ class DelayedMessages:
     def withdraw(self, number: int) -> bool:
         """Remove a message that is not due yet. The caller records that in the log."""
         left = [entry for entry in self._waiting if entry[1] != number]
-        found = len(left) < len(self._waiting)
-        if found:
+        was_waiting = len(left) < len(self._waiting)
+        if was_waiting:
             heapq.heapify(left)
             self._waiting = left
             self._schedule()
-        return found
+        return was_waiting
 
     def stop(self) -> None:
         if self._timer is not None:

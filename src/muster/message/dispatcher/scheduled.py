@@ -19,17 +19,17 @@ class ScheduledMessages:
         self._delays = delays
 
     async def rows(self, reader: str, request: protocol.ListScheduled) -> protocol.DispatcherReply:
-        wanted = request.destination and destinations.Destination.parse(request.destination)
+        only = request.destination and destinations.Destination.parse(request.destination)
         rows: list[protocol.ScheduledRow] = []
         for _, number in self._delays.after(request.after):
             if len(rows) >= min(max(request.limit, 1), LIST_MAX):
                 break
-            found = await self._get(number)
-            if found is None:
+            entry = await self._get(number)
+            if entry is None:
                 continue
-            meta, size = found
+            meta, size = entry
             destination = destinations.Destination.parse(meta.destination or "")
-            if (not wanted or destination == wanted) and self._may_see(reader, meta, destination):
+            if (not only or destination == only) and self._may_see(reader, meta, destination):
                 rows.append(_row(number, meta, size))
         return protocol.DispatcherReply(scheduled=rows)
 
@@ -79,9 +79,9 @@ class ScheduledMessages:
         for _, number in self._delays.after((0, 0)):
             if request.number and number != request.number:
                 continue
-            found = await self._get(number)
-            if found is not None and (request.number or found[0].message_id == request.id):
-                yield number, found[0]
+            entry = await self._get(number)
+            if entry is not None and (request.number or entry[0].message_id == request.id):
+                yield number, entry[0]
 
     def _check_may_cancel(
         self, caller: str, meta: messages.MessageMeta, destination: destinations.Destination

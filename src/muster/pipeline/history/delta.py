@@ -308,8 +308,8 @@ def _plain(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _same_type(one: pa.DataType, other: pa.DataType) -> bool:
-    return str(Schema.from_arrow(pa.schema([("x", one)])).to_json()) == str(
+def _same_type(first: pa.DataType, other: pa.DataType) -> bool:
+    return str(Schema.from_arrow(pa.schema([("x", first)])).to_json()) == str(
         Schema.from_arrow(pa.schema([("x", other)])).to_json()
     )
 

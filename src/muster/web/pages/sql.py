@@ -24,13 +24,13 @@ def sql(request: page.PageRequest) -> page.DashboardPage:
                 "Enter a SELECT statement above.", join("For example: ", tag("code", EXAMPLE))
             )
         try:
-            found = await request.web.source.sql(text, rows=ROWS_SHOWN)
+            answer = await request.web.source.sql(text, rows=ROWS_SHOWN)
         except errors.MusterError as error:
             return widgets.empty(error.message, error.hint or "")
-        rows: list[list[Child]] = [[_cell(row[name]) for name in found.columns] for row in found.rows]
+        rows: list[list[Child]] = [[_cell(row[name]) for name in answer.columns] for row in answer.rows]
         return join(
-            widgets.table(found.columns, rows, label="Result of the query", none="The result has no rows."),
-            tag("p", f"Only the first {ROWS_SHOWN} rows are shown.", cls="hint") if found.truncated else "",
+            widgets.table(answer.columns, rows, label="Result of the query", none="The result has no rows."),
+            tag("p", f"Only the first {ROWS_SHOWN} rows are shown.", cls="hint") if answer.truncated else "",
         )
 
     async def schema() -> Markup:

@@ -36,18 +36,18 @@ class Filters:
 
 def filters(data: Any, *, topic: bool) -> Filters:
     """No-local applies to a ``topic`` only."""
-    found = Filters()
+    read = Filters()
     for name, value in (_object(data) or {}).items():
         raw = getattr(value, "descriptor", "")
         descriptor = str(int(raw)) if isinstance(raw, int) else str(raw)
         if descriptor in _SELECTOR:
-            found.selector = str(value.value)
+            read.selector = str(value.value)
         elif topic and (descriptor in _NO_LOCAL or name == "no-local"):
-            found.no_local = True
+            read.no_local = True
         else:
             continue
-        found.applied[name] = value
-    return found
+        read.applied[name] = value
+    return read
 
 
 def set_filters(data: Any, applied: dict[Any, Any]) -> None:

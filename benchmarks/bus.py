@@ -93,7 +93,7 @@ def _throughput(url: str, quick: bool) -> list[harness.Row]:
     with _workers(url, 1 + SUBSCRIBERS) as sides:
         for subscribers, size in itertools.product((1, SUBSCRIBERS), PAPER_RATE):
             messages = min(BACKLOG_BYTES_MAX // size, 100_000 if subscribers == 1 else 20_000)
-            found = measure.in_turns(
+            outcomes = measure.in_turns(
                 {
                     side: functools.partial(
                         _one_to_many,
@@ -107,7 +107,7 @@ def _throughput(url: str, quick: bool) -> list[harness.Row]:
                 rounds=3 if quick else 7,
             )
             metric = f"1 to {subscribers}, {size:,} bytes"
-            rows.append(_beside_peer(metric, found, "messages/s", "higher", PAPER_RATE[size]))
+            rows.append(_beside_peer(metric, outcomes, "messages/s", "higher", PAPER_RATE[size]))
     return harness.under(
         "a process for the publisher and for each subscriber; not durable; 48 MiB or 20,000 to 100,000 "
         f"messages a round{', a quarter of it' if quick else ''}, until every subscriber has the last; best "
@@ -138,14 +138,14 @@ def _requests(url: str, quick: bool) -> list[harness.Row]:
             answerer.tell({"do": "answer", "subject": f"bench.answer.{side}"})
             answerer.hear()
 
-        found = measure.in_turns(
+        outcomes = measure.in_turns(
             {side: functools.partial(_ask, side, asker, requests) for side, (_, asker) in sides.items()},
             rounds=3 if quick else 5,
         )
     rows = [
         _beside_peer(
             f"request {percent}",
-            {side: [round_[f"{percent}_ns"] / 1e6 for round_ in rounds] for side, rounds in found.items()},
+            {side: [round_[f"{percent}_ns"] / 1e6 for round_ in rounds] for side, rounds in outcomes.items()},
             "ms",
             "lower",
             samples=requests,
@@ -165,14 +165,14 @@ def _ask(side: str, asker: measure.Worker, requests: int) -> dict[str, float]:
 
 def _durable(url: str, metric: str, quick: bool) -> harness.Row:
     with _workers(url, 1) as sides:
-        found = measure.in_turns(
+        outcomes = measure.in_turns(
             {
                 side: functools.partial(_store, worker, 1.0 if quick else 3.0)
                 for side, (worker,) in sides.items()
             },
             rounds=2 if quick else 5,
         )
-    row = _beside_peer(f"{metric}, {SENDERS} senders", found, "messages/s", "higher", goal=None)
+    row = _beside_peer(f"{metric}, {SENDERS} senders", outcomes, "messages/s", "higher", goal=None)
     return replace(
         row,
         load=f"{SENDERS} senders of one process and connection, each waiting for acknowledgements; 512 B; "
@@ -189,7 +189,7 @@ def _store(worker: measure.Worker, seconds: float) -> float:
 
 def _beside_peer(
     metric: str,
-    found: dict[str, list[float]],
+    rounds: dict[str, list[float]],
     unit: str,
     better: measure.Better,
     paper: float | None = None,
@@ -198,11 +198,11 @@ def _beside_peer(
 ) -> harness.Row:
     return harness.Row(
         metric=metric,
-        ours=measure.best(found["ours"], better),
+        ours=measure.best(rounds["ours"], better),
         unit=unit,
         better=better,
         paper=paper,
-        peer=measure.best(found["peer"], better),
+        peer=measure.best(rounds["peer"], better),
         peer_name=PEER,
         goal=goal,
         goal_is="ratio",

@@ -169,21 +169,21 @@ def hold(host: str, port: int, connections: int) -> None:
         client.sendall(b'CONNECT {"verbose":false,"lang":"none"}\r\nPING\r\n')
         waiting.register(client, selectors.EVENT_READ)
     answered = 0
-    said = False
+    output = False
     waiting.register(sys.stdin, selectors.EVENT_READ)
     while True:
         for key, _ in waiting.select():
             if key.fileobj is sys.stdin:
                 return
             assert isinstance(key.fileobj, socket.socket)
-            heard = key.fileobj.recv(4096)
-            if not heard:
+            data = key.fileobj.recv(4096)
+            if not data:
                 raise ConnectionError("the broker closed an idle connection")
-            answered += heard.count(b"PONG")
-            if b"PING" in heard:
+            answered += data.count(b"PONG")
+            if b"PING" in data:
                 key.fileobj.sendall(b"PONG\r\n")
-        if answered >= connections and not said:
-            said = True
+        if answered >= connections and not output:
+            output = True
             say({"ready": True})
 
 

@@ -106,8 +106,8 @@ def under(load: str, rows: Iterable[Row]) -> list[Row]:
 
 def names() -> list[str]:
     """The modules here that have a ``run``."""
-    found = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
-    return sorted(name for name in found if hasattr(importlib.import_module(f"benchmarks.{name}"), "run"))
+    modules = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    return sorted(name for name in modules if hasattr(importlib.import_module(f"benchmarks.{name}"), "run"))
 
 
 def table(rows: list[Row]) -> str:
@@ -181,7 +181,7 @@ def run_one(name: str, quick: bool) -> None:
     missed = sum(row.met is False for row in rows)
     print(
         f"\n{missed} of {sum(row.goal is not None for row in rows)} goals missed; "
-        f"{time.monotonic() - start:.0f} s; written: {', '.join(_short(one) for one in (path, *changed))}\n"
+        f"{time.monotonic() - start:.0f} s; written: {', '.join(_short(file) for file in (path, *changed))}\n"
     )
 
 

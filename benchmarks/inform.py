@@ -127,11 +127,11 @@ async def over_distances(folder: pathlib.Path, count: int) -> list[harness.Row]:
     for distance_ms, paper in DISTANCES_MS.items():
         many = count if distance_ms < LONG_MS else count // 5
         part = folder / f"{distance_ms:g}"
-        async with brokers.Broker(config.BrokerConfig(name="one", directory=part / "one")) as one:
-            address = urllib.parse.urlsplit(one.url)
+        async with brokers.Broker(config.BrokerConfig(name="one", directory=part / "one")) as broker:
+            address = urllib.parse.urlsplit(broker.url)
             with inform_worlds.link(address.hostname or "", address.port or 0, distance_ms) as port:
                 far = f"nats://127.0.0.1:{port}"
-                ours = await _far_access(one.url, far, part / "a", many, distance_ms)
+                ours = await _far_access(broker.url, far, part / "a", many, distance_ms)
         rows.append(_ms(f"remote access over {distance_ms:g} ms, one broker: overhead", ours, paper[0]))
         async with inform_worlds.far_brokers(part, distance_ms) as (near, far):
             ours = await _far_access(near, far, part / "b", many, distance_ms)
@@ -154,20 +154,20 @@ async def measured(quick: bool) -> list[harness.Row]:
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
         folder = pathlib.Path(name)
         made = config.BrokerConfig(name="one", directory=folder / "broker")
-        async with brokers.Broker(made) as one:
-            rows += await overheads(one.url, one.url, folder / "one", 0, count)
+        async with brokers.Broker(made) as server:
+            rows += await overheads(server.url, server.url, folder / "one", 0, count)
         made = config.BrokerConfig(name="peer", directory=folder / "peer-broker")
-        async with brokers.Broker(made) as one:
-            rows += await inform_peer.rows(one.url, folder / "peers", count)
+        async with brokers.Broker(made) as server:
+            rows += await inform_peer.rows(server.url, folder / "peers", count)
         async with network.mesh(2, folder / "mesh") as mesh:
             here, there = (broker.url for broker in mesh.brokers.values())
             rows += await overheads(here, there, folder / "two", 1, count)
         rows += await over_distances(folder / "far", count // 4 if quick else count)
         unhurried = config.BrokerStorage(sync_interval_s=60.0)  # how the log is filled is not measured
         made = config.BrokerConfig(name="many", directory=folder / "many-broker", storage=unhurried)
-        async with brokers.Broker(made) as one:
+        async with brokers.Broker(made) as server:
             size = (20_000, 64 << 20) if quick else (1_000_000, 1 << 30)
-            rows += await inform_many.rows(one.url, folder / "many", *size)
+            rows += await inform_many.rows(server.url, folder / "many", *size)
     return harness.under(
         f"contexts of {len(VALUE):,} bytes, one call at a time, means of {count:,} without outliers; "
         "each node in a process of its own; writes are synced before they are acknowledged",

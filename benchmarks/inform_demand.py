@@ -44,13 +44,13 @@ async def _experiment(
     net = network.SimulatedNetwork(
         seed, faults=network.NetworkFaults(delay_s_min=HOP_S, delay_s_max=HOP_S * 1.05)
     )
-    wanted = msgspec.convert({"replicas": 1, "interval_s": interval_s}, settings.InformSettings)
+    expected = msgspec.convert({"replicas": 1, "interval_s": interval_s}, settings.InformSettings)
     chance = random.Random(seed)
     async with (
         await net.connect("bloomington") as here,
         await net.connect("indianapolis") as there,
-        await node.start(here, settings=wanted, now_ns=net.now_ns) as near,
-        await node.start(there, settings=wanted, now_ns=net.now_ns) as far,
+        await node.start(here, settings=expected, now_ns=net.now_ns) as near,
+        await node.start(there, settings=expected, now_ns=net.now_ns) as far,
     ):
         keys = [f"k{number}" for number in range(contexts)]
         for key in keys:

@@ -49,8 +49,8 @@ def main(host: str, port: int, one_way_s: float) -> None:
         except OSError:  # nobody is there yet
             near.close()
             continue
-        for one in (near, far):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for connection in (near, far):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for source, sink in ((near, far), (far, near)):
             threading.Thread(target=carry, args=(source, sink, one_way_s), daemon=True).start()
 

@@ -28,7 +28,7 @@ async def rows(url: str, folder: pathlib.Path, contexts: int, memory_bytes: int)
             numbers = range(first, min(first + BATCH, contexts))
             await stream.publish_batch([_written(number) for number in numbers], timeout_s=60.0)
     inform_worlds.make(folder)
-    chosen = inform_worlds.wanted(memory_bytes=memory_bytes, tombstone_s=1e9)
+    chosen = inform_worlds.inform_settings(memory_bytes=memory_bytes, tombstone_s=1e9)
     encoded = msgspec.json.encode(chosen).decode()
     arguments = ("benchmarks.inform_worker", url, "big", f"sqlite:{folder}/big.db", encoded)
     with measure.Worker(*arguments) as first_time:

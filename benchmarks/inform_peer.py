@@ -41,12 +41,12 @@ WRITE_GOAL = 0.667
 async def per_second(act: measure.Act, count: int) -> float:
     numbers = iter(range(count))
 
-    async def one() -> None:
+    async def client_run() -> None:
         for number in numbers:
             await act(number)
 
     start = time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(TOGETHER)))
+    await asyncio.gather(*(client_run() for _ in range(TOGETHER)))
     return count / (time.perf_counter() - start)
 
 
@@ -61,7 +61,7 @@ async def rows(url: str, folder: pathlib.Path, count: int) -> list[harness.Row]:
     )
     binary = await asyncio.to_thread(etcd.find)
     async with contextlib.AsyncExitStack() as stack:
-        chosen = msgspec.json.encode(inform_worlds.wanted(replicas=1)).decode()
+        chosen = msgspec.json.encode(inform_worlds.inform_settings(replicas=1)).decode()
         inform_worlds.make(folder)
         worker = stack.enter_context(
             measure.Worker("benchmarks.inform_worker", url, "peer", f"sqlite:{folder}/peer.db", chosen)
@@ -120,19 +120,19 @@ async def _measured(acts: dict[tuple[str, str], measure.Act], count: int) -> tup
 
 
 def _rows(alone: Figures, together: Figures) -> list[harness.Row]:
-    found: list[harness.Row] = []
+    table: list[harness.Row] = []
     for ours, theirs, goal in READS:
         pair = ("ours", ours), ("etcd", theirs)
         name = f"remote read by a client, {ours}"
-        found += [_latency(name, percent, alone, *pair, goal) for percent in (50, 99)]
-        found.append(_rate(f"remote reads by clients, {ours}, {TOGETHER} at once", together, *pair, goal))
+        table += [_latency(name, percent, alone, *pair, goal) for percent in (50, 99)]
+        table.append(_rate(f"remote reads by clients, {ours}, {TOGETHER} at once", together, *pair, goal))
     pair = ("ours", "write"), ("etcd", "write")
     name = "durable write by a client"
-    found += [_latency(name, percent, alone, *pair, WRITE_GOAL) for percent in (50, 99)]
+    table += [_latency(name, percent, alone, *pair, WRITE_GOAL) for percent in (50, 99)]
     name = f"durable writes by clients, {TOGETHER} at once"
-    found.append(_rate(name, together, pair[0], ("etcd", "combined write"), WRITE_GOAL))
-    found.append(_rate(f"{name}, a request each", together, *pair, None))
-    return found
+    table.append(_rate(name, together, pair[0], ("etcd", "combined write"), WRITE_GOAL))
+    table.append(_rate(f"{name}, a request each", together, *pair, None))
+    return table
 
 
 def _latency(

@@ -25,8 +25,8 @@ def echo_of(name: str) -> str:
     return f"topic.bench.echo.{name}"
 
 
-async def main(url: str, name: str, store_url: str, wanted: str) -> None:
-    chosen = msgspec.json.decode(wanted, type=settings.InformSettings)
+async def main(url: str, name: str, store_url: str, expected: str) -> None:
+    chosen = msgspec.json.decode(expected, type=settings.InformSettings)
     empty_bytes = measure.resident_bytes(os.getpid())
     begun = time.perf_counter()
 

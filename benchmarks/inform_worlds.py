@@ -40,19 +40,19 @@ def filtered_mean(values: list[float]) -> float:
 async def times_ms(act: measure.Act, count: int) -> list[float]:
     for number in range(min(50, count)):
         await act(-1 - number)
-    found = []
+    durations_ms = []
     for number in range(count):
         start = time.perf_counter()
         await act(number)
-        found.append((time.perf_counter() - start) * 1000)
-    return found
+        durations_ms.append((time.perf_counter() - start) * 1000)
+    return durations_ms
 
 
 def make(folder: pathlib.Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def wanted(**changes: object) -> settings.InformSettings:
+def inform_settings(**changes: object) -> settings.InformSettings:
     return msgspec.convert(
         {"replicas": 1, "refresh_s": 1.0, "interval_s": 1e6, **changes}, settings.InformSettings
     )
@@ -63,7 +63,7 @@ async def fleet(
     here: str, there: str, folder: pathlib.Path, copies: int, others: int
 ) -> AsyncIterator[tuple[node_node.InformationNode, api.Bus]]:
     """A node in this process at broker ``here``, ``others`` in their own at ``there``; and a client's bus."""
-    chosen = wanted(replicas=copies)
+    chosen = inform_settings(replicas=copies)
     encoded = msgspec.json.encode(chosen).decode()
     make(folder)
     with contextlib.ExitStack() as workers:
@@ -92,8 +92,8 @@ async def fleet(
 @contextlib.contextmanager
 def link(host: str, port: int, round_trip_ms: float) -> Iterator[int]:
     """The port of the near end of a link to there, so long."""
-    with measure.Worker("benchmarks.inform_link", host, port, round_trip_ms / 2) as one:
-        yield int(one.hear()["port"])
+    with measure.Worker("benchmarks.inform_link", host, port, round_trip_ms / 2) as worker:
+        yield int(worker.hear()["port"])
 
 
 @contextlib.asynccontextmanager
@@ -117,7 +117,7 @@ async def far_brokers(folder: pathlib.Path, round_trip_ms: float) -> AsyncIterat
             for name, other in (("near", "far"), ("far", "near"))
         ]
         async with contextlib.AsyncExitStack() as stack:
-            await asyncio.gather(*(stack.enter_async_context(one) for one in both))
+            await asyncio.gather(*(stack.enter_async_context(broker) for broker in both))
             yield both[0].url, both[1].url
 
 

@@ -94,10 +94,10 @@ def _largest(rows: list[harness.Row], load: str) -> int:
 def _measured_z() -> int:
     """Connections that one broker held, as `benchmarks.bus` measured."""
     try:
-        found = json.loads((harness.RESULTS / "bus.json").read_text())["rows"]
+        load = json.loads((harness.RESULTS / "bus.json").read_text())["rows"]
     except OSError:
         return Z
-    return next((int(row["ours"]) for row in found if row["metric"] == "idle connections held"), Z)
+    return next((int(row["ours"]) for row in load if row["metric"] == "idle connections held"), Z)
 
 
 def overhead_percent(d: float, z: float) -> float:
@@ -181,9 +181,9 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
-    wanted = loader.load(app_settings.Settings, flags={"domain.data_dir": str(place)})
+    settings = loader.load(app_settings.Settings, flags={"domain.data_dir": str(place)})
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(domain.Domain(wanted))
+        running = await stack.enter_async_context(domain.Domain(settings))
         fleet = Fleet(running, stack)
         bus = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
         await stack.enter_async_context(endpoint.RegistryEndpoint(bus, running.store))
@@ -191,7 +191,7 @@ async def _fleet(place: pathlib.Path, managers: int, resources: int) -> Any:
             name = f"manager-{number}"
             await fleet.worker(name, "manager", fleet.creds(name, roles.Role.MANAGER))
         hosts = [f"host-{number}" for number in range(-(-resources // ON_A_CONNECTION))]
-        await fleet.worker("adapters", "adapters", *(fleet.creds(one, roles.Role.AGENT) for one in hosts))
+        await fleet.worker("adapters", "adapters", *(fleet.creds(host, roles.Role.AGENT) for host in hosts))
         admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
         for first in range(0, resources, 2_000):
             entries = [
@@ -281,7 +281,7 @@ async def _steady(fleet: Fleet, size: int, seconds: float) -> list[harness.Row]:
     rate = max(RATE_MIN, size // 20)
     wish = {"do": "steady", "rate": rate, "seconds": seconds / ROUNDS}
     await _ask(fleet.workers["adapters"], {**wish, "seconds": 2})  # what the bursts left behind settles
-    took = [one for _ in range(ROUNDS) for one in await _ask(fleet.workers["adapters"], wish)]
+    took = [duration for _ in range(ROUNDS) for duration in await _ask(fleet.workers["adapters"], wish)]
     return [
         harness.Row(
             metric=f"{size} resources on one manager, {rate} events/s: response, {what}",
@@ -354,8 +354,11 @@ async def _until_shared(fleet: Fleet, size: int) -> None:
 
 async def _command(place: pathlib.Path, count: int) -> list[harness.Row]:
     settings_ = config.BrokerConfig(name="crowd", directory=place, storage=None)
-    async with broker.Broker(settings_) as one, await bus_client.connect([one.url], identity="m") as bus:
-        with measure.Worker(WORKER, "answering", one.url, str(count)) as crowd:
+    async with (
+        broker.Broker(settings_) as server,
+        await bus_client.connect([server.url], identity="m") as bus,
+    ):
+        with measure.Worker(WORKER, "answering", server.url, str(count)) as crowd:
             await asyncio.to_thread(crowd.hear, timeout_s=120)
             sender = manager.Manager(bus)
             sender.renewal.valid_until = asyncio.get_running_loop().time() + 3600

@@ -33,7 +33,7 @@ def say(message: Any) -> None:
     sys.stdout.flush()
 
 
-async def told() -> Any:
+async def next_command() -> Any:
     line = await asyncio.to_thread(sys.stdin.readline)
     return json.loads(line) if line else None
 
@@ -49,7 +49,7 @@ async def manage(url: str, creds: str) -> None:
     worker.relax_gc()  # as in a domain
     async with await connect(url, creds) as bus, manager.Manager(bus) as running:
         say("ready")
-        while await told() is not None:
+        while await next_command() is not None:
             say({"managed": len(running.managed)})
 
 
@@ -61,7 +61,7 @@ async def host(url: str, name: str, folder: str, trust: str) -> None:
         agent.Agent(bus, pathlib.Path(folder), broker_access=access),
     ):
         say("ready")
-        while await told() is not None:
+        while await next_command() is not None:
             say({})
 
 
@@ -70,8 +70,8 @@ async def adapters(url: str, *creds: str) -> None:
     worker.relax_gc()
     async with contextlib.AsyncExitStack() as stack:
         hosts = []
-        for one in creds:
-            bus = await stack.enter_async_context(await connect(url, one))
+        for cred in creds:
+            bus = await stack.enter_async_context(await connect(url, cred))
             host = agent.Agent(bus, beat_s=BEAT_S, types=("memory",))
             hosts.append(await stack.enter_async_context(host))
         say("ready")
@@ -80,7 +80,7 @@ async def adapters(url: str, *creds: str) -> None:
 
 async def _obey(hosts: list[agent.Agent]) -> None:
     watching: asyncio.Task[list[float]] | None = None
-    while (wish := await told()) is not None:
+    while (wish := await next_command()) is not None:
         match wish["do"]:
             case "count":
                 say(_owners(hosts))
@@ -101,12 +101,12 @@ async def _obey(hosts: list[agent.Agent]) -> None:
 
 
 def _owners(hosts: list[agent.Agent]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for host in hosts:
-        for one in host.hosted.values():
-            if one.observed.exists and one.observed.state.value == "up":
-                found[one.record.manager] = found.get(one.record.manager, 0) + 1
-    return found
+        for resource in host.hosted.values():
+            if resource.observed.exists and resource.observed.state.value == "up":
+                counts[resource.record.manager] = counts.get(resource.record.manager, 0) + 1
+    return counts
 
 
 async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> None:
@@ -120,24 +120,26 @@ async def _wait(hosts: list[agent.Agent], total: int, gone: str) -> None:
 
 async def _reassigned(hosts: list[agent.Agent], former: str) -> list[float]:
     """Of each resource of this manager: when another one has claimed it, by the monotonic clock."""
-    left = [one for host in hosts for one in host.hosted.values() if one.record.manager == former]
-    found: list[float] = []
+    left = [
+        resource for host in hosts for resource in host.hosted.values() if resource.record.manager == former
+    ]
+    reassigned_at: list[float] = []
     while left:
         await asyncio.sleep(0.02)
-        now, still = time.monotonic(), [one for one in left if one.record.manager == former]
-        found += [now] * (len(left) - len(still))
+        now, still = time.monotonic(), [resource for resource in left if resource.record.manager == former]
+        reassigned_at += [now] * (len(left) - len(still))
         left = still
-    return found
+    return reassigned_at
 
 
 async def _ask(host: agent.Agent, name: str) -> float:
-    one = host.hosted[name]
-    said = protocol.ResourceEvent(
-        resource=name, what=protocol.CHANGED, observed=one.observed, epoch=one.record.epoch
+    resource = host.hosted[name]
+    event = protocol.ResourceEvent(
+        resource=name, what=protocol.CHANGED, observed=resource.observed, epoch=resource.record.epoch
     )
     began = time.perf_counter()
-    subject = protocol.event(host.name, one.record.manager)
-    await host._bus.request(subject, messages.encode(said), timeout_s=60)
+    subject = protocol.event(host.name, resource.record.manager)
+    await host._bus.request(subject, messages.encode(event), timeout_s=60)
     return time.perf_counter() - began
 
 
@@ -167,7 +169,7 @@ async def answering(url: str, count: str) -> None:
             await bus.subscribe(f"echo.{number}", handler=_echo)
         await bus.flush()
         say("ready")
-        while await told() is not None:
+        while await next_command() is not None:
             say({})
 
 
@@ -179,7 +181,7 @@ async def echo(url: str) -> None:
     async with await connect(url, identity="echo") as bus:
         await bus.subscribe("echo", handler=_echo)
         say("ready")
-        while await told() is not None:
+        while await next_command() is not None:
             say({})
 
 
@@ -193,7 +195,7 @@ async def ask_echo(url: str) -> None:
             await bus.request("echo", b"x" * 200, timeout_s=60)
             return time.perf_counter() - began
 
-        while (wish := await told()) is not None:
+        while (wish := await next_command()) is not None:
             say(await asyncio.gather(*(ask() for _ in range(wish["count"]))))
 
 

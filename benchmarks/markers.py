@@ -60,18 +60,18 @@ def texts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 def fill(text: str, results: pathlib.Path) -> str:
     """The text with the figures of these results."""
 
-    def one(found: re.Match[str]) -> str:
-        metric, _, field = found[3].rpartition(":")
+    def replace_figure(match: re.Match[str]) -> str:
+        metric, _, field = match[3].rpartition(":")
         if field not in FIELDS or not metric:
-            metric, field = found[3], "ours"
-        row = _row(results, found[2], metric)
+            metric, field = match[3], "ours"
+        row = _row(results, match[2], metric)
         unit = "" if field == "ratio" else f" {row['unit']}"
-        return f"{found[1]}{figure(row[field])}{unit}{found[5]}"
+        return f"{match[1]}{figure(row[field])}{unit}{match[5]}"
 
-    def whole(found: re.Match[str]) -> str:
-        return f"{found[1]}{markdown(_load(results, found[2]))}{found[4]}"
+    def replace_table(match: re.Match[str]) -> str:
+        return f"{match[1]}{markdown(_load(results, match[2]))}{match[4]}"
 
-    return _TABLE.sub(whole, _FIGURE.sub(one, text))
+    return _TABLE.sub(replace_table, _FIGURE.sub(replace_figure, text))
 
 
 def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:

@@ -44,14 +44,14 @@ def in_turns(
     sides: Mapping[str, Callable[[], T]], *, rounds: int, seconds_max: float = 60.0
 ) -> dict[str, list[T]]:
     """Every side once a round, each round in the other order, until the rounds or the time are used up."""
-    found: dict[str, list[T]] = {name: [] for name in sides}
+    results: dict[str, list[T]] = {name: [] for name in sides}
     deadline = time.monotonic() + seconds_max
     for number in range(rounds):
         if number and time.monotonic() > deadline:
             break
         for name in sorted(sides, key=list(sides).index, reverse=number % 2 == 1):
-            found[name].append(sides[name]())
-    return found
+            results[name].append(sides[name]())
+    return results
 
 
 def run_fast(work: Coroutine[Any, Any, T]) -> T:
@@ -100,12 +100,12 @@ def _loop(function: Callable[[], object], calls: int) -> float:
     return time.perf_counter() - start
 
 
-def raise_file_limit(wanted: int) -> int:
+def raise_file_limit(expected: int) -> int:
     """Let this process and its children open so many files, as far as we may. The limit there is now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < wanted and os.geteuid() == 0:
-        hard = wanted
-    soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if hard != resource.RLIM_INFINITY and hard < expected and os.geteuid() == 0:
+        hard = expected
+    soft = expected if hard == resource.RLIM_INFINITY else min(expected, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     return soft
 

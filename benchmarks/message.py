@@ -82,12 +82,12 @@ def _tried(part: Callable[..., list[harness.Row]], *arguments: object) -> list[h
     """A part that fails or takes too long says so, and the others still count."""
     began = time.monotonic()
     try:
-        found = part(*arguments)
+        result = part(*arguments)
     except (errors.MusterError, OSError) as error:
         print(f"{part.__name__.strip('_')}: no figures: {error}", flush=True)
         return []
     print(f"{part.__name__.strip('_')}: {time.monotonic() - began:.0f} s", flush=True)
-    return found
+    return result
 
 
 def _light(url: str, quick: bool) -> list[harness.Row]:

@@ -71,10 +71,10 @@ class Client:
             self.read()
 
     def read(self) -> None:
-        said = self.socket.recv(1 << 18)
-        if not said:
+        chunk = self.socket.recv(1 << 18)
+        if not chunk:
             raise SystemExit("the gateway closed the connection")
-        data = self._rest + said
+        data = self._rest + chunk
         at, size = 0, len(data)
         while size - at >= 8:
             if data[at : at + 4] == b"AMQP":
@@ -102,9 +102,9 @@ class Client:
             at = end
         self._rest = data[at:]
         if self.received > self._told:
-            told = frames.disposition(0, self._told, self.received - 1, frames.ACCEPTED_STATE)
+            disposition = frames.disposition(0, self._told, self.received - 1, frames.ACCEPTED_STATE)
             self._told = self.received
-            self.socket.sendall(told)
+            self.socket.sendall(disposition)
             if self._granted - self.received <= CREDIT // 2:
                 self.grant()
 
@@ -128,16 +128,16 @@ class Client:
 
 def run(sender: Client, receiver: Client, count: int, data: bytes) -> float:
     began = time.perf_counter()
-    wanted, settled, last = receiver.received + count, sender.settled + count, sender.sent + count
+    expected, settled, last = receiver.received + count, sender.settled + count, sender.sent + count
     sockets = [sender.socket, receiver.socket]
-    while receiver.received < wanted or sender.settled < settled:
+    while receiver.received < expected or sender.settled < settled:
         sender.send(data, last - sender.sent)
         ready = select.select(sockets, [], [], TIMEOUT_S)[0]
         if not ready:
-            raise SystemExit(f"{wanted - receiver.received} of {count} did not come")
-        for one in (sender, receiver):
-            if one.socket in ready:
-                one.read()
+            raise SystemExit(f"{expected - receiver.received} of {count} did not come")
+        for client in (sender, receiver):
+            if client.socket in ready:
+                client.read()
     return time.perf_counter() - began
 
 

@@ -160,11 +160,11 @@ class Side:
     def store(self, count: int, size: int) -> float:
         return self._took_s(f"store {count} {size} {SENDERS}", count)
 
-    def _took_s(self, command: str, wanted: int | None) -> float:
+    def _took_s(self, command: str, expected: int | None) -> float:
         answer = self.load.ask(command)
-        if wanted is not None and answer["received"] != wanted:
+        if expected is not None and answer["received"] != expected:
             raise errors.InvariantViolation(
-                f"{answer['received']} of {wanted} messages arrived: {self.load.name}"
+                f"{answer['received']} of {expected} messages arrived: {self.load.name}"
             )
         return float(answer["took_s"])
 
@@ -198,14 +198,14 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
         return []
     plan = QUICK if quick else FULL
     with sides(path, gateway_port, gateway_pids) as all_sides:
-        found = harness.under(
+        table = harness.under(
             f"one publisher, one subscriber, a connection each; topic, non-persistent, AUTO_ACKNOWLEDGE; "
             f"{plan.messages:,} messages as quickly as possible; best of {plan.rounds} rounds of each side; "
             f"JVMs warmed up for {plan.warm_up_s:g} s each",
             _throughput(all_sides, plan),
         )
         stored = "; ".join(f"{_NAMES[name]}: {side.settings}" for name, side in all_sides.items())
-        found += harness.under(
+        table += harness.under(
             f"{SENDERS} senders on a connection each, one consumer; queue, PERSISTENT, AUTO_ACKNOWLEDGE; "
             f"{plan.stored:,} messages; best of {plan.rounds} rounds of each side; {stored}",
             _persistent(all_sides, plan),
@@ -220,8 +220,8 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
     )
     for cell, by_side in delays.items():
         of = f"{cell.label}, Qpid JMS"
-        samples = min(one.shape[1] for one in by_side.values())
-        found += harness.under(
+        samples = min(times.shape[1] for times in by_side.values())
+        table += harness.under(
             load,
             [
                 *_compared(f"transit p50, {of}", "µs", "lower", _each(by_side, p50), True, samples),
@@ -236,7 +236,7 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
                 ),
             ],
         )
-    return found
+    return table
 
 
 def p50(delays: Delays) -> float:
@@ -299,9 +299,9 @@ def _throughput(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]
             before = cpu_seconds(*side.pids)
             rates[name].append(plan.messages / side.run(plan.messages, 512))
             cpu_us[name].append(1e6 * (cpu_seconds(*side.pids) - before) / plan.messages)
-    best = {name: max(found) for name, found in rates.items()}
+    best = {name: max(rate) for name, rate in rates.items()}
     yield from _compared("512 B through one connection, Qpid JMS", "/s", "higher", best, goal=True)
-    least = {name: min(found) for name, found in cpu_us.items()}
+    least = {name: min(samples) for name, samples in cpu_us.items()}
     yield from _compared("broker's CPU a message, Qpid JMS", "µs", "lower", least)
 
 
@@ -310,7 +310,7 @@ def _persistent(all_sides: dict[str, Side], plan: Plan) -> Iterator[harness.Row]
     for turn in range(1 + plan.rounds):
         for name, side in _turns(all_sides, turn):
             rates[name].append(plan.stored / side.store(plan.stored, 512))
-    best = {name: max(found[1:]) for name, found in rates.items()}  # the first round warms up
+    best = {name: max(rate[1:]) for name, rate in rates.items()}  # the first round warms up
     metric = f"512 B persistent, synced, {SENDERS} senders, Qpid JMS"
     yield from _compared(metric, "/s", "higher", best)
 
@@ -332,7 +332,7 @@ def _transit(all_sides: dict[str, Side], plan: Plan) -> dict[Cell, dict[str, Del
                     side.run(count, cell.size, cell.rate, str(file))
                     moments[cell][name].append(read_delays(file, SUBSCRIBERS))
     return {
-        cell: {name: np.concatenate(found, axis=1) for name, found in by_side.items()}
+        cell: {name: np.concatenate(samples, axis=1) for name, samples in by_side.items()}
         for cell, by_side in moments.items()
     }
 
@@ -361,8 +361,8 @@ def _draw(delays: dict[Cell, dict[str, Delays]]) -> None:
             values = [delays[cell][name] / 1000 for cell in cells]
             axis.errorbar(
                 [cell.size if axis is axes[0] else cell.rate for cell in cells],
-                [found.mean() for found in values],
-                [found.std() for found in values],
+                [samples.mean() for samples in values],
+                [samples.std() for samples in values],
                 label=title,
                 marker="o",
                 capsize=3,

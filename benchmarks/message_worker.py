@@ -72,13 +72,13 @@ async def subscriber(url: str) -> None:
         for number in range(subscribers)
     ]
     say({})
-    while (asked := await hear()) is not None:
-        say(await arrived.of_next(asked[0]))
+    while (command := await hear()) is not None:
+        say(await arrived.of_next(command[0]))
     for task in measuring:
         task.cancel()
     await asyncio.gather(*measuring, return_exceptions=True)
-    for one in made:
-        await one.close()
+    for connection in made:
+        await connection.close()
 
 
 class Arrivals:
@@ -128,8 +128,8 @@ async def publisher(url: str) -> None:
     connection = await _connect(url, "pub")
     producer = connection.session().producer(TOPIC, persistent=False)
     say({})
-    while (asked := await hear()) is not None:
-        count, size, rate = asked
+    while (command := await hear()) is not None:
+        count, size, rate = command
         padding = "x" * max(0, size - 20)
         began, cpu = time.monotonic_ns(), time.process_time()
         for number in range(count):
@@ -157,8 +157,8 @@ async def sender(url: str) -> None:
     session = connection.session()
     producer, topic = session.producer(QUEUE), session.producer(REGIONS)
     say({})
-    while (asked := await hear()) is not None:
-        count, senders, *regions = asked
+    while (command := await hear()) is not None:
+        count, senders, *regions = command
 
         async def send(times: int, regions: list[int] = regions) -> None:
             for number in range(times):
@@ -187,7 +187,7 @@ async def durables(url: str) -> None:
     sessions = [connection.session(client_api.AcknowledgeMode.DUPS_OK) for connection in connections]
     made = 0
     say({})
-    while (asked := await hear()) is not None:
+    while (command := await hear()) is not None:
         began = time.perf_counter()
 
         async def make(session: client_api.Session, numbers: range) -> None:
@@ -198,9 +198,9 @@ async def durables(url: str) -> None:
                 consuming_all.append(asyncio.create_task(drop(consumer)))
 
         await asyncio.gather(
-            *(make(session, range(made + at, asked, len(sessions))) for at, session in enumerate(sessions))
+            *(make(session, range(made + at, command, len(sessions))) for at, session in enumerate(sessions))
         )
-        made = asked
+        made = command
         say({"took_s": time.perf_counter() - began})
     os._exit(0)  # thousands of consumers need not say goodbye one by one
 

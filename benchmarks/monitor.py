@@ -67,7 +67,7 @@ def run(quick: bool) -> list[harness.Row]:
     channel_s = asyncio.run(_channel("plain", 200_000 if quick else 600_000, quick))
     realistic_channel_s = asyncio.run(_channel("realistic", 60_000 if quick else 200_000, quick))
     predicted_s, measured_s = asyncio.run(_propagation(quick))
-    whole = asyncio.run(_whole_way(quick))
+    result = asyncio.run(_whole_way(quick))
     if not quick:
         _draw(forms, channel_s)
     return [
@@ -118,7 +118,7 @@ def run(quick: bool) -> list[harness.Row]:
             goal=20,
         ),
         *_waiting_rows("two levels", sum(HOLDS_S), predicted_s, measured_s),
-        *_whole_rows(whole),
+        *_whole_rows(result),
         *_hierarchies(forms, channel_s),
     ]
 
@@ -185,11 +185,11 @@ async def _channel(profile: str, total: int, quick: bool) -> float:
     with tempfile.TemporaryDirectory() as folder:
         settings = config.BrokerConfig(name="b", directory=pathlib.Path(folder))
         async with broker.Broker(settings) as running:
-            found = [
+            rates = [
                 await asyncio.to_thread(_channel_round, running.url, profile, total)
                 for _ in range(2 if quick else 4)
             ]
-    return max(found)
+    return max(rates)
 
 
 def _channel_round(url: str, profile: str, total: int) -> float:
@@ -201,15 +201,15 @@ def _channel_round(url: str, profile: str, total: int) -> float:
         source.hear()
         channel.hear()
 
-        def until(figure: str, wanted: int) -> dict[str, Any]:
+        def until(figure: str, expected: int) -> dict[str, Any]:
             deadline = time.monotonic() + 60
             while True:
                 channel.tell("how far?")
-                found: dict[str, Any] = channel.hear()
-                if found[figure] >= wanted:
-                    return found
-                if found["reconnects"] or time.monotonic() > deadline:
-                    raise errors.TimedOut(f"the channel is at {found}, and not at {wanted:,} {figure}")
+                counters: dict[str, Any] = channel.hear()
+                if counters[figure] >= expected:
+                    return counters
+                if counters["reconnects"] or time.monotonic() > deadline:
+                    raise errors.TimedOut(f"the channel is at {counters}, and not at {expected:,} {figure}")
                 time.sleep(0.05)
 
         begun: dict[str, Any] = {}
@@ -270,7 +270,7 @@ Maker = Callable[[list[messages.NodeReport], int], tuple[dict[str | None, int], 
 def _forms(profile: str, sizes: Sequence[int], *, rounds: int) -> dict[str, Form]:
     rows = monitor_rows.reports_(ROWS * 11 // 10, profile)[:ROWS]  # some are silent
     makers: dict[str, Maker] = {"arrow": _arrow, "json": _json, "xml": _xml}
-    found = {}
+    forms = {}
     for name, make in makers.items():
         in_s, out_s, size = {}, {}, dict[str | None, float]()
         for count in sizes:
@@ -286,8 +286,8 @@ def _forms(profile: str, sizes: Sequence[int], *, rounds: int) -> dict[str, Form
                 best_out = min(best_out, time.process_time() - middle)
             in_s[count], out_s[count] = best_in, best_out
             size = {codec: length / count for codec, length in total.items()}
-        found[name] = Form(in_s, out_s, size)
-    return found
+        forms[name] = Form(in_s, out_s, size)
+    return forms
 
 
 def _compressed(data: bytes) -> dict[str | None, int]:
@@ -349,12 +349,12 @@ def _xml(rows: list[messages.NodeReport], turns: int) -> tuple[dict[str | None, 
             sequence=int(get("sequence")),
             at_ms=int(get("at-ms")),
             period_s=float(get("period-s")),
-            metrics={one.get("name"): float(one.text) for one in node.iterchildren(metric_tag)},
+            metrics={element.get("name"): float(element.text) for element in node.iterchildren(metric_tag)},
         )
 
     def take(turn: int) -> object:
-        found = [read(node) for node in etree.fromstring(data).iterchildren(node_tag)]
-        held[:] = [row for row in found if once.sees(row, turn)]
+        parsed = [read(node) for node in etree.fromstring(data).iterchildren(node_tag)]
+        held[:] = [row for row in parsed if once.sees(row, turn)]
         return held
 
     def write() -> object:
@@ -421,11 +421,11 @@ async def _propagation(quick: bool) -> tuple[float, float]:
                 )
                 await player.run(ticks=5 if quick else 20)
                 await asyncio.sleep(sum(HOLDS_S) + 0.5)
-                found = await client.recent(fleet_bus, window_s=3600)
+                recent = await client.recent(fleet_bus, window_s=3600)
     ages_s = [
-        one.stored_at_ms / 1000 - at_us / 1e6
-        for one in found
-        for at_us in one.batch.column("reported_at").cast("int64").to_pylist()
+        reports.stored_at_ms / 1000 - at_us / 1e6
+        for reports in recent
+        for at_us in reports.batch.column("reported_at").cast("int64").to_pylist()
     ]
     costs = capacity_model.MeasuredCosts()
     tree = capacity_model.Hierarchy(
@@ -439,7 +439,7 @@ async def _propagation(quick: bool) -> tuple[float, float]:
     levels = capacity_model.figures(tree).levels
     # From the report's making, so without the sensor's period; into the stream, so with the top's hold.
     predicted_s = capacity_model.propagation_s(
-        [0.0, *HOLDS_S], [*(one.in_s for one in levels), 0.0], [one.out_s for one in levels]
+        [0.0, *HOLDS_S], [*(level.in_s for level in levels), 0.0], [level.out_s for level in levels]
     )
     return predicted_s, max(ages_s)
 
@@ -485,9 +485,9 @@ async def _until_steady(
     while time.monotonic() < deadline and alive():
         await asyncio.sleep(2.0)
         with contextlib.suppress(errors.NotFound, errors.Unavailable):
-            found = await capacity_check.check(bus, window_s=batches * TRIGGER_S)
-            if found.batches >= batches:
-                return found
+            check = await capacity_check.check(bus, window_s=batches * TRIGGER_S)
+            if check.batches >= batches:
+                return check
     return None
 
 
@@ -519,40 +519,40 @@ def _spark(url: str, place: pathlib.Path) -> Iterator[Callable[[], bool]]:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _whole_rows(found: capacity_check.CapacityCheck | None) -> list[harness.Row]:
-    if found is None:
+def _whole_rows(check: capacity_check.CapacityCheck | None) -> list[harness.Row]:
+    if check is None:
         print("  the whole way: not measured, since Spark did not run, or was not steady in time")
         return []
-    print("  the whole way:", ", ".join(f"{name} {took:.2f} s" for name, took in found.stages.items()))
+    print("  the whole way:", ", ".join(f"{name} {took:.2f} s" for name, took in check.stages.items()))
     return [
         harness.Row(
             metric="whole way, two levels and Spark: propagation, longest",
-            ours=found.measured_s,
+            ours=check.measured_s,
             unit="s",
             better="lower",
-            peer=found.predicted_s,
+            peer=check.predicted_s,
             peer_name="the model's worst case",
         ),
         harness.Row(
             metric="whole way: model beside measured",
-            ours=100 * abs(found.predicted_s / found.measured_s - 1),
+            ours=100 * abs(check.predicted_s / check.measured_s - 1),
             unit="% apart",
             better="lower",
             goal=20,
         ),
         *_waiting_rows(
             "whole way",
-            sum(took_s for name, took_s in found.stages.items() if name != "batch"),
-            found.predicted_s,
-            found.measured_s,
+            sum(took_s for name, took_s in check.stages.items() if name != "batch"),
+            check.predicted_s,
+            check.measured_s,
         ),
         harness.Row(
             metric="whole way: p99, beside holding times, trigger and 5 s",
-            ours=found.p99_s,
+            ours=check.p99_s,
             unit="s",
             better="lower",
-            goal=found.p99_limit_s,
-            samples=found.rows,
+            goal=check.p99_limit_s,
+            samples=check.rows,
         ),
     ]
 
@@ -612,13 +612,13 @@ def _draw_channel(forms: dict[str, Form]) -> None:
         for size in (1, 30, 1000):
             senders = np.unique(np.geomspace(1, 3e6, 300).astype(int))
             made = [_one_channel(int(n), size, costs) for n in senders]
-            kept = [one for one in made if one.load < 1.5]
+            kept = [figures for figures in made if figures.load < 1.5]
             counted = senders[: len(kept)]
             for place, (what, values) in enumerate(
                 (
-                    ("CPU, %", [100 * min(one.load, 1.0) for one in kept]),
-                    ("input time, ms", [min(one.in_s * 1e3, 1e5) for one in kept]),
-                    ("output time, ms", [one.out_s * 1e3 for one in kept]),
+                    ("CPU, %", [100 * min(figures.load, 1.0) for figures in kept]),
+                    ("input time, ms", [min(figures.in_s * 1e3, 1e5) for figures in kept]),
+                    ("output time, ms", [figures.out_s * 1e3 for figures in kept]),
                 ),
                 start=1,
             ):
@@ -668,9 +668,13 @@ def _draw_hierarchies(forms: dict[str, Form], channel_s: float) -> None:
                 capacity_model.figures(replace(tree, levels=(*below, replace(root, senders=int(n)))))
                 for n in senders
             ]
-            machines = [one.machines for one in made]
-            axes[0][column].plot(machines, [min(one.propagation_s, 200) for one in made], label=tree.name)
-            axes[1][column].plot(machines, [100 * min(one.root_load, 1) for one in made], label=tree.name)
+            machines = [prediction.machines for prediction in made]
+            axes[0][column].plot(
+                machines, [min(prediction.propagation_s, 200) for prediction in made], label=tree.name
+            )
+            axes[1][column].plot(
+                machines, [100 * min(prediction.root_load, 1) for prediction in made], label=tree.name
+            )
         axes[0][column].set_title(f"{name}, costs measured here")
         axes[0][column].set_ylabel("propagation, worst case, s")
         axes[1][column].set_ylabel("load of the root, %")

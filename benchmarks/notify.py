@@ -159,7 +159,7 @@ def _accepting(held: matcher.Matcher, event: dict[str, types.Value]) -> float:
 def _match(held: matcher.Matcher, share: str, event: dict[str, types.Value], address: ast.Condition) -> int:
     if share == "50%":
         return held.find_bits(event, address)[1]
-    return sum(len(found.rows) for found in held.find(event, address))
+    return sum(len(match.rows) for match in held.find(event, address))
 
 
 def _repeated(held: matcher.Matcher, share: str, work: Work, rounds: int) -> Times:
@@ -327,7 +327,7 @@ def _duckdb(held: matcher.Matcher, work: Work) -> harness.Row:
         "policy": table.policy_of[: table.used],
     }
     for service in notify_world.SERVICES:
-        frame[service] = [isinstance(one, frozenset) and service in one for one in cells["services"]]
+        frame[service] = [isinstance(cell, frozenset) and service in cell for cell in cells["services"]]
     base = duckdb.connect(config={"threads": 1})
     base.register("frame", pa.table(frame))
     base.execute("CREATE TABLE receivers AS SELECT * FROM frame ORDER BY policy")
@@ -357,9 +357,9 @@ def _found(
 ) -> tuple[float, list[int]]:
     """Microseconds, and rows."""
     started = time.perf_counter()
-    found = held.find(event, address)
+    matches = held.find(event, address)
     took = (time.perf_counter() - started) * 1e6
-    return took, [row for one in found for row in one.rows.tolist()]
+    return took, [row for match in matches for row in match.rows.tolist()]
 
 
 def _compared(
@@ -413,8 +413,8 @@ def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -
     ]
     random.Random(5).shuffle(work)
     numbers = np.random.default_rng(5)
-    some = numbers.permutation(len(held))[: 2 * batch * protocol.SHARDS].tolist()
-    said = [
+    values = numbers.permutation(len(held))[: 2 * batch * protocol.SHARDS].tolist()
+    output = [
         (
             shard,
             messages.encode(
@@ -428,7 +428,7 @@ def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -
                 )
             ),
         )
-        for shard, names in notify_world.by_shard(some).items()
+        for shard, names in notify_world.by_shard(values).items()
     ]
     knows = authorities.AuthorityView()
     knows.vocabulary.add(notify_world.WEB_SERVER)
@@ -448,7 +448,7 @@ def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -
     started = time.perf_counter()
     while (now := time.perf_counter() - started) < length_s:
         if updates < now * UPDATES_S * HASTE:
-            update(*said[(updates // batch) % len(said)])
+            update(*output[(updates // batch) % len(output)])
             updates += batch
         if events < now * EVENTS_S * HASTE:
             held.find(*work[events % len(work)])
@@ -460,10 +460,10 @@ def _sustained(held: matcher.Matcher, works: dict[str, Work], length_s: float) -
     each = measure.cpu_seconds(lambda: [held.find(event, address) for event, address in work]) / len(work)
 
     def update_all() -> None:
-        for shard, data in said:
+        for shard, data in output:
             update(shard, data)
 
-    message = measure.cpu_seconds(update_all) / len(said)
+    message = measure.cpu_seconds(update_all) / len(output)
     if refused:
         raise errors.InvariantViolation(f"an update was refused: {refused[0]}")
     return [

@@ -50,9 +50,9 @@ async def memory(receivers: int, policies: int) -> list[harness.Row]:
             await asyncio.to_thread(notifier.hear, timeout_s=300)
             took_s = time.perf_counter() - started
             again = await _held_by(notifier)
-    for told in (filled, again):
-        if told["receivers"] != receivers:
-            raise errors.InvariantViolation(f"{told['receivers']} of {receivers} receivers are held")
+    for counters in (filled, again):
+        if counters["receivers"] != receivers:
+            raise errors.InvariantViolation(f"{counters['receivers']} of {receivers} receivers are held")
     of = f"{receivers:,} receivers, {policies:,} policies"
 
     def row(what: str, each: float, goal: float | None = None) -> harness.Row:
@@ -77,8 +77,8 @@ async def memory(receivers: int, policies: int) -> list[harness.Row]:
 
 async def _held_by(notifier: measure.Worker) -> dict[str, Any]:
     notifier.tell("count")
-    told: dict[str, Any] = await asyncio.to_thread(notifier.hear, timeout_s=180)
-    return told
+    counters: dict[str, Any] = await asyncio.to_thread(notifier.hear, timeout_s=180)
+    return counters
 
 
 async def end_to_end(receivers: int, events: int) -> list[harness.Row]:
@@ -94,8 +94,8 @@ async def end_to_end(receivers: int, events: int) -> list[harness.Row]:
                 )
                 for place in range(CLIENTS)
             ]
-            for one in clients:
-                await asyncio.to_thread(one.hear, timeout_s=400)
+            for worker in clients:
+                await asyncio.to_thread(worker.hear, timeout_s=400)
             async with (
                 await bus_client.connect([broker.url], identity="watch", audit_s=0) as bus,
                 client.NotifyClient(bus) as mine,
@@ -151,27 +151,27 @@ async def _send(
         await _one(mine, number, groups, random.uniform(0.6, 1.0) if new else None)
         await asyncio.sleep(0.002)
     await asyncio.sleep(0.5)
-    found: list[float] = []
-    for one in clients:
-        one.tell("count")
-        found += (await asyncio.to_thread(one.hear))["latencies_ms"]
-    return found
+    latencies_ms: list[float] = []
+    for worker in clients:
+        worker.tell("count")
+        latencies_ms += (await asyncio.to_thread(worker.hear))["latencies_ms"]
+    return latencies_ms
 
 
 async def _flood(mine: client.NotifyClient, events: int, groups: int) -> None:
-    async def some(first: int) -> None:
+    async def send_batch(first: int) -> None:
         for number in range(first, first + events // 20):
             await _one(mine, number, groups)
 
-    await asyncio.gather(*(some(place * 50) for place in range(20)))
+    await asyncio.gather(*(send_batch(place * 50) for place in range(20)))
 
 
 async def _delivered(clients: list[measure.Worker]) -> int:
     total = 0
-    for one in clients:
-        one.tell("count")
-        told: dict[str, Any] = await asyncio.to_thread(one.hear)
-        total += told["delivered"]
+    for worker in clients:
+        worker.tell("count")
+        counters: dict[str, Any] = await asyncio.to_thread(worker.hear)
+        total += counters["delivered"]
     return total
 
 

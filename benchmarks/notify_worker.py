@@ -104,14 +104,14 @@ async def fill(url: str, count: int, policies: int) -> None:
         for model in (notify_world.WEB_SERVER, notify_world.CONTROLLER, *notify_world.EVENTS):
             await mine.define(model)
         for start in range(0, count, 10_000):
-            some = range(start, min(start + 10_000, count))
-            own, which = np.unique(numbers.integers(0, policies, len(some)), return_inverse=True)
-            columns = notify_world.columns(numbers, len(some))
+            values = range(start, min(start + 10_000, count))
+            own, which = np.unique(numbers.integers(0, policies, len(values)), return_inverse=True)
+            columns = notify_world.columns(numbers, len(values))
             joins = protocol.JoinReceivers(
-                receivers=tuple(f"web-{number}" for number in some),
+                receivers=tuple(f"web-{number}" for number in values),
                 model="WebServer",
                 values={name: [protocol.cell(cell) for cell in cells] for name, cells in columns.items()},
-                policies=tuple(texts[one] for one in own.tolist()),
+                policies=tuple(texts[index] for index in own.tolist()),
                 which=which.tolist(),
             )
             await mine.change([joins])

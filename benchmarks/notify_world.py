@@ -82,8 +82,8 @@ def address(dice: random.Random, share: str, digits: int = 2) -> str:
                 f"AND services CONTAINS 'cgi' AND load < {load}"
             )
         case "1%":
-            one, other = dice.sample(APPLICATIONS, 2)
-            return f"application IN ('{one}', '{other}') AND services CONTAINS 'xml' AND load < {load}"
+            first, other = dice.sample(APPLICATIONS, 2)
+            return f"application IN ('{first}', '{other}') AND services CONTAINS 'xml' AND load < {load}"
         case _:
             load = round(dice.uniform(0.6, 0.75), digits)
             return f"(services CONTAINS 'docs' OR services CONTAINS 'cgi') AND load < {load}"
@@ -91,8 +91,8 @@ def address(dice: random.Random, share: str, digits: int = 2) -> str:
 
 def constants(meant: ast.Condition) -> str:
     """Those of an address of 1%, as SQL writes them."""
-    found = re.findall(r"'[^']*'|[\d.]+", printer.write(meant).replace("'xml'", ""))
-    return ", ".join(found)
+    matches = re.findall(r"'[^']*'|[\d.]+", printer.write(meant).replace("'xml'", ""))
+    return ", ".join(matches)
 
 
 def columns(numbers: np.random.Generator, count: int) -> dict[str, list[Any]]:
@@ -110,11 +110,11 @@ def columns(numbers: np.random.Generator, count: int) -> dict[str, list[Any]]:
 
 def by_shard(numbers: Iterable[int]) -> dict[protocol.Shard, list[str]]:
     """The receivers of these numbers."""
-    found: dict[protocol.Shard, list[str]] = {shard: [] for shard in range(protocol.SHARDS)}
+    names_by_shard: dict[protocol.Shard, list[str]] = {shard: [] for shard in range(protocol.SHARDS)}
     for number in numbers:
         name = protocol.participant_id(PROCESS, f"web-{number}")
-        found[protocol.shard_of(name)].append(name)
-    return found
+        names_by_shard[protocol.shard_of(name)].append(name)
+    return names_by_shard
 
 
 def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = False) -> matcher.Matcher:
@@ -129,6 +129,6 @@ def build(receivers: int, policies: int, kernels: Any, *, scattered: bool = Fals
         names = [protocol.participant_id(PROCESS, f"web-{number}") for number in chunk.tolist()]
         mine, local = np.unique(which[chunk], return_inverse=True)
         made.join_many(
-            names, WEB_SERVER, columns(numbers, len(chunk)), [listed[one] for one in mine.tolist()], local
+            names, WEB_SERVER, columns(numbers, len(chunk)), [listed[index] for index in mine.tolist()], local
         )
     return made

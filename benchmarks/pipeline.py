@@ -200,8 +200,8 @@ async def _until_caught_up(url: str, began: float) -> float:
         ask = pipeline_client.PipelineClient(bus)
         while time.monotonic() - began < 300:
             with contextlib.suppress(errors.Unavailable):
-                found = await ask.progress()
-                if found.state == "running" and found.batch >= 0 and found.lag_s < 2 * TRIGGER_S:
+                progress = await ask.progress()
+                if progress.state == "running" and progress.batch >= 0 and progress.lag_s < 2 * TRIGGER_S:
                     return time.monotonic() - began
             await asyncio.sleep(0.2)
     raise errors.TimedOut("the pipeline did not catch up in 300 s")
@@ -273,7 +273,7 @@ def _sustained(played: pipeline_domain.Played) -> list[harness.Row]:
         _row(f"{name}: growth of the lag", played.lag_growth_s, "s", TRIGGER_S / 2, "lower"),
         _row(
             f"{name}: batch, median",
-            measure.percentile([one.batch_s for one in played.batches] or [float("inf")], 50),
+            measure.percentile([batch.batch_s for batch in played.batches] or [float("inf")], 50),
             "s",
             None,
             "lower",
@@ -329,9 +329,11 @@ def _draw(held: list[pipeline_domain.Played]) -> None:
     figure, axes = plt.subplots(len(held), 2, figsize=(12, 4 * len(held)), width_ratios=(2, 1), squeeze=False)
     for (over_time, by_stage), played in zip(axes, held, strict=True):
         began_ms = played.batches[0].at_ms
-        minutes = [(one.at_ms - began_ms) / 60_000 for one in played.batches]
-        over_time.plot(minutes, [one.batch_s for one in played.batches], label="batch, s")
-        over_time.plot(minutes, [one.lag_s for one in played.batches], label="age of its newest report, s")
+        minutes = [(batch.at_ms - began_ms) / 60_000 for batch in played.batches]
+        over_time.plot(minutes, [batch.batch_s for batch in played.batches], label="batch, s")
+        over_time.plot(
+            minutes, [batch.lag_s for batch in played.batches], label="age of its newest report, s"
+        )
         over_time.axhline(TRIGGER_S, color="grey", linestyle=":", label="trigger, s")
         over_time.set(title=f"{played.name}, every {PERIOD_S:g} s", xlabel="minutes", ylim=(0, None))
         over_time.legend(fontsize=8)

@@ -75,13 +75,15 @@ class Played:
 
     @property
     def longest_batch_s(self) -> float:
-        return max((one.batch_s for one in self.batches), default=float("inf"))
+        return max((batch.batch_s for batch in self.batches), default=float("inf"))
 
     @property
     def lag_growth_s(self) -> float:
         """How much older what is read was in the last third than in the first, at the median."""
         third = max(1, len(self.batches) // 3)
-        first, last = ([one.lag_s for one in some] for some in (self.batches[:third], self.batches[-third:]))
+        first, last = (
+            [batch.lag_s for batch in values] for values in (self.batches[:third], self.batches[-third:])
+        )
         return measure.percentile(last or [float("inf")], 50) - measure.percentile(first or [0.0], 50)
 
     @property
@@ -226,8 +228,8 @@ class Domain:
             for task in watching:
                 task.cancel()
             await asyncio.gather(*watching, return_exceptions=True)
-        counted = [one for one in batches if one.at_ms / 1000 - one.batch_s >= begun_s and one.rows]
-        earlier = [one for one in batches if one.at_ms / 1000 - one.batch_s < begun_s]
+        counted = [batch for batch in batches if batch.at_ms / 1000 - batch.batch_s >= begun_s and batch.rows]
+        earlier = [batch for batch in batches if batch.at_ms / 1000 - batch.batch_s < begun_s]
         share = periods / (warm + periods)
         return Played(
             profile,
@@ -252,12 +254,12 @@ class Domain:
             return {}
         before, dropped = -1, dict[str, int]()
         while True:
-            found = [_ask(channel) for channel in self._channels]
-            forwarded = sum(one["forwarded"] for one in found)
+            counters = [_ask(channel) for channel in self._channels]
+            forwarded = sum(row["forwarded"] for row in counters)
             dropped = {
-                reason: sum(one["dropped"].get(reason, 0) for one in found)
-                for one in found
-                for reason in one["dropped"]
+                reason: sum(channel_counters["dropped"].get(reason, 0) for channel_counters in counters)
+                for row in counters
+                for reason in row["dropped"]
             }
             if forwarded == before or forwarded + sum(dropped.values()) >= self._stored + rows:
                 break
@@ -279,8 +281,8 @@ class Domain:
     def wait_until_running(self) -> None:
         async def wait() -> None:
             async with await client.connect([self.url], identity="bench") as bus:
-                for wanted in monitor_protocol.streams():
-                    await bus.stream(wanted)
+                for stream in monitor_protocol.streams():
+                    await bus.stream(stream)
                 ask = pipeline_client.PipelineClient(bus)
                 for _ in range(4000):
                     with contextlib.suppress(errors.Unavailable):
@@ -301,24 +303,24 @@ class Domain:
         assert self._process is not None
         assert self._broker.pid is not None
         driver = psutil.Process(self._process.pid)
-        found: dict[str, list[psutil.Process]] = {
+        processes: dict[str, list[psutil.Process]] = {
             "broker": [psutil.Process(self._broker.pid)],
-            "channels": [psutil.Process(one.pid) for one in self._channels],
+            "channels": [psutil.Process(channel.pid) for channel in self._channels],
             "driver": [driver],
             "JVM": [],
             "workers": [],
         }
         for child in driver.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                found["JVM" if child.name() == "java" else "workers"].append(child)
-        return found
+                processes["JVM" if child.name() == "java" else "workers"].append(child)
+        return processes
 
     def _cpu(self, generator: measure.Worker) -> dict[str, float]:
         used = {"workers": 0.0}
         for name, processes in {**self._tree(), GENERATOR: [psutil.Process(generator.pid)]}.items():
-            for one in processes:
+            for process in processes:
                 with contextlib.suppress(psutil.Error):
-                    times = one.cpu_times()
+                    times = process.cpu_times()
                     used[name] = used.get(name, 0.0) + times.user + times.system
                     # Spark replaces its Python workers: those that ended are counted by their parents.
                     used["workers"] += times.children_user + times.children_system
@@ -327,9 +329,9 @@ class Domain:
     def _memory(self) -> int:
         total = 0
         for processes in self._tree().values():
-            for one in processes:
+            for process in processes:
                 with contextlib.suppress(psutil.Error):
-                    total += one.memory_full_info().pss
+                    total += process.memory_full_info().pss
         return total
 
 
@@ -340,16 +342,16 @@ def _ask(channel: measure.Worker) -> dict[str, Any]:
 
 
 async def _follow_batches(bus: client.NatsBus, batches: list[protocol.BatchProgress]) -> None:
-    async for one in pipeline_client.PipelineClient(bus).follow_progress():
-        batches.append(one)  # noqa: PERF401
+    async for progress in pipeline_client.PipelineClient(bus).follow_progress():
+        batches.append(progress)  # noqa: PERF401
 
 
 async def _follow_system(bus: client.NatsBus, late_s: list[float]) -> None:
     async with await bus.subscribe(columns.result_subject("pipeline", "system")) as subscription:
         async for message in subscription:
-            found = messages.decode(message.data, columns.SystemReport)
-            if found.reports:
-                late_s.append(time.time() - found.to_ms / 1000)
+            decoded = messages.decode(message.data, columns.SystemReport)
+            if decoded.reports:
+                late_s.append(time.time() - decoded.to_ms / 1000)
 
 
 def main(profile: str, machines: int, warm: int, periods: int) -> None:

@@ -23,17 +23,17 @@ MILLION = 1_000_000
 def rows(
     played: pipeline_domain.Played, warm: int, periods: int, place: pathlib.Path, *, has_goal: bool
 ) -> list[harness.Row]:
-    found = _prometheus(played.profile, played.machines, warm * PERIOD_S, periods * PERIOD_S, place)
+    usage = _prometheus(played.profile, played.machines, warm * PERIOD_S, periods * PERIOD_S, place)
     a_period = played.samples * PERIOD_S / played.seconds / MILLION
-    peer_name = "Prometheus" if found else None
-    goal = 1.0 if found and has_goal else None
+    peer_name = "Prometheus" if usage else None
+    goal = 1.0 if usage and has_goal else None
     return [
         harness.Row(
             metric=f"{played.name}: CPU for a million samples",
             ours=played.product_cpu_s / (played.samples / MILLION),
             unit="s",
             better="lower",
-            peer=found["cpu_s"] if found else None,
+            peer=usage["cpu_s"] if usage else None,
             peer_name=peer_name,
             goal=goal,
             goal_is="ratio",
@@ -43,7 +43,7 @@ def rows(
             ours=played.memory_bytes / 2**20 / a_period,
             unit="MiB",
             better="lower",
-            peer=found["memory_bytes"] / 2**20 / a_period if found else None,
+            peer=usage["memory_bytes"] / 2**20 / a_period if usage else None,
             peer_name=peer_name,
             goal=goal,
             goal_is="ratio",
@@ -78,13 +78,13 @@ def _prometheus(
             stderr=subprocess.DEVNULL,
         )
         try:
-            one = psutil.Process(process.pid)
+            server = psutil.Process(process.pid)
             time.sleep(warm_s + PERIOD_S)  # pages are scraped at times that it chooses within a period
-            before = one.cpu_times()
+            before = server.cpu_times()
             pages.tell("count")
             first = pages.hear()["samples"]
             time.sleep(seconds)
-            after, memory = one.cpu_times(), one.memory_full_info().pss
+            after, memory = server.cpu_times(), server.memory_full_info().pss
             pages.tell("count")
             samples = pages.hear()["samples"] - first
         finally:
@@ -98,8 +98,8 @@ def _prometheus(
 
 def _binary() -> str | None:
     """The one on this machine, or Debian's, fetched once and unpacked without installing it."""
-    if found := shutil.which("prometheus"):
-        return found
+    if path := shutil.which("prometheus"):
+        return path
     cache = (
         pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
         / "muster"

@@ -79,10 +79,10 @@ async def play(
     total.save(tally)
     statistics = [player.statistics for player in players]
     facts = {
-        "rows": sum(one.rows for one in statistics),
-        "bytes": sum(one.bytes for one in statistics),
-        "failed": sum(one.failed for one in statistics),
-        "behind_max_s": max(one.behind_max_s for one in statistics),
+        "rows": sum(statistic.rows for statistic in statistics),
+        "bytes": sum(statistic.bytes for statistic in statistics),
+        "failed": sum(statistic.failed for statistic in statistics),
+        "behind_max_s": max(statistic.behind_max_s for statistic in statistics),
         "samples": sum(part.samples for part in parts),
         "slow_clocks": sum(part.slow_clocks for part in parts),
     }
@@ -93,7 +93,7 @@ def pages(profile: str, machines: int) -> None:
     """The same samples as text: a page for each thousand machines, as if they stood behind one exporter."""
     made = fleet.VirtualFleet(monitor_rows.plan(machines, profile, period_s=PERIOD_S))
     texts = [[_page(made, slot, tick) for tick in range(3)] for slot in made.slots]
-    asked = [0] * len(texts)
+    requests = [0] * len(texts)
     samples = [0]
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -101,8 +101,8 @@ def pages(profile: str, machines: int) -> None:
 
         def do_GET(self) -> None:
             page = int(self.path.rpartition("/")[2])
-            body, count = texts[page][asked[page] % 3]
-            asked[page] += 1
+            body, count = texts[page][requests[page] % 3]
+            requests[page] += 1
             samples[0] += count
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")

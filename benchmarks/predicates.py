@@ -70,14 +70,14 @@ def one_message(quick: bool) -> list[harness.Row]:
         assert matches(message.get) is (tree(message.get) is True) is accepted
         sides[label] = functools.partial(nanoseconds, matches, message)
         sides[f"{label}, tree"] = functools.partial(nanoseconds, tree, message)
-    found = {name: min(took) for name, took in measure.in_turns(sides, rounds=8 if quick else 25).items()}
+    best_s = {name: min(took) for name, took in measure.in_turns(sides, rounds=8 if quick else 25).items()}
     rows = [
         harness.Row(
             metric=f"the paper's policy on one message: {label}",
-            ours=found[label],
+            ours=best_s[label],
             unit="ns",
             better="lower",
-            peer=found[f"{label}, tree"],
+            peer=best_s[f"{label}, tree"],
             peer_name="tree of closures",
             goal=300,
         )
@@ -85,10 +85,10 @@ def one_message(quick: bool) -> list[harness.Row]:
     ]
     versus = harness.Row(
         metric="the same alert, against Python that knows no NULL and no types",
-        ours=found["accepted alert"],
+        ours=best_s["accepted alert"],
         unit="ns",
         better="lower",
-        peer=found["by hand"],
+        peer=best_s["by hand"],
         peer_name="written by hand",
     )
     return harness.under(
@@ -113,10 +113,10 @@ def tree_of_closures(condition: ast.Condition) -> Callable[[Callable[[str], obje
             def joined(get: Callable[[str], object]) -> bool | None:
                 truth: bool | None = not decisive
                 for part in parts:
-                    found = part(get)
-                    if found is decisive:
+                    value = part(get)
+                    if value is decisive:
                         return decisive
-                    if found is None:
+                    if value is None:
                         truth = None
                 return truth
 
@@ -140,7 +140,7 @@ def parsing(quick: bool) -> list[harness.Row]:
         "compile": compile_anew,
         "python": lambda: compile(POLICY_IN_PYTHON.replace("\n", " ").strip(), "policy", "eval"),
     }
-    found = measure.in_turns(
+    outcomes = measure.in_turns(
         {
             name: functools.partial(
                 measure.nanoseconds_a_call, side, rounds=10 if quick else 30, round_s=0.02
@@ -149,13 +149,13 @@ def parsing(quick: bool) -> list[harness.Row]:
         },
         rounds=3,
     )
-    python = min(found["python"]) / 1e3
+    python = min(outcomes["python"]) / 1e3
     return harness.under(
         "a text of 7 clauses; nothing cached; best round of each side",
         [
             harness.Row(
                 metric=f"{label} the paper's policy",
-                ours=min(found[name]) / 1e3,
+                ours=min(outcomes[name]) / 1e3,
                 unit="µs",
                 better="lower",
                 peer=python,
@@ -211,7 +211,7 @@ def million_rows(quick: bool) -> list[harness.Row]:
             return answer[0]
 
         assert np.count_nonzero(columnar.evaluate(condition, table)) == by_duckdb() > 0
-        found = measure.in_turns(
+        outcomes = measure.in_turns(
             {
                 "ours": lambda: measure.seconds(lambda: columnar.evaluate(condition, table)),
                 "numpy": lambda: measure.seconds(two_valued),
@@ -222,14 +222,14 @@ def million_rows(quick: bool) -> list[harness.Row]:
         )
     return harness.under(
         f"one float and two words of {' and '.join(map(str, WORDS.values()))} values, in memory, one thread; "
-        f"best of {len(found['ours'])} rounds of each side",
+        f"best of {len(outcomes['ours'])} rounds of each side",
         [
             harness.Row(
                 metric=f"a million rows, four clauses, 5 % NULL: {label}",
-                ours=min(found["ours"]) * 1e6,
+                ours=min(outcomes["ours"]) * 1e6,
                 unit="µs a million rows",
                 better="lower",
-                peer=min(found[peer]) * 1e6,
+                peer=min(outcomes[peer]) * 1e6,
                 peer_name=name,
             )
             for label, peer, name in (

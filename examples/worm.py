@@ -77,8 +77,8 @@ def farm(count: int) -> dict[str, dict[str, object]]:
 
 async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int = 40) -> Outcome:
     outcome = Outcome()
-    wanted = loader.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
-    running = domain.Domain(wanted, parts=[notify_part.NotifierComponent(wanted.notify)])
+    settings = loader.load(app_settings.Settings, flags={"domain.data_dir": str(folder)})
+    running = domain.Domain(settings, parts=[notify_part.NotifierComponent(settings.notify)])
     async with running, contextlib.AsyncExitStack() as stack:
 
         async def join(
@@ -90,9 +90,9 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
 
         def react(names: Sequence[str], event: client.ReceivedEvent) -> None:
             outcome.reached[event.id].update(names)
-            heard.set()
+            received.set()
 
-        heard = asyncio.Event()
+        received = asyncio.Event()
 
         web, _ = await join("macrocorp", react)
         for model in notify_documents.read(MODELS.encode()).models:
@@ -187,8 +187,8 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
         # An order after all of it: when it has come, everything sent before has come or never will.
         last = await intellimune.send("command", {"action": "all clear"})
         while len(outcome.reached[last]) < servers:
-            heard.clear()
-            await asyncio.wait_for(heard.wait(), 10)
+            received.clear()
+            await asyncio.wait_for(received.wait(), 10)
     say(f"the alert reached {len(outcome.reached[outcome.alert])} servers, all of them IIS")
     say(f"the command reached {len(outcome.reached[outcome.command])}: those with CGI that are busy")
     say(f"{len(outcome.forged)} forged or unqualified events reached nobody")

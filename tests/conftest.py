@@ -27,11 +27,11 @@ hypothesis.settings.load_profile("unhurried")
 def pytest_report_header() -> str:
     """What root is used for is said before it is tried; what is skipped without it, at the end."""
     if os.geteuid() == 0:
-        said = "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
+        line = "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
     else:
-        said = "not root: tests that fill a small disk are skipped"
+        line = "not root: tests that fill a small disk are skipped"
     missing = [f"{part.name} is missing: {part.command}" for part in debian.PARTS if not part.is_here]
-    return "; ".join([said, *missing])
+    return "; ".join([line, *missing])
 
 
 @pytest.fixture

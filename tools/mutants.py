@@ -163,8 +163,8 @@ def mutants(source: str) -> list[Mutant]:
 
 
 def _is_argued(line: str, what: str) -> bool:
-    found = EQUIVALENT.search(line)
-    return found is not None and (found[1] is None or what in found[1].split(", "))
+    matches = EQUIVALENT.search(line)
+    return matches is not None and (matches[1] is None or what in matches[1].split(", "))
 
 
 def changed(source: str, mutant: Mutant | None) -> ast.Module:
@@ -191,7 +191,7 @@ def _annotations(tree: ast.AST) -> set[int]:
 def _options(tree: ast.AST) -> set[int]:
     """The ids of all nodes within a class's keywords and decorators, such as ``frozen=True``."""
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    roots = [root for one in classes for root in (*one.keywords, *one.decorator_list)]
+    roots = [root for node in classes for root in (*node.keywords, *node.decorator_list)]
     return {id(node) for root in roots for node in ast.walk(root)}
 
 
@@ -308,9 +308,9 @@ def warm(module: str, imported: list[str]) -> None:
     """Import all of these that do not import the module."""
     name = _name(module)
     sys.modules[name] = None  # type: ignore[assignment]  # to import it fails
-    for one in imported:
+    for module_name in imported:
         with contextlib.suppress(Exception):
-            importlib.import_module(one)
+            importlib.import_module(module_name)
     del sys.modules[name]
 
 
@@ -333,7 +333,7 @@ def examine(
     every = mutants((ROOT / "src" / "muster" / module).read_text())
     chosen = random.Random(seed).sample(every, min(count, len(every)))
     tried = survived = 0
-    for mutant in sorted(chosen, key=lambda one: one.line):
+    for mutant in sorted(chosen, key=lambda value: value.line):
         if (lines and mutant.line not in lines) or time.monotonic() > ends_s:
             continue
         result = forked(limit_s, run_mutant, module, mutant, tests, second.took_s)
@@ -357,26 +357,34 @@ def main() -> int:
     parser.add_argument(
         "--summary", action="store_true", help="also print Markdown rows: date, module, mutants, survivors"
     )
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     ends_s = time.monotonic() + PACKAGE_S_MAX
     counts: dict[str, tuple[int, int]] = {}
-    for module, tests in CORES[given.package].items():
-        if given.modules and module not in given.modules:
+    for module, tests in CORES[arguments.package].items():
+        if arguments.modules and module not in arguments.modules:
             continue
         result = forked(
-            PACKAGE_S_MAX * 2, examine, module, tests, given.count, given.seed, given.lines, ends_s
+            PACKAGE_S_MAX * 2,
+            examine,
+            module,
+            tests,
+            arguments.count,
+            arguments.seed,
+            arguments.lines,
+            ends_s,
         )
         if result is None:
             return 1
         counts[module] = result
-    if given.summary:
+    if arguments.summary:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         for module, (tried, survived) in counts.items():
             print(f"| {today} | `{module}` | {tried} | {survived} |")
     tried, survived = (sum(column) for column in zip((0, 0), *counts.values(), strict=True))
     share = survived / tried if tried else 0.0
     print(
-        f"{given.package}: {survived} of {tried} mutants survive ({share:.0%}; at most {SURVIVORS_MAX:.0%})"
+        f"{arguments.package}: {survived} of {tried} mutants survive "
+        f"({share:.0%}; at most {SURVIVORS_MAX:.0%})"
     )
     return int(share > SURVIVORS_MAX)
 

@@ -40,13 +40,13 @@ class Pin:
 
 
 def pins(lock: Path) -> list[Pin]:
-    found = []
+    pinned = []
     for text in re.split(r"\n(?=[A-Za-z0-9])", lock.read_text()):
         if match := _ENTRY.match(text):
             via = re.findall(r"#(?:\s+via)?\s+([A-Za-z0-9._-]+(?: \(pyproject\.toml[^)]*\))?)$", text, re.M)
             hashes = tuple(re.findall(r"--hash=sha256:([0-9a-f]{64})", text))
-            found.append(Pin(match[1], match[2], frozenset(via) - {"via"}, hashes, text.rstrip()))
-    return found
+            pinned.append(Pin(match[1], match[2], frozenset(via) - {"via"}, hashes, text.rstrip()))
+    return pinned
 
 
 def runtime(all_pins: list[Pin]) -> list[Pin]:
@@ -66,7 +66,7 @@ def subset(out: Path) -> None:
 def sbom(out: Path, wheel: Path) -> None:
     """CycloneDX 1.5 in JSON. The same wheel gives the same document."""
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = [one for one in archive.namelist() if one.endswith(".dist-info/METADATA")]
+        (name,) = [member for member in archive.namelist() if member.endswith(".dist-info/METADATA")]
         about = message_from_bytes(archive.read(name))
     listed = {(pin.name, pin.version): pin for lock in LOCKS for pin in runtime(pins(ROOT / lock))}
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -93,7 +93,7 @@ def sbom(out: Path, wheel: Path) -> None:
                 "name": pin.name,
                 "version": pin.version,
                 "purl": _purl(pin.name, pin.version),
-                "properties": [{"name": "muster:sha256", "value": one} for one in pin.hashes],
+                "properties": [{"name": "muster:sha256", "value": sha256} for sha256 in pin.hashes],
             }
             for _, pin in sorted(listed.items())
         ],
@@ -113,7 +113,7 @@ def audit(advisories: Path) -> int:
             versions.setdefault(utils.canonicalize_name(pin.name), {}).setdefault(pin.version, []).append(
                 lock
             )
-    read = found = 0
+    read = vulnerable = 0
     for advisory in _documents(advisories):
         read += 1
         if advisory.get("withdrawn"):
@@ -125,15 +125,14 @@ def audit(advisories: Path) -> int:
             name = utils.canonicalize_name(str(package.get("name", "")))
             for number, locks in versions.get(name, {}).items():
                 if is_affected(number, affected):
-                    found += 1
+                    vulnerable += 1
                     where = ", ".join(locks)
                     print(f"{name} {number} ({where}): {advisory['id']} {advisory.get('summary', '')}")
-    print(
-        f"{sum(map(len, versions.values()))} pinned versions, {read} advisories read, {found} vulnerabilities"
-    )
+    pinned = sum(map(len, versions.values()))
+    print(f"{pinned} pinned versions, {read} advisories read, {vulnerable} vulnerabilities")
     if not read:
         raise SystemExit(f"{advisories} holds no advisories: nothing was audited")
-    return found
+    return vulnerable
 
 
 def is_affected(number: str, affected: dict[str, Any]) -> bool:
@@ -141,11 +140,11 @@ def is_affected(number: str, affected: dict[str, Any]) -> bool:
     if number in affected.get("versions", ()):
         return True
     ours = version.Version(number)
-    for one in affected.get("ranges", ()):
-        if one.get("type") != "ECOSYSTEM":
+    for version_range in affected.get("ranges", ()):
+        if version_range.get("type") != "ECOSYSTEM":
             continue
         inside = False
-        for event in one.get("events", ()):
+        for event in version_range.get("events", ()):
             ((kind, text),) = event.items()
             at = version.Version("0" if text == "0" else text)
             if kind == "introduced" and ours >= at:

@@ -44,9 +44,9 @@ def main(chosen: list[str]) -> int:
         for extra in chosen or [BARE, *project["optional-dependencies"]]:
             environment = place / extra
             count = install(wheel, extra, environment)
-            found = check(extra, environment, place / f"home-{extra}")
-            print(f"{extra:10} {count:3} distributions  {'; '.join(found) or 'ok'}", flush=True)
-            problems += found
+            faults = check(extra, environment, place / f"home-{extra}")
+            print(f"{extra:10} {count:3} distributions  {'; '.join(faults) or 'ok'}", flush=True)
+            problems += faults
     return 1 if problems else 0
 
 
@@ -66,37 +66,37 @@ def install(wheel: Path, extra: str, environment: Path) -> int:
     venv.create(environment, with_pip=True)
     target = str(wheel) if extra == BARE else f"{wheel}[{extra}]"
     pip = [str(environment / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    wanted = [*pip, "--report", str(report), "-c", str(constraints), target]
-    subprocess.run([*wanted, "--dry-run"], check=True)
+    expected = [*pip, "--report", str(report), "-c", str(constraints), target]
+    subprocess.run([*expected, "--dry-run"], check=True)
     known = {digest for pin in pins for digest in pin.hashes}
     items = json.loads(report.read_text())["install"]
     for item in items:
         digest = item["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256")
         if not item["is_direct"] and digest not in known:
             raise errors.Refused(f"{item['metadata']['name']}: the hash of the download is in no lock file")
-    subprocess.run(wanted, check=True)
+    subprocess.run(expected, check=True)
     return len(items)
 
 
 def check(extra: str, environment: Path, home: Path) -> list[str]:
     """What is wrong in an environment with this extra alone."""
-    found = []
+    faults = []
     made = run(environment, home, "init --port 0")
     if made.returncode:
-        found.append(f"init: {made.stderr}")
+        faults.append(f"init: {made.stderr}")
     for words in WORK:
         done = run(environment, home, words)
         if done.returncode == BUG or "Traceback" in done.stderr or "muster-fabric[" in done.stderr:
-            found.append(f"{words}: {done.stderr.strip()}")
+            faults.append(f"{words}: {done.stderr.strip()}")
     for words, needed in NEED.items():
         done = run(environment, home, words)
         if done.returncode == BUG or "Traceback" in done.stderr:
-            found.append(f"{words}: {done.stderr.strip()}")
+            faults.append(f"{words}: {done.stderr.strip()}")
         elif extra == BARE and f"muster-fabric[{needed}]" not in done.stderr:
-            found.append(f"{words}: does not name muster-fabric[{needed}]: {done.stderr.strip()}")
+            faults.append(f"{words}: does not name muster-fabric[{needed}]: {done.stderr.strip()}")
         elif extra == needed and f"muster-fabric[{needed}]" in done.stderr:
-            found.append(f"{words}: needs more than its extra: {done.stderr.strip()}")
-    return found
+            faults.append(f"{words}: needs more than its extra: {done.stderr.strip()}")
+    return faults
 
 
 def run(environment: Path, home: Path, words: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ def made(tmp_path: Path) -> Make:
     """Settings of a domain in a folder of this test, on free ports; flags as ``bus__brokers=3``."""
 
     def make(**flags: Any) -> domain.BaseSettings:
-        given = {name.replace("__", "."): value for name, value in flags.items()}
-        return loader.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **given})
+        arguments = {name.replace("__", "."): value for name, value in flags.items()}
+        return loader.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **arguments})
 
     return make

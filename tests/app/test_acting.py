@@ -141,9 +141,9 @@ def test_reactions_are_read_as_a_whole_and_say_what_is_wrong():
         name="web", type="process", group="shop", agent="local", desired="up", state="up", generation=1
     )
     db = msgspec.structs.replace(web, name="db")
-    found = reaction_rules.receivers((rule, fixed), [[web], [web, db]])
-    assert found["web"] == reaction_rules.ResourceReceiver(rule, {"application": "shop"})
-    assert found["db"].rule is fixed
+    receivers = reaction_rules.receivers((rule, fixed), [[web], [web, db]])
+    assert receivers["web"] == reaction_rules.ResourceReceiver(rule, {"application": "shop"})
+    assert receivers["db"].rule is fixed
     for text, problem in (
         ("reactions: [{where: '1 +', model: M, policy: p}]", "reaction 1: where"),
         ("reactions: [{where: 'TRUE', model: M}]", "policy"),
@@ -254,14 +254,14 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
     }
 
     def domain_of(**more: str) -> domain.Domain:
-        wanted = loader.load(app_settings.Settings, flags={**flags, **more})
-        return domain.Domain(wanted, parts=app_settings.components(wanted))
+        settings = loader.load(app_settings.Settings, flags={**flags, **more})
+        return domain.Domain(settings, parts=app_settings.components(settings))
 
     async def publish(running: domain.Domain, *alerts: messages.Alert) -> None:
         async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:
             stream = await bus.stream(protocol.streams()[1])
-            for one in alerts:
-                await stream.publish("muster.pipeline.from.pipeline.alert.infected", messages.encode(one))
+            for item in alerts:
+                await stream.publish("muster.pipeline.from.pipeline.alert.infected", messages.encode(item))
 
     async with domain_of() as running:
         await publish(running, alert(1), alert(2))

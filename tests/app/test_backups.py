@@ -91,7 +91,7 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
     made = driver.quick("init", "--port", "0", "--set", f"trust.keys_dir={keys}", home=place.root)
     assert made.code == 0, made.err
     await backup.backup(loaded(place), place, file)
-    before = {one.relative_to(keys): one.read_bytes() for one in keys.rglob("*") if one.is_file()}
+    before = {path.relative_to(keys): path.read_bytes() for path in keys.rglob("*") if path.is_file()}
     shutil.rmtree(place.root)
     with pytest.raises(errors.AlreadyExists, match="keys"):  # those of another domain, it might be
         await backup.restore(file, place)
@@ -107,8 +107,8 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
     assert not place.root.exists()
     assert not keys.exists()
     _, restored = await backup.restore(file, place)
-    assert {one.relative_to(keys): one.read_bytes() for one in keys.rglob("*") if one.is_file()} == before
-    assert not any(one.stat().st_mode & 0o077 for one in (keys, *keys.rglob("*.seed")))
+    assert {path.relative_to(keys): path.read_bytes() for path in keys.rglob("*") if path.is_file()} == before
+    assert not any(path.stat().st_mode & 0o077 for path in (keys, *keys.rglob("*.seed")))
     async with domain.Domain(restored):
         pass
 
@@ -126,8 +126,8 @@ def elsewhere(
         folder.mkdir()
 
         def remove() -> None:
-            for one in folder.iterdir():
-                one.unlink()
+            for path in folder.iterdir():
+                path.unlink()
 
         return f"sqlite:{folder}/state.db", remove
     server = request.getfixturevalue("postgres_server")
@@ -208,8 +208,8 @@ async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
 )
 def test_what_lies_outside_of_a_home_is_found_from_where_the_home_will_be(path: str, final: str | None):
     fresh, place = home.Home(Path("/srv/.restore/home")), home.Home(Path("/srv/lab"))
-    found = backup._outside(fresh.root / "lab" / path, fresh, place)
-    assert found == (Path(final) if final else None)
+    actual = backup._outside(fresh.root / "lab" / path, fresh, place)
+    assert actual == (Path(final) if final else None)
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -226,7 +226,7 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         if runs:
             await outlive(running)
     made = made or await backup.backup(loaded(place), place, file)
-    assert {one.name for one in made.streams} == {"orders", "KV_facts"}
+    assert {stream.name for stream in made.streams} == {"orders", "KV_facts"}
     assert file.stat().st_mode & 0o077 == 0
 
     shutil.rmtree(place.root)
@@ -257,10 +257,10 @@ async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, 
             path.write_bytes(held.read())
     (tmp_path / "x" / "store.jsonl").write_text("{}\n")
     with tarfile.open(tmp_path / "changed.tar.gz", "w:gz") as archive:
-        for one in (tmp_path / "x").iterdir():
-            archive.add(one, one.name)
-    whole = file.read_bytes()
-    (tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
+        for item in (tmp_path / "x").iterdir():
+            archive.add(item, item.name)
+    content = file.read_bytes()
+    (tmp_path / "cut.tar.gz").write_bytes(content[: len(content) // 2])
     (tmp_path / "text.tar.gz").write_text("not a backup")
     for name in ("changed", "cut", "text"):
         with pytest.raises(errors.InvalidInput, match=r"damaged"):

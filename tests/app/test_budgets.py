@@ -38,19 +38,23 @@ def test_a_budget_without_a_limit_is_never_full():
     assert retention.usage_severities([retention.BudgetUsage("b", 10**12, 0, True)], 0.85) == {}
 
 
-def told(
+def alert_transitions(
     before: retention.Severities, now: retention.Severities, *uses: retention.BudgetUsage
 ) -> list[tuple[str, str, str]]:
-    found = retention.alerts(before, now, uses, at_ms=1)
-    return [(alert.about, alert.severity.value, alert.state.value) for alert in found]
+    alerts = retention.alerts(before, now, uses, at_ms=1)
+    return [(alert.about, alert.severity.value, alert.state.value) for alert in alerts]
 
 
 def test_only_changes_are_told():
-    assert told({}, {"b": WARNING}, use("b", 90)) == [("budget:b", "warning", "firing")]
-    assert told({"b": WARNING}, {"b": WARNING}, use("b", 91)) == []
-    assert told({"b": WARNING}, {"b": CRITICAL}, use("b", 100)) == [("budget:b", "critical", "firing")]
-    assert told({"b": CRITICAL}, {}, use("b", 10)) == [("budget:b", "critical", "resolved")]
-    assert told({"b": WARNING}, {}) == [("budget:b", "warning", "resolved")]  # the stream was deleted
+    assert alert_transitions({}, {"b": WARNING}, use("b", 90)) == [("budget:b", "warning", "firing")]
+    assert alert_transitions({"b": WARNING}, {"b": WARNING}, use("b", 91)) == []
+    assert alert_transitions({"b": WARNING}, {"b": CRITICAL}, use("b", 100)) == [
+        ("budget:b", "critical", "firing")
+    ]
+    assert alert_transitions({"b": CRITICAL}, {}, use("b", 10)) == [("budget:b", "critical", "resolved")]
+    assert alert_transitions({"b": WARNING}, {}) == [
+        ("budget:b", "warning", "resolved")
+    ]  # the stream was deleted
 
 
 async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_room(made):
@@ -62,20 +66,20 @@ async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_
                 "small", subjects=("topic.s",), max_bytes=1 << 20, on_full=api.FullPolicy.REFUSE
             )
         )
-        async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
+        async with await bus.subscribe(subjects.to_all("bus", "alert")) as subscription:
             await stream.publish_batch([api.OutgoingMessage("topic.s", bytes(100_000)) for _ in range(9)])
             await watch.check()
-            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
+            alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity, alert.state.value) == ("budget:small", WARNING, "firing")
             assert "small" in watch.health().reason
             await stream.publish("topic.s", bytes(140_000))
             await watch.check()
-            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
+            alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
             assert alert.severity is CRITICAL
             assert running.metrics.value("muster_budget_full_total", budget="small") == 1
             await stream.purge()
             await watch.check()
-            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
+            alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
             assert alert.state is messages.AlertState.RESOLVED
 
 
@@ -99,7 +103,7 @@ async def test_an_alert_from_before_the_dashboard_connected_is_shown_and_ends(ma
 
         async def about() -> list[str]:
             with contextlib.suppress(errors.NotConnected):
-                return [one.about for one in await source.alerts() if one.rule == retention.RULE]
+                return [alert.about for alert in await source.alerts() if alert.rule == retention.RULE]
             return ["not connected"]
 
         async def shown() -> bool:
@@ -124,12 +128,12 @@ async def test_a_full_store_is_an_alert_too(made):
     async with (
         domain.Domain(made(store__max_bytes=1 << 20)) as running,
         await running.connect("op", roles.Role.OPERATOR) as bus,
-        await bus.subscribe(subjects.to_all("bus", "alert")) as heard,
+        await bus.subscribe(subjects.to_all("bus", "alert")) as subscription,
     ):
         watch = running.part(retention.RetentionMonitor)
         await running.store.put("big", "one", bytes(1_040_000))
         await watch.check()
-        alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
+        alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
         assert (alert.about, alert.severity) == ("budget:store", CRITICAL)
         with pytest.raises(errors.LimitExceeded, match="budget of 1048576 bytes"):
             await running.store.put("big", "two", bytes(100_000))
@@ -137,28 +141,28 @@ async def test_a_full_store_is_an_alert_too(made):
 
 def test_every_stream_of_ours_has_a_budget_in_the_settings(made):
     ours = {name for names in roles.STREAMS.values() for name in names}
-    wanted = made().retention.streams()
-    assert ours <= set(wanted)
-    assert made().retention.reserved_bytes() == sum(one.max_bytes for one in wanted.values())
+    streams = made().retention.streams()
+    assert ours <= set(streams)
+    assert made().retention.reserved_bytes() == sum(stream.max_bytes for stream in streams.values())
 
 
 def test_which_streams_are_to_be_changed(made):
-    wanted = made(retention__reports__max_bytes="2GiB")
-    found = [
+    expected = made(retention__reports__max_bytes="2GiB")
+    actual = [
         api.StreamBudget("reports", 0, 4 << 30, 0, api.FullPolicy.DROP_OLDEST, 86400.0, 1),
         api.StreamBudget("alerts", 0, 256 << 20, 0, api.FullPolicy.DROP_OLDEST, 30 * 86400.0, 1),
         api.StreamBudget("of-a-user", 0, 1 << 20, 0, api.FullPolicy.DROP_OLDEST, 0.0, 1),
     ]
-    assert [name for name, _ in retention.drifted_streams(found, wanted)] == ["reports"]
+    assert [name for name, _ in retention.drifted_streams(actual, expected)] == ["reports"]
 
 
 async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
-    wanted = made(
+    expected = made(
         retention__reports__max_bytes="8MiB",
         retention__reports__on_full="refuse",
         retention__reports__max_age_s="1h",
     )
-    async with domain.Domain(wanted) as running, await running.connect("c", roles.Role.CHANNEL) as bus:
+    async with domain.Domain(expected) as running, await running.connect("c", roles.Role.CHANNEL) as bus:
         others_idea = api.StreamSettings(
             "reports", ("muster.monitor.from.*.batch.root.*",), max_bytes=1 << 20
         )
@@ -166,20 +170,26 @@ async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
         watch = running.part(retention.RetentionMonitor)
         await watch.check()
         await bus.stream(others_idea)  # who opens it again changes nothing
-        (found,) = [one for one in await watch._context.bus.budgets() if one.stream == "reports"]
-        assert (found.limit_bytes, found.max_age_s, found.on_full) == (8 << 20, 3600.0, api.FullPolicy.REFUSE)
+        (budget,) = [
+            budget_row for budget_row in await watch._context.bus.budgets() if budget_row.stream == "reports"
+        ]
+        assert (budget.limit_bytes, budget.max_age_s, budget.on_full) == (
+            8 << 20,
+            3600.0,
+            api.FullPolicy.REFUSE,
+        )
 
         # A budget that is really full: writers are told, an alert, a counter, and everybody lives.
         async with (
             await running.connect("op", roles.Role.OPERATOR) as op,
-            await op.subscribe(subjects.to_all("bus", "alert")) as heard,
+            await op.subscribe(subjects.to_all("bus", "alert")) as subscription,
         ):
             subject = "muster.monitor.from.c.batch.root.0"
             await stream.publish_batch([api.OutgoingMessage(subject, bytes(500_000)) for _ in range(16)])
             with pytest.raises(errors.LimitExceeded):
                 await stream.publish(subject, bytes(500_000))
             await watch.check()
-            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
+            alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity) == (
                 "budget:reports",
                 CRITICAL if _is_full(watch) else WARNING,
@@ -201,8 +211,8 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
         watch.watch_folder("history", folder, 1_000)
         (folder / "deep").mkdir()
         (folder / "deep" / "file").write_bytes(bytes(4_000_000))
-        async with await bus.subscribe(subjects.to_all("bus", "alert")) as heard:
+        async with await bus.subscribe(subjects.to_all("bus", "alert")) as subscription:
             await watch.check()
-            alert = messages.decode((await heard.next(timeout_s=30)).data, messages.Alert)
+            alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity) == ("budget:history", WARNING)
         assert running.metrics.value("muster_budget_full_total", budget="history") == 1

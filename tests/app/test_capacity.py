@@ -25,14 +25,14 @@ def test_a_report_is_in_the_root_when_its_batch_is_done_and_catching_up_does_not
         batch(9, 200, 1, 200),  # some are not known
     ]
     steady = capacity_check.steady_batches(batches)
-    assert [one.batch for _, one in steady] == [2, 3]
+    assert [item.batch for _, item in steady] == [2, 3]
     read = capacity_check.ingest_times(np.array([99.0, 110, 116, 120, 121, 130, 131, 199]), steady)
     assert np.array_equal(read, [np.nan, np.nan, 121, 121, 132, 132, np.nan, np.nan], equal_nan=True)
 
 
 def test_the_prediction_is_the_sum_of_the_stages():
     stages = {"channels of level 1": 1.0, "Spark's trigger": 10.0, "batch": 2.0}
-    found = capacity_check._checked(stages, np.array([3.0, 8.0, 12.0]), 5)
-    assert (found.predicted_s, found.measured_s, found.p50_s, found.holds) == (13.0, 12.0, 8.0, True)
-    assert found.p99_limit_s == 16.0
+    actual = capacity_check._checked(stages, np.array([3.0, 8.0, 12.0]), 5)
+    assert (actual.predicted_s, actual.measured_s, actual.p50_s, actual.holds) == (13.0, 12.0, 8.0, True)
+    assert actual.p99_limit_s == 16.0
     assert not capacity_check._checked(stages, np.array([16.5]), 5).holds

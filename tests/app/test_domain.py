@@ -59,18 +59,18 @@ async def test_what_was_stored_is_there_at_the_next_start(made):
 
 
 async def test_two_domains_live_in_one_process_and_hear_nothing_of_each_other(made):
-    one, other = made(domain__name="one"), made(domain__name="other")
+    item, other = made(domain__name="one"), made(domain__name="other")
     async with (
-        domain.Domain(one) as first,
+        domain.Domain(item) as first,
         domain.Domain(other) as second,
         await first.connect("alice", roles.Role.USER) as alice,
         await second.connect("alice", roles.Role.USER) as namesake,
-        await namesake.subscribe("topic.>") as heard,
+        await namesake.subscribe("topic.>") as subscription,
     ):
         await alice.publish("topic.a", b"for the first only")
         await alice.flush()
         await namesake.publish("topic.b", b"for the second")
-        assert (await heard.next(timeout_s=30)).subject == "topic.b"
+        assert (await subscription.next(timeout_s=30)).subject == "topic.b"
 
 
 async def test_a_second_start_on_the_same_folder_is_refused_and_hurts_nobody(made):
@@ -153,13 +153,13 @@ async def test_without_a_part_that_is_not_vital_the_domain_goes_on_and_says_so(m
     async with domain.Domain(made(), parts=[part]) as running:
         part.now.set()
 
-        async def told() -> bool:
+        async def fault_is_reported() -> bool:
             answer = await page(running, "/readyz")
             assert answer.status == 200
             failed: bool = answer.json()["parts"]["fault"] == {"state": "failed", "reason": "told to fail"}
             return failed
 
-        await eventually(told)
+        await eventually(fault_is_reported)
         assert running.metrics.value("muster_part_failures_total", failed="fault") == 1
 
 
@@ -196,7 +196,7 @@ async def test_only_an_operator_changes_brokers(made):
             with pytest.raises(errors.Forbidden, match="agent"):
                 await control.request_control(agent, "list")
         async with await running.connect("admin", identities.OWN["admin"]) as admin:
-            assert [one["name"] for one in await control.request_control(admin, "list")] == ["local-1"]
+            assert [row["name"] for row in await control.request_control(admin, "list")] == ["local-1"]
             with pytest.raises(errors.NotFound, match="no operation 'destroy'"):
                 await control.request_control(admin, "destroy")
             with pytest.raises(errors.InvalidInput):
@@ -215,13 +215,13 @@ async def test_a_bug_in_an_operation_is_not_reported_as_the_callers_input(made, 
             await control.request_control(admin, "list")
 
 
-async def crosses(sender: api.Bus, subject: str, heard: api.Subscription) -> None:
+async def crosses(sender: api.Bus, subject: str, subscription: api.Subscription) -> None:
     """A fresh link carries messages as soon as the interest at its far end is known at the near one."""
 
     async def arrives() -> bool:
         await sender.publish(subject, b"x")
         try:
-            return (await heard.next(timeout_s=0.2)).data == b"x"
+            return (await subscription.next(timeout_s=0.2)).data == b"x"
         except errors.TimedOut:
             return False
 
@@ -235,15 +235,15 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
         creds = await asyncio.to_thread(running.trust.credentials, "admin")
         async with (
             await client.connect([leaf["url"]], creds=creds, identity="admin") as far,
-            await far.subscribe("topic.across") as heard,
+            await far.subscribe("topic.across") as subscription,
         ):
-            await crosses(admin, "topic.across", heard)
-        assert [one["id"] for one in await control.request_control(admin, "links")] == ["edge>local-1"]
+            await crosses(admin, "topic.across", subscription)
+        assert [link["id"] for link in await control.request_control(admin, "links")] == ["edge>local-1"]
         await control.request_control(admin, "unlink", id="edge>local-1")
         assert await control.request_control(admin, "links") == []
         # The broker that carries the answer is the one that reads its configuration again.
         await control.request_control(admin, "link", near="local-1", far="edge")
-        assert [one["id"] for one in await control.request_control(admin, "links")] == ["local-1>edge"]
+        assert [link["id"] for link in await control.request_control(admin, "links")] == ["local-1>edge"]
         await control.request_control(admin, "unlink", id="local-1>edge")
         for url, words in (
             ("tls://", "no host"),
@@ -255,7 +255,7 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
                 await control.request_control(admin, "link", near="local-1", far=url)
             assert isinstance(refused.value, errors.InvalidInput | errors.Unavailable)
         await control.request_control(admin, "stop", name="edge")
-        assert [one["name"] for one in await control.request_control(admin, "list")] == ["local-1"]
+        assert [row["name"] for row in await control.request_control(admin, "list")] == ["local-1"]
 
 
 async def test_tls_is_made_and_used_when_it_is_wanted(made, caplog):
@@ -264,7 +264,7 @@ async def test_tls_is_made_and_used_when_it_is_wanted(made, caplog):
         async with await running.connect("alice", roles.Role.USER) as bus:
             await bus.flush()
         certificates = (await running.status())["certificates"]
-        assert {one["name"] for one in certificates} == {"ca", "brokers"}
+        assert {certificate["name"] for certificate in certificates} == {"ca", "brokers"}
     assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
@@ -279,13 +279,13 @@ async def test_three_brokers_are_one_bus(made):
 
 
 async def test_a_leaf_tree_carries_messages_from_leaf_to_leaf(made):
-    wanted = made(bus__layout="leaf-tree", bus__leaves=2, bus__fan_out=2)
-    async with domain.Domain(wanted) as running:
+    expected = made(bus__layout="leaf-tree", bus__leaves=2, bus__fan_out=2)
+    async with domain.Domain(expected) as running:
         _, *leaves = running.servers
         creds = await asyncio.to_thread(identities.credentials, running.trust, "alice", roles.Role.USER)
         async with (
             await client.connect([leaves[0]], creds=creds) as near,
             await client.connect([leaves[1]], creds=creds) as far,
-            await far.subscribe("topic.x") as heard,
+            await far.subscribe("topic.x") as subscription,
         ):
-            await crosses(near, "topic.x", heard)
+            await crosses(near, "topic.x", subscription)

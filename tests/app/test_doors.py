@@ -52,9 +52,9 @@ async def test_doors_of_a_domain(tmp_path):
         "manage.registries": 1,
         "manage.managers": 1,
     }
-    wanted = loader.load(app_settings.Settings, flags=flags)
+    settings = loader.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
-    async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
+    async with domain.Domain(settings, parts=app_settings.components(settings)) as running:
         url = running.part(soap_gateways.SoapComponent).url
         known = running.trust.passwords()
         known.set(ann[0], roles.Role.OPERATOR, ann[1])
@@ -63,8 +63,8 @@ async def test_doors_of_a_domain(tmp_path):
         # WS-Context
         begun = await ask(f"{url}/context", ann, "<c:begin/>")
         assert begun.status_code == 200, begun.text
-        found = xml.parse(begun.content)
-        id = next(one.text for one in found.walk() if one.local == "context-identifier")
+        document = xml.parse(begun.content)
+        id = next(node.text for node in document.walk() if node.local == "context-identifier")
         about = ACTIVITY.format(id)
         assert "ACTIVE" in (await ask(f"{url}/context", vic, "<c:getStatus/>", about)).text
         for change in ("<c:begin/>", "<c:complete/>"):
@@ -93,7 +93,7 @@ async def test_doors_of_a_domain(tmp_path):
         known.remove(ann[0])
         assert (await ask(f"{url}/wsman", ann, "", wsman(namespaces.GET, "r"))).status_code == 401
         status = await running.status()
-        assert {one["endpoint"] for one in status["soap"]} == {
+        assert {row["endpoint"] for row in status["soap"]} == {
             "/wsman",
             "/context",
             "/contextmanager",

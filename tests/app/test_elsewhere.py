@@ -26,17 +26,17 @@ async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = home.Home(tmp_path / "home")
-    given = ("--set", f"bus.servers=nats://127.0.0.1:{port}")
-    assert driver.quick("init", "--name", "fleet", *given, home=place.root).code == 0
-    told = driver.quick("broker", "trust", home=place.root)
-    assert told.code == 0, told.err
-    (tmp_path / "trust.conf").write_text(told.out)
+    options = ("--set", f"bus.servers=nats://127.0.0.1:{port}")
+    assert driver.quick("init", "--name", "fleet", *options, home=place.root).code == 0
+    result = driver.quick("broker", "trust", home=place.root)
+    assert result.code == 0, result.err
+    (tmp_path / "trust.conf").write_text(result.out)
     (tmp_path / "nats.conf").write_text(CONFIG.format(port=port, folder=tmp_path))
     program = (await binary.find()).path
     async with await child_process.start(program, "-c", tmp_path / "nats.conf") as server:
         await server.line("Server is ready", timeout_s=30)
-        wanted = loader.load(app_settings.Settings, file=place.settings_file)
-        async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
+        settings = loader.load(app_settings.Settings, file=place.settings_file)
+        async with domain.Domain(settings, parts=app_settings.components(settings)) as running:
             assert running.ready
             assert running.brokers is None
             async with (

@@ -73,7 +73,7 @@ async def test_the_desk_may_end_at_any_moment(office, monkeypatch):
 async def test_many_machines_join_at_once(office):
     tokens = [await office.token(f"host-{number}") for number in range(8)]
     admitted = await asyncio.gather(*(office.desk.enrol(token, new_key(), "m") for token in tokens))
-    assert sorted(one.name for one in admitted) == [f"host-{number}" for number in range(8)]
+    assert sorted(entry.name for entry in admitted) == [f"host-{number}" for number in range(8)]
 
 
 async def test_a_machine_that_was_replaced_does_not_come_back_with_its_old_token(office):

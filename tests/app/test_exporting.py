@@ -71,13 +71,13 @@ def test_the_form():
     body = json.loads(otlp.encode(measured().families(), {"service.name": "m"}, start_ns=1, now_ns=2))
     (resource,) = body["resourceMetrics"]
     assert resource["resource"]["attributes"] == [{"key": "service.name", "value": {"stringValue": "m"}}]
-    found = {one["name"]: one for one in resource["scopeMetrics"][0]["metrics"]}
-    (point,) = found["muster_bus_refused"]["sum"]["dataPoints"]
+    actual = {row["name"]: row for row in resource["scopeMetrics"][0]["metrics"]}
+    (point,) = actual["muster_bus_refused"]["sum"]["dataPoints"]
     assert (point["asDouble"], point["startTimeUnixNano"], point["timeUnixNano"]) == (3.0, "1", "2")
     assert point["attributes"] == [{"key": "reason", "value": {"stringValue": "forbidden"}}]
-    assert found["muster_bus_refused"]["sum"]["isMonotonic"] is True
-    assert found["muster_machines"]["gauge"]["dataPoints"][0]["asDouble"] == 7.0
-    (point,) = found["muster_took_seconds"]["histogram"]["dataPoints"]
+    assert actual["muster_bus_refused"]["sum"]["isMonotonic"] is True
+    assert actual["muster_machines"]["gauge"]["dataPoints"][0]["asDouble"] == 7.0
+    (point,) = actual["muster_took_seconds"]["histogram"]["dataPoints"]
     assert (point["count"], point["sum"]) == ("4", 6.05)
     assert (point["explicitBounds"], point["bucketCounts"]) == ([0.1, 1.0], ["1", "2", "1"])
 
@@ -91,8 +91,8 @@ def test_our_own_sensor_understands_it():
 
 
 async def test_it_is_sent_now_and_then_and_at_the_end(collector: Collector):
-    wanted = domain.HealthSettings(otlp_url=collector.url, otlp_period_s=1.0)
-    async with metric_export.export_metrics(wanted, "p1", measured()):
+    settings = domain.HealthSettings(otlp_url=collector.url, otlp_period_s=1.0)
+    async with metric_export.export_metrics(settings, "p1", measured()):
         await eventually(lambda: collector.got)
     assert len(collector.got) >= 2
     path, body = collector.got[-1]

@@ -15,51 +15,60 @@ TRUSTED = broker_configs.BrokerTrustFiles(
 
 
 def made(**bus: Any) -> list[config.BrokerConfig]:
-    whole = loader.load(domain.BaseSettings, flags={f"bus.{name}": value for name, value in bus.items()})
-    return broker_configs.broker_configs(whole, TRUSTED, Path("/data"))
+    settings = loader.load(domain.BaseSettings, flags={f"bus.{name}": value for name, value in bus.items()})
+    return broker_configs.broker_configs(settings, TRUSTED, Path("/data"))
 
 
 def test_one_broker_needs_no_cluster():
-    (one,) = made(port=4222)
-    assert (one.name, one.directory, one.port, one.cluster) == ("local-1", Path("/data/local-1"), 4222, None)
-    assert one.trust is TRUSTED.operator
-    assert one.storage is not None
-    assert one.storage.sync_interval_s is None  # synced before it is acknowledged
+    (broker_config,) = made(port=4222)
+    assert (broker_config.name, broker_config.directory, broker_config.port, broker_config.cluster) == (
+        "local-1",
+        Path("/data/local-1"),
+        4222,
+        None,
+    )
+    assert broker_config.trust is TRUSTED.operator
+    assert broker_config.storage is not None
+    assert broker_config.storage.sync_interval_s is None  # synced before it is acknowledged
 
 
 def test_a_mesh_has_one_cluster_and_counts_its_ports_up():
-    found = made(brokers=3, port=4222, websocket=True, websocket_port=8080)
-    assert [one.port for one in found] == [4222, 4223, 4224]
-    assert [one.websocket.port for one in found if one.websocket] == [8080, 8081, 8082]
-    assert {one.cluster.name for one in found if one.cluster} == {"local"}
-    assert {one.gateway for one in found} == {None}
+    configs = made(brokers=3, port=4222, websocket=True, websocket_port=8080)
+    assert [broker_config.port for broker_config in configs] == [4222, 4223, 4224]
+    assert [broker_config.websocket.port for broker_config in configs if broker_config.websocket] == [
+        8080,
+        8081,
+        8082,
+    ]
+    assert {broker_config.cluster.name for broker_config in configs if broker_config.cluster} == {"local"}
+    assert {broker_config.gateway for broker_config in configs} == {None}
 
 
 def test_free_ports_stay_free():
-    assert {one.port for one in made(brokers=3, port=0)} == {0}
+    assert {broker_config.port for broker_config in made(brokers=3, port=0)} == {0}
 
 
 def test_only_some_brokers_store_and_only_those_speak_mqtt():
-    found = made(brokers=3, storage_brokers=2, mqtt=True)
-    assert [one.storage is not None for one in found] == [True, True, False]
-    assert [one.mqtt is not None for one in found] == [True, True, False]
+    configs = made(brokers=3, storage_brokers=2, mqtt=True)
+    assert [broker_config.storage is not None for broker_config in configs] == [True, True, False]
+    assert [broker_config.mqtt is not None for broker_config in configs] == [True, True, False]
 
 
 def test_a_super_cluster_has_a_gateway_on_every_broker():
-    found = made(layout="super-cluster", clusters=2, brokers=2)
-    assert [one.name for one in found] == ["local-c1-1", "local-c1-2", "local-c2-1", "local-c2-2"]
-    for one in found:
-        assert one.gateway is not None
-        assert one.cluster is not None
-        assert one.gateway.name == one.cluster.name == one.name[:-2]
-        config.check(one)
+    configs = made(layout="super-cluster", clusters=2, brokers=2)
+    assert [item.name for item in configs] == ["local-c1-1", "local-c1-2", "local-c2-1", "local-c2-2"]
+    for broker_config in configs:
+        assert broker_config.gateway is not None
+        assert broker_config.cluster is not None
+        assert broker_config.gateway.name == broker_config.cluster.name == broker_config.name[:-2]
+        config.check(broker_config)
 
 
 def test_a_leaf_tree_hangs_leaves_level_by_level():
-    whole = loader.load(
+    settings = loader.load(
         domain.BaseSettings, flags={"bus.layout": "leaf-tree", "bus.leaves": 6, "bus.fan_out": 2}
     )
-    assert broker_configs.leaf_parents(whole) == {
+    assert broker_configs.leaf_parents(settings) == {
         "local-leaf-1": "local-1",
         "local-leaf-2": "local-1",
         "local-leaf-3": "local-leaf-1",
@@ -67,11 +76,13 @@ def test_a_leaf_tree_hangs_leaves_level_by_level():
         "local-leaf-5": "local-leaf-2",
         "local-leaf-6": "local-leaf-2",
     }
-    leaves = broker_configs.broker_configs(whole, TRUSTED, Path("/data"))[1:]
-    assert [one.storage.domain for one in leaves if one.storage] == list(broker_configs.leaf_parents(whole))
+    leaves = broker_configs.broker_configs(settings, TRUSTED, Path("/data"))[1:]
+    assert [leaf.storage.domain for leaf in leaves if leaf.storage] == list(
+        broker_configs.leaf_parents(settings)
+    )
 
 
 def test_the_weaker_sync_is_the_user_s_choice():
-    (one,) = made(sync="interval", sync_interval_s=2)
-    assert one.storage is not None
-    assert one.storage.sync_interval_s == 2
+    (broker_config,) = made(sync="interval", sync_interval_s=2)
+    assert broker_config.storage is not None
+    assert broker_config.storage.sync_interval_s == 2

@@ -79,7 +79,7 @@ def test_events_are_json_lines_in_the_file(tmp_path):
 
 
 def test_ours_and_the_brokers_logs_fit_the_budget_together():
-    whole = loader.load(domain.BaseSettings, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
-    ours = log_files.file_bytes(whole) * log_files.PIECES
-    theirs = 3 * log_files.broker_file_bytes(whole, 3) * 4
+    settings = loader.load(domain.BaseSettings, flags={"bus.brokers": 3, "retention.logs.max_bytes": "64MiB"})
+    ours = log_files.file_bytes(settings) * log_files.PIECES
+    theirs = 3 * log_files.broker_file_bytes(settings, 3) * 4
     assert ours + theirs <= 64 << 20

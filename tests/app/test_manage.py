@@ -69,11 +69,11 @@ async def test_processes_are_killed_and_everything_comes_back(running):
 
         await eventually(back, timeout_s=30)
         starts = {
-            one["name"]: one["starts"] for one in await management.request_bootstrap(admin, "processes")
+            row["name"]: row["starts"] for row in await management.request_bootstrap(admin, "processes")
         }
         assert starts["agent-local"] == 2
         await nursery_is_replaced(admin)
-        whats = [one.what for one in await fleet.decisions()]
+        whats = [decision.what for decision in await fleet.decisions()]
         assert "apply" in whats
         await fleet.delete("sleeper")
         await fleet.wait_gone("sleeper")
@@ -83,16 +83,16 @@ async def nursery_is_replaced(admin: Any) -> None:
     """Without the process that bears them, those it bore live on; the next that falls is born of another."""
 
     async def processes() -> dict[str, dict[str, Any]]:
-        return {one["name"]: one for one in await management.request_bootstrap(admin, "processes")}
+        return {row["name"]: row for row in await management.request_bootstrap(admin, "processes")}
 
     async def all_run() -> bool:
-        return all(one["pid"] for one in (await processes()).values())
+        return all(process["pid"] for process in (await processes()).values())
 
     def nursery() -> Any:
-        for one in psutil.Process().children():
+        for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess):  # or it is one that has ended already
-                if "muster.app.supervisor.fork_server" in one.cmdline():
-                    return one
+                if "muster.app.supervisor.fork_server" in child.cmdline():
+                    return child
         return None
 
     await eventually(all_run, timeout_s=30)
@@ -107,7 +107,7 @@ async def nursery_is_replaced(admin: Any) -> None:
         return bool(now["manager-1"]["pid"] not in (None, before["manager-1"]["pid"]))
 
     await eventually(anew, timeout_s=30)
-    others = {name: one["pid"] for name, one in before.items() if name != "manager-1"}
+    others = {name: process["pid"] for name, process in before.items() if name != "manager-1"}
     after = await processes()
     assert {name: after[name]["pid"] for name in others} == others
     assert nursery().pid != first.pid
@@ -157,7 +157,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
             async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.5):
 
                 async def there():
-                    return "host-b" in {one.name for one in await fleet.agents()}
+                    return "host-b" in {item.name for item in await fleet.agents()}
 
                 await eventually(there)
                 # A machine may have done what its own receivers accepted, and nothing to the others.
@@ -174,20 +174,20 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 with pytest.raises(errors.Forbidden, match="sleeper"):
                     await client.ManageClient(bus, on_behalf_of="admin").exec("restart", "sleeper")
                 for asker in (bus, admin):
-                    asked: dict[str, Any] = {
+                    requests: dict[str, Any] = {
                         "resource": "sleeper",
                         "name": "word",
                         "key": sealed_box.SealedBoxKey.create().public,
                     }
                     with pytest.raises(errors.Forbidden):
-                        await rpc.call(asker, protocol.request(asker.identity, protocol.SECRET), asked)
+                        await rpc.call(asker, protocol.request(asker.identity, protocol.SECRET), requests)
                 await fleet.delete("sleeper", "dozer")
                 await fleet.wait_gone("sleeper", "dozer")
             # Nobody becomes a manager, or an agent, by saying so.
             renewal = messages.encode(protocol.RenewRequest(boot=1))
             with pytest.raises(errors.Forbidden):
                 await bus.request(protocol.renew("host-b"), renewal, timeout_s=30)
-            assert {one.name for one in await fleet.managers()} == {"manager-1", "manager-2"}
+            assert {manager.name for manager in await fleet.managers()} == {"manager-1", "manager-2"}
             async with await running.connect("bob", roles.Role.USER) as user:
                 hello = messages.encode(protocol.AgentHello(boot=1))
                 answer = await user.request(protocol.hello("bob"), hello, timeout_s=10)
@@ -217,7 +217,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
 
         await eventually(refused)
         async with await connection.connect(running.servers, creds=second):
-            assert [one.name for one in await fleet.agents()].count("host-b") == 1
+            assert [item.name for item in await fleet.agents()].count("host-b") == 1
 
 
 @pytest.mark.slow
@@ -225,10 +225,10 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
     async with await running.connect("admin", roles.Role.OPERATOR) as admin:
 
         async def processes() -> dict[str, dict[str, Any]]:
-            return {one["name"]: one for one in await management.request_bootstrap(admin, "processes")}
+            return {row["name"]: row for row in await management.request_bootstrap(admin, "processes")}
 
         async def all_run() -> bool:
-            return all(one["pid"] for one in (await processes()).values())
+            return all(process["pid"] for process in (await processes()).values())
 
         await eventually(all_run, timeout_s=30)
         before = await processes()
@@ -239,7 +239,7 @@ async def test_one_that_runs_and_does_not_work_is_started_anew(running):
 
         await eventually(anew, timeout_s=60)
         after = await processes()
-        others = {name: one["pid"] for name, one in before.items() if name != "manager-2"}
+        others = {name: process["pid"] for name, process in before.items() if name != "manager-2"}
         assert {name: after[name]["pid"] for name in others} == others, "the others were left alone"
 
 

@@ -51,10 +51,10 @@ async def made(monkeypatch, tmp_path):
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", idle)
     ready: list[str] = []
-    one = fork_server.ForkServer(ready.append)
-    one.ready = ready  # type: ignore[attr-defined]
-    yield one
-    await one.close()
+    server = fork_server.ForkServer(ready.append)
+    server.ready = ready  # type: ignore[attr-defined]
+    yield server
+    await server.close()
 
 
 @pytest.mark.may_block(reason="the test looks at processes")
@@ -74,7 +74,7 @@ async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_pa
     pid = await again
 
     def only_the_last() -> bool:
-        return [log_of(one) for one in nest.children()] == ["a-3"]
+        return [log_of(child) for child in nest.children()] == ["a-3"]
 
     await eventually(only_the_last)
     assert pid == nest.children()[0].pid

@@ -35,9 +35,9 @@ SLOW = {"pipeline", "sim", "c9"}  # it takes Spark, and those who make and feed 
 async def read(url: str) -> tuple[int, dict[str, object]]:
     """All three pages; the status and the body of /readyz."""
     assert (await client.get(f"{url}/livez")).body == b"ok\n"
-    told = (await client.get(f"{url}/metrics")).body
-    assert b"process_resident_memory_bytes" in told
-    assert b"\nmuster_" in told
+    body = (await client.get(f"{url}/metrics")).body
+    assert b"process_resident_memory_bytes" in body
+    assert b"\nmuster_" in body
     ready = await client.get(f"{url}/readyz")
     return ready.status, ready.json()
 
@@ -48,10 +48,10 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
     pytest.importorskip("proton", reason="the AMQP gateway's engine is not installed")
     place = await asyncio.to_thread(driver.init, tmp_path / "home", settings="")
     env = {**driver.environment(place), "PYTHONPATH": str(driver.SOURCE)}
-    wanted = ["manage.enabled=true", "manage.registries=1", "manage.managers=1"]
-    wanted += [] if "pipeline" in without else ["pipeline.enabled=true"]
+    expected = ["manage.enabled=true", "manage.registries=1", "manage.managers=1"]
+    expected += [] if "pipeline" in without else ["pipeline.enabled=true"]
     beside = {name: words for name, words in BESIDE.items() if name not in without}
-    options = [word for one in wanted for word in ("--set", one)]
+    options = [word for setting in expected for word in ("--set", setting)]
     folder = home.DomainFolder(place / "local")
     async with contextlib.AsyncExitStack() as stack:
         up = await stack.enter_async_context(await child_process.start_muster("up", *options, env=env))
@@ -60,7 +60,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
             await stack.enter_async_context(await child_process.start_muster(*words, env=env, cwd=tmp_path))
 
         def all_told() -> dict[str, str]:
-            return {one.process: one.url for one in http_health.advertised(folder.pages)}
+            return {endpoint.process: endpoint.url for endpoint in http_health.advertised(folder.pages)}
 
         def kind_of(name: str) -> str:
             return name.partition("-")[0] if name.startswith(("amqp-", "web-")) else name
@@ -76,13 +76,13 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
         for name, url in all_told().items():
 
             async def ready(name: str = name, url: str = url) -> bool:
-                status, told = await read(url)
-                assert status == 200, f"{name}: {told}"
+                status, page = await read(url)
+                assert status == 200, f"{name}: {page}"
                 return True
 
             await eventually(ready, timeout_s=300)  # Spark takes its time, and says so meanwhile
         shown = await asyncio.to_thread(driver.run, "status", "-o", "json", home=place)
-        assert {kind_of(one["process"]) for one in shown.json()["pages"]} == everybody
+        assert {kind_of(row["process"]) for row in shown.json()["pages"]} == everybody
         scraped = json.loads((folder.pages / "domain.json").read_text())
         assert scraped[0]["targets"][0] in all_told()["domain"]
         await up.terminate(timeout_s=60)
@@ -95,34 +95,34 @@ async def test_a_process_that_was_killed_is_not_told_of(tmp_path: Path):
     async with child, await http_server.serve({}) as server:
         file = http_health.advertise(tmp_path, "gone", server)
         file.write_text(file.read_text().replace(f'"{os.getpid()}"', f'"{child.pid}"'))
-        assert [one.process for one in http_health.advertised(tmp_path)] == ["gone"]
+        assert [endpoint.process for endpoint in http_health.advertised(tmp_path)] == ["gone"]
         await child.kill()
         assert list(http_health.advertised(tmp_path)) == []
         assert not file.exists()
 
 
 async def test_ready_is_what_its_parts_are(tmp_path: Path):
-    told = {
+    page = {
         "one": http_health.HealthReport(),
         "two": http_health.HealthReport(health.HealthState.STARTING, "not yet"),
     }
-    wanted = loader.load(domain.BaseSettings).health
+    expected = loader.load(domain.BaseSettings).health
     async with http_health.serve_process(
-        wanted, process="p", conditions=lambda: told, metrics=metrics.Metrics(), folder=tmp_path
+        expected, process="p", conditions=lambda: page, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is not None
         answer = await client.get(f"{server.url}/readyz")
         assert answer.status == 503
         assert answer.json()["parts"]["two"] == {"state": "starting", "reason": "not yet"}
-        told["two"] = http_health.HealthReport()
+        page["two"] = http_health.HealthReport()
         assert (await client.get(f"{server.url}/readyz")).status == 200
     assert os.listdir(tmp_path) == []
 
 
 async def test_who_wants_none_has_none(tmp_path: Path):
-    wanted = domain.HealthSettings(enabled=False)
+    settings = domain.HealthSettings(enabled=False)
     async with http_health.serve_process(
-        wanted, process="p", conditions=dict, metrics=metrics.Metrics(), folder=tmp_path
+        settings, process="p", conditions=dict, metrics=metrics.Metrics(), folder=tmp_path
     ) as server:
         assert server is None
     assert os.listdir(tmp_path) == []

@@ -21,19 +21,19 @@ from tests.cli import driver
 async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_domain(tmp_path: Path):
     place = await asyncio.to_thread(driver.init, tmp_path / "home")
     env = driver.environment(place)
-    wanted = ("--set", "pipeline.enabled=true", "--set", "manage.enabled=false")
-    async with await child_process.start_muster("up", *wanted, env=env) as up:
+    expected = ("--set", "pipeline.enabled=true", "--set", "manage.enabled=false")
+    async with await child_process.start_muster("up", *expected, env=env) as up:
         await up.line("is up", timeout_s=60)
 
         def pipelines() -> list[psutil.Process]:
-            found = []
+            processes = []
             for child in psutil.Process(up.pid).children(recursive=True):
                 try:
                     if "muster.pipeline.job.main" in child.cmdline():
-                        found.append(child)
+                        processes.append(child)
                 except psutil.Error:
                     continue
-            return found
+            return processes
 
         async def waits() -> bool:
             answer = await asyncio.to_thread(driver.run, "pipeline", "status", "-o", "json", home=place)
@@ -48,7 +48,9 @@ async def test_a_pipeline_that_is_killed_is_started_again_and_ends_with_its_doma
         assert await state_of_part() != "up", "it has nothing to read yet"
         (first,) = pipelines()
         first.kill()
-        await eventually(lambda: [one.pid for one in pipelines()] not in ([], [first.pid]), timeout_s=60)
+        await eventually(
+            lambda: [pipeline.pid for pipeline in pipelines()] not in ([], [first.pid]), timeout_s=60
+        )
         assert await state_of_part() != "up"
         await eventually(waits, timeout_s=60)
         (second,) = pipelines()

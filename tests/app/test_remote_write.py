@@ -141,16 +141,16 @@ async def prometheus(folder: Path, config: str) -> AsyncIterator[str]:
 
 async def query(url: str, name: str) -> list[dict[str, Any]]:
     answer = json.loads((await client.get(f"{url}/api/v1/query?query={name}")).body)
-    found: list[dict[str, Any]] = answer["data"]["result"]
-    return found
+    series: list[dict[str, Any]] = answer["data"]["result"]
+    return series
 
 
 @needs_prometheus
 async def test_prometheus_stores_what_we_send(tmp_path: Path):
     async with prometheus(tmp_path, "global: {}\n") as url:
-        wanted = domain.HealthSettings(remote_write_url=f"{url}/api/v1/write", remote_write_period_s=1.0)
+        settings = domain.HealthSettings(remote_write_url=f"{url}/api/v1/write", remote_write_period_s=1.0)
         measure = test_exporting.measured()
-        async with metric_export.export_metrics(wanted, "p1", measure):
+        async with metric_export.export_metrics(settings, "p1", measure):
 
             async def stored() -> list[dict[str, Any]]:
                 return await query(url, "muster_machines")

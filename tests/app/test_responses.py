@@ -50,12 +50,18 @@ def test_every_rule_that_applies_sends():
     "other", [alert(rule="hot"), alert(about="system"), alert(value=0.01), alert(value=None)]
 )
 def test_a_rule_that_does_not_apply_does_not_send(other):
-    assert [one.type for one in response_rules.matching_notifications(RULES, other)] == ["news"]
+    assert [
+        matching_notification.type
+        for matching_notification in response_rules.matching_notifications(RULES, other)
+    ] == ["news"]
 
 
 def test_by_default_only_what_fires_is_answered():
     resolved = alert(state=messages.AlertState.RESOLVED)
-    assert [one.type for one in response_rules.matching_notifications(RULES, resolved)] == ["command"]
+    assert [
+        matching_notification.type
+        for matching_notification in response_rules.matching_notifications(RULES, resolved)
+    ] == ["command"]
 
 
 @given(st.text(max_size=60).filter(lambda name: not any("\ud800" <= c <= "\udfff" for c in name)))

@@ -150,7 +150,7 @@ class Soap:
         if operation not in ("begin", "setTimeout", "getTimeout") and role != "anonymous":
             begun = await self.context("begin", role if role != "viewer" else "user")
             id = next(
-                one.text for one in xml.parse(begun.content).walk() if one.local == "context-identifier"
+                node.text for node in xml.parse(begun.content).walk() if node.local == "context-identifier"
             )
         about = f"<c:context><c:context-identifier>{id}</c:context-identifier></c:context>"
         path = "/contextmanager" if operation in context_schema.MANAGER else "/context"
@@ -165,13 +165,13 @@ class Soap:
             token = f"<authInfo>{await self.token(role)}</authInfo>"
         return await self.say(f"<{operation}{attributes}>{token}{body}</{operation}>")
 
-    async def say(self, asked: str) -> httpx.Response:
-        spelt = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", asked)
+    async def say(self, request: str) -> httpx.Response:
+        spelt = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", request)
         return await self.post("/uddi", "", enveloped(spelt, version=V11), V11)
 
     async def token(self, role: str) -> str:
         answer = await self.say(f'<get_authToken userID="{role}" cred="{PASSWORD}"/>')
-        return next(one.text for one in xml.parse(answer.content).walk() if one.local == "authInfo")
+        return next(node.text for node in xml.parse(answer.content).walk() if node.local == "authInfo")
 
     def _message(self, operation: str, role: str) -> tuple[str, str]:
         """The content, and the attributes."""
@@ -230,8 +230,8 @@ def outcome(answer: httpx.Response) -> str:
     """One of the letters of the tables; a fault of another kind is shown whole."""
     if answer.status_code == 401:
         return "-"
-    found = envelope.read(xml.parse(answer.content)).first if answer.content else None
-    if found is None or found.local != "Fault":
+    actual = envelope.read(xml.parse(answer.content)).first if answer.content else None
+    if actual is None or actual.local != "Fault":
         return "y" if answer.status_code == 200 else answer.text
     if any(word in answer.text for word in ("wsman:AccessDenied", "noPermissionFault", "E_userMismatch")):
         return "x"
@@ -264,9 +264,9 @@ async def test_each_role_at_each_soap_operation(tmp_path):
         "manage.managers": 1,
         "web.enabled": False,
     }
-    wanted = loader.load(app_settings.Settings, flags=flags)
+    settings = loader.load(app_settings.Settings, flags=flags)
     async with (
-        domain.Domain(wanted, parts=app_settings.components(wanted)) as running,
+        domain.Domain(settings, parts=app_settings.components(settings)) as running,
         httpx.AsyncClient(timeout=40) as http,
     ):
         part = running.part(soap_gateways.SoapComponent)
@@ -295,8 +295,8 @@ async def test_each_role_at_each_soap_operation(tmp_path):
             stream = await reader.open_stream(messages.DECISIONS_STREAM)
 
             async def audited() -> bool:
-                found = await stream.last_for("muster.audit.log.decision.login")
-                return found is not None and b"wrong name or password, from 127.0.0.1" in found.data
+                actual = await stream.last_for("muster.audit.log.decision.login")
+                return actual is not None and b"wrong name or password, from 127.0.0.1" in actual.data
 
             await eventually(audited)
 
@@ -308,7 +308,7 @@ async def publish(soap: Soap) -> None:
         token = f"<authInfo>{soap.tokens['operator']}</authInfo>"
         answer = await soap.say(f"<{operation}>{token}{body}</{operation}>")
         assert outcome(answer) == "y", answer.text
-        return next(str(one.get(key)) for one in xml.parse(answer.content).walk() if one.get(key))
+        return next(str(node.get(key)) for node in xml.parse(answer.content).walk() if node.get(key))
 
     point = "<accessPoint>http://127.0.0.1:9/</accessPoint>"
     for suffix in ("", " to delete"):

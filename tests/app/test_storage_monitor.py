@@ -178,7 +178,7 @@ def test_what_a_stream_lost_since_a_mark():
 
 
 def test_ranges_are_described():
-    found = integrity.ranges([1, 2, 3, 7, 9, 10, 12, 14, 16, 18])
-    assert found[:2] == [(1, 3), (7, 7)]
-    assert integrity.count(found) == 10
-    assert integrity.describe(found) == "1 to 3, 7, 9 to 10, 12, 14 and 2 further ranges"
+    ranges = integrity.ranges([1, 2, 3, 7, 9, 10, 12, 14, 16, 18])
+    assert ranges[:2] == [(1, 3), (7, 7)]
+    assert integrity.count(ranges) == 10
+    assert integrity.describe(ranges) == "1 to 3, 7, 9 to 10, 12, 14 and 2 further ranges"

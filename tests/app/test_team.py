@@ -66,7 +66,7 @@ async def test_parts_start_in_order_and_stop_in_reverse():
     story: list[str] = []
     members = made(story, Example("b", story, ["a"]), Example("a", story), Example("c", story, ["b"]))
     await members.start()
-    assert [one.state.value for one in members.health().values()] == ["up"] * 3
+    assert [status.state.value for status in members.health().values()] == ["up"] * 3
     await members.stop()
     assert story == ["start a", "start b", "start c", "stop c", "stop b", "stop a"]
 
@@ -76,7 +76,7 @@ async def test_without_a_part_that_is_not_vital_the_others_go_on_but_not_its_dep
     broken = Example("b", story, fault=errors.Unavailable("no luck"))
     members = made(story, Example("a", story), broken, Example("c", story, ["b"]), Example("d", story))
     await members.start()
-    states = {name: one.state.value for name, one in members.health().items()}
+    states = {name: status.state.value for name, status in members.health().items()}
     assert states == {"a": "up", "b": "failed", "c": "failed", "d": "up"}
     assert members.health()["b"].reason == "no luck"
     assert "b" in members.health()["c"].reason

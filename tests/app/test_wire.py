@@ -44,7 +44,7 @@ def built(module: ModuleType) -> Iterator[tuple[str, str]]:
     """The subjects that a module's functions of names build, with a name in every place."""
     for name, function in inspect.getmembers(module, inspect.isfunction):
         signature = inspect.signature(function)
-        plain = all(one.annotation == "str" for one in signature.parameters.values())
+        plain = all(parameter.annotation == "str" for parameter in signature.parameters.values())
         if function.__module__ != module.__name__ or not plain or signature.return_annotation != "str":
             continue
         made = function(*(NAMES.get(parameter, "x") for parameter in signature.parameters))
@@ -54,15 +54,17 @@ def built(module: ModuleType) -> Iterator[tuple[str, str]]:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_every_subject_that_a_protocol_builds_is_listed(module):
-    listed = [one.pattern for several in MODULES for one in wire.subjects_of(several)]
+    listed = [entry.pattern for several in MODULES for entry in wire.subjects_of(several)]
     assert wire.subjects_of(module), f"{module.__name__} lists no subjects"
     patterns = []
-    for one in listed:
-        for variant in (re.sub(r"\[[^\]]*\]", "", one), re.sub(r"[\[\]]", "", one)):
+    for item in listed:
+        for variant in (re.sub(r"\[[^\]]*\]", "", item), re.sub(r"[\[\]]", "", item)):
             wild = re.sub(r"<topic's subject>", ">", variant)
             wild = re.sub(r"\{[^}]*\}", "*", wild)
             patterns.append(re.sub(r"<[^>]*>", "*", wild))
     missing = {
-        name: made for name, made in built(module) if not any(subjects.matches(one, made) for one in patterns)
+        name: made
+        for name, made in built(module)
+        if not any(subjects.matches(pattern, made) for pattern in patterns)
     }
     assert not missing

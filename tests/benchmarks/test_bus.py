@@ -13,14 +13,14 @@ from muster.bus.brokers import broker as brokers
 @pytest.mark.parametrize("side", bus.SIDES)
 async def test_messages_requests_and_durable_publishes(broker: brokers.Broker, side: str):
     with contextlib.ExitStack() as stack:
-        one, two = (stack.enter_context(measure.Worker(bus.WORKER, side, broker.url)) for _ in range(2))
-        assert one.hear() == two.hear() == {"connected": True}
-        assert bus._one_to_many(one, [two], messages=200, size=512) > 0
+        first, two = (stack.enter_context(measure.Worker(bus.WORKER, side, broker.url)) for _ in range(2))
+        assert first.hear() == two.hear() == {"connected": True}
+        assert bus._one_to_many(first, [two], messages=200, size=512) > 0
         two.tell({"do": "answer", "subject": f"bench.answer.{side}"})
         two.hear()
-        found = bus._ask(side, one, requests=20)
-        assert 0 < found["p50_ns"] <= found["p99_ns"]
-        assert bus._store(one, seconds=0.1) > 0
+        actual = bus._ask(side, first, requests=20)
+        assert 0 < actual["p50_ns"] <= actual["p99_ns"]
+        assert bus._store(first, seconds=0.1) > 0
 
 
 async def test_idle_connections_are_counted_by_the_broker(broker: brokers.Broker):

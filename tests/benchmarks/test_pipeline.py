@@ -24,9 +24,9 @@ def sent() -> pa.Table:
 
 
 def tally(rows: pa.Table) -> pipeline_tally.Tally:
-    found = pipeline_tally.Tally(1500)
-    found.add(rows)
-    return found
+    filled = pipeline_tally.Tally(1500)
+    filled.add(rows)
+    return filled
 
 
 def test_a_report_lost_and_another_one_doubled_are_seen(sent: pa.Table) -> None:

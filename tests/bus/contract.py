@@ -17,24 +17,24 @@ Connect = Callable[..., Awaitable[api.Bus]]
 
 async def take(source: Any, count: int) -> list[Any]:
     """The first ``count`` things of an asynchronous iterator."""
-    found: list[Any] = []
+    taken: list[Any] = []
     if count == 0:
-        return found
+        return taken
     async with asyncio.timeout(30):
-        async for one in source:
-            found.append(one)
-            if len(found) == count:
+        async for item in source:
+            taken.append(item)
+            if len(taken) == count:
                 break
-    return found
+    return taken
 
 
 async def collect(source: Any) -> list[Any]:
-    return [one async for one in source]
+    return [item async for item in source]
 
 
-async def collect_into(found: list[Any], source: Any) -> None:
-    async for one in source:
-        found.append(one)  # noqa: PERF401 - what came before an error is wanted
+async def collect_into(actual: list[Any], source: Any) -> None:
+    async for item in source:
+        actual.append(item)  # noqa: PERF401 - what came before an error is wanted
 
 
 async def fill(publish: Callable[[int], Awaitable[object]], count: int) -> None:
@@ -431,8 +431,8 @@ class Streams:
     async def test_what_is_to_be_stored_soon_has_its_own_fate(self, connect: Connect):
         stream = await (await connect("one")).stream(settings())
         first, second = (
-            stream.store_soon(api.OutgoingMessage("log.a", b"x", expected_last_subject_sequence=wanted))
-            for wanted in (0, 7)
+            stream.store_soon(api.OutgoingMessage("log.a", b"x", expected_last_subject_sequence=expected))
+            for expected in (0, 7)
         )
         assert await first == 1
         with pytest.raises(errors.Conflict):
@@ -639,11 +639,11 @@ class Streams:
                 "log.later.1", b"tick", {"Kind": "t"}, deliver_at_ns=at_ns, deliver_to="log.due"
             )
         )
-        found = await eventually(lambda: stream.last_for("log.due"))
-        assert found is not None
-        assert found.data == b"tick"
-        assert found.headers["Kind"] == "t"
-        assert found.stored_at_ns >= at_ns
+        actual = await eventually(lambda: stream.last_for("log.due"))
+        assert actual is not None
+        assert actual.data == b"tick"
+        assert actual.headers["Kind"] == "t"
+        assert actual.stored_at_ns >= at_ns
         assert await stream.last_for("log.later.1") is None
 
     async def test_following_a_stream(self, connect: Connect):
@@ -740,13 +740,13 @@ class Consumers:
         stream = await bus.stream(settings())
         for number in range(4):
             await stream.publish(f"log.{number % 2}", b"%d" % number)
-        wanted = api.ConsumerSettings("c", filter_subjects=("log.1",))
-        (first,) = await (await stream.consumer(wanted)).fetch(1)
+        consumer_settings = api.ConsumerSettings("c", filter_subjects=("log.1",))
+        (first,) = await (await stream.consumer(consumer_settings)).fetch(1)
         await first.ack(confirmed=True)
         await bus.close()
         bus = await connect("two")
         stream = await bus.open_stream("log")
-        consumer = await stream.consumer(wanted)
+        consumer = await stream.consumer(consumer_settings)
         assert [d.message.data for d in await consumer.fetch(5, timeout_s=30)] == [b"3"]
         assert (await stream.state()).consumers == 1
         await stream.delete_consumer("c")

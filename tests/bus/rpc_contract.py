@@ -73,7 +73,7 @@ class Odd(errors.Refused):
 
 async def decisions(bus: api.Bus) -> list[messages.Decision]:
     stream = await bus.open_stream(messages.DECISIONS_STREAM)
-    return [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
+    return [messages.decode(message.data, messages.Decision) async for message in stream.read(1)]
 
 
 def ask(bus: api.Bus, operation: str, arguments: Any = None, **options: Any) -> Any:
@@ -87,8 +87,13 @@ class Contract:
             assert await ask(ann, "request.switch", {"name": "hall", "times": 2}) == {"by": "ann", "on": 2}
             assert await ask(ann, "read.state") == ["hall", "hall"]
             await ask(ann, "request.note", {"name": "cellar"})  # its own log names the writer
-        (one,) = await decisions(service)
-        assert (one.who, one.what, one.target, one.outcome) == ("ann", "switch", "hall", O.DONE)
+        (decision,) = await decisions(service)
+        assert (decision.who, decision.what, decision.target, decision.outcome) == (
+            "ann",
+            "switch",
+            "hall",
+            O.DONE,
+        )
 
     @pytest.mark.parametrize(
         ("operation", "arguments", "kind", "says"),
@@ -149,8 +154,11 @@ class Contract:
             left = asyncio.ensure_future(ask(ann, "request.wait", {"name": "door"}, timeout_s=5))
             await lamp.begun.wait()
         left.cancel()
-        found = [(one.what, one.target, one.outcome, one.on_behalf_of) for one in await decisions(service)]
-        assert found == [
+        actual = [
+            (decision.what, decision.target, decision.outcome, decision.on_behalf_of)
+            for decision in await decisions(service)
+        ]
+        assert actual == [
             ("switch", "hall", O.DONE, "eve"),
             ("switch", "vault", O.REFUSED, ""),
             ("switch", "-", O.REFUSED, ""),
@@ -168,10 +176,10 @@ class Contract:
             return "ended"
 
         async with server.RpcServer(service, PART, [server.RpcOperation("request.end", end)]):
-            asked = asyncio.ensure_future(ask(ann, "request.end", timeout_s=5))
+            requested = asyncio.ensure_future(ask(ann, "request.end", timeout_s=5))
             await ended.wait()
-        assert await asked == "ended"
-        assert [one.outcome for one in await decisions(service)] == [O.DONE]
+        assert await requested == "ended"
+        assert [decision.outcome for decision in await decisions(service)] == [O.DONE]
 
     async def test_a_repeated_request_is_answered_again_and_not_done_again(self, connect):
         service, ann = await connect("service"), await connect("ann")
@@ -185,7 +193,7 @@ class Contract:
             ]
             await lamp.begun.wait()
             lamp.go_on.set()
-            answers = {(await one).data for one in both}
+            answers = {(await item).data for item in both}
             answers.add((await ann.request(subject, b'{"name": "a"}', headers=headers)).data)
             assert answers == {b'{"result":1}'}
             other = await ann.request(subject, b'{"name": "b"}', headers=headers)
@@ -248,8 +256,8 @@ class Contract:
                 await ask(ann, "request.switch", {"name": 1})
             await ask(eve, "request.switch", {"name": "hall"})  # what is done is always recorded
             assert audit.refusals.suppressed == 17
-        found = [(one.who, one.what, one.outcome) for one in await decisions(service)]
-        assert found == [
+        actual = [(decision.who, decision.what, decision.outcome) for decision in await decisions(service)]
+        assert actual == [
             *[("eve", "switch", O.REFUSED)] * 3,
             ("ann", "switch", O.REFUSED),
             ("eve", "switch", O.DONE),
@@ -309,7 +317,7 @@ class Contract:
         service, ann = await connect("service"), await connect("ann")
         lamp = Lamp()
         async with server.RpcServer(service, PART, lamp.operations()) as serving:
-            heard = await service.subscribe("muster.>")
+            subscription = await service.subscribe("muster.>")
             subject = subjects.from_identity(PART, "ann", "request.switch")
             data = b'{"name": "a"}'
             for reply in (
@@ -325,7 +333,7 @@ class Contract:
             await eventually(lambda: sum(serving.refused.values()) == 7)
             assert serving.refused == {"reply": 5, "republished": 2}
             assert not lamp.on
-            assert heard.statistics().pending == 7
+            assert subscription.statistics().pending == 7
 
     async def test_a_request_waits_for_a_server_and_says_when_its_outcome_is_in_doubt(self, connect):
         service, ann = await connect("service"), await connect("ann")

@@ -52,14 +52,14 @@ async def test_a_taken_port_is_named(settings, door):
 
 
 async def test_a_port_that_is_taken_behind_our_back_is_named_by_the_servers_own_complaint(settings):
-    one = broker.Broker(settings)
-    await one.reserve()
+    server = broker.Broker(settings)
+    await server.reserve()
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        thief.bind(("127.0.0.1", one.config.port))
+        thief.bind(("127.0.0.1", server.config.port))
         thief.listen()
         with pytest.raises(diagnosis.BrokerFailed, match="is in use by another program") as caught:
-            await one.start()
+            await server.start()
     assert caught.value.fault is Fault.PORT_TAKEN
     assert caught.value.log_tail
 
@@ -103,17 +103,17 @@ async def test_a_full_disk_is_named_at_the_start(settings, small_disk):
 
 async def test_a_disk_that_fills_up_under_way_is_named(settings, small_disk):
     storage = config.BrokerStorage(directory=small_disk / "store")
-    async with broker.Broker(dataclasses.replace(settings, storage=storage)) as one:
-        assert await one.problem() is None
+    async with broker.Broker(dataclasses.replace(settings, storage=storage)) as server:
+        assert await server.problem() is None
         import nats
 
-        client = await nats.connect(one.url)
+        client = await nats.connect(server.url)
         try:
             await client.jetstream().add_stream(name="s", subjects=["s"])
             for _ in range(40):
                 await client.publish("s", bytes(config.MIB - 1000))
             await client.flush()
-            problem = await eventually(one.problem)
+            problem = await eventually(server.problem)
         finally:
             await client.close()
         assert isinstance(problem, diagnosis.BrokerFailed)
@@ -151,9 +151,9 @@ async def test_a_program_that_is_not_there_is_named(settings, tmp_path):
 
 
 async def test_the_program_of_the_wheel_is_found_and_new_enough_for_everything():
-    found = await binary.find()
+    matches = await binary.find()
     for feature in binary.FEATURES:
-        found.require(feature.name)
+        matches.require(feature.name)
 
 
 def test_a_feature_that_the_program_is_too_old_for_is_named():
@@ -169,38 +169,38 @@ def test_a_feature_that_the_program_is_too_old_for_is_named():
 
 
 async def test_a_broker_that_falls_is_started_again_on_the_same_port(settings):
-    async with broker.Broker(settings) as one:
-        before = (one.url, one.pid)
-        assert one.pid
-        os.kill(one.pid, signal.SIGKILL)
-        await eventually(lambda: one.restarts == 1)
-        assert one.url == before[0]
-        assert one.pid != before[1]
-        assert (await one.health()).ok
-        assert isinstance(one.failure, diagnosis.BrokerFailed)
-        assert "was killed by signal 9" in one.failure.message
+    async with broker.Broker(settings) as server:
+        before = (server.url, server.pid)
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
+        await eventually(lambda: server.restarts == 1)
+        assert server.url == before[0]
+        assert server.pid != before[1]
+        assert (await server.health()).ok
+        assert isinstance(server.failure, diagnosis.BrokerFailed)
+        assert "was killed by signal 9" in server.failure.message
 
 
 async def test_a_broker_that_keeps_falling_is_given_up_with_the_end_of_its_log(settings):
     rules = backoff.BackoffPolicy(crashes_max=3, pause_s=0.001)
-    async with broker.Broker(settings, supervise=rules) as one:
-        config_path = one.config.config_path
+    async with broker.Broker(settings, supervise=rules) as server:
+        config_path = server.config.config_path
         config_path.write_text(
             config_path.read_text().replace('"server_name"', '"nonsense": 1, "server_name"')
         )
-        assert one.pid
-        os.kill(one.pid, signal.SIGKILL)
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
         async with asyncio.timeout(30):
-            await one.wait_for(broker.BrokerState.FAILED)
-        assert isinstance(one.failure, diagnosis.BrokerFailed)
-        assert one.failure.fault is Fault.CRASH_LOOP
+            await server.wait_for(broker.BrokerState.FAILED)
+        assert isinstance(server.failure, diagnosis.BrokerFailed)
+        assert server.failure.fault is Fault.CRASH_LOOP
         assert (
             "crashed 3 times and is not restarted any more; the last error: broker one: the server refuses"
-            in (one.failure.message)
+            in (server.failure.message)
         )
-        assert 'unknown field "nonsense"' in one.failure.message
-        assert any("nonsense" in line for line in one.failure.log_tail)
-        assert await one.problem() is one.failure
+        assert 'unknown field "nonsense"' in server.failure.message
+        assert any("nonsense" in line for line in server.failure.log_tail)
+        assert await server.problem() is server.failure
 
 
 @given(crashes=st.integers(1, 200), limit=st.integers(0, 300))
@@ -249,18 +249,18 @@ def is_server(pid: int) -> bool:
 
 
 async def test_ctrl_c_in_the_terminal_does_not_reach_the_broker(settings):
-    async with broker.Broker(settings) as one:
-        assert one.pid
-        assert os.getpgid(one.pid) != os.getpgid(0)
+    async with broker.Broker(settings) as server:
+        assert server.pid
+        assert os.getpgid(server.pid) != os.getpgid(0)
 
 
 async def test_a_broker_that_does_not_listen_to_reason_is_killed(settings):
     async with asyncio.timeout(30):
-        async with broker.Broker(settings) as one:
-            assert one.pid
-            os.kill(one.pid, signal.SIGSTOP)
-            await one.stop(timeout_s=0.1)
-            assert one.pid is None
+        async with broker.Broker(settings) as server:
+            assert server.pid
+            os.kill(server.pid, signal.SIGSTOP)
+            await server.stop(timeout_s=0.1)
+            assert server.pid is None
 
 
 # Frozen brokers: the process runs, but does not reply
@@ -270,30 +270,30 @@ async def test_a_frozen_broker_is_killed_and_restarted(settings, monkeypatch):
     monkeypatch.setattr(broker, "PROBE_INTERVAL_S", 0.05)
     monkeypatch.setattr(broker, "SILENT_S", 0.3)
     monkeypatch.setattr(broker, "CONFIRM_S", 0.2)
-    async with broker.Broker(settings) as one:
-        frozen = one.pid
+    async with broker.Broker(settings) as server:
+        frozen = server.pid
         assert frozen
         os.kill(frozen, signal.SIGSTOP)
-        await eventually(lambda: one.restarts == 1 and one.state is broker.BrokerState.RUNNING)
-        assert one.pid != frozen
-        assert (await one.health()).ok
-        assert isinstance(one.failure, diagnosis.BrokerFailed)
-        assert one.failure.fault is Fault.SILENT
-        assert "did not reply for 0.5 s and was killed" in one.failure.message
+        await eventually(lambda: server.restarts == 1 and server.state is broker.BrokerState.RUNNING)
+        assert server.pid != frozen
+        assert (await server.health()).ok
+        assert isinstance(server.failure, diagnosis.BrokerFailed)
+        assert server.failure.fault is Fault.SILENT
+        assert "did not reply for 0.5 s and was killed" in server.failure.message
 
 
 async def test_a_frozen_broker_is_reported_before_it_is_killed(settings):
-    async with broker.Broker(settings) as one:
-        assert await one.problem() is None
-        assert one.pid
-        os.kill(one.pid, signal.SIGSTOP)
-        status = Path(f"/proc/{one.pid}/stat")
+    async with broker.Broker(settings) as server:
+        assert await server.problem() is None
+        assert server.pid
+        os.kill(server.pid, signal.SIGSTOP)
+        status = Path(f"/proc/{server.pid}/stat")
         await eventually(lambda: status.read_text().rpartition(")")[2].split()[0] == "T")
-        problem = await one.problem()
+        problem = await server.problem()
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is Fault.SILENT
         assert "runs, but does not reply" in problem.message
-        await one.kill()  # it would not end before it is killed anyway
+        await server.kill()  # it would not end before it is killed anyway
 
 
 async def test_a_request_that_cannot_be_sent_is_no_sign_of_a_frozen_broker(settings, monkeypatch):
@@ -302,9 +302,9 @@ async def test_a_request_that_cannot_be_sent_is_no_sign_of_a_frozen_broker(setti
     async def no_descriptor(*_: object, **__: object):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async with broker.Broker(settings) as one:
+    async with broker.Broker(settings) as server:
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "open_connection", no_descriptor)
-            health = await one.health()
+            health = await server.health()
         assert not health.ok
         assert not health.silent

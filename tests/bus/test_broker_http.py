@@ -89,8 +89,8 @@ async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
         async def status(body: bytes) -> int:
             return (await client.post(f"{server.url}/in", body, headers={})).status
 
-        told = [await status(body) for body in (b"12345", b"", b"bad", b"1234567890")]
-        assert told == [200, 200, 400, 413]
+        statuses = [await status(body) for body in (b"12345", b"", b"bad", b"1234567890")]
+        assert statuses == [200, 200, 400, 413]
         waiting = b"POST /in HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nhi"
         assert [
             line for line in (await raw(server, waiting)).split(b"\r\n") if line.startswith(b"HTTP/")

@@ -29,14 +29,14 @@ async def crosses(near: broker.Broker, far: broker.Broker, *, timeout_s: float =
         await receiver.subscribe("news") as news,
     ):
 
-        async def heard() -> bool:
+        async def delivered() -> bool:
             await sender.publish("news", b"hello")
             try:
                 return (await news.next(timeout_s=0.05)).data == b"hello"
             except errors.TimedOut:
                 return False
 
-        await eventually(heard, timeout_s=timeout_s, what=f"a message from {near.name} to {far.name}")
+        await eventually(delivered, timeout_s=timeout_s, what=f"a message from {near.name} to {far.name}")
 
 
 async def does_not_cross(near: broker.Broker, far: broker.Broker) -> None:
@@ -52,8 +52,8 @@ async def does_not_cross(near: broker.Broker, far: broker.Broker) -> None:
         assert (await news.next(timeout_s=30)).data == b"from here"
 
 
-def ups(found: list[topology.LinkStatus], kind: Kind) -> list[str]:
-    return [one.id for one in found if one.kind is kind and one.up]
+def ups(actual: list[topology.LinkStatus], kind: Kind) -> list[str]:
+    return [link.id for link in actual if link.kind is kind and link.up]
 
 
 # A mesh
@@ -87,7 +87,7 @@ async def test_a_mesh_of_three_starts_quickly_and_survives_the_loss_of_one(tmp_p
 
             await eventually(stored, timeout_s=30)
             assert (await stream.get(1)).data == b"before"
-        links = {one.id: one.up for one in await mesh.links()}
+        links = {link.id: link.up for link in await mesh.links()}
         assert links == {
             "route:broker-1=broker-2": False,
             "route:broker-1=broker-3": True,
@@ -111,16 +111,16 @@ async def test_a_dead_member_is_forgotten_only_by_force(tmp_path):
 
 async def test_a_member_that_fell_comes_back_by_itself(tmp_path):
     async with network.mesh(2, tmp_path, storage=None) as mesh:
-        one = mesh["broker-1"]
-        assert one.pid
-        os.kill(one.pid, signal.SIGKILL)
-        await eventually(lambda: one.restarts == 1)
+        process = mesh["broker-1"]
+        assert process.pid
+        os.kill(process.pid, signal.SIGKILL)
+        await eventually(lambda: process.restarts == 1)
 
         async def joined() -> bool:
             return len(ups(await mesh.links(), Kind.ROUTE)) == 1
 
         await eventually(joined)
-        await crosses(one, mesh["broker-2"])
+        await crosses(process, mesh["broker-2"])
 
 
 async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
@@ -139,20 +139,20 @@ async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
 async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp_path, monkeypatch):
     monkeypatch.setattr(backoff, "next_delay_s", lambda *_: 60.0)
     async with network.mesh(3, tmp_path, system_secret="s") as mesh:
-        one = mesh["broker-2"]
-        assert one.pid
-        os.kill(one.pid, signal.SIGKILL)
-        await one.wait_for(broker.BrokerState.RESTARTING)
+        server = mesh["broker-2"]
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait_for(broker.BrokerState.RESTARTING)
         await mesh.remove_storage("broker-2", force=True)
-        await one.wait_for(broker.BrokerState.RUNNING)
-        assert one.config.storage is None
-        assert not ((await one.monitoring_page("varz")).get("jetstream") or {}).get("config")
+        await server.wait_for(broker.BrokerState.RUNNING)
+        assert server.config.storage is None
+        assert not ((await server.monitoring_page("varz")).get("jetstream") or {}).get("config")
 
 
 async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path):
     inside = [
-        dataclasses.replace(one, cluster=config.BrokerCluster(name="muster", secret="inside/only"))
-        for one in network.members(2, tmp_path, storage=None)
+        dataclasses.replace(member, cluster=config.BrokerCluster(name="muster", secret="inside/only"))
+        for member in network.members(2, tmp_path, storage=None)
     ]
     async with network.BrokerNetwork(inside) as mesh:
         door = mesh["broker-1"].config.cluster
@@ -163,13 +163,13 @@ async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path)
             storage=None,
             cluster=config.BrokerCluster(name="muster", routes=(config.peer_url("127.0.0.1", door.port),)),
         )
-        async with broker.Broker(stranger) as one:
+        async with broker.Broker(stranger) as server:
             log = mesh["broker-1"].config.log_path
             await eventually(lambda: "authentication error" in log.read_text())
 
             async def alone() -> bool:
                 # A knock counts as a route until it is refused, and it knocks again and again.
-                return bool((await one.monitoring_page("routez"))["num_routes"] == 0)
+                return bool((await server.monitoring_page("routez"))["num_routes"] == 0)
 
             await eventually(alone)
             assert ups(await mesh.links(), Kind.ROUTE) == ["route:broker-1=broker-2"]
@@ -180,7 +180,7 @@ async def test_a_network_that_cannot_start_leaves_nothing_behind(tmp_path):
     mesh = network.mesh(3, tmp_path)
     with pytest.raises(diagnosis.BrokerFailed, match="broker broker-2"):
         await mesh.start()
-    assert all(one.pid is None for one in mesh.brokers.values())
+    assert all(server.pid is None for server in mesh.brokers.values())
 
 
 # Super-clusters
@@ -189,10 +189,10 @@ async def test_a_network_that_cannot_start_leaves_nothing_behind(tmp_path):
 async def test_a_super_cluster_carries_messages_and_its_gateways_are_fixed(tmp_path):
     async with network.super_cluster({"east": 2, "west": 1}, tmp_path, storage=None) as world:
         await crosses(world["east-2"], world["west-1"])
-        found = ups(await world.links(), Kind.GATEWAY)
-        assert found == ["gateway:east-1>west", "gateway:east-2>west", "gateway:west-1>east"]
+        actual = ups(await world.links(), Kind.GATEWAY)
+        assert actual == ["gateway:east-1>west", "gateway:east-2>west", "gateway:west-1>east"]
         with pytest.raises(errors.Refused, match="cannot be removed") as caught:
-            await world.unlink(found[0])
+            await world.unlink(actual[0])
         assert "fixed by the engine" in str(caught.value.hint)
         with pytest.raises(errors.Refused, match="cannot join a super-cluster that runs"):
             await world.add(
@@ -274,7 +274,7 @@ async def test_a_link_to_nowhere_is_taken_back_and_explained(tmp_path):
         with pytest.raises(diagnosis.BrokerFailed, match=r"no address is known for the host x+\.example"):
             await lonely.link(unknown)
         await lonely.link(nowhere, timeout_s=None)  # it may be kept up in hope
-        assert [one.up for one in await lonely.links()] == [False]
+        assert [link.up for link in await lonely.links()] == [False]
 
 
 async def test_two_members_of_a_cluster_may_link_to_one_hub_and_nothing_arrives_twice(tmp_path):
@@ -328,7 +328,7 @@ async def test_storage_moves_while_the_network_runs_and_loses_nothing(tmp_path):
 
 async def test_one_broker_alone_is_not_given_the_storage_of_a_cluster(tmp_path):
     first, *others = network.members(3, tmp_path)
-    without = [dataclasses.replace(one, storage=None) for one in others]
+    without = [dataclasses.replace(item, storage=None) for item in others]
     with pytest.raises(errors.InvalidInput, match="the only one of its cluster with storage"):
         await network.BrokerNetwork([first, *without]).start()
     async with network.BrokerNetwork([first, others[0], without[1]]) as mesh:
@@ -338,7 +338,8 @@ async def test_one_broker_alone_is_not_given_the_storage_of_a_cluster(tmp_path):
 
 async def holders(mesh: network.BrokerNetwork, stream: str) -> list[str]:
     pages = {
-        one.name: await one.monitoring_page("jsz?accounts=true&streams=true") for one in mesh.brokers.values()
+        server.name: await server.monitoring_page("jsz?accounts=true&streams=true")
+        for server in mesh.brokers.values()
     }
     return [
         name
@@ -407,9 +408,9 @@ async def test_routes_and_links_with_tls_and_credentials(tmp_path, trust):
         answers = await system_account.gather(
             [world["broker-1"].address], steward, "$SYS.REQ.SERVER.PING", enough=2
         )
-        assert {one["server"]["name"] for one in answers} >= {"broker-1", "broker-2"}
+        assert {answer["server"]["name"] for answer in answers} >= {"broker-1", "broker-2"}
         assert authority.ensure("broker", ["127.0.0.1", "localhost", "::1"])
-        await asyncio.gather(*(one.reload() for one in world.brokers.values()))
+        await asyncio.gather(*(server.reload() for server in world.brokers.values()))
         await world.unlink(id)
         await world.link("edge", "broker-2", account=account, credentials_file=trust.credentials_path("edge"))
 
@@ -452,11 +453,17 @@ def test_all_connections_of_a_route_count_for_it():
             {"remote_name": "b", "rtt": "500µs", "in_msgs": 1, "out_msgs": 2, "in_bytes": 3, "out_bytes": 4},
         ]
     }
-    found = [
-        (one.far, one.in_messages, one.out_messages, one.in_bytes, one.out_bytes)
-        for one in topology.route_links("a", page)
+    actual = [
+        (
+            route_link.far,
+            route_link.in_messages,
+            route_link.out_messages,
+            route_link.in_bytes,
+            route_link.out_bytes,
+        )
+        for route_link in topology.route_links("a", page)
     ]
-    assert found == [("b", 6, 9, 53, 74), ("c", 1, 1, 0, 0)]
+    assert actual == [("b", 6, 9, 53, 74), ("c", 1, 1, 0, 0)]
 
 
 def test_a_connection_to_a_member_we_never_named_is_the_link_to_its_cluster():
@@ -472,8 +479,11 @@ def test_a_connection_to_a_member_we_never_named_is_the_link_to_its_cluster():
             {"is_spoke": False, "account": "ACC", "ip": "10.0.0.1", "port": 7422, "name": "guest"},
         ]
     }
-    found = {one.id: (one.up, one.far) for one in topology.leaf_links("near", remotes, addresses, page)}
-    assert found == {
+    actual = {
+        leaf_link.id: (leaf_link.up, leaf_link.far)
+        for leaf_link in topology.leaf_links("near", remotes, addresses, page)
+    }
+    assert actual == {
         "here": (True, "here-1"),
         "cluster": (True, "unnamed"),
         "other": (False, "nats-leaf://other:7422"),

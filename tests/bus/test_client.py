@@ -128,13 +128,13 @@ class TestCredentials:
 
 async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monkeypatch):
     """Any replica answers a direct get, and the number of replicas can be raised while a handle is open."""
-    asked: list[str] = []
+    requested: list[str] = []
     exchange = requests.RequestConnection.exchange
 
     async def note(
         self: requests.RequestConnection, subject: str, *arguments: Any, **options: Any
     ) -> requests.InboxReply:
-        asked.append(subject)
+        requested.append(subject)
         return await exchange(self, subject, *arguments, **options)
 
     bucket = await bus.key_value(api.KeyValueSettings("b"))
@@ -145,7 +145,7 @@ async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monk
     assert entry is not None
     assert last is not None
     assert {entry.value, last.data, (await stream.get(revision)).data} == {b"v"}
-    assert asked == ["$JS.API.STREAM.MSG.GET.KV_b"] * 3
+    assert requested == ["$JS.API.STREAM.MSG.GET.KV_b"] * 3
 
 
 class TestPermissions:
@@ -531,19 +531,19 @@ class TestSeveralAtOnce:
     async def test_they_go_in_order_or_none_of_them(self, plain):
         async with (
             await client.connect((plain.url,), identity="one") as bus,
-            await bus.subscribe("a.>") as heard,
+            await bus.subscribe("a.>") as subscription,
         ):
             assert bus.publish_now(
                 [("a.1", b"first", {}), ("a.2", b"second", {"Kind": "x", "Place": "home"})]
             )
-            first, second = await heard.next(timeout_s=30), await heard.next(timeout_s=30)
+            first, second = await subscription.next(timeout_s=30), await subscription.next(timeout_s=30)
             assert (first.subject, first.data, first.header("Kind")) == ("a.1", b"first", None)
             assert (second.subject, second.data) == ("a.2", b"second")
             assert (second.header("Kind"), second.header("Place"), second.header("No")) == ("x", "home", None)
             with pytest.raises(errors.LimitExceeded):
                 bus.publish_now([("a.3", b"small", {}), ("a.4", bytes(64 << 20), {})])
             await bus.publish("a.5", b"last")
-            assert (await heard.next(timeout_s=30)).subject == "a.5"
+            assert (await subscription.next(timeout_s=30)).subject == "a.5"
 
 
 def lose_acknowledgements(bus: client.NatsBus, monkeypatch: pytest.MonkeyPatch, count: int) -> None:

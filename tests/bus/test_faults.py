@@ -58,8 +58,8 @@ class Load:
 
     def more(self, count: int):
         """A condition: so many have been acknowledged since."""
-        wanted = len(self.acknowledged) + count
-        return lambda: len(self.acknowledged) >= wanted
+        expected = len(self.acknowledged) + count
+        return lambda: len(self.acknowledged) >= expected
 
     async def check(self, stream: api.Stream) -> None:
         stored = [message async for message in stream.read(1)]
@@ -99,8 +99,8 @@ async def leader_of(bus: client.NatsBus, stream: str) -> str:
 async def test_reads_are_current_after_replicas_are_raised(cluster: network.BrokerNetwork):
     async with contextlib.AsyncExitStack() as stack:
         buses = [
-            await stack.enter_async_context(await muster.connect(one.url, identity=one.name))
-            for one in cluster.brokers.values()
+            await stack.enter_async_context(await muster.connect(broker.url, identity=broker.name))
+            for broker in cluster.brokers.values()
         ]
         settings = api.KeyValueSettings("b", max_bytes=1 << 20)
         buckets = [await bus.key_value(settings) for bus in buses]  # of one replica
@@ -110,20 +110,20 @@ async def test_reads_are_current_after_replicas_are_raised(cluster: network.Brok
 
         async def replicated() -> bool:
             report = (await buses[0].storage.call("STREAM.INFO.KV_b"))["cluster"]
-            return [one["current"] for one in report.get("replicas", ())] == [True, True]
+            return [row["current"] for row in report.get("replicas", ())] == [True, True]
 
         await eventually(replicated, timeout_s=20)
         for number in range(300):
             revision = await buckets[0].put("k", b"%d" % number)
-            found = await asyncio.gather(*(bucket.get("k") for bucket in buckets))
-            assert [entry and entry.revision for entry in found] == [revision] * 3
+            actual = await asyncio.gather(*(bucket.get("k") for bucket in buckets))
+            assert [entry and entry.revision for entry in actual] == [revision] * 3
 
 
 async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(cluster: network.BrokerNetwork):
     async with await muster.connect(cluster.urls, identity="writer") as bus:
         await bus.stream(api.StreamSettings("log", ("log.>",), max_bytes=64 << 20, replicas=3))
         leader = await leader_of(bus, "log")
-    others = [one.url for one in cluster.brokers.values() if one.name != leader]
+    others = [broker.url for broker in cluster.brokers.values() if broker.name != leader]
     async with (
         await muster.connect(cluster[leader].url, identity="writer") as bus,
         await muster.connect(others, identity="reader") as reader,

@@ -58,8 +58,8 @@ def test_any_key_comes_back_and_is_a_subject(key: str):
 
 
 @given(TEXT, TEXT)
-def test_different_keys_stay_different(one: str, other: str):
-    assert (key_value.encode_key(one) == key_value.encode_key(other)) == (one == other)
+def test_different_keys_stay_different(first_key: str, other: str):
+    assert (key_value.encode_key(first_key) == key_value.encode_key(other)) == (first_key == other)
 
 
 def matches_by_definition(pattern: list[str], subject: list[str]) -> bool:
@@ -74,10 +74,10 @@ def matches_by_definition(pattern: list[str], subject: list[str]) -> bool:
 def test_patterns_match_as_defined(pattern: list[str], subject: list[str]):
     if ">" in pattern[:-1]:
         return
-    wanted = matches_by_definition(pattern, subject)
-    assert subject_patterns.matches(".".join(pattern), ".".join(subject)) == (wanted or pattern == subject)
+    expected = matches_by_definition(pattern, subject)
+    assert subject_patterns.matches(".".join(pattern), ".".join(subject)) == (expected or pattern == subject)
     assert subject_patterns.SubjectPatternSet([".".join(pattern)]).match(".".join(subject)) == (
-        wanted or pattern == subject
+        expected or pattern == subject
     )
 
 
@@ -127,12 +127,14 @@ def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: 
         batch, left = left[:count], left[count:]
         if together:
             assert commit_groups.MIN_BATCH <= len(batch) <= commit_groups.MAX_BATCH
-            assert sum(one.size for one in batch) <= commit_groups.MAX_BATCH_BYTES
-            assert not any(one.alone for one in batch)
-            ids = [one.message_id for one in batch if one.message_id]
+            assert sum(item.size for item in batch) <= commit_groups.MAX_BATCH_BYTES
+            assert not any(item.alone for item in batch)
+            ids = [item.message_id for item in batch if item.message_id]
             assert len(ids) == len(set(ids))
-            for place, one in enumerate(batch):
-                assert not (one.guarded and one.subject in {earlier.subject for earlier in batch[:place]})
+            for place, message in enumerate(batch):
+                assert not (
+                    message.guarded and message.subject in {earlier.subject for earlier in batch[:place]}
+                )
 
 
 def test_many_waiting_go_together_and_few_do_not():

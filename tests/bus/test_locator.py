@@ -49,7 +49,7 @@ def candidate(**known: Any) -> ranking.BrokerCandidate:
 
 
 def names(choices: list[ranking.BrokerChoice]) -> list[str]:
-    return [one.candidate.name for one in choices]
+    return [choice.candidate.name for choice in choices]
 
 
 # The ranking, by the sentences of section 4 of the paper
@@ -97,23 +97,23 @@ def test_a_broker_that_leaves_or_cannot_be_reached_is_no_candidate():
 
 def test_a_client_beside_the_locator_is_near_a_broker_beside_the_locator():
     beside, near = candidate(host="192.0.2.1", beside_locator=True), candidate(host="127.0.0.1", cores=1)
-    asked = ranking.rank([near, beside], ipaddress.ip_address("127.0.0.1"))
-    assert names(asked) == [beside.name, near.name]
-    assert {one.distance for one in asked} == {ranking.BrokerDistance.MACHINE}
+    by_distance = ranking.rank([near, beside], ipaddress.ip_address("127.0.0.1"))
+    assert names(by_distance) == [beside.name, near.name]
+    assert {answer.distance for answer in by_distance} == {ranking.BrokerDistance.MACHINE}
 
 
 def test_clients_that_were_sent_count_as_connected():
-    one, other = candidate(), candidate(connections=110)
-    assert names(ranking.rank([one, other], HERE))[0] == one.name
-    assert names(ranking.rank([one, other], HERE, sent={one.id: 20}))[0] == other.name
+    first, other = candidate(), candidate(connections=110)
+    assert names(ranking.rank([first, other], HERE))[0] == first.name
+    assert names(ranking.rank([first, other], HERE, sent={first.id: 20}))[0] == other.name
 
 
 def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for():
     hosts = (ranking.BrokerHost("far.example", "192.0.2.1"), ranking.BrokerHost("near.example", "10.1.2.9"))
-    one = candidate(hosts=hosts, tls=True, websocket_port=8443)
-    (choice,) = ranking.rank([one], HERE, protocol=ranking.BrokerProtocol.WEBSOCKET)
+    broker_candidate = candidate(hosts=hosts, tls=True, websocket_port=8443)
+    (choice,) = ranking.rank([broker_candidate], HERE, protocol=ranking.BrokerProtocol.WEBSOCKET)
     assert choice.url == "wss://near.example:8443"
-    assert ranking.rank([one], HERE, protocol=ranking.BrokerProtocol.MQTT) == []
+    assert ranking.rank([broker_candidate], HERE, protocol=ranking.BrokerProtocol.MQTT) == []
     (choice,) = ranking.rank([candidate(host="2001:db8::1")], HERE)
     assert choice.url == "nats://[2001:db8::1]:4222"
 
@@ -127,8 +127,8 @@ def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
         ([("10.1.2.9", "10.1.2.9", 4222), ("hub.example", "10.1.2.9", 4222)], "tls://hub.example:4222"),
         ([("hub.example", "10.1.2.9", 14222), ("172.17.0.2", "172.17.0.2", 4222)], "tls://hub.example:14222"),
     ):
-        found = locator_server.candidates([greeting(*one) for one in greetings], {})
-        assert ranking.rank(found, HERE)[0].url == url
+        actual = locator_server.candidates([greeting(*item) for item in greetings], {})
+        assert ranking.rank(actual, HERE)[0].url == url
 
 
 def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch):
@@ -138,17 +138,17 @@ def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch)
         ("127.0.0.1", 4222), "127.0.0.1", greeted, 0.001, same_machine=True
     )
 
-    def told(client: str, *, tls: bool = False, via: str | None = None) -> list[str]:
+    def reachable(client: str, *, tls: bool = False, via: str | None = None) -> list[str]:
         info = {**greeted, "tls_required": tls}
         where = ranking.parse_address(client)
         known = locator_server.candidates([dataclasses.replace(greeting, info=info)], {})
-        found = [locator_server._reachable(one, where, via) for one in known]
-        return [choice.url for choice in ranking.rank(found, where)]
+        actual = [locator_server._reachable(item, where, via) for item in known]
+        return [choice.url for choice in ranking.rank(actual, where)]
 
-    assert told("10.1.2.3") == ["nats://10.1.2.1:4222"]
-    assert told("10.1.2.3", tls=True) == [f"tls://{socket.gethostname()}:4222"]
-    assert told("10.1.2.3", tls=True, via="hub.example") == ["tls://hub.example:4222"]
-    assert told("127.0.0.1") == ["nats://127.0.0.1:4222"]
+    assert reachable("10.1.2.3") == ["nats://10.1.2.1:4222"]
+    assert reachable("10.1.2.3", tls=True) == [f"tls://{socket.gethostname()}:4222"]
+    assert reachable("10.1.2.3", tls=True, via="hub.example") == ["tls://hub.example:4222"]
+    assert reachable("127.0.0.1") == ["nats://127.0.0.1:4222"]
 
 
 def test_why_tells_what_counted():
@@ -173,18 +173,20 @@ candidates = st.builds(
 
 
 @given(st.lists(candidates, max_size=8), addresses, st.randoms(use_true_random=False))
-def test_any_brokers_are_ranked_the_same_way_whatever_their_order(some, asker, random):
+def test_any_brokers_are_ranked_the_same_way_whatever_their_order(candidates, asker, random):
     where = ranking.parse_address(asker)
-    ranked = ranking.rank(some, where)
-    random.shuffle(some)
-    assert names(ranking.rank(some, where)) == names(ranked)
-    assert {one.candidate.id for one in ranked} <= {one.id for one in some if not one.leaving}
-    full = [one.candidate.connections is not None and _is_full(one.candidate) for one in ranked]
+    ranked = ranking.rank(candidates, where)
+    random.shuffle(candidates)
+    assert names(ranking.rank(candidates, where)) == names(ranked)
+    assert {item.candidate.id for item in ranked} <= {item.id for item in candidates if not item.leaving}
+    full = [item.candidate.connections is not None and _is_full(item.candidate) for item in ranked]
     assert full == sorted(full)  # whoever has a free slot comes before whoever has none
 
 
-def _is_full(one: ranking.BrokerCandidate) -> bool:
-    return bool(one.connections_max) and (one.connections or 0) >= (one.connections_max or 0)
+def _is_full(broker_candidate: ranking.BrokerCandidate) -> bool:
+    return bool(broker_candidate.connections_max) and (broker_candidate.connections or 0) >= (
+        broker_candidate.connections_max or 0
+    )
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.2.3", "1.2.3.4.5", "::g", "host.example", "1.2.3.4/24"])
@@ -213,22 +215,27 @@ async def test_one_address_leads_to_all_brokers_and_the_emptiest_comes_first(tri
     clients = [await client.connect([trio[name].url]) for name in crowd]
     try:
         async with locator_server.Locator([trio["broker-1"].url], access=ACCESS) as here:
-            told = (await http_client.get(f"{here.url}/locate")).json()["brokers"]
-            assert [one["name"] for one in told] == ["broker-3", "broker-2", "broker-1"]
+            listed = (await http_client.get(f"{here.url}/locate")).json()["brokers"]
+            assert [row["name"] for row in listed] == ["broker-3", "broker-2", "broker-1"]
             best = trio["broker-3"]
-            assert (told[0]["url"], told[0]["host"], told[0]["port"], told[0]["protocol"]) == (
+            assert (
+                listed[0]["url"],
+                listed[0]["host"],
+                listed[0]["port"],
+                listed[0]["protocol"],
+            ) == (
                 best.url,
                 "127.0.0.1",
                 best.config.port,
                 "nats",
             )
-            assert re.search(r"(90|8\d) of 100 connections free", told[2]["why"])
+            assert re.search(r"(90|8\d) of 100 connections free", listed[2]["why"])
             assert await locator_client.locate(here.url, protocol="websocket", count=1) == [
                 best.websocket_url
             ]
     finally:
-        for one in clients:
-            await one.close()
+        for item in clients:
+            await item.close()
 
 
 async def test_a_crowd_that_comes_at_once_is_spread(trio):
@@ -242,10 +249,10 @@ async def test_a_dead_broker_is_dropped_at_once_and_a_new_one_is_found(trio, tmp
     async with locator_server.Locator([trio["broker-1"].url], access=ACCESS, refresh_s=60) as here:
         assert set(await locator_client.locate(here.url)) == set(trio.urls)
         for name in ("broker-1", "broker-3"):  # one of them the only address it was given
-            one = trio[name]
-            assert one.pid
-            os.kill(one.pid, signal.SIGKILL)
-            await one.wait_for(broker.BrokerState.FAILED)
+            process = trio[name]
+            assert process.pid
+            os.kill(process.pid, signal.SIGKILL)
+            await process.wait_for(broker.BrokerState.FAILED)
         assert await locator_client.locate(here.url) == [trio["broker-2"].url]
     async with locator_server.Locator([trio["broker-2"].url], access=ACCESS, refresh_s=0) as here:
         (newcomer,) = network.members(
@@ -283,7 +290,7 @@ async def test_it_holds_no_connection_between_two_questions(trio):
         await locator_client.locate(here.url)
 
         async def none() -> bool:
-            pages = [await one.monitoring_page("varz") for one in trio.brokers.values()]
+            pages = [await server.monitoring_page("varz") for server in trio.brokers.values()]
             return all(page["connections"] == 0 for page in pages)
 
         await eventually(none)
@@ -302,15 +309,15 @@ async def test_any_of_several_locators_will_do(trio):
 
 
 async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_must(trio, monkeypatch):
-    monkeypatch.setattr(ranking, "load", lambda one: 0.0)  # what other tests do costs these brokers CPU
+    monkeypatch.setattr(ranking, "load", lambda value: 0.0)  # what other tests do costs these brokers CPU
     crowd = [await muster.connect(trio[name].url) for name in ("broker-1", "broker-3") * 5]
     async with (
         locator_server.Locator(trio.urls, access=ACCESS) as here,
         await muster.connect(locator=["http://127.0.0.1:9", here.url]) as bus,
     ):
         assert bus.broker == "broker-2"
-    for one in crowd:
-        await one.close()
+    for connection in crowd:
+        await connection.close()
     async with await muster.connect(trio["broker-3"].url, locator="http://127.0.0.1:9") as bus:
         assert bus.broker == "broker-3"
     with pytest.raises(errors.Unavailable, match="no locator named a broker"):

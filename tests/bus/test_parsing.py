@@ -94,9 +94,9 @@ def test_what_an_old_connection_left_is_forgotten():
 
 
 @pytest.mark.parametrize(
-    "said", [b"HELLO\r\n", b"\r\n", b"MSG a\r\n", b"MSG a b c\r\n", b"INFO {\r\n", b"x" * (2 << 20)]
+    "line", [b"HELLO\r\n", b"\r\n", b"MSG a\r\n", b"MSG a b c\r\n", b"INFO {\r\n", b"x" * (2 << 20)]
 )
-def test_what_no_broker_says(said: bytes):
+def test_what_no_broker_says(line: bytes):
     parser = client_parser.NatsParser(Wire())  # type: ignore[arg-type]
     with pytest.raises(nats.errors.ProtocolError):
-        parser.parse(said).send(None)
+        parser.parse(line).send(None)

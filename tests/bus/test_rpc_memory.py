@@ -42,5 +42,5 @@ async def test_the_count_of_suppressed_records_is_stored_while_the_attack_goes_o
                 with pytest.raises(errors.InvalidInput):
                     await rpc_contract.ask(eve, "request.switch", {"name": 1})
             await asyncio.sleep(request_audit.SUMMARY_S + 1.0)
-        found = [one.details.get("count") for one in await rpc_contract.decisions(service)]
-    assert found == [None, "4", "5"]
+        actual = [decision.details.get("count") for decision in await rpc_contract.decisions(service)]
+    assert actual == [None, "4", "5"]

@@ -24,7 +24,7 @@ async def say(bus: connection.SimulatedBus, count: int) -> None:
     await bus.flush()
 
 
-async def heard(net: network.SimulatedNetwork, count: int = 1000) -> list[int]:
+async def receive_numbers(net: network.SimulatedNetwork, count: int = 1000) -> list[int]:
     """What a receiver gets of ``count`` messages."""
     sender, receiver = await net.connect("sender"), await net.connect("receiver")
     subscription = await receiver.subscribe("n")
@@ -35,12 +35,12 @@ async def heard(net: network.SimulatedNetwork, count: int = 1000) -> list[int]:
 
 
 async def test_a_good_network_delivers_everything_in_order():
-    assert await heard(network.SimulatedNetwork(1)) == list(range(1000))
+    assert await receive_numbers(network.SimulatedNetwork(1)) == list(range(1000))
 
 
 async def test_loss_is_as_asked_and_counted():
     net = network.SimulatedNetwork(1, faults=network.NetworkFaults(loss=0.1))
-    got = await heard(net)
+    got = await receive_numbers(net)
     assert 850 < len(got) < 950
     assert len(got) + net.lost == 1000
     assert got == sorted(got), "loss alone does not change the order"
@@ -48,10 +48,10 @@ async def test_loss_is_as_asked_and_counted():
 
 async def test_duplication_and_reordering():
     net = network.SimulatedNetwork(1, faults=network.NetworkFaults(duplication=0.1))
-    got = await heard(net)
+    got = await receive_numbers(net)
     assert len(got) == 1000 + net.duplicated
     assert set(got) == set(range(1000))
-    got = await heard(network.SimulatedNetwork(1, faults=network.NetworkFaults(reordering=0.2)))
+    got = await receive_numbers(network.SimulatedNetwork(1, faults=network.NetworkFaults(reordering=0.2)))
     assert sorted(got) == list(range(1000))
     assert got != sorted(got)
 
@@ -190,10 +190,10 @@ def run(seed: int) -> list[str]:
         buses = [await net.connect(f"n{n}") for n in range(4)]
         for bus in buses:
 
-            def heard(message: api.Message, who: str = bus.identity) -> None:
+            def receive_numbers(message: api.Message, who: str = bus.identity) -> None:
                 story.append(f"{asyncio.get_running_loop().time():.6f} {who} {message.data!r}")
 
-            await bus.subscribe("n", handler=heard, group=chance.choice(["", "g"]))
+            await bus.subscribe("n", handler=receive_numbers, group=chance.choice(["", "g"]))
         for number in range(100):
             await chance.choice(buses).publish("n", b"%d" % number)
             await asyncio.sleep(chance.random() / 10)

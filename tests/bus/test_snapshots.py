@@ -33,12 +33,12 @@ async def take(bus: client.NatsBus) -> tuple[snapshots.StreamSnapshot, list[byte
 async def restored(
     bus: client.NatsBus, snapshot: snapshots.StreamSnapshot, pieces: Sequence[bytes]
 ) -> list[bytes]:
-    async def given() -> AsyncIterator[bytes]:
+    async def stored_pieces() -> AsyncIterator[bytes]:
         for piece in pieces:
             yield piece
 
     await bus.delete_stream("log")
-    await snapshots.restore(bus, snapshot.config, snapshot.state, given())
+    await snapshots.restore(bus, snapshot.config, snapshot.state, stored_pieces())
     return [message.data async for message in (await bus.open_stream("log")).read(1)]
 
 
@@ -50,10 +50,10 @@ async def test_a_stream_of_many_pieces(bus: client.NatsBus):
 
 
 async def test_two_at_once_under_one_identity(connect: Callable[[str], asyncio.Future[client.NatsBus]]):
-    one, two = await connect("admin"), await connect("admin")
-    contents = await fill(one)
-    for snapshot, pieces in await asyncio.gather(take(one), take(two)):
-        assert await restored(one, snapshot, pieces) == contents
+    first, two = await connect("admin"), await connect("admin")
+    contents = await fill(first)
+    for snapshot, pieces in await asyncio.gather(take(first), take(two)):
+        assert await restored(first, snapshot, pieces) == contents
 
 
 @pytest.mark.may_block(reason="the broker is stopped and continued")

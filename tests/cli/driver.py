@@ -38,8 +38,8 @@ def wait_until(
     deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(*not_yet):
-            if found := look():
-                return found
+            if result := look():
+                return result
         assert time.monotonic() < deadline, f"it did not become true in {timeout_s:g} s"
         time.sleep(0.1)  # pace of looking
 

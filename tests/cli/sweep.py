@@ -83,28 +83,30 @@ def files(folder: Path) -> list[str]:
 def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that does something, with the words that call it."""
 
-    def visit(path: tuple[str, ...], found: click.Command) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-        if isinstance(found, click.Group):
-            context = click.Context(found)
-            for name in found.list_commands(context):
-                inner = found.get_command(context, name)
+    def visit(
+        path: tuple[str, ...], matches: click.Command
+    ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+        if isinstance(matches, click.Group):
+            context = click.Context(matches)
+            for name in matches.list_commands(context):
+                inner = matches.get_command(context, name)
                 assert inner is not None
                 yield from visit((*path, name), inner)
-        if not isinstance(found, click.Group) or found.invoke_without_command:
-            yield path, found
+        if not isinstance(matches, click.Group) or matches.invoke_without_command:
+            yield path, matches
 
-    for path, found in visit((), main.muster):
+    for path, actual in visit((), main.muster):
         if path and path[0] not in STARTS:
-            yield path, found
+            yield path, actual
 
 
 def lines(
-    path: tuple[str, ...], found: click.Command, paths: list[str], rng: random.Random, mixed: int
+    path: tuple[str, ...], actual: click.Command, paths: list[str], rng: random.Random, mixed: int
 ) -> Iterator[list[str]]:
     """Command lines of one command: single unusual values, then ``mixed`` random combinations."""
     parameters = [
         parameter
-        for parameter in found.params
+        for parameter in actual.params
         if parameter.name not in (*command.COMMON_NAMES, *CONNECTION, "help")
     ]
     required = [parameter for parameter in parameters if parameter.required]
@@ -115,19 +117,19 @@ def lines(
             chosen = required if parameter in required else [*required, parameter]
             yield [*path, *_words(chosen, {parameter.name or "": value}, paths)]
     for _ in range(mixed):
-        some = [parameter for parameter in parameters if parameter in required or rng.random() < 0.4]
-        odd = {p.name or "": rng.choice(_values(p, paths, rng)) for p in some if rng.random() < 0.5}
-        yield [*path, *_words(some, odd, paths)]
+        selected = [parameter for parameter in parameters if parameter in required or rng.random() < 0.4]
+        odd = {p.name or "": rng.choice(_values(p, paths, rng)) for p in selected if rng.random() < 0.5}
+        yield [*path, *_words(selected, odd, paths)]
 
 
 def _values(parameter: click.Parameter, paths: list[str], rng: random.Random) -> list[str]:
     if getattr(parameter, "is_flag", False):
         return [""]
-    values = [*ODD, *paths] if isinstance(parameter.type, click.Path) else list(ODD)
+    selected = [*ODD, *paths] if isinstance(parameter.type, click.Path) else list(ODD)
     if isinstance(parameter.type, click.Choice):
-        values += [str(choice) for choice in parameter.type.choices]
-    rng.shuffle(values)
-    return values
+        selected += [str(choice) for choice in parameter.type.choices]
+    rng.shuffle(selected)
+    return selected
 
 
 def _words(parameters: list[click.Parameter], odd: dict[str, str], paths: list[str]) -> list[str]:

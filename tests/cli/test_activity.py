@@ -89,30 +89,30 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert driver.quick("down", home=made).code == 0
 
 
-def told(place: Path, what: str, *filters: str) -> dict[str, Any]:
+def latest_record(place: Path, what: str, *filters: str) -> dict[str, Any]:
     """The newest act of this kind; notes in a file are taken over a moment later."""
 
     def look() -> Any:
-        found = driver.quick("activity", "--what", what, *filters, "-o", "json", home=place)
-        assert found.code == 0, found.err
-        return found.json()
+        actual = driver.quick("activity", "--what", what, *filters, "-o", "json", home=place)
+        assert actual.code == 0, actual.err
+        return actual.json()
 
     newest: dict[str, Any] = driver.wait_until(look)[-1]
     return newest
 
 
 def test_acts_on_the_home_are_taken_over_also_those_from_before_the_start(place):
-    one = told(place, "issue", "--target", "early")
-    assert (one["who"], one["target"], one["outcome"]) == ("admin", "early as user", "done")
-    assert one["details"]["interface"] == "cli"
+    record = latest_record(place, "issue", "--target", "early")
+    assert (record["who"], record["target"], record["outcome"]) == ("admin", "early as user", "done")
+    assert record["details"]["interface"] == "cli"
     assert driver.quick("web", "password", "ann", home=place, stdin="a long secret\n").code == 0
-    assert told(place, "set-login", "--target", "ann")["outcome"] == "done"
+    assert latest_record(place, "set-login", "--target", "ann")["outcome"] == "done"
     assert driver.quick("web", "forget", "ann", home=place).code == 0
-    assert told(place, "remove-login")["target"] == "ann"
+    assert latest_record(place, "remove-login")["target"] == "ann"
     refused = driver.quick("creds", "revoke", "nobody", home=place)
     assert refused.code == errors.NotFound.exit_code
-    one = told(place, "revoke", "--target", "nobody")
-    assert (one["outcome"], "nobody" in one["why"]) == ("refused", True)
+    record = latest_record(place, "revoke", "--target", "nobody")
+    assert (record["outcome"], "nobody" in record["why"]) == ("refused", True)
     notes = place / "local" / audit.FOLDER
     driver.wait_until(lambda: not list(notes.glob("*.json")))
 
@@ -131,14 +131,14 @@ ACTS = [
 ]
 
 
-@pytest.mark.parametrize(("line", "what", "target", "outcome"), ACTS, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("line", "what", "target", "outcome"), ACTS, ids=lambda value: str(value)[:40])
 def test_acts_over_the_bus_are_written_down_at_once(place, line, what, target, outcome):
     answer = driver.quick(*line, home=place)
     assert (answer.code == 0) == (outcome == "done"), answer.err
     assert "activity log" not in answer.err
-    found = driver.quick("activity", "--what", what, "--target", target, "-o", "json", home=place).json()
-    assert [one["outcome"] for one in found] == [outcome]
-    assert found[0]["who"] == "admin"
+    actual = driver.quick("activity", "--what", what, "--target", target, "-o", "json", home=place).json()
+    assert [row["outcome"] for row in actual] == [outcome]
+    assert actual[0]["who"] == "admin"
 
 
 async def test_following_shows_what_was_and_then_each_new_act(place):
@@ -172,10 +172,10 @@ async def test_nobody_acts_under_another_s_name(place, tmp_path):
         assert b"malformed" in answer.data
         with pytest.raises(errors.InvalidInput, match="cannot be a name"):
             await audit.publish_entry(bus, messages_of("two words"))
-    found = await asyncio.to_thread(
+    actual = await asyncio.to_thread(
         driver.quick, "activity", "--target", "innocent", "-o", "json", home=place
     )
-    (stored,) = found.json()
+    (stored,) = actual.json()
     assert stored["who"] == "mallory"
     assert not stored["at"].startswith("1970"), "it was dated back"
     assert set(stored["details"]) == {"interface", "user"}
@@ -204,9 +204,12 @@ async def test_one_identity_cannot_push_out_the_history_by_the_number_of_its_rec
         await part.stop()
         await supervisor.close()
         stream = await own.open_stream(messages.DECISIONS_STREAM)
-        found = [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
-    assert [(one.who, one.what) for one in found] == [*[("chatty", "purge")] * 3, ("chatty", "not-recorded")]
-    assert found[-1].details == {"count": "5"}
+        actual = [messages.decode(message.data, messages.Decision) async for message in stream.read(1)]
+    assert [(record.who, record.what) for record in actual] == [
+        *[("chatty", "purge")] * 3,
+        ("chatty", "not-recorded"),
+    ]
+    assert actual[-1].details == {"count": "5"}
 
 
 async def test_failed_logins_leave_a_bounded_number_of_records_and_a_count(tmp_path, monkeypatch):
@@ -214,12 +217,12 @@ async def test_failed_logins_leave_a_bounded_number_of_records_and_a_count(tmp_p
     async with audit.FailedLogins(tmp_path, "soap") as failed:
         for number in range(20):
             await failed(f"guess{number}", "10.0.0.1")
-    found = [
+    actual = [
         messages.decode(path.read_bytes(), messages.Decision)
         for path in (tmp_path / audit.FOLDER).glob("*.json")
     ]
-    assert sorted(one.who for one in found) == ["-", "guess0", "guess1", "guess2"]
-    assert [one.details.get("count") for one in found if one.who == "-"] == ["17"]
+    assert sorted(record.who for record in actual) == ["-", "guess0", "guess1", "guess2"]
+    assert [record.details.get("count") for record in actual if record.who == "-"] == ["17"]
 
 
 def messages_of(what: str) -> messages.Decision:
@@ -231,8 +234,8 @@ def test_a_note_that_is_none_is_passed_over_and_the_rest_is_taken(tmp_path):
     for what in ("first", "second"):
         audit.append_entry(tmp_path, audit.audit_entry("admin", what, "x"))
     (tmp_path / audit.FOLDER / ".draft").write_text("half")
-    found = [
+    whats = [
         messages.decode(path.read_bytes(), messages.Decision).what
         for path in audit._notes(tmp_path / audit.FOLDER)
     ]
-    assert found == ["first", "second"]
+    assert whats == ["first", "second"]

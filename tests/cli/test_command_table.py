@@ -78,9 +78,9 @@ def test_every_example_can_be_typed(path, muster, tmp_path):
             )
             command: click.Command = main.muster
             while isinstance(command, click.Group) and (rest := [*context._protected_args, *context.args]):
-                name, found, rest = command.resolve_command(context, rest)
-                assert found is not None, line
-                command, context = found, found.make_context(name, rest, parent=context)
+                name, actual, rest = command.resolve_command(context, rest)
+                assert actual is not None, line
+                command, context = actual, actual.make_context(name, rest, parent=context)
 
 
 def test_help_imports_no_command_and_nothing_heavy():

@@ -37,8 +37,8 @@ def test_credentials_written_over_a_readable_file_are_private(muster, home, tmp_
 
 
 def test_rights_on_queues_are_issued_and_shown(muster, home):
-    given = ("--queue", "orders:send", "--queue", "receipts-*:receive,browse")
-    assert muster("creds", "issue", "shop", *given, "--home", home).code == 0
+    arguments = ("--queue", "orders:send", "--queue", "receipts-*:receive,browse")
+    assert muster("creds", "issue", "shop", *arguments, "--home", home).code == 0
     assert muster("creds", "issue", "meter", "--topic", "meters/>", "--home", home).code == 0
     shown = {
         name: json.loads(muster("creds", "show", name, "-o", "json", "--home", home).out)["queues"]
@@ -57,14 +57,18 @@ def test_what_the_doctor_recommends_for_credentials_that_end_works(muster, home,
     to = tmp_path / "ann.creds"
     assert muster("creds", "issue", "ann", "--lifetime", "1d", "--to", to, "--home", home).code == 0
     before = to.read_text()
-    ending = {one["check"]: one for one in muster("doctor", "-o", "json", "--home", home).json()}["keys"]
+    ending = {finding["check"]: finding for finding in muster("doctor", "-o", "json", "--home", home).json()}[
+        "keys"
+    ]
     assert "ann" in ending["finding"]
     assert "muster creds renew NAME" in ending["advice"]
     assert muster("creds", "renew", "ann", "--lifetime", "90d", "--to", to, "--home", home).code == 0
     renewed = to.read_text()
     assert renewed != before
     assert renewed[renewed.index("SEED") :] == before[before.index("SEED") :]  # the same key
-    after = {one["check"]: one for one in muster("doctor", "-o", "json", "--home", home).json()}["keys"]
+    after = {finding["check"]: finding for finding in muster("doctor", "-o", "json", "--home", home).json()}[
+        "keys"
+    ]
     assert "ann" not in after["finding"]
     assert muster("creds", "revoke", "ann", "--home", home).code == 0
     assert muster("creds", "renew", "ann", "--home", home).code == 3

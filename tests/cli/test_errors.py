@@ -42,15 +42,15 @@ def test_no_home_says_how_to_make_one(muster, tmp_path):
 
 def test_with_json_output_the_error_is_json_too(muster, tmp_path):
     answer = muster("-o", "json", "config", "print", "--home", tmp_path / "none")
-    told = json.loads(answer.err)["error"]
-    assert told["code"] == "not-found"
-    assert "muster init" in told["hint"]
+    load = json.loads(answer.err)["error"]
+    assert load["code"] == "not-found"
+    assert "muster init" in load["hint"]
 
 
 def test_a_deadline_that_passed_without_a_word_is_told_in_words():
-    told = main.from_os_error(TimeoutError())
-    assert (told.code, told.exit_code) == (errors.TimedOut.code, 5)
-    assert told.message
+    error = main.from_os_error(TimeoutError())
+    assert (error.code, error.exit_code) == (errors.TimedOut.code, 5)
+    assert error.message
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_a_deadline_that_passed_without_a_word_is_told_in_words():
     ],
 )
 def test_errors_of_the_system_are_told_in_our_words(number, kind, word):
-    told = main.from_os_error(OSError(number, os.strerror(number), "/some/file"))
-    assert type(told) is kind
-    assert word in told.message
-    assert "/some/file" in told.message
+    error = main.from_os_error(OSError(number, os.strerror(number), "/some/file"))
+    assert type(error) is kind
+    assert word in error.message
+    assert "/some/file" in error.message
 
 
 def run_a_command_that(raises: BaseException, muster, monkeypatch, *options: str) -> driver.Answer:

@@ -34,11 +34,11 @@ sys.exit(main.call(sys.argv[1:]))
 def declared() -> dict[str, set[str]]:
     """The modules of each extra, as pyproject.toml declares them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = {}
+    extras_by_module = {}
     for extra, requirements in project["optional-dependencies"].items():
         names = [re.match(r"[A-Za-z0-9-]+", requirement)[0] for requirement in requirements]  # type: ignore[index]
-        found[extra] = set().union(*(MODULES.get(name, {name}) for name in names))
-    return found
+        extras_by_module[extra] = set().union(*(MODULES.get(name, {name}) for name in names))
+    return extras_by_module
 
 
 def test_each_optional_module_is_listed_with_an_extra_that_installs_it():

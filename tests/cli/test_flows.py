@@ -97,16 +97,16 @@ def heard_by(listener: subprocess.Popen[str], *publish: str, home: Path) -> str:
 
 
 def test_status_says_what_runs_and_where_everything_is(up):
-    told = driver.quick("status", "-o", "json", home=up).json()
-    assert (told["state"], told["ready"], told["domain"]) == ("running", True, "local")
+    status = driver.quick("status", "-o", "json", home=up).json()
+    assert (status["state"], status["ready"], status["domain"]) == ("running", True, "local")
     for key in ("home", "settings", "keys", "data", "logs"):
-        assert Path(told[key]).exists(), key
-    assert [one["name"] for one in told["brokers"]] == ["local-1"]
-    assert {"disk", "log files"} <= {budget["name"] for budget in told["budgets"]}
+        assert Path(status[key]).exists(), key
+    assert [row["name"] for row in status["brokers"]] == ["local-1"]
+    assert {"disk", "log files"} <= {budget["name"] for budget in status["budgets"]}
     people = driver.run("status", home=up)
     assert people.code == 0
     assert str(up) in people.out
-    assert told["brokers"][0]["url"] in people.out
+    assert status["brokers"][0]["url"] in people.out
 
 
 def test_status_of_a_domain_that_does_not_run(fresh):
@@ -290,8 +290,8 @@ def test_issued_credentials_connect_and_revoked_ones_are_refused_with_a_reason(u
     issued = driver.quick("creds", "issue", "bob", "--to", file, "-o", "json", home=up)
     assert issued.json()["role"] == "user"
     assert file.stat().st_mode & 0o077 == 0
-    told = driver.quick("status", "-o", "json", home=up).json()
-    server, locator = told["servers"][0], told["locator"]
+    status = driver.quick("status", "-o", "json", home=up).json()
+    server, locator = status["servers"][0], status["locator"]
     assert driver.run("pub", "a", "b", "--server", server, "--creds", file, home=up).code == 0
     assert driver.quick("pub", "a", "b", "--locator", locator, "--creds", file, home=up).code == 0
     forbidden = driver.quick(
@@ -321,10 +321,10 @@ def test_credentials_narrowed_to_topics(up, tmp_path):
 
 
 def test_a_profile_carries_a_connection(up, tmp_path):
-    told = driver.quick("status", "-o", "json", home=up).json()
+    status = driver.quick("status", "-o", "json", home=up).json()
     creds = tmp_path / "carol.creds"
     assert driver.quick("creds", "issue", "carol", "--to", creds, home=up).code == 0
-    made = driver.quick("profile", "add", "here", "--server", told["servers"][0], "--creds", creds, home=up)
+    made = driver.quick("profile", "add", "here", "--server", status["servers"][0], "--creds", creds, home=up)
     assert made.code == 0
     answer = driver.quick("--profile", "here", "pub", "a", "b", home=up)
     assert answer.code == 0, answer.err
@@ -335,10 +335,10 @@ def test_a_profile_carries_a_connection(up, tmp_path):
 
 def test_a_broker_comes_and_goes_while_the_domain_runs(up):
     assert driver.quick("broker", "start", "edge", "--below", "local-1", home=up).code == 0
-    names = [one["name"] for one in driver.quick("broker", "list", "-o", "json", home=up).json()]
+    names = [row["name"] for row in driver.quick("broker", "list", "-o", "json", home=up).json()]
     assert names == ["local-1", "edge"]
     links = driver.quick("broker", "list", "--links", "-o", "json", home=up).json()
-    assert [(one["id"], one["up"]) for one in links] == [("edge>local-1", True)]
+    assert [(link["id"], link["up"]) for link in links] == [("edge>local-1", True)]
     assert driver.quick("broker", "unlink", "edge>local-1", home=up).code == 0
     assert driver.quick("broker", "link", "edge", "local-1", home=up).code == 0
     assert driver.quick("broker", "stop", "edge", home=up).code == 0
@@ -400,9 +400,14 @@ def test_queues_and_subscriptions_by_hand(up):
 
     got = json.loads(message("receive", "queue:orders", "--where", "amount = 1", "--timeout", "0").out)
     assert got["body"] == "chairs 1"
-    told = queue("orders")
-    assert (told["depth"], told["consumers"], told["delivered"], told["matched"]) == (4, 0, 1, 1)
-    assert told["rejected"] >= 1, "the one before it"
+    status = queue("orders")
+    assert (status["depth"], status["consumers"], status["delivered"], status["matched"]) == (
+        4,
+        0,
+        1,
+        1,
+    )
+    assert status["rejected"] >= 1, "the one before it"
     message(
         "receive", "queue:orders", "--where", "amount = 9", "--timeout", "0.1", code=errors.TimedOut.exit_code
     )
@@ -432,9 +437,9 @@ def test_queues_and_subscriptions_by_hand(up):
     for place in ("home", "away"):
         message("send", "topic:news/sport", f"won {place}", "-p", f"place={place}")
     assert json.loads(message(*durable, "30", *selecting).out)["body"] == "won home"
-    told = next(row for row in message("subscriptions").json() if row["client_id"] == "desk")
-    assert (told["subscription"], told["topic"], told["consumers"]) == ("all", "news/sport", 0)
-    assert (told["delivered"], told["matched"], told["rejected"]) == (1, 1, 1)
+    status = next(row for row in message("subscriptions").json() if row["client_id"] == "desk")
+    assert (status["subscription"], status["topic"], status["consumers"]) == ("all", "news/sport", 0)
+    assert (status["delivered"], status["matched"], status["rejected"]) == (1, 1, 1)
 
     for table in ("queues", "subscriptions"):
         people = driver.quick("message", table, home=up)

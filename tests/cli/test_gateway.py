@@ -49,14 +49,14 @@ def test_the_doors_beside_a_domain(tmp_path: Path):
         clear = driver.quick("gateway", "wsman", "--host", "0.0.0.0", home=home)
         assert clear.code == 3
         assert "unencrypted" in clear.err
-        with _serving(home, "wsman") as told:
+        with _serving(home, "wsman") as started:
             headers = {"content-type": "application/soap+xml"}
-            found = httpx.post(told["wsman"], content=IDENTIFY, headers=headers)
-            assert "ProductVendor" in found.text
+            response = httpx.post(started["wsman"], content=IDENTIFY, headers=headers)
+            assert "ProductVendor" in response.text
             headers = {"content-type": "text/xml"}
-            assert httpx.post(told["context"], content=BEGIN, headers=headers).status_code == 401
+            assert httpx.post(started["context"], content=BEGIN, headers=headers).status_code == 401
             begun = httpx.post(
-                told["context"], content=BEGIN, headers=headers, auth=("ann", "a long secret"), timeout=30
+                started["context"], content=BEGIN, headers=headers, auth=("ann", "a long secret"), timeout=30
             )
             assert "begun" in begun.text, begun.text
             assert "soap_refused_total" in _metrics(home)
@@ -111,9 +111,9 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
         "gateway", "password", "vic", "--role", "viewer", home=home, stdin="another secret\n"
     )
     assert looks.code == 0, looks.err
-    with _serving(home, "amqp", "--anonymous", "guest", "--processes", "2") as told:
-        assert told["processes"] == 2
-        port = int(told["url"].rpartition(":")[2])
+    with _serving(home, "amqp", "--anonymous", "guest", "--processes", "2") as started:
+        assert started["processes"] == 2
+        port = int(started["url"].rpartition(":")[2])
         second = driver.quick("gateway", "amqp", "--port", str(port), "--processes", "2", home=home)
         assert second.code == 5
         assert "is in use" in second.err
@@ -152,5 +152,5 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
 
 def _metrics(home: Path) -> str:
     """Of the gateway's own page, which it tells of in the domain's folder as other processes do."""
-    (told,) = [path.read_text() for path in home.rglob("pages/soap-*")]
-    return httpx.get(f"http://{json.loads(told)[0]['targets'][0]}/metrics").text
+    (started,) = [path.read_text() for path in home.rglob("pages/soap-*")]
+    return httpx.get(f"http://{json.loads(started)[0]['targets'][0]}/metrics").text

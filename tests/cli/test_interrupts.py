@@ -42,9 +42,9 @@ async def pressed_at(instants: list[float], home: Path, *words: str) -> None:
             code = await child.wait(timeout_s=ENDS_S)
             if any("KeyboardInterrupt" in line for line in child.lines) and not _was_ours(child):
                 continue  # Python itself was still starting
-            told = f"pressed after {instant_s:.3f} s; {child.tail()}"
-            assert code in GOOD, f"ended with {code}, {told}"
-            assert not _complaints(list(child.lines)), told
+            details = f"pressed after {instant_s:.3f} s; {child.tail()}"
+            assert code in GOOD, f"ended with {code}, {details}"
+            assert not _complaints(list(child.lines)), details
 
 
 def _was_ours(child: child_process.ChildProcess) -> bool:

@@ -40,12 +40,12 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _sweep(
-    path: tuple[str, ...], found: click.Command, home: Path, folder: Path, *, every: int, mixed: int
+    path: tuple[str, ...], command: click.Command, home: Path, folder: Path, *, every: int, mixed: int
 ) -> list[str]:
     """The command lines that fail, with their messages; one of ``every`` line is tried."""
     rng = random.Random(" ".join(path))
     failures = []
-    for number, words in enumerate(sweep.lines(path, found, sweep.files(folder), rng, mixed)):
+    for number, words in enumerate(sweep.lines(path, command, sweep.files(folder), rng, mixed)):
         if number > 1 and number % every:
             continue
         signal.setitimer(signal.ITIMER_REAL, PATIENCE_S)

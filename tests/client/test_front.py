@@ -59,8 +59,8 @@ def m(home: Path) -> Iterator[synchronous.Muster]:
         yield opened
 
 
-def examples(found: object, globs: dict[str, Any]) -> list[doctest.DocTest]:
-    tests = doctest.DocTestFinder(exclude_empty=True).find(found, globs=globs)
+def examples(actual: object, globs: dict[str, Any]) -> list[doctest.DocTest]:
+    tests = doctest.DocTestFinder(exclude_empty=True).find(actual, globs=globs)
     return [test for test in tests if test.examples]
 
 
@@ -179,7 +179,7 @@ def test_handlers_receive_what_their_parameter_declares(m: synchronous.Muster):
         arrived.release()
 
     @m.on("kinds/>")
-    def whole(message: muster.Message) -> None:
+    def message_itself(message: muster.Message) -> None:
         keep(message.topic)
 
     @m.on("kinds/>")
@@ -489,8 +489,8 @@ def test_the_history_is_read_by_sql_and_by_predicates(m: synchronous.Muster, tab
     assert counted[0] == {"severity": "critical", "alerts": 3}
     assert counted.to_pandas()["alerts"].tolist() == [3]
     assert not history.sql("SELECT * FROM alerts", limit=2).complete
-    found = history.search("about = 'node:web-1'", table="alerts", columns=["about", "rule"])
-    assert found.to_dicts() == [{"about": "node:web-1", "rule": "hot"}]
+    matches = history.search("about = 'node:web-1'", table="alerts", columns=["about", "rule"])
+    assert matches.to_dicts() == [{"about": "node:web-1", "rule": "hot"}]
     assert len(history.search("rule = 'cold'", table="alerts")) == 0
     assert len(history.search("TRUE", table="alerts", limit=2)) == 2
     with pytest.raises(errors.InvalidInput, match="SELECT"):

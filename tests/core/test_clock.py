@@ -28,7 +28,7 @@ def test_stamps_follow_wall_time_and_count_within_a_millisecond() -> None:
 def test_stamps_only_grow_whatever_the_wall_clock_does(readings: list[int]) -> None:
     ours = clock.HybridClock("a")
     issued = [ours.now(reading) for reading in readings]
-    assert all(one < after for one, after in itertools.pairwise(issued))
+    assert all(before < after for before, after in itertools.pairwise(issued))
 
 
 def test_a_counter_that_overflows_runs_into_the_milliseconds() -> None:
@@ -58,9 +58,9 @@ def test_a_stamp_from_a_broken_clock_is_refused_counted_and_changes_nothing() ->
 
 
 @given(st.lists(st.tuples(st.integers(0, 200_000), st.booleans()), max_size=40))
-def test_no_sequence_of_stamps_drags_a_clock_beyond_its_bound(heard: list[tuple[int, bool]]) -> None:
+def test_no_sequence_of_stamps_drags_a_clock_beyond_its_bound(remote_stamps: list[tuple[int, bool]]) -> None:
     ours = clock.HybridClock("a", max_drift_s=60)
-    for ahead_ms, restamped in heard:
+    for ahead_ms, restamped in remote_stamps:
         base = ours.now(NOW).wall_ms if restamped else NOW // MS  # a liar may build upon our own last stamp
         with contextlib.suppress(clock.ClockSkewTooLarge):
             ours.observe(clock.HybridTimestamp((base + ahead_ms) << 16, "liar"), NOW)
@@ -70,8 +70,8 @@ def test_no_sequence_of_stamps_drags_a_clock_beyond_its_bound(heard: list[tuple[
 def test_a_clock_set_back_still_believes_the_others() -> None:
     ours, other = clock.HybridClock("a", max_drift_s=60), clock.HybridClock("b")
     ours.now(NOW)
-    heard = other.now(NOW + 1000 * MS)
-    assert ours.observe(heard, NOW - 3_600_000 * MS) > heard
+    received = other.now(NOW + 1000 * MS)
+    assert ours.observe(received, NOW - 3_600_000 * MS) > received
     assert ours.refused == 0
 
 
@@ -131,7 +131,7 @@ def test_a_crash_never_repeats_a_stamp(steps: list[tuple[int, bool]]) -> None:
         issued.append(node.stamp(wall_ns))
         if crash:
             node.start()
-    assert all(one < after for one, after in itertools.pairwise(issued))
+    assert all(before < after for before, after in itertools.pairwise(issued))
 
 
 def test_a_crash_between_deciding_and_storing_is_safe() -> None:

@@ -17,8 +17,8 @@ def test_an_address_has_its_own_limit_and_all_have_one():
     assert not made.add("fourth", "10.0.0.4")
     assert len(made) == 4
     assert made.refused == {"address": 2, "connections": 1}
-    for one in (1, 3, "other", "third"):
-        made.discard(one)
+    for name in (1, 3, "other", "third"):
+        made.discard(name)
     assert len(made) == 0
     assert not made._of_address
 

@@ -174,11 +174,11 @@ def test_any_bytes_are_a_message_or_a_clear_error(data: bytes) -> None:
 def test_a_truncated_or_damaged_message_is_a_message_or_a_clear_error(
     message: messages.WireMessage, data: Any
 ) -> None:
-    whole = bytearray(messages.encode(message, data.draw(st.sampled_from(["json", "msgpack"]))))
-    whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    del whole[data.draw(st.integers(1, len(whole))) :]
+    complete = bytearray(messages.encode(message, data.draw(st.sampled_from(["json", "msgpack"]))))
+    complete[data.draw(st.integers(0, len(complete) - 1))] = data.draw(st.integers(0, 255))
+    del complete[data.draw(st.integers(1, len(complete))) :]
     try:
-        read = messages.decode(bytes(whole), type(message))
+        read = messages.decode(bytes(complete), type(message))
     except errors.InvalidInput:
         return
     assert isinstance(read, type(message))

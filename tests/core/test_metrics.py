@@ -40,11 +40,11 @@ def test_any_accept_header_gets_an_answer(accept: str) -> None:
 
 
 def test_domains_in_one_process_do_not_mix() -> None:
-    one, other = metrics.Metrics(), metrics.Metrics()
-    one.counter("x", "X.").add()
+    first, other = metrics.Metrics(), metrics.Metrics()
+    first.counter("x", "X.").add()
     other.counter("x", "X.").add(5)
-    assert (one.value("muster_x_total"), other.value("muster_x_total")) == (1, 5)
-    assert one.value("muster_nothing") == 0
+    assert (first.value("muster_x_total"), other.value("muster_x_total")) == (1, 5)
+    assert first.value("muster_nothing") == 0
 
 
 def test_the_same_name_is_the_same_metric() -> None:

@@ -34,7 +34,7 @@ rows = st.lists(
 )
 
 
-def one(**more: Any) -> messages.NodeReport:
+def node_report(**more: Any) -> messages.NodeReport:
     return messages.NodeReport(machine="m", sequence=1, at_ms=5, period_s=10.0, **more)
 
 
@@ -50,7 +50,7 @@ def test_rows_survive_arrow(rows, compression):
 
 
 def test_compression_makes_a_batch_smaller_as_asked():
-    batch = columns.to_batch([one(metrics={"cpu_percent": 50.0, "processes": 200.0})] * 1000)
+    batch = columns.to_batch([node_report(metrics={"cpu_percent": 50.0, "processes": 200.0})] * 1000)
     plain, lz4, zstd = (
         len(columns.encode(batch, columns.BatchInfo(channel="c"), compression=codec))
         for codec in (None, "lz4", "zstd")
@@ -59,7 +59,7 @@ def test_compression_makes_a_batch_smaller_as_asked():
 
 
 def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
-    batch = columns.to_batch([one(metrics={"cpu_percent": 0.0, "gpu_percent": 3.0})])
+    batch = columns.to_batch([node_report(metrics={"cpu_percent": 0.0, "gpu_percent": 3.0})])
     row = batch.to_pylist()[0]
     assert row["cpu_percent"] == 0.0
     assert row["load_1m"] is None
@@ -69,17 +69,19 @@ def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
 def test_the_state_is_the_worst_of_the_services():
     states = (health.HealthState.UP, health.HealthState.DOWN, health.HealthState.LATE)
     services = tuple(messages.ServiceReport(name=state.value, state=state) for state in states)
-    batch = columns.to_batch([one(), one(services=services[:1]), one(services=services)])
+    batch = columns.to_batch(
+        [node_report(), node_report(services=services[:1]), node_report(services=services)]
+    )
     assert batch["state"].to_pylist() == ["up", "up", "down"]
 
 
 def test_a_reader_takes_columns_by_name():
-    batch = columns.to_batch([one(metrics={"cpu_percent": 4.0})])
+    batch = columns.to_batch([node_report(metrics={"cpu_percent": 4.0})])
     order = list(reversed(batch.schema.names))
     newer = batch.select([name for name in order if name != "load_1m"]).append_column("later", pa.array([1]))
     facts = columns.BatchInfo()
     read, _ = columns.decode(columns.encode(newer, facts))
-    assert columns.from_batch(read) == [one(metrics={"cpu_percent": 4.0})]
+    assert columns.from_batch(read) == [node_report(metrics={"cpu_percent": 4.0})]
 
 
 def _stream(batch: Any, metadata: dict[bytes, bytes]) -> bytes:
@@ -90,7 +92,7 @@ def _stream(batch: Any, metadata: dict[bytes, bytes]) -> bytes:
     return data
 
 
-good = columns.encode(columns.to_batch([one()]), columns.BatchInfo())
+good = columns.encode(columns.to_batch([node_report()]), columns.BatchInfo())
 
 
 @pytest.mark.parametrize(
@@ -109,7 +111,8 @@ good = columns.encode(columns.to_batch([one()]), columns.BatchInfo())
         ),
         (
             _stream(
-                columns.to_batch([one()]).set_column(0, "machine", pa.array([{"x": 1}])), {b"muster": b"{}"}
+                columns.to_batch([node_report()]).set_column(0, "machine", pa.array([{"x": 1}])),
+                {b"muster": b"{}"},
             ),
             "wrong-schema",
         ),

@@ -49,7 +49,7 @@ def faults(**places: object) -> tuple[loader.SettingsProblem, ...]:
 
 def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, '[engine]\nwarm_up_s = "1m"\ncylinders = 6\nnote = "file"\n')
-    found = loader.resolve(
+    actual = loader.resolve(
         Car,
         file=path,
         env={
@@ -60,8 +60,8 @@ def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.P
         },
         flags={"engine.note": "flag"},
     )
-    assert found.settings.engine == Engine(warm_up_s=60.0, cylinders=8, note="flag")
-    assert found.sources == {
+    assert actual.settings.engine == Engine(warm_up_s=60.0, cylinders=8, note="flag")
+    assert actual.sources == {
         "engine.warm_up_s": f"{path}:2",
         "engine.cylinders": "environment MUSTER_ENGINE__CYLINDERS",
         "engine.note": "flag engine.note",
@@ -99,14 +99,16 @@ def test_all_faults_are_told_at_once_with_place_and_remedy(tmp_path: pathlib.Pat
         env={"MUSTER_ENGINE__CHOKE": "maybe", "MUSTER_ENGINE_FUEL": "petrol"},
         flags={"engine": "x", "engine.cylinders": "13", "engine.warm_up_s": "soon"},
     )
-    told = [str(problem) for problem in problems]
-    assert told[0] == f"{path}:3: engine.cylinder: unknown setting; did you mean engine.cylinders?"
-    assert told[1] == f"{path}:5: engin: unknown setting; did you mean engine?"
-    assert told[2] == "environment MUSTER_ENGINE_FUEL: did you mean MUSTER_ENGINE__FUEL (two underscores)?"
-    assert "environment MUSTER_ENGINE__CHOKE: engine.choke: Expected bool" in told[3]
-    assert "engine: is a section" in told[4]
-    assert "at least 1 and at most 12" in told[5]
-    assert "'soon' is not a duration" in told[6]
+    reported = [str(problem) for problem in problems]
+    assert reported[0] == f"{path}:3: engine.cylinder: unknown setting; did you mean engine.cylinders?"
+    assert reported[1] == f"{path}:5: engin: unknown setting; did you mean engine?"
+    assert (
+        reported[2] == "environment MUSTER_ENGINE_FUEL: did you mean MUSTER_ENGINE__FUEL (two underscores)?"
+    )
+    assert "environment MUSTER_ENGINE__CHOKE: engine.choke: Expected bool" in reported[3]
+    assert "engine: is a section" in reported[4]
+    assert "at least 1 and at most 12" in reported[5]
+    assert "'soon' is not a duration" in reported[6]
 
 
 def test_a_file_full_of_faults_is_refused_soon(tmp_path: pathlib.Path) -> None:

@@ -25,9 +25,9 @@ def test_quantiles_are_within_the_error_however_they_were_merged(numbers, cuts, 
     for start, end in itertools.pairwise(places):
         part = sketches.QuantileSketch.of(numbers[start:end])
         merged.merge(sketches.QuantileSketch.from_bytes(bytes(part)))
-    wanted = exact(numbers, share)
+    expected = exact(numbers, share)
     assert merged.count == len(numbers)
-    assert merged.quantile(share) == pytest.approx(wanted, rel=1.01 * sketches.RELATIVE_ERROR)
+    assert merged.quantile(share) == pytest.approx(expected, rel=1.01 * sketches.RELATIVE_ERROR)
 
 
 def test_buckets_are_bounded_and_high_quantiles_stay_right():
@@ -42,20 +42,20 @@ def test_distinct_is_exact_while_few_and_close_when_many():
     few.merge(sketches.DistinctSketch.of(f"m{i}" for i in range(100, 250)))
     assert few.count() == 250
     for count in (300, 5_000, 100_000):
-        whole = sketches.DistinctSketch.of(f"m{i}" for i in range(count))
-        assert whole.count() == pytest.approx(count, rel=0.06)
+        complete = sketches.DistinctSketch.of(f"m{i}" for i in range(count))
+        assert complete.count() == pytest.approx(count, rel=0.06)
 
 
 def test_merging_distinct_counts_in_any_order_gives_the_same():
     chance = random.Random(4)
     parts = [{f"m{chance.randrange(3000)}" for _ in range(chance.choice([3, 100, 900]))} for _ in range(12)]
-    whole = bytes(sketches.DistinctSketch.of(set().union(*parts)))
+    complete = bytes(sketches.DistinctSketch.of(set().union(*parts)))
     for _ in range(5):
         chance.shuffle(parts)
         merged = sketches.DistinctSketch()
         for part in parts:
             merged.merge(sketches.DistinctSketch.from_bytes(bytes(sketches.DistinctSketch.of(part))))
-        assert bytes(merged) == whole
+        assert bytes(merged) == complete
 
 
 @pytest.mark.parametrize("data", [b"x", b"\x93\x00\x80", b"\x93\x00\x81\xcd\xff\xff\x01\x80", b"\xff" * 9])

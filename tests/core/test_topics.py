@@ -93,11 +93,11 @@ def test_every_text_is_one_path_and_comes_back_as_it_was(text: str) -> None:
 
 
 @given(any_topic, any_topic)
-def test_different_topics_never_share_a_spelling(one: topics.Topic, other: topics.Topic) -> None:
-    assume(one != other)
-    assert one.path != other.path
-    assert one.tags != other.tags
-    assert one.subject != other.subject
+def test_different_topics_never_share_a_spelling(first: topics.Topic, other: topics.Topic) -> None:
+    assume(first != other)
+    assert first.path != other.path
+    assert first.tags != other.tags
+    assert first.subject != other.subject
 
 
 @given(any_topic)
@@ -271,7 +271,7 @@ wanted_value = st.one_of(value.map(lambda text: text.replace("*", "\\*")), st.ju
     pairs.map(tag_topic),
     st.one_of(
         st.lists(st.tuples(st.sampled_from(["a", "b", "", "\\*"]), wanted_value), min_size=1, max_size=3).map(
-            lambda wanted: ",".join(f"{tag}={val}" for tag, val in wanted)
+            lambda expected: ",".join(f"{tag}={val}" for tag, val in expected)
         ),
         st.lists(st.sampled_from(["a", "*", "b", "1", ""]), min_size=1, max_size=4)
         .map("/".join)
@@ -292,12 +292,12 @@ def test_a_message_is_delivered_exactly_once_if_it_matches(topic: topics.Topic, 
 
 @given(pairs, pairs)
 def test_a_topic_with_at_least_those_tags_matches(
-    some: list[tuple[str, str]], more: list[tuple[str, str]]
+    left: list[tuple[str, str]], more: list[tuple[str, str]]
 ) -> None:
-    wanted = ",".join(topics.Topic(pair).tags for pair in some)
-    assert topics.TopicPattern.from_tags(wanted).matches(tag_topic([*more, *some]))
-    missing = set(some) - set(more)
-    assert topics.TopicPattern.from_tags(wanted).matches(tag_topic(more)) == (not missing)
+    expected = ",".join(topics.Topic(pair).tags for pair in left)
+    assert topics.TopicPattern.from_tags(expected).matches(tag_topic([*more, *left]))
+    missing = set(left) - set(more)
+    assert topics.TopicPattern.from_tags(expected).matches(tag_topic(more)) == (not missing)
 
 
 def test_a_wide_pattern_takes_no_subject_that_is_not_a_topics() -> None:
@@ -341,6 +341,6 @@ def test_a_permission_covers_what_matches_and_nothing_else(
     pattern = topics.TopicPattern.parse(text)
     words = st.sampled_from(["Region", "north", "Kind", "meter", "a", "b", ""])
     near = topics.Topic(tuple(data.draw(st.lists(words, min_size=2, max_size=6))))
-    for one in (topic, near):
-        covered = any(subjects.matches(subject, one.subject) for subject in pattern.permitted())
-        assert covered == pattern.matches(one)
+    for item in (topic, near):
+        covered = any(subjects.matches(subject, item.subject) for subject in pattern.permitted())
+        assert covered == pattern.matches(item)

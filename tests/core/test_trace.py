@@ -16,12 +16,12 @@ def read(**headers: str) -> tuple[trace.TraceContext | None, list[str]]:
 
 
 def test_the_specifications_example() -> None:
-    found, malformed = read(traceparent=PARENT, tracestate="rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
-    assert found == trace.TraceContext(
+    actual, malformed = read(traceparent=PARENT, tracestate="rojo=00f067aa0ba902b7,congo=t61rcWkgMzE")
+    assert actual == trace.TraceContext(
         "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", 1, "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE"
     )
-    assert found.sampled
-    assert found.parent == PARENT
+    assert actual.sampled
+    assert actual.parent == PARENT
     assert malformed == []
 
 
@@ -60,8 +60,8 @@ def test_a_malformed_parent_is_ignored_and_counted(parent: str) -> None:
 
 
 def test_a_later_version_is_read_as_this_one() -> None:
-    found, malformed = read(traceparent=PARENT.replace("00-", "cc-", 1) + "-what-comes")
-    assert (found and found.parent, malformed) == (PARENT, [])
+    actual, malformed = read(traceparent=PARENT.replace("00-", "cc-", 1) + "-what-comes")
+    assert (actual and actual.parent, malformed) == (PARENT, [])
 
 
 @pytest.mark.parametrize(
@@ -78,26 +78,26 @@ def test_a_later_version_is_read_as_this_one() -> None:
     ],
 )
 def test_a_malformed_state_costs_only_itself(state: str) -> None:
-    found, malformed = read(traceparent=PARENT, tracestate=state)
-    assert found == trace.extract({"traceparent": PARENT})
+    actual, malformed = read(traceparent=PARENT, tracestate=state)
+    assert actual == trace.extract({"traceparent": PARENT})
     assert malformed == ["tracestate"]
 
 
 def test_a_long_state_loses_whole_members_from_the_end() -> None:
     members = [f"k{n}=" + "v" * 100 for n in range(7)]
-    found, _ = read(traceparent=PARENT, tracestate=" , ".join(members))
-    assert found is not None
-    assert found.state == ",".join(members[:4])
+    actual, _ = read(traceparent=PARENT, tracestate=" , ".join(members))
+    assert actual is not None
+    assert actual.state == ",".join(members[:4])
 
 
 @given(st.text(max_size=120), st.text(max_size=120))
 def test_no_header_is_ever_an_error(parent: str, state: str) -> None:
-    found, malformed = read(traceparent=parent, tracestate=state)
-    assert found is None
+    actual, malformed = read(traceparent=parent, tracestate=state)
+    assert actual is None
     assert malformed == ["traceparent"]
-    found, _ = read(traceparent=PARENT, tracestate=state)
-    assert found is not None
-    assert trace.extract(trace.inject(found)) == found
+    actual, _ = read(traceparent=PARENT, tracestate=state)
+    assert actual is not None
+    assert trace.extract(trace.inject(actual)) == actual
 
 
 def test_ids_need_the_right_number_of_random_bytes_and_are_never_zero() -> None:

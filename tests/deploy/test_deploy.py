@@ -30,7 +30,7 @@ KINDS = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
 
 def exported() -> set[str]:
     """Full names of all metrics: those that the source names, and those made from tables."""
-    found = set()
+    actual = set()
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
@@ -40,12 +40,12 @@ def exported() -> set[str]:
                 and node.args
                 and isinstance(node.args[0], ast.Constant)
             ):
-                found.add(f"muster_{node.args[0].value!s}{KINDS[node.func.attr]}")
+                actual.add(f"muster_{node.args[0].value!s}{KINDS[node.func.attr]}")
     tables = metrics.Metrics(process=True)
     counters.ConnectionCounters(tables)
     progress_metrics.ProgressMetrics(tables)
     text = tables.exposition()[1].decode()
-    return found | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
+    return actual | set(re.findall(r"^# HELP (\w+)", text, re.MULTILINE))
 
 
 def named(text: str) -> set[str]:
@@ -58,14 +58,14 @@ def expressions() -> str:
     return "\n".join(
         [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
         + [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-        + [one["query"] for one in board["templating"]["list"]]
+        + [row["query"] for row in board["templating"]["list"]]
     )
 
 
 def test_every_metric_that_a_rule_or_a_panel_names_is_exported():
-    wanted = named(expressions())
-    assert len(wanted) > 15
-    assert wanted - exported() == set()
+    expected = named(expressions())
+    assert len(expected) > 15
+    assert expected - exported() == set()
 
 
 def test_panels_do_not_lie_on_each_other():
@@ -92,23 +92,23 @@ def test_prometheus_itself_accepts_its_files(words: tuple[str, ...]):
 @pytest.mark.skipif(not Path(PROMTOOL).exists(), reason="promtool is not here: Debian's package prometheus")
 def test_prometheus_itself_understands_what_the_panels_ask(tmp_path: Path):
     board = json.loads((DEPLOY / "grafana/muster.json").read_text())
-    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     rules = [
         {"record": f"panel:{number}", "expr": expression.replace("$domain", ".*")}
-        for number, expression in enumerate(asked)
+        for number, expression in enumerate(queries)
     ]
     file = tmp_path / "panels.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     done = subprocess.run([PROMTOOL, "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(asked)} rules found" in done.stdout
+    assert f"{len(queries)} rules found" in done.stdout
 
 
 def test_the_dashboard_has_the_form_that_grafana_reads_and_is_found_by_it():
     board = json.loads((DEPLOY / "grafana/muster.json").read_text())
     assert board["schemaVersion"] >= 36  # since then data sources are named by type and uid
     assert {"title", "uid", "panels", "templating", "time"} <= set(board)
-    variables = {one["name"] for one in board["templating"]["list"]}
+    variables = {row["name"] for row in board["templating"]["list"]}
     for panel in board["panels"]:
         assert panel["type"] in ("stat", "timeseries"), panel["title"]
         assert panel["datasource"] == {"type": "prometheus", "uid": "${source}"}
@@ -136,10 +136,10 @@ def test_units_name_commands_that_exist_and_are_confined(unit: Path):
     command: click.Command = main.muster
     context = click.Context(command, **command.context_settings)
     while words and isinstance(command, click.Group):
-        found = command.get_command(context, words[0])
-        if found is None:
+        actual = command.get_command(context, words[0])
+        if actual is None:
             break
-        command, words = found, words[1:]
+        command, words = actual, words[1:]
     # Below the root: a command keeps the names of its help from the first time that it is asked.
     made = command.make_context(command.name, words, parent=context, resilient_parsing=False)
     assert made.command is command
@@ -210,7 +210,7 @@ def test_the_containers_ports_are_those_that_muster_has_by_itself():
     domain = yaml.safe_load((DEPLOY / "container/compose.yaml").read_text())["services"]["domain"]
     init = main.muster.get_command(click.Context(main.muster), "init")
     assert init is not None
-    clients = next(one.default for one in init.params if one.name == "port")
+    clients = next(parameter.default for parameter in init.params if parameter.name == "port")
     web = settings.Settings().web.port
     assert domain["ports"] == [f"127.0.0.1:{port}:{port}" for port in (clients, web)]
     (health,) = (word.partition("health.port=")[2] for word in domain["command"] if "health.port=" in word)

@@ -54,8 +54,8 @@ class Block:
 
 def blocks(markdown: str) -> list[Block]:
     return [
-        Block(found[1], found[2], markdown.count("\n", 0, found.start()) + 1)
-        for found in _FENCE.finditer(markdown)
+        Block(match[1], match[2], markdown.count("\n", 0, match.start()) + 1)
+        for match in _FENCE.finditer(markdown)
     ]
 
 
@@ -76,17 +76,17 @@ def faults(markdown: str) -> list[str]:
 
 def steps(text: str) -> list[tuple[str, list[str]]]:
     """Commands, each with the lines shown under it."""
-    found: list[tuple[str, list[str]]] = []
+    collected: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
-        if found and not found[-1][1] and _UNFINISHED.search(found[-1][0]):
-            found[-1] = (f"{found[-1][0]}\n{line}", [])
+        if collected and not collected[-1][1] and _UNFINISHED.search(collected[-1][0]):
+            collected[-1] = (f"{collected[-1][0]}\n{line}", [])
         elif line.startswith("$ "):
-            found.append((line[2:], []))
-        elif found:
-            found[-1][1].append(line.rstrip())
+            collected.append((line[2:], []))
+        elif collected:
+            collected[-1][1].append(line.rstrip())
         else:
             raise AssertionError(f"a console block begins with a line that is no command: {line!r}")
-    return found
+    return collected
 
 
 def matches(shown: list[str], printed: list[str]) -> bool:

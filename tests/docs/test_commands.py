@@ -30,9 +30,9 @@ EVERYWHERE = {"-h", "--help", "-o", "--output", "--home", "--profile", "--debug"
 
 
 def commands(text: str) -> list[str]:
-    found = ["".join(match.groups("")) for match in NAMED.finditer(text)]
-    each = [command for one in found for command in one.split(" && ")]
-    return [re.split(r" [|#>] ?| <<|\{option\}", one)[0] for one in each]
+    lines = ["".join(match.groups("")) for match in NAMED.finditer(text)]
+    each = [command for line in lines for command in line.split(" && ")]
+    return [re.split(r" [|#>] ?| <<|\{option\}", command)[0] for command in each]
 
 
 def fault(line: str) -> str:
@@ -51,12 +51,14 @@ def fault(line: str) -> str:
         if inner is None:
             return f"no command {words[0]!r}"
         command, words = inner, words[1:]
-    known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | EVERYWHERE
+    known = {
+        name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)
+    } | EVERYWHERE
     options = [word.partition("=")[0] for word in words if re.match("--?[a-z]", word)]
-    takes = any(isinstance(one, click.Argument) for one in command.params)
+    takes = any(isinstance(parameter, click.Argument) for parameter in command.params)
     if not takes and words and not options and not isinstance(command, click.Group) and words[0] != "…":
         return f"{words[0]!r} is one too many"
-    return next((f"no option {one}" for one in options if one not in known), "")
+    return next((f"no option {option}" for option in options if option not in known), "")
 
 
 @pytest.mark.parametrize(
@@ -75,9 +77,9 @@ def test_what_is_a_fault(line: str, wrong: str):
 
 def test_every_command_that_is_named_exists():
     named = {
-        (path.relative_to(blocks.ROOT).as_posix(), one)
+        (path.relative_to(blocks.ROOT).as_posix(), command)
         for path in TEXTS
-        for one in commands(path.read_text())
+        for command in commands(path.read_text())
     }
     assert len(named) > 200
     assert sorted(f"{path}: {line}: {wrong}" for path, line in named if (wrong := fault(line))) == []
@@ -86,8 +88,8 @@ def test_every_command_that_is_named_exists():
 def test_the_table_of_extras_says_what_each_brings():
     table = (blocks.ROOT / "docs" / "guides" / "install.md").read_text()
     project = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text())["project"]
-    for extra, wanted in project["optional-dependencies"].items():
+    for extra, expected in project["optional-dependencies"].items():
         (row,) = re.findall(rf"^\| `{extra}` \| (.*)$", table, re.MULTILINE)
-        for one in wanted:
-            name = re.split(r"[\[<>=]", one)[0]
+        for requirement in expected:
+            name = re.split(r"[\[<>=]", requirement)[0]
             assert name.lower() in row.lower(), (extra, name)

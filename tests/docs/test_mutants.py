@@ -22,12 +22,12 @@ def fits(box: Box, width: int) -> bool:
 
 def test_each_mutant_is_one_change_of_what_is_decided():
     lines = ast.unparse(mutants.changed(SOURCE, None)).splitlines()
-    found = []
+    actual = []
     for mutant in mutants.mutants(SOURCE):
         other = ast.unparse(mutants.changed(SOURCE, mutant)).splitlines()
         (different,) = [line.strip() for line, before in zip(other, lines, strict=True) if line != before]
-        found.append(different)
-    assert sorted(found) == sorted(
+        actual.append(different)
+    assert sorted(actual) == sorted(
         [
             "size: Literal[3] = 5",
             "if not (box.size <= width and (not box.full)):",

@@ -32,7 +32,7 @@ def test_the_list_of_parts_names_the_wheel_and_what_it_needs(tmp_path: Path) -> 
     made = json.loads((tmp_path / "a").read_text())
     assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.5")
     assert made["metadata"]["component"]["purl"] == "pkg:pypi/muster-fabric@0.1.0"
-    names = {one["name"] for one in made["components"]}
+    names = {row["name"] for row in made["components"]}
     assert {"nats-py", "pyspark", "python-qpid-proton"} <= names
     assert "pytest" not in names
 
@@ -42,7 +42,7 @@ def within(*events: dict[str, str], kind: str = "ECOSYSTEM") -> dict[str, object
 
 
 @pytest.mark.parametrize(
-    ("affected", "found"),
+    ("affected", "is_affected"),
     [
         ({"versions": ["1.5"]}, True),
         ({"versions": ["1.4"]}, False),
@@ -53,8 +53,8 @@ def within(*events: dict[str, str], kind: str = "ECOSYSTEM") -> dict[str, object
         (within({"introduced": "0"}, kind="GIT"), False),
     ],
 )
-def test_which_versions_an_advisory_means(affected: dict[str, object], found: bool) -> None:
-    assert supply.is_affected("1.5", affected) is found
+def test_which_versions_an_advisory_means(affected: dict[str, object], is_affected: bool) -> None:
+    assert supply.is_affected("1.5", affected) is is_affected
 
 
 def test_an_audit_finds_what_is_pinned_and_refuses_an_empty_database(

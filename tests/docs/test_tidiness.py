@@ -90,7 +90,7 @@ def python() -> dict[Path, ast.Module]:
 def test_no_test_sleeps():
     """Waiting is for `eventually` and `throughout`. A sleep of 0 lets others run; virtual time costs none;
     one that sets the pace of a workload says so: ``# pace``."""
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, tree in python().items()
         if path.is_relative_to(ROOT / "tests")
@@ -101,12 +101,12 @@ def test_no_test_sleeps():
         and not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
         and "# pace" not in TEXTS[path].splitlines()[node.lineno - 1]
     ]
-    assert found == []
+    assert actual == []
 
 
 def test_nothing_is_raised_in_a_star_handler():
     """Python 3.11.0 to 3.11.3 wrap it in a group, and callers who expect one of our errors miss it."""
-    found = [
+    actual = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path, tree in python().items()
         for tried in ast.walk(tree)
@@ -115,7 +115,7 @@ def test_nothing_is_raised_in_a_star_handler():
         for node in ast.walk(handler)
         if isinstance(node, ast.Raise) and node.exc is not None
     ]
-    assert found == []
+    assert actual == []
 
 
 def test_a_packages_first_file_is_only_the_sign_on_the_door():

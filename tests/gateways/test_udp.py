@@ -29,7 +29,7 @@ async def test_datagrams_arrive_forged_and_repeated_ones_do_not_and_loss_is_coun
         sender.send(messages.TextMessage("feather", properties={"grams": 1}))
         message = await asyncio.wait_for(anext(receiver), 5)
         assert (message.body(), message.properties["grams"]) == ("feather", 1)
-        data = next(one for one in seen if one[12] == 1)
+        data = next(row for row in seen if row[12] == 1)
         assert b"feather" not in data, "it is encrypted"
         taken(data, None)
         taken(data[:-1] + bytes((data[-1] ^ 1,)), None)

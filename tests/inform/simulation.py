@@ -112,7 +112,7 @@ class Run:
             known = max(self.acknowledged[key], default=0)
             fresh = chance.random() < 0.5
             try:
-                found = await contexts.get(key, max_staleness_s=0.0 if fresh else None)
+                entry = await contexts.get(key, max_staleness_s=0.0 if fresh else None)
             except errors.Unavailable:
                 continue
             except errors.NotFound as error:
@@ -120,7 +120,7 @@ class Run:
                     raise AssertionError(f"{key} was acknowledged: {error}") from error
                 continue
             if fresh:
-                assert found.version >= known, f"{key}: read {found.version} after {known} was acknowledged"
+                assert entry.version >= known, f"{key}: read {entry.version} after {known} was acknowledged"
 
     async def watcher(self, key: str) -> None:
         contexts = client.InformClient(await self.net.connect(f"watch-{key}"), timeout_s=30.0)

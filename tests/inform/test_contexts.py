@@ -31,9 +31,9 @@ async def test_what_is_put_is_got_with_its_version_stamp_and_age(start_node, inf
 
 async def test_the_system_assigns_a_key_where_none_is_given(start_node, inform):
     await start_node()
-    one, other = await inform.put(None, b"a"), await inform.put(None, b"b")
-    assert one.key != other.key
-    assert (await inform.get(one.key)).value == b"a"
+    first, other = await inform.put(None, b"a"), await inform.put(None, b"b")
+    assert first.key != other.key
+    assert (await inform.get(first.key)).value == b"a"
     with pytest.raises(errors.InvalidInput, match="key of 0 bytes"):  # a variable that was not set
         await inform.put("", b"c")
 
@@ -78,7 +78,11 @@ async def test_deleted_is_not_found_and_may_be_written_again(start_node, inform)
     again = await inform.put("k", b"2", expected_version=0)
     assert put.version < deleted.version < again.version
     changes = (await inform.history("k")).changes
-    assert [(one.value, one.reason) for one in changes] == [(b"1", "put"), (None, "delete"), (b"2", "put")]
+    assert [(change.value, change.reason) for change in changes] == [
+        (b"1", "put"),
+        (None, "delete"),
+        (b"2", "put"),
+    ]
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20])
@@ -127,10 +131,13 @@ async def test_find_takes_predicates_over_all_nodes(start_node, inform):
     writers = [client.InformClient(inform._bus, node=node.name) for node in nodes]
     for number in range(6):
         await writers[number % 2].put(f"p/{number}", b"v", attributes={"floor": number, "tags": ["a"]})
-    found = await inform.find("floor >= 2 AND floor < 5 AND tags CONTAINS 'a'")
-    assert [one.key for one in found.contexts] == ["p/2", "p/3", "p/4"]
-    assert found.silent == []
-    assert [one.key for one in (await inform.find("key LIKE 'p/%'", limit=2)).contexts] == ["p/0", "p/1"]
+    matches = await inform.find("floor >= 2 AND floor < 5 AND tags CONTAINS 'a'")
+    assert [context.key for context in matches.contexts] == ["p/2", "p/3", "p/4"]
+    assert matches.silent == []
+    assert [context.key for context in (await inform.find("key LIKE 'p/%'", limit=2)).contexts] == [
+        "p/0",
+        "p/1",
+    ]
     with pytest.raises(errors.ParseError):
         await inform.find("floor >>> 2")
 
@@ -139,14 +146,14 @@ async def test_watchers_hear_every_update_in_order_and_resume_from_a_version(sta
     await start_node("n1")
     await start_node("n2")
     versions = [(await inform.put("k", b"%d" % number)).version for number in range(5)]
-    heard = []
+    received = []
     async for change in inform.watch("k", after_version=versions[1]):
-        heard.append(change.value)
+        received.append(change.value)
         if change.value == b"4":
             await inform.put("k", b"5")
         if change.value == b"5":
             break
-    assert heard == [b"2", b"3", b"4", b"5"]
+    assert received == [b"2", b"3", b"4", b"5"]
 
 
 async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
@@ -162,10 +169,10 @@ async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
 async def test_a_deletion_that_was_forgotten_is_told_to_who_has_not_heard_it(start_node, inform):
     node = await start_node(tombstone_s=0.3)
     written = await inform.put("k", b"1")
-    heard = inform.watch("k")
-    assert (await anext(heard)).value == b"1"
+    received = inform.watch("k")
+    assert (await anext(received)).value == b"1"
     await inform.delete("k")
-    assert (await anext(heard)).reason == "delete"
+    assert (await anext(received)).reason == "delete"
 
     async def is_forgotten() -> bool:
         return await node.state.log.last("k") is None
@@ -174,8 +181,8 @@ async def test_a_deletion_that_was_forgotten_is_told_to_who_has_not_heard_it(sta
     with pytest.raises(errors.NotFound, match="no longer in the log"):
         await anext(inform.watch("k", after_version=written.version))
     await inform.put("k", b"2")
-    assert (await asyncio.wait_for(anext(heard), 30)).value == b"2", "who heard of it has missed nothing"
-    await heard.aclose()
+    assert (await asyncio.wait_for(anext(received), 30)).value == b"2", "who heard of it has missed nothing"
+    await received.aclose()
 
 
 async def test_a_context_written_while_its_deletion_is_forgotten_stays(start_node, inform, monkeypatch):
@@ -184,15 +191,15 @@ async def test_a_context_written_while_its_deletion_is_forgotten_stays(start_nod
     await inform.delete("k")
     purge, purged = context_log.ContextLog.purge, asyncio.Event()
 
-    async def late(self: context_log.ContextLog, *asked: Any) -> None:
+    async def late(self: context_log.ContextLog, *requests: Any) -> None:
         await inform.put("k", b"2")
-        await purge(self, *asked)
+        await purge(self, *requests)
         purged.set()
 
     monkeypatch.setattr(context_log.ContextLog, "purge", late)
     await asyncio.wait_for(purged.wait(), 30)
     assert (await inform.get("k", max_staleness_s=0.0)).value == b"2"
-    assert [one.value for one in (await inform.history("k")).changes] == [b"2"]
+    assert [change.value for change in (await inform.history("k")).changes] == [b"2"]
 
 
 @pytest.mark.parametrize("other", [True, False])
@@ -222,10 +229,10 @@ async def test_who_owns_a_key_does_not_read_what_another_had_there(start_node, c
     await ann.put("own/1", b"ann's")
     await ann.delete("own/1")
     await bob.put("own/1", b"bob's")
-    assert [one.value for one in (await bob.history("own/1")).changes] == [b"bob's"]
+    assert [change.value for change in (await bob.history("own/1")).changes] == [b"bob's"]
     assert (await anext(bob.watch("own/1"))).value == b"bob's"
     mine = await ann.history("own/1")
-    assert [one.value for one in mine.changes] == [b"ann's", None]
+    assert [change.value for change in mine.changes] == [b"ann's", None]
     with pytest.raises(errors.Forbidden):
         await ann.history("own/1", after_version=mine.changes[-1].version)
 
@@ -278,24 +285,24 @@ async def test_large_contexts_are_watched_listed_and_found_over_several_answers(
         await inform.put("k", b"%d" % number + large[1:], attributes={"a": 1})
         await inform.put(f"k{number}", large, attributes={"a": 1})
     assert [change.value[:1] for change in (await inform.history("k")).changes] == [b"0", b"1", b"2"]
-    heard = []
+    received = []
     async for change in inform.watch("k"):
-        heard.append(change.value[:1])
-        if len(heard) == 3:
+        received.append(change.value[:1])
+        if len(received) == 3:
             break
-    assert heard == [b"0", b"1", b"2"]
-    found = await inform.find("a = 1")
-    assert [one.key for one in found.contexts] == ["k", "k0", "k1", "k2"]
-    assert all(len(one.value) == 1 << 20 for one in found.contexts)
-    assert [one.key for one in (await inform.find("a = 1", limit=3)).contexts] == ["k", "k0", "k1"]
+    assert received == [b"0", b"1", b"2"]
+    matches = await inform.find("a = 1")
+    assert [context.key for context in matches.contexts] == ["k", "k0", "k1", "k2"]
+    assert all(len(context.value) == 1 << 20 for context in matches.contexts)
+    assert [context.key for context in (await inform.find("a = 1", limit=3)).contexts] == ["k", "k0", "k1"]
 
 
 async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, connect):
     node = await start_node()
     bus = await connect("bob")
     for number in range(20):
-        asked = protocol.WaitForChanges(f"never/{number}", 0, 0.01)
-        answer = await bus.request(protocol.request_subject("bob", "changes"), protocol.encode(asked))
+        changes = protocol.WaitForChanges(f"never/{number}", 0, 0.01)
+        answer = await bus.request(protocol.request_subject("bob", "changes"), protocol.encode(changes))
         assert protocol.result_of(answer.data, protocol.ContextHistory).changes == []
     await eventually(lambda: len(node.state._waiting) == 0)
 
@@ -310,8 +317,8 @@ async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, mo
     for number in range(30):
         await inform.put(f"k{number}", b"v")
     assert len((await inform.find("TRUE")).contexts) == 30
-    heard = await asyncio.wait_for(asyncio.gather(*waiting), 60)  # those who had no room come again
-    assert {one.value for one in heard} == {b"v"}
+    received = await asyncio.wait_for(asyncio.gather(*waiting), 60)  # those who had no room come again
+    assert {change.value for change in received} == {b"v"}
 
 
 async def test_a_record_that_nobody_can_read_keeps_no_other_from_its_end(start_node, inform, connect):

@@ -73,15 +73,15 @@ CANDIDATES = st.lists(
         st.floats(0, 2),
         st.floats(0, 100),
     ),
-    unique_by=lambda one: one.node,
+    unique_by=lambda value: value.node,
 )
 
 
 @hypothesis.given(CANDIDATES, st.integers(0, 10), st.lists(st.sampled_from("abcdefgh"), unique=True))
 def test_mending_keeps_who_lives_and_fills_up_with_others(live, count, holders):
     repaired = placement.repair_plan(holders, live, count)
-    alive = {one.node for one in live}
-    kept = [one for one in holders if one in alive]
+    alive = {replica.node for replica in live}
+    kept = [holder for holder in holders if holder in alive]
     assert list(repaired[: len(kept)]) == kept, "order, so the primary, stays"
     assert len(set(repaired)) == len(repaired)
     assert set(repaired) <= alive
@@ -135,9 +135,9 @@ def test_it_does_not_flap(counts):
     """What came within the interval stays, and the same demand does not send a context back."""
     assert decide(demand.ReplicaKind.PRIMARY, counts, held_s=50.0) == []
     assert decide(demand.ReplicaKind.TEMPORARY, counts, held_s=50.0) == []
-    for told in decide(demand.ReplicaKind.PRIMARY, counts):
-        if isinstance(told, demand.MigrateReplica):
-            there = demand.decide(told.to, demand.ReplicaKind.PRIMARY, counts, 1000.0, T)
+    for instruction in decide(demand.ReplicaKind.PRIMARY, counts):
+        if isinstance(instruction, demand.MigrateReplica):
+            there = demand.decide(instruction.to, demand.ReplicaKind.PRIMARY, counts, 1000.0, T)
             assert not any(isinstance(back, demand.MigrateReplica) for back in there)
 
 
@@ -175,7 +175,7 @@ def test_proximity_is_the_round_trip_smoothed():
     seen = peers.NodeDirectory("me", lost_after_s=10)
     seen.observe(info("a"), 0.0, round_trip_s=0.010)
     seen.observe(info("a"), 1.0, round_trip_s=0.110)
-    (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda one: one.node == "a")
+    (_, view) = sorted(seen.views(info("me"), 1.0), key=lambda value: value.node == "a")
     assert 10 < view.proximity_ms < 110
 
 

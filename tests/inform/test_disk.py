@@ -84,10 +84,10 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
     storage = config.BrokerStorage(directory=small_disk / "store")
     settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
     async with (
-        brokers.Broker(settings) as one,
-        await bus_client.connect((one.url,), identity="ann") as bus,
+        brokers.Broker(settings) as broker,
+        await bus_client.connect((broker.url,), identity="ann") as bus,
     ):
-        await start_one(one.url, f"sqlite:{tmp_path / 'n1.db'}")
+        await start_one(broker.url, f"sqlite:{tmp_path / 'n1.db'}")
         contexts = client.InformClient(bus, timeout_s=30.0)
         for number in range(10):
             await contexts.put(f"k{number}", value_of(number))
@@ -101,7 +101,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
                 refusal = error
         assert refusal is not None, "there was no room for 10 MB"
         assert "a full disk" in str(refusal.hint)
-        problem = await eventually(one.problem, timeout_s=30)
+        problem = await eventually(broker.problem, timeout_s=30)
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         await check(contexts, range(done))  # the node lives, and reads go on
@@ -115,7 +115,7 @@ async def test_a_broker_whose_disk_is_full_refuses_loses_nothing_and_recovers(
             return True
 
         await eventually(written, timeout_s=90)
-        assert await one.problem() is None
+        assert await broker.problem() is None
         for number in range(done):
             kept = [change.value for change in (await contexts.history(f"k{number}")).changes]
             assert kept == [value_of(number)]

@@ -18,7 +18,7 @@ from muster.trust.permissions import roles
 from tests.cli import driver
 
 
-def wanted(tmp_path: Path, **more: object) -> app_settings.Settings:
+def load_settings(tmp_path: Path, **more: object) -> app_settings.Settings:
     flags = {
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
@@ -31,7 +31,7 @@ def wanted(tmp_path: Path, **more: object) -> app_settings.Settings:
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
-    made = wanted(tmp_path)
+    made = load_settings(tmp_path)
     async with domain.Domain(made, parts=app_settings.components(made)) as running:
         nodes = running.part(part.InformationNodesComponent).nodes
         await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
@@ -44,7 +44,7 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
             assert (written.replicas, written.status) == (2, "normal")
             viewer = client.InformClient(vic, timeout_s=2.0)
             assert (await viewer.get("k")).writer == "ann"
-            assert [one.key for one in (await viewer.find("a = 1")).contexts] == ["k"]
+            assert [context.key for context in (await viewer.find("a = 1")).contexts] == ["k"]
             replicas = (await viewer.where("k")).replicas
             assert {replica.replica_kind for replica in replicas} == {"primary", "permanent"}
             with pytest.raises(errors.MusterError):
@@ -65,7 +65,7 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
         {"keys": "ops/*", "read": ["role:operator", "ann"], "write": ["role:operator"]},
         {"keys": "own/*", "write": ["owner"]},
     ]
-    made = wanted(tmp_path, **{"inform.rules": rules})
+    made = load_settings(tmp_path, **{"inform.rules": rules})
     async with (
         domain.Domain(made, parts=app_settings.components(made)) as running,
         await running.connect("ann", roles.Role.USER) as ann,

@@ -118,6 +118,8 @@ async def test_service_entries_are_found_beside_contexts(start_node, inform):
     box = service_entries.GeoBox(-90, 35, -80, 45)
     assert [entry.name for entry in await entries.find(box=box)] == ["maps"]
     assert [entry.name for entry in await entries.find("categories CONTAINS 'uddi:types=wsdl'")] == ["maps"]
-    assert [one.key for one in (await inform.find("owner_team = 'gis'")).contexts] == [f"service/{made.id}"]
+    assert [context.key for context in (await inform.find("owner_team = 'gis'")).contexts] == [
+        f"service/{made.id}"
+    ]
     await entries.delete(made.id)
     assert [entry.name for entry in await entries.find()] == ["far"]

@@ -25,7 +25,7 @@ def node_process(broker, start_process, tmp_path) -> StartNode:
         quick = ("refresh_s=0.3", "lost_after_s=2", "timeout_s=1.5", "history=5000")
         child: child_process.ChildProcess = await start_process(
             *driver.command_line("inform", "node", "--name", name, "--store", f"sqlite:{tmp_path / name}.db"),
-            *(word for one in quick for word in ("--set", one)),
+            *(word for setting in quick for word in ("--set", setting)),
             *("--server", broker.url),
             env={"MUSTER_HOME": str(tmp_path), "NO_COLOR": "1"},
         )
@@ -65,10 +65,10 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def watched(contexts: client.InformClient, heard: dict[int, bytes | None]) -> None:
+async def watched(contexts: client.InformClient, received: dict[int, bytes | None]) -> None:
     async for change in contexts.watch("k"):
-        assert change.version > max(heard, default=0)
-        heard[change.version] = change.value
+        assert change.version > max(received, default=0)
+        received[change.version] = change.value
 
 
 @pytest.mark.slow
@@ -83,8 +83,8 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
 
     await eventually(know_each_other, timeout_s=30)
     await contexts.put("k", b"first", ack="replicated")
-    heard: dict[int, bytes | None] = {}
-    watching = asyncio.create_task(watched(client.InformClient(await connect("watch")), heard))
+    received: dict[int, bytes | None] = {}
+    watching = asyncio.create_task(watched(client.InformClient(await connect("watch")), received))
     load = Load(contexts)
     await load.more(20)
 
@@ -95,21 +95,25 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
             return {}
 
     async def three() -> dict[str, str] | None:
-        found = await copies()
-        return found if len(found) == 3 and "primary" in found.values() and set(found) <= set(nodes) else None
+        matches = await copies()
+        return (
+            matches
+            if len(matches) == 3 and "primary" in matches.values() and set(matches) <= set(nodes)
+            else None
+        )
 
     for kind in ("primary", "permanent", "none"):
-        found = await eventually(three, timeout_s=30)
-        assert found is not None
-        victim = next(name for name in sorted(nodes) if found.get(name, "none") == kind)
+        actual = await eventually(three, timeout_s=30)
+        assert actual is not None
+        victim = next(name for name in sorted(nodes) if actual.get(name, "none") == kind)
         await nodes.pop(victim).kill()
         await load.more(20)
         nodes[victim] = await node_process(victim)
     await load.end()
     fresh = await contexts.get("k", max_staleness_s=0)
     assert fresh.version >= max(load.acknowledged)
-    await eventually(lambda: max(heard, default=0) >= fresh.version, timeout_s=30)
-    lost = {version for version, value in load.acknowledged.items() if heard.get(version) != value}
+    await eventually(lambda: max(received, default=0) >= fresh.version, timeout_s=30)
+    lost = {version for version, value in load.acknowledged.items() if received.get(version) != value}
     assert not lost, "a watcher hears of everything that was acknowledged"
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)

@@ -35,13 +35,13 @@ def test_keys_stay_in_their_order(monkeypatch):
         else:
             keys.discard(key)
             there.discard(key)
-        wanted = f"k{chance.randrange(200)}"
+        expected = f"k{chance.randrange(200)}"
         for itself in (False, True):
-            behind = sorted(one for one in there if one > wanted or (itself and one == wanted))
-            found: list[str] = []
-            while some := keys.after(found[-1] if found else wanted, 3, itself=itself and not found):
-                found += some
-            assert found == behind
+            behind = sorted(item for item in there if item > expected or (itself and item == expected))
+            actual: list[str] = []
+            while values := keys.after(actual[-1] if actual else expected, 3, itself=itself and not actual):
+                actual += values
+            assert actual == behind
 
 
 PREDICATES = (
@@ -80,13 +80,13 @@ def test_a_plan_leaves_out_nothing_that_its_predicate_selects():
     for predicate in PREDICATES:
         plan, matches = search_plan.plan(predicate), python.compile(parser.parse(predicate))
         for key, facts in itertools.product(("p/1", "p/_2", "p/", "q/2", "p"), FACTS):
-            told = _seen({**facts, "key": key, "version": 2, "writer": "ann"})
+            visible = _seen({**facts, "key": key, "version": 2, "writer": "ann"})
             assert plan.selects(key, 2, "ann", dict(facts) if plan.attribute_names else {}) is matches(
-                told.get
+                visible.get
             )
-            if not matches(told.get):
+            if not matches(visible.get):
                 continue
-            assert all(one in protocol.encode(facts) for one in plan.needles), (predicate, facts)
+            assert all(needle in protocol.encode(facts) for needle in plan.needles), (predicate, facts)
             assert key.startswith(plan.key_prefix)
             assert plan.keys is None or key in plan.keys
             assert plan.reaches(key[:1])
@@ -127,10 +127,10 @@ async def test_a_search_is_one_of_many_answers_and_others_have_their_turns(start
             await asyncio.sleep(0)
 
     other = asyncio.create_task(others())
-    found = await inform.find("number >= 2990 AND even")
+    matches = await inform.find("number >= 2990 AND even")
     other.cancel()
-    assert [one.attributes["number"] for one in found.contexts] == [2990, 2992, 2994, 2996, 2998]
-    assert not found.more
+    assert [context.attributes["number"] for context in matches.contexts] == [2990, 2992, 2994, 2996, 2998]
+    assert not matches.more
     assert turns > 2 * 3_000 / search.SLICE_KEYS
 
 
@@ -161,12 +161,12 @@ class Moving:
             writer="ann",
         )
         node.state.replicas.apply(record, self._sequence, 0.0)
-        told = None if facts is None else {**facts, "key": key, "version": self._sequence, "writer": "ann"}
-        self._now[key] = told
-        self.been.setdefault(key, [None]).append(told)
+        visible = None if facts is None else {**facts, "key": key, "version": self._sequence, "writer": "ann"}
+        self._now[key] = visible
+        self.been.setdefault(key, [None]).append(visible)
 
     def begin(self) -> None:
-        self.been = {key: [told] for key, told in self._now.items()}
+        self.been = {key: [visible] for key, visible in self._now.items()}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -195,23 +195,23 @@ async def test_a_search_finds_what_a_plain_filter_finds_while_contexts_come_and_
     for predicate in PREDICATES:
         moving.begin()
         matches = python.compile(parser.parse(predicate))
-        found: list[str] = []
+        actual: list[str] = []
         after, more = "", True
         while more:
             page = await inform.find(predicate, limit=chance.choice([10, 10_000]), after=after)
-            for one in page.contexts:
-                own = {"key": one.key, "version": one.version, "writer": one.writer}
-                assert matches(_seen({**one.attributes, **own}).get), (predicate, one)
-                found.append(one.key)
+            for context in page.contexts:
+                own = {"key": context.key, "version": context.version, "writer": context.writer}
+                assert matches(_seen({**context.attributes, **own}).get), (predicate, context)
+                actual.append(context.key)
             after, more = page.reached, page.more
-        assert found == sorted(set(found)), "each once, in their order"
+        assert actual == sorted(set(actual)), "each once, in their order"
         for key, been in moving.been.items():
-            fits = [told is not None and matches(_seen(told).get) for told in been]
-            assert all(fits) <= (key in found) <= any(fits), (predicate, key, been)
+            fits = [visible is not None and matches(_seen(visible).get) for visible in been]
+            assert all(fits) <= (key in actual) <= any(fits), (predicate, key, been)
 
 
-def _seen(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: frozenset(one) if isinstance(one, list) else one for name, one in told.items()}
+def _seen(visible: dict[str, Any]) -> dict[str, Any]:
+    return {name: frozenset(item) if isinstance(item, list) else item for name, item in visible.items()}
 
 
 async def test_a_search_that_takes_too_long_says_how_far_it_came(start_node, inform, monkeypatch):
@@ -224,7 +224,7 @@ async def test_a_search_that_takes_too_long_says_how_far_it_came(start_node, inf
     while parts[-1].more:
         parts.append(await inform.find("number = 499", within_s=0.0, after=parts[-1].reached))
     assert len(parts) > 500 // search.SLICE_KEYS
-    assert [one.key for part in parts for one in part.contexts] == ["c/00499"]
+    assert [context.key for part in parts for context in part.contexts] == ["c/00499"]
 
 
 async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
@@ -234,7 +234,7 @@ async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
         holders = (node.name, *(other.name for other in nodes if other is not node))
         record = protocol.ContextRecord("k", holders, sequence, node.name, b"%d" % sequence)
         node.state.replicas.apply(record, sequence, 0.0)
-    assert [(one.key, one.value) for one in (await inform.find("TRUE")).contexts] == [("k", b"2")]
+    assert [(context.key, context.value) for context in (await inform.find("TRUE")).contexts] == [("k", b"2")]
 
 
 @pytest.mark.parametrize("at_once", [2, 200])
@@ -251,13 +251,13 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     here = search.ContextSearch.find_here
 
     async def find_here(
-        self: search.ContextSearch, asked: protocol.FindContexts
+        self: search.ContextSearch, contexts: protocol.FindContexts
     ) -> protocol.PartialFindResult:
         if self is first.search:
             await moved.wait()
-        found = await here(self, asked)
+        local_matches = await here(self, contexts)
         passed.set()
-        return found
+        return local_matches
 
     monkeypatch.setattr(search.ContextSearch, "find_here", find_here)
     searching = asyncio.create_task(inform.find("a = 1"))
@@ -269,25 +269,25 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     await inform.put("x-changed", b"w", attributes={"a": 2})
     assert first.state.replicas.permanent == 0
     moved.set()
-    found = await searching
-    assert ([one.key for one in found.contexts], found.more, found.silent) == (keys, False, [])
+    matches = await searching
+    assert ([context.key for context in matches.contexts], matches.more, matches.silent) == (keys, False, [])
     assert len((await inform.find("a = 2")).contexts) == 1
 
 
 async def test_a_limit_is_said_and_the_search_goes_on_behind_it(start_node, inform):
     node = await start_node("n1")
     fill(node, 50)
-    some = await inform.find("even", limit=20)
-    assert (len(some.contexts), some.more, some.reached) == (20, True, "c/00038")
-    rest = await inform.find("even", limit=20, after=some.reached)
-    assert ([one.key for one in rest.contexts], rest.more) == (
+    matches = await inform.find("even", limit=20)
+    assert (len(matches.contexts), matches.more, matches.reached) == (20, True, "c/00038")
+    rest = await inform.find("even", limit=20, after=matches.reached)
+    assert ([context.key for context in rest.contexts], rest.more) == (
         [f"c/000{n}" for n in (40, 42, 44, 46, 48)],
         False,
     )
     exactly = await inform.find("even", limit=25)
     assert (len(exactly.contexts), exactly.more) == (25, False)
     by_prefix = await inform.find("key LIKE 'c/0001%'")
-    assert [one.key for one in by_prefix.contexts] == [f"c/0001{n}" for n in range(10)]
+    assert [context.key for context in by_prefix.contexts] == [f"c/0001{n}" for n in range(10)]
 
 
 async def test_keys_that_come_and_go_are_in_the_order(start_node, inform):
@@ -296,9 +296,9 @@ async def test_keys_that_come_and_go_are_in_the_order(start_node, inform):
     for key in ("b", "a", "c"):
         await inform.put(key, b"")
     await inform.delete("b")
-    assert [one.key for one in (await inform.find("TRUE")).contexts] == ["a", "c"]
+    assert [context.key for context in (await inform.find("TRUE")).contexts] == ["a", "c"]
     await inform.put("b", b"again")
-    assert [one.key for one in (await inform.find("TRUE")).contexts] == ["a", "b", "c"]
+    assert [context.key for context in (await inform.find("TRUE")).contexts] == ["a", "b", "c"]
 
 
 async def test_searches_beyond_what_a_node_takes_are_refused(start_node, connect, monkeypatch):
@@ -321,12 +321,12 @@ async def test_a_mount_is_asked_only_where_it_may_have_something(start_node, inf
 
     async with await http_server.serve({}, post_routes={"/v3/kv/range": answer}) as server:
         await start_node("n1", mounts=(registry.MountSettings(name="old", kind="etcd", url=server.url),))
-        found = await inform.find("tags CONTAINS 'edge'", limit=2)
-        assert [one.key for one in found.contexts] == ["mount/old/k1", "mount/old/k2"]
-        assert (found.more, found.reached, found.cut) == (True, "mount/old/k2", ["old"])
-        assert {one.stamp for one in found.contexts} == {""}, "no clock of ours has seen it"
-        rest = await inform.find("tags CONTAINS 'edge'", after=found.reached)
-        assert ([one.key for one in rest.contexts], rest.more) == (["mount/old/k3"], False)
+        matches = await inform.find("tags CONTAINS 'edge'", limit=2)
+        assert [context.key for context in matches.contexts] == ["mount/old/k1", "mount/old/k2"]
+        assert (matches.more, matches.reached, matches.cut) == (True, "mount/old/k2", ["old"])
+        assert {context.stamp for context in matches.contexts} == {""}, "no clock of ours has seen it"
+        rest = await inform.find("tags CONTAINS 'edge'", after=matches.reached)
+        assert ([context.key for context in rest.contexts], rest.more) == (["mount/old/k3"], False)
         before = asked
         await inform.find("key LIKE 'service/%'")
         await inform.find("TRUE", after="mount/z")

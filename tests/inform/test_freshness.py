@@ -29,18 +29,18 @@ async def test_a_linearizable_read_is_confirmed_by_the_log_however_young_the_cop
         node.state.fresh_at_s = node.state.now_s()
         assert node.reader.local("k", 0.001) is not None
         assert node.reader.local("k", 0.0) is None
-        asked: list[int] = []
+        requests: list[int] = []
         log_state = node.state.log.state
 
         async def count() -> api.StreamState:
-            asked.append(1)
+            requests.append(1)
             return await log_state()
 
         node.state.log.state = count  # type: ignore[method-assign]
         assert (await node.reader.get(protocol.GetContext("k", 0.001), "ann")).value == b"v"
-        assert asked == []
+        assert requests == []
         assert (await node.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"v"
-        assert asked == [1]
+        assert requests == [1]
 
 
 async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
@@ -75,18 +75,18 @@ async def test_linearizable_reads_at_one_time_share_a_question_to_the_log(simula
     async with await node_node.start(await net.connect("p"), now_ns=net.now_ns) as node:
         ann = client.InformClient(await net.connect("ann"))
         await ann.put("k", b"v")
-        asked: list[int] = []
+        requests: list[int] = []
         log_state = node.state.log.state
 
         async def count() -> api.StreamState:
-            asked.append(1)
+            requests.append(1)
             await asyncio.sleep(0.01)
             return await log_state()
 
         node.state.log.state = count  # type: ignore[method-assign]
         reads = [node.reader.get(protocol.GetContext("k", 0.0), "ann") for _ in range(100)]
         assert {context.value for context in await asyncio.gather(*reads)} == {b"v"}
-        assert len(asked) <= 2
+        assert len(requests) <= 2
 
 
 class Question:
@@ -172,9 +172,9 @@ async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_lo
         await asyncio.sleep(2.0)
         await ann.put("k", b"2")
         await replicating
-    found = q.reader.local("k", max_staleness_s=1.0)
-    assert found is not None
-    assert (found.value, found.replica_kind) == (b"2", "temporary")
+    actual = q.reader.local("k", max_staleness_s=1.0)
+    assert actual is not None
+    assert (actual.value, actual.replica_kind) == (b"2", "temporary")
     for node in (p, q):
         await node.close()
 

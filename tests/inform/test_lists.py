@@ -114,34 +114,34 @@ async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(flee
     names = fleet.hear_of()
     for number in range(4):
         await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v"), "ann")
-    found = await fleet.p.search.find(protocol.FindContexts("TRUE"), "ann")
-    assert (found.silent, found.silent_more) == (names[:10], 25)
-    assert found.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
+    matches = await fleet.p.search.find(protocol.FindContexts("TRUE"), "ann")
+    assert (matches.silent, matches.silent_more) == (names[:10], 25)
+    assert matches.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
     monkeypatch.setattr(protocol, "REPLY_BYTES_MAX", 300)  # so that a search takes several requests
     monkeypatch.setattr(search, "NODE_BYTES_MIN", 1)
-    asked: list[protocol.FindContexts] = []
+    requests: list[protocol.FindContexts] = []
     find = fleet.p.search.find
 
     async def count(request: protocol.FindContexts, identity: str) -> protocol.FindResult:
-        asked.append(request)
+        requests.append(request)
         return await find(request, identity)
 
     monkeypatch.setattr(fleet.p.search, "find", count)
-    found = await fleet.ann.find("TRUE")
-    assert [context.key for context in found.contexts] == ["k0", "k1", "k2", "k3"]
-    assert len(asked) > 1
-    assert max(len(request.without) for request in asked) == 10
-    assert len(found.silent) + found.silent_more == OTHERS
+    matches = await fleet.ann.find("TRUE")
+    assert [context.key for context in matches.contexts] == ["k0", "k1", "k2", "k3"]
+    assert len(requests) > 1
+    assert max(len(request.without) for request in requests) == 10
+    assert len(matches.silent) + matches.silent_more == OTHERS
 
 
 async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: Fleet, monkeypatch):
     for number in range(8):
         await fleet.ann.put(f"k{number}", b"v" * 1_000)
-    asked: list[protocol.FindContexts] = []
+    requests: list[protocol.FindContexts] = []
     find_here = fleet.p.search.find_here
 
     async def note(request: protocol.FindContexts) -> protocol.PartialFindResult:
-        asked.append(request)
+        requests.append(request)
         return await find_here(request)
 
     monkeypatch.setattr(fleet.p.search, "find_here", note)
@@ -149,9 +149,9 @@ async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: 
     fleet.hear_of()
     monkeypatch.setattr(search, "REPLIES_BYTES_MAX", 3_000 * (OTHERS + 1))
     monkeypatch.setattr(search, "NODE_BYTES_MIN", 1_000)
-    found = await fleet.p.search.find(protocol.FindContexts("TRUE"), "ann")
-    assert [request.bytes_max for request in asked] == [protocol.REPLY_BYTES_MAX, 3_000]
-    assert ([context.key for context in found.contexts], found.reached) == (["k0", "k1"], "k1")
+    matches = await fleet.p.search.find(protocol.FindContexts("TRUE"), "ann")
+    assert [request.bytes_max for request in requests] == [protocol.REPLY_BYTES_MAX, 3_000]
+    assert ([context.key for context in matches.contexts], matches.reached) == (["k0", "k1"], "k1")
     assert len((await fleet.ann.find("TRUE")).contexts) == 8
 
 
@@ -173,13 +173,13 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
         looked_up: list[int] = []
         real = search.ContextSearch._moved
 
-        async def moved(self: search.ContextSearch, plan: Any, some: Any) -> list[protocol.Context]:
-            looked_up.append(len(some))
-            return await real(self, plan, some)
+        async def moved(self: search.ContextSearch, plan: Any, values: Any) -> list[protocol.Context]:
+            looked_up.append(len(values))
+            return await real(self, plan, values)
 
         monkeypatch.setattr(search.ContextSearch, "_moved", moved)
-        found = await fleet.ann.find("TRUE")
-        assert [context.key for context in found.contexts] == keys
+        matches = await fleet.ann.find("TRUE")
+        assert [context.key for context in matches.contexts] == keys
         assert max(looked_up) <= 3
 
 

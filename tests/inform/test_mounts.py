@@ -64,13 +64,13 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
             "n1", mounts=(mounts_registry.MountSettings(name="lab", kind="uddi", url=url), _down())
         )
         await inform.put("desk/7", b"ours", attributes={"floor": 2})
-        found = await inform.find("floor = 2")
+        matches = await inform.find("floor = 2")
         key = f"mount/lab/uddi:{saved.id}"
-        assert [(one.key, one.source, one.replica_kind) for one in found.contexts] == [
+        assert [(context.key, context.source, context.replica_kind) for context in matches.contexts] == [
             ("desk/7", "n1", "primary"),
             (key, "lab", "mounted"),
         ]
-        assert set(found.failed) == {"down"}, "one that is down is said, and not fatal"
+        assert set(matches.failed) == {"down"}, "one that is down is said, and not fatal"
         (entry,) = await service_entries.ServiceEntries(inform).find("name = 'plotter'")
         assert entry.access == ("http://127.0.0.1:1/p",)
         read = await inform.get(key)
@@ -103,10 +103,12 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
             "n1",
             mounts=(mounts_registry.MountSettings(name="old", kind="etcd", url=url, prefix="/services/"),),
         )
-        found = await inform.find("port = 80")
-        assert [(one.key, one.source) for one in found.contexts] == [("mount/old//services/web", "old")]
-        assert found.contexts[0].version > 0
-        assert [one.key for one in (await inform.find("key LIKE 'mount/old/%'")).contexts] == [
+        matches = await inform.find("port = 80")
+        assert [(context.key, context.source) for context in matches.contexts] == [
+            ("mount/old//services/web", "old")
+        ]
+        assert matches.contexts[0].version > 0
+        assert [context.key for context in (await inform.find("key LIKE 'mount/old/%'")).contexts] == [
             "mount/old//services/raw",
             "mount/old//services/web",
         ]
@@ -123,9 +125,9 @@ async def test_what_answers_nonsense_is_said(start_node, inform):
         )
         await start_node("n1", mounts=mounts)
         await inform.put("k", b"v", attributes={"a": 1})
-        found = await inform.find("a = 1")
-        assert [one.key for one in found.contexts] == ["k"]
-        assert set(found.failed) == {"a", "b"}
+        matches = await inform.find("a = 1")
+        assert [context.key for context in matches.contexts] == ["k"]
+        assert set(matches.failed) == {"a", "b"}
 
 
 async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, inform):
@@ -145,7 +147,7 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
         "/deep": http_server.text(deep),
         "/far": http_server.json_response(far),
     }
-    doors = {f"{path}/v3/kv/range": lambda _, one=one: one for path, one in answers.items()}
+    doors = {f"{path}/v3/kv/range": lambda _, value=answer: value for path, answer in answers.items()}
     async with await http_server.serve({}, post_routes=doors) as server:
         mounts = [
             mounts_registry.MountSettings(name=path[1:], kind="etcd", url=server.url + path)
@@ -153,10 +155,13 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
         ]
         await start_node("n1", mounts=tuple(mounts))
         await inform.put("ours", b"v", attributes={"floor": 2})
-        found = await inform.find("floor = 2 OR key LIKE 'mount/%'")
-        assert [one.key for one in found.contexts] == [*(f"mount/good/{key}" for key in values), "ours"]
-        assert set(found.failed) == {"deep", "far"}
-        assert found.contexts[1].attributes["floor"] == 2
+        matches = await inform.find("floor = 2 OR key LIKE 'mount/%'")
+        assert [context.key for context in matches.contexts] == [
+            *(f"mount/good/{key}" for key in values),
+            "ours",
+        ]
+        assert set(matches.failed) == {"deep", "far"}
+        assert matches.contexts[1].attributes["floor"] == 2
 
 
 async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, inform, monkeypatch):
@@ -166,9 +171,9 @@ async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, in
     monkeypatch.setattr(etcd.EtcdMount, "entries", entries)
     await start_node("n1", mounts=(_down(),))
     await inform.put("k", b"v", attributes={"a": 1})
-    found = await inform.find("a = 1")
-    assert [one.key for one in found.contexts] == ["k"]
-    assert found.failed == {"down": "ZeroDivisionError: by its author"}
+    matches = await inform.find("a = 1")
+    assert [context.key for context in matches.contexts] == ["k"]
+    assert matches.failed == {"down": "ZeroDivisionError: by its author"}
 
 
 def test_a_mount_says_what_is_wrong_with_it():

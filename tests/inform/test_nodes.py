@@ -48,10 +48,10 @@ async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(sta
     nodes = await fleet(start_node)
     written = await client.InformClient(inform._bus, node="n2").put("k", b"v", ack="replicated")
     assert (written.primary, written.replicas, written.status) == ("n2", 3, "normal")
-    found = holders(nodes, "k")
-    assert sorted(found.values()) == ["permanent", "permanent", "primary"]
+    actual = holders(nodes, "k")
+    assert sorted(actual.values()) == ["permanent", "permanent", "primary"]
     views = (await inform.where("k")).replicas
-    assert {view.node: view.replica_kind for view in views} == found
+    assert {view.node: view.replica_kind for view in views} == actual
     assert {view.version for view in views} == {written.version}
 
 
@@ -73,9 +73,9 @@ async def test_a_node_without_a_copy_asks_the_holders_and_only_they_answer(start
     nodes = await fleet(start_node)
     await client.InformClient(inform._bus, node="n1").put("k", b"v", ack="replicated")
     (other,) = set(nodes) - set(holders(nodes, "k"))
-    found = await client.InformClient(inform._bus, node=other).get("k")
-    assert found.value == b"v"
-    assert found.source in holders(nodes, "k")
+    entry = await client.InformClient(inform._bus, node=other).get("k")
+    assert entry.value == b"v"
+    assert entry.source in holders(nodes, "k")
     await eventually(lambda: nodes["n1"].state.demand.by_origin("k") == {other: 1})
     with pytest.raises(errors.NotFound):
         await client.InformClient(inform._bus, node=other).get("no such")
@@ -85,9 +85,9 @@ async def test_writes_from_anywhere_go_to_the_primary(start_node, inform):
     nodes = await fleet(start_node)
     await client.InformClient(inform._bus, node="n1").put("k", b"0")
     written = [await client.InformClient(inform._bus, node=name).put("k", name.encode()) for name in nodes]
-    assert {one.primary for one in written} == {"n1"}
-    assert [one.version for one in written] == sorted(one.version for one in written)
-    stamps = [one.stamp for one in written]
+    assert {write.primary for write in written} == {"n1"}
+    assert [write.version for write in written] == sorted(write.version for write in written)
+    stamps = [write.stamp for write in written]
     assert stamps == sorted(stamps)
 
 
@@ -97,7 +97,7 @@ async def test_concurrent_writers_lose_nothing(start_node, inform):
     done = await asyncio.gather(
         *(contexts[number % 4].put("k", b"%d" % number) for number in range(12)), return_exceptions=True
     )
-    versions = {one.version for one in done if isinstance(one, protocol.WriteResult)}
+    versions = {outcome.version for outcome in done if isinstance(outcome, protocol.WriteResult)}
     assert len(versions) == 12, done
     assert {change.version for change in (await inform.history("k")).changes} == versions
 
@@ -147,8 +147,8 @@ async def test_a_temporary_copy_appears_where_the_readers_are_and_goes_with_them
         return holders(nodes, "k").get("n2") == "temporary"
 
     await eventually(read, timeout_s=30)
-    found = await near["n2"].get("k")
-    assert (found.replica_kind, found.source) == ("temporary", "n2")
+    entry = await near["n2"].get("k")
+    assert (entry.replica_kind, entry.source) == ("temporary", "n2")
     await near["n1"].put("k", b"newer")
     fresh = await near["n2"].get("k", max_staleness_s=0)
     assert fresh.value == b"newer"

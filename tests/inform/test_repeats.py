@@ -105,11 +105,11 @@ async def test_a_refusal_that_cannot_be_told_from_a_success_is_called_unknown(pa
 
 
 async def test_a_put_without_a_key_makes_one_context_however_often_it_is_sent(pair: Pair):
-    asked = protocol.PutContext("", b"v", request="one")
-    first = await pair.alice.write(asked)
-    again = await pair.bob.write(asked)
+    context = protocol.PutContext("", b"v", request="one")
+    first = await pair.alice.write(context)
+    again = await pair.bob.write(context)
     assert first.key != again.key, "an id is the writer's own"
-    again = await pair.alice.write(msgspec.structs.replace(asked, repeat=True))
+    again = await pair.alice.write(msgspec.structs.replace(context, repeat=True))
     assert (again.key, again.version) == (first.key, first.version)
 
 
@@ -138,8 +138,8 @@ async def test_a_deposed_primary_refuses_nothing_by_what_it_knew(pair: Pair, sim
 
 
 async def test_an_append_by_another_attempt_is_not_taken_for_our_own(pair: Pair):
-    asked = protocol.PutContext("new", b"v", request="one")
-    first = await pair.alice.write(asked)
+    context = protocol.PutContext("new", b"v", request="one")
+    first = await pair.alice.write(context)
     record = (await pair.q.state.log.last("new")).record  # type: ignore[union-attr]
     other = msgspec.structs.replace(record, holders=("p",), stamp=record.stamp + 1, stamped_by="p")
     assert isinstance(await pair.p.state.log.append(other, first.version, timeout_s=1.0), api.Duplicate)
@@ -150,7 +150,7 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
     pair: Pair, simulated_network
 ):
     """Alice's node waits for the primary's answer; her repeat is refused; Bob makes the write possible."""
-    asked = protocol.PutContext("k", b"alice", expected_version=0, request="one")
+    context = protocol.PutContext("k", b"alice", expected_version=0, request="one")
     real, answers_lost = simulated_network.route, True
 
     def route(node: str, subject: str, *rest: Any) -> int:
@@ -158,11 +158,11 @@ async def test_an_attempt_still_under_way_is_not_stored_after_its_repeat_was_ref
         return 1 if is_lost else real(node, subject, *rest)
 
     simulated_network.route = route
-    first = asyncio.ensure_future(pair.alice.write(asked))
+    first = asyncio.ensure_future(pair.alice.write(context))
     await asyncio.sleep(0.1)
     other = client.InformClient(pair.alice._bus, node="p")
     with pytest.raises(errors.Conflict):
-        await other.write(msgspec.structs.replace(asked, repeat=True))
+        await other.write(msgspec.structs.replace(context, repeat=True))
     await pair.bob.delete("k")
     answers_lost = False
     with pytest.raises(errors.Conflict, match="was rejected"):
@@ -224,14 +224,14 @@ async def test_whatever_is_sent_again_is_marked_as_a_repeat(pair: Pair, monkeypa
 
 async def test_a_delete_that_was_refused_is_not_carried_out_later(pair: Pair, simulated_network):
     """Nothing is there to be deleted; the first attempt comes to its primary after another client wrote."""
-    asked = protocol.DeleteContext("absent", request="one")
+    context = protocol.DeleteContext("absent", request="one")
     with pytest.raises(errors.NotFound):
-        await pair.alice.write(msgspec.structs.replace(asked, repeat=True))
+        await pair.alice.write(msgspec.structs.replace(context, repeat=True))
     assert (await pair.bob.history("absent")).changes == []
     written = await pair.bob.put("absent", b"bob", expected_version=0)
     primary = {"p": pair.p, "q": pair.q}[written.primary]
     with pytest.raises(errors.Conflict, match="was rejected"):
-        await primary.primary.update(protocol.UpdateContext(asked, "alice"))
+        await primary.primary.update(protocol.UpdateContext(context, "alice"))
     assert (await pair.alice.get("absent", max_staleness_s=0.0)).value == b"bob"
     assert [change.reason for change in (await pair.bob.history("absent")).changes] == ["put"]
 

@@ -45,8 +45,8 @@ async def test_a_child_begins_or_its_parent_completes(pair: Pair, delay_ms: floa
             await ann.complete(parent.id)
         else:
             assert isinstance(child, activities.InvalidActivityState)
-            found = await ann._active_children(parent.id)
-            assert not found
+            active_children = await ann._active_children(parent.id)
+            assert not active_children
 
 
 async def test_after_a_refused_completion_others_may_begin_inside(pair):

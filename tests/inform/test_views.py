@@ -47,7 +47,7 @@ async def test_what_is_saved_is_loaded_with_its_position(store):
     await view.save({"a": None}, 4)
     await other.save({"x": entry("x", 9)}, 9)
     assert await view.position() == 4
-    loaded = {one.record.key: one async for page in view.load() for one in page}
+    loaded = {item.record.key: item async for page in view.load() for item in page}
     assert loaded == {"b/é": entry("b/é", 2), "c": entry("c", 3)}
     assert await view.value("c") == entry("c", 3)
     assert await view.value("a") is None
@@ -100,7 +100,7 @@ async def test_what_the_view_cannot_give_is_read_from_the_log(start_node, inform
         await eventually(lambda: not node.state.unsaved, timeout_s=30)
         node.state.replicas._forget_value(node.state.replicas.index["k"])
         monkeypatch.setattr(log_view.ReplicaView, "value", lost)
-        assert [one.value for one in (await inform.find("a = 1")).contexts] == [b"v"]
+        assert [context.value for context in (await inform.find("a = 1")).contexts] == [b"v"]
 
 
 @pytest.mark.slow
@@ -124,11 +124,11 @@ async def test_a_store_that_is_lost_takes_no_value_with_it(start_node, inform):
 
 async def test_nodes_whose_long_names_begin_alike_have_views_of_their_own(tmp_path):
     async with await database.open(f"sqlite:{tmp_path}/long.db") as store:
-        one, other = log_view.ReplicaView(store, "n" * 60 + "1"), log_view.ReplicaView(store, "n" * 60 + "2")
-        await one.save({"a": entry("a", 1)}, 1)
+        view, other = log_view.ReplicaView(store, "n" * 60 + "1"), log_view.ReplicaView(store, "n" * 60 + "2")
+        await view.save({"a": entry("a", 1)}, 1)
         await other.save({"a": None}, 2)
-        assert await one.value("a") == entry("a", 1)
-        assert await one.position() == 1
+        assert await view.value("a") == entry("a", 1)
+        assert await view.position() == 1
 
 
 async def test_a_store_that_is_full_stops_neither_reads_nor_writes(start_node, inform, tmp_path):

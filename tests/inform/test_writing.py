@@ -81,7 +81,7 @@ def attributes_of_bytes(size: int) -> protocol.Attributes:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "reason"),
+    ("write", "error", "reason"),
     [
         (put(request="x" * 65), errors.InvalidInput, "at most 64 characters"),
         (put("mount/other/k"), errors.Refused, "read-only"),
@@ -96,15 +96,15 @@ def attributes_of_bytes(size: int) -> protocol.Attributes:
         (put(lease_s=float("nan")), errors.InvalidInput, "a lease of"),
     ],
 )
-async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, asked, error, reason):
+async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, write, error, reason):
     for attempt in (alone.writer.begin, alone.writer.write):
         with pytest.raises(error, match=reason):
-            await attempt(asked, "ann")
+            await attempt(write, "ann")
     assert await alone.state.log.last_sequence() == 0
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "write",
     [
         put(request="x" * 64),
         put("x" * 512),
@@ -113,10 +113,10 @@ async def test_a_write_beyond_a_limit_is_refused_and_nothing_is_stored(alone, as
         put(lease_s=0.001),
         put(lease_s=float(CENTURY_S)),
     ],
-    ids=lambda asked: f"{len(asked.key)}-{len(asked.value)}-{asked.lease_s}",
+    ids=lambda requests: f"{len(requests.key)}-{len(requests.value)}-{requests.lease_s}",
 )
-async def test_a_write_at_a_limit_is_accepted(alone, asked):
-    assert (await alone.writer.write(asked, "ann")).version == 1
+async def test_a_write_at_a_limit_is_accepted(alone, write):
+    assert (await alone.writer.write(write, "ann")).version == 1
 
 
 async def test_a_context_without_a_key_gets_a_random_uuid(alone):
@@ -126,9 +126,9 @@ async def test_a_context_without_a_key_gets_a_random_uuid(alone):
 
 
 async def test_the_log_gets_what_was_asked_and_by_whom(alone, simulated_network):
-    asked = put(attributes={"colour": "red"}, lease_s=1.5, request="r1")
+    context = put(attributes={"colour": "red"}, lease_s=1.5, request="r1")
     now_ns = simulated_network.now_ns()
-    begun = alone.writer.begin(asked, "ann")
+    begun = alone.writer.begin(context, "ann")
     assert begun.record == protocol.ContextRecord(
         "k",
         ("p",),
@@ -209,9 +209,9 @@ async def test_a_request_of_one_writer_is_carried_out_once(alone):
 async def test_who_may_write_depends_on_who_wrote_what_is_there(start: Start):
     node = await start("p", rules=(access_rules.AccessRule("k", write=("owner",)),))
     await node.writer.write(put(), "ann")
-    for asked in (put(), protocol.DeleteContext("k"), put(repeat=True, request="r")):
+    for context in (put(), protocol.DeleteContext("k"), put(repeat=True, request="r")):
         with pytest.raises(errors.Forbidden, match="bob may not write"):
-            await node.writer.write(asked, "bob")
+            await node.writer.write(context, "bob")
     await node.writer.write(protocol.DeleteContext("k"), "ann")
     await node.writer.write(put(), "bob")  # what is not there has no owner
     assert [entry.record.writer for entry in await entries(node)] == ["ann", "ann", "bob"]
@@ -446,10 +446,10 @@ async def test_a_primary_that_has_moved_is_found_in_the_log(start: Start, monkey
 async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monkeypatch):
     node = await start("p")
     node.state.remember_holders("k", ("q",))
-    asked: list[tuple[str, bool]] = []
+    requests: list[tuple[str, bool]] = []
 
     async def moved(to: str, kind: str, update: protocol.UpdateContext, answer: type) -> None:
-        asked.append((to, update.write.repeat))
+        requests.append((to, update.write.repeat))
         node.state.remember_holders("k", ("q",))
         raise protocol.PrimaryMoved("not the primary")
 
@@ -459,7 +459,7 @@ async def test_a_primary_that_moves_all_the_time_is_given_up(start: Start, monke
     with pytest.raises(errors.Unavailable, match="moved 8 times") as failure:
         await node.writer.write(put(), "ann")
     assert not isinstance(failure.value, errors.TimedOut), "it is certain that nothing was stored"
-    assert asked == [("q", False)] * 8
+    assert requests == [("q", False)] * 8
     with pytest.raises(errors.TimedOut, match="moved 8 times"):
         await node.writer.write(put(repeat=True), "ann")
 
@@ -704,15 +704,15 @@ async def test_a_repeat_is_unknown_if_the_log_drops_records_while_it_is_read(alo
 
 async def test_a_refused_repeat_is_not_stored_later(alone):
     first = await alone.writer.write(put(), "ann")
-    asked = put(expected_version=first.version + 1, request="r", repeat=True)
+    context = put(expected_version=first.version + 1, request="r", repeat=True)
     with pytest.raises(errors.Conflict):
-        await alone.writer.write(asked, "ann")
+        await alone.writer.write(context, "ann")
     assert alone.state.replicas.index["k"].sequence == (await alone.state.log.last("k")).sequence
     late = protocol.ContextRecord("k", ("p",), 1, "p", b"late", writer="ann", request="r")
     sequence = await alone.state.log.append(late, first.version + 1, timeout_s=1.0)
     assert isinstance(sequence, api.Duplicate)
     with pytest.raises(errors.Conflict):
-        await alone.writer.write(asked, "ann")
+        await alone.writer.write(context, "ann")
     assert len(await entries(alone)) == 2, "its id is used up once"
 
 

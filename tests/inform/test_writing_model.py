@@ -75,7 +75,7 @@ Answer = protocol.WriteResult | errors.MusterError
 
 @dataclasses.dataclass
 class Operation:
-    asked: protocol.PutContext | protocol.DeleteContext
+    request: protocol.PutContext | protocol.DeleteContext
     writer: str
     begun_at_s: float
     answers: list[tuple[float, protocol.WriteResult | errors.MusterError]] = dataclasses.field(
@@ -159,20 +159,20 @@ class Model(stateful.RuleBasedStateMachine):
         for task in operation.tasks:
             task.cancel()  # the client no longer waits for an answer to an earlier attempt
         self.net.mute.discard((via, operation.writer))
-        self._send(operation, via, msgspec.structs.replace(operation.asked, repeat=True))
+        self._send(operation, via, msgspec.structs.replace(operation.request, repeat=True))
         self.run(asyncio.sleep(STORED_S))
 
     def _begin(self, writer: str, via: str, key: str, kind: str, expected: str) -> Operation:
         number = len(self.operations)
         version = self._expected(key, expected)
-        asked: protocol.PutContext | protocol.DeleteContext
+        context: protocol.PutContext | protocol.DeleteContext
         if kind == "delete":
-            asked = protocol.DeleteContext(key, version, f"r{number}")
+            context = protocol.DeleteContext(key, version, f"r{number}")
         else:
-            asked = protocol.PutContext(key, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
-        operation = Operation(asked, writer, self.loop.time())
+            context = protocol.PutContext(key, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
+        operation = Operation(context, writer, self.loop.time())
         self.operations.append(operation)
-        self._send(operation, via, asked)
+        self._send(operation, via, context)
         return operation
 
     def _expected(self, key: str, expected: str) -> int | None:
@@ -187,13 +187,13 @@ class Model(stateful.RuleBasedStateMachine):
         return None
 
     def _send(
-        self, operation: Operation, via: str, asked: protocol.PutContext | protocol.DeleteContext
+        self, operation: Operation, via: str, context: protocol.PutContext | protocol.DeleteContext
     ) -> None:
         contexts = client.InformClient(self.buses[operation.writer], node=via, timeout_s=12.0)
 
         async def send() -> None:
             try:
-                answer: Answer = await contexts.write(asked)
+                answer: Answer = await contexts.write(context)
             except errors.MusterError as error:
                 answer = error
             operation.answers.append((self.loop.time(), answer))
@@ -252,7 +252,9 @@ class Model(stateful.RuleBasedStateMachine):
 
     def _entries(self, key: str) -> list[context_log.ContextLogEntry]:
         messages = self.net.logs[protocol.STREAM].messages.values()
-        return [entry for one in messages if (entry := context_log.parse_entry(one)).record.key == key]
+        return [
+            entry for message in messages if (entry := context_log.parse_entry(message)).record.key == key
+        ]
 
     def teardown(self) -> None:
         try:
@@ -280,12 +282,12 @@ class Model(stateful.RuleBasedStateMachine):
                 continue
             number = int(record.request[1:])
             operation = self.operations[number]
-            asked = operation.asked
-            assert number not in stored, f"{asked} was carried out twice"
+            request = operation.request
+            assert number not in stored, f"{request} was carried out twice"
             assert record.writer == operation.writer
-            assert record.value == (asked.value if isinstance(asked, protocol.PutContext) else None)
-            assert live or isinstance(asked, protocol.PutContext), "nothing was there to be deleted"
-            assert asked.expected_version in (None, version if live else 0)
+            assert record.value == (request.value if isinstance(request, protocol.PutContext) else None)
+            assert live or isinstance(request, protocol.PutContext), "nothing was there to be deleted"
+            assert request.expected_version in (None, version if live else 0)
             version, live = entry.sequence, record.value is not None
             stored[number] = version
         return stored
@@ -308,11 +310,11 @@ class Model(stateful.RuleBasedStateMachine):
         for name, key in itertools.product(self.nodes, ("k", "absent")):
             contexts = client.InformClient(self.buses["alice"], node=name)
             try:
-                found = (await contexts.get(key, max_staleness_s=0.0)).value
+                value = (await contexts.get(key, max_staleness_s=0.0)).value
             except errors.NotFound:
-                found = None
+                value = None
             entries = self._entries(key)
-            assert found == (entries[-1].record.value if entries else None)
+            assert value == (entries[-1].record.value if entries else None)
 
     async def _close(self) -> None:
         sends = [task for operation in self.operations for task in operation.tasks]

@@ -43,8 +43,8 @@ def test_it_is_told_in_order_ends_with_a_summary_and_leaves_nothing(tmp_path: Pa
         lines = done.stdout.splitlines()
         assert [line for line in lines if len(line) > COLUMNS] == []
         assert "Traceback" not in done.stdout + done.stderr
-        scenes = [found[1] for line in lines if (found := re.match(r" {0,9}([a-z]+)  \S", line))]
-        assert tuple(dict.fromkeys(one for one in scenes if one in STORY)) == STORY
+        scenes = [match[1] for line in lines if (match := re.match(r" {0,9}([a-z]+)  \S", line))]
+        assert tuple(dict.fromkeys(scene for scene in scenes if scene in STORY)) == STORY
         summary = done.stdout.partition("\n\n")[2]
         assert [line for line in SUMMARY if f"\n{line}  " not in f"\n{summary}"] == []
         assert re.search(r"^missed +0, repeated 0, dropped", summary, re.MULTILINE)

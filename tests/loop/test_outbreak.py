@@ -24,24 +24,24 @@ async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(
         "pipeline.master": "local[1]",
     }
     chosen = loader.load(app_settings.Settings, flags=flags)
-    said: list[str] = []
+    lines: list[str] = []
     async with (
         domain.Domain(chosen, parts=app_settings.components(chosen)) as running,
-        outbreak.Outbreak(running, options, lambda name, line, _: said.append(f"{name}: {line}")) as story,
+        outbreak.Outbreak(running, options, lambda name, line, _: lines.append(f"{name}: {line}")) as story,
     ):
-        found = await story.run()
+        result = await story.run()
 
     with_hole = int(worm.WormFarm(plan).has_hole.sum())
-    assert plan.first_infected <= found.fallen < with_hole, said
-    assert found.unhindered > found.fallen
-    assert found.saved > 0
+    assert plan.first_infected <= result.fallen < with_hole, lines
+    assert result.unhindered > result.fallen
+    assert result.saved > 0
     # Every command that a policy accepted was carried out once, though a manager and a broker died.
-    assert found.killed[0].startswith("manager-"), said
-    assert found.killed[1].startswith("broker "), said
-    assert found.failovers > 0
-    assert found.not_done == 0
-    assert found.repeated == 0
-    assert found.deliveries == found.operations > found.fallen
-    assert found.forged_reached == 0
-    assert found.reports > plan.servers
-    assert 0 < found.detect_s <= found.contain_s <= found.heal_s
+    assert result.killed[0].startswith("manager-"), lines
+    assert result.killed[1].startswith("broker "), lines
+    assert result.failovers > 0
+    assert result.not_done == 0
+    assert result.repeated == 0
+    assert result.deliveries == result.operations > result.fallen
+    assert result.forged_reached == 0
+    assert result.reports > plan.servers
+    assert 0 < result.detect_s <= result.contain_s <= result.heal_s

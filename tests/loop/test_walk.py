@@ -69,7 +69,7 @@ CONTROLLER = models.Model("Controller", {"_trust_level": types.INT})
 COMMAND = models.Model("command", {"operation": types.STRING}, models.ModelKind.EVENT)
 
 
-def wanted(folder: Path) -> app_settings.Settings:
+def load_settings(folder: Path) -> app_settings.Settings:
     files = {"rules.yaml": RULES, "responses.yaml": RESPONSES, "reactions.yaml": REACTIONS}
     for name, content in files.items():
         (folder / name).write_text(content)
@@ -102,7 +102,7 @@ def wanted(folder: Path) -> app_settings.Settings:
 @pytest.mark.timeout(300)
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_once_around_the_loop(tmp_path: Path):
-    chosen = wanted(tmp_path)
+    chosen = load_settings(tmp_path)
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(
             domain.Domain(chosen, parts=app_settings.components(chosen))
@@ -151,7 +151,7 @@ async def test_once_around_the_loop(tmp_path: Path):
                 raised = await alerts.alerts()
             except errors.Unavailable:  # Spark takes its time to start
                 return None
-            return next((one for one in raised if one.state is messages.AlertState.FIRING), None)
+            return next((item for item in raised if item.state is messages.AlertState.FIRING), None)
 
         alert = await eventually(firing, timeout_s=240)
         assert alert is not None
@@ -167,13 +167,13 @@ async def test_once_around_the_loop(tmp_path: Path):
         await fleet.wait("web", "up")
         assert host.hosted["db"].observed.properties["pid"] == pids["db"]
         await contexts.put("servers/web", b"host-1", attributes={"pid": now}, expected_version=placed.version)
-        (found,) = (await contexts.find(f"pid = {now}")).contexts
-        assert found.key == "servers/web"
+        (context,) = (await contexts.find(f"pid = {now}")).contexts
+        assert context.key == "servers/web"
         await session.producer(done).send("web was restarted")
         async with await session.consumer(done) as words:
-            heard = await words.receive(timeout_s=30)
-            assert heard is not None
-            assert heard.body() == "web was restarted"
+            received = await words.receive(timeout_s=30)
+            assert received is not None
+            assert received.body() == "web was restarted"
         system = await eventually(alerts.system, timeout_s=60)
         assert system is not None
         assert system.machines == 1

@@ -46,9 +46,9 @@ class Fleet:
 
 async def _clear(host: agent.Agent) -> None:
     """Whatever a test left running on an agent ends with it."""
-    for one in host.hosted.values():
-        if one.adapter is not None:
-            await one.adapter.delete()
+    for resource in host.hosted.values():
+        if resource.adapter is not None:
+            await resource.adapter.delete()
 
 
 @pytest.fixture

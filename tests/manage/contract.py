@@ -42,16 +42,16 @@ class Contract:
             await connect("host"), tmp_path / "hosted", beat_s=0.2, broker_access=broker_access
         ) as made:
             yield made
-            for one in made.hosted.values():
-                if one.adapter is not None:
-                    await one.adapter.delete()
+            for resource in made.hosted.values():
+                if resource.adapter is not None:
+                    await resource.adapter.delete()
 
     number = 0
 
     async def do(self, host: agent.Agent, verb: str, *, epoch: int = 1, **more: Any) -> Any:
         Contract.number += 1
-        given = {"id": f"op-{Contract.number}", "type": self.type_name, **more}
-        operation = protocol.Operation(verb=protocol.Verb(verb), resource="thing", epoch=epoch, **given)
+        arguments = {"id": f"op-{Contract.number}", "type": self.type_name, **more}
+        operation = protocol.Operation(verb=protocol.Verb(verb), resource="thing", epoch=epoch, **arguments)
         return await host.execute(operation)
 
     def seen(self, host: agent.Agent) -> protocol.ObservedState:
@@ -116,9 +116,9 @@ class Contract:
         before = self.seen(host)
         await host.stop()
         async with agent.Agent(await connect("host2"), tmp_path / "hosted", name="host") as second:
-            found = await self.do(second, "get")
-            assert found.observed.exists
-            assert found.observed.digest == before.digest
+            actual = await self.do(second, "get")
+            assert actual.observed.exists
+            assert actual.observed.digest == before.digest
             if self.restarts_alone:
                 await eventually(lambda: self.seen(second).state is health.HealthState.UP)
                 assert self.seen(second).properties.get("pid") == before.properties.get("pid")

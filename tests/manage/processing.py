@@ -57,18 +57,18 @@ def report(
 
 
 def pages(
-    core: assignments.AssignmentProcessor, name: str, said: protocol.RenewRequest
+    core: assignments.AssignmentProcessor, name: str, request: protocol.RenewRequest
 ) -> tuple[list[protocol.RenewResult], protocol.RenewRequest]:
     """All that there is for a manager, and what it says then."""
-    found: list[protocol.RenewResult] = []
-    while not found or found[-1].more:
-        granted = core.renewal_page(name, said)
-        found.append(granted)
-        said = protocol.RenewRequest(
-            boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision
+    results: list[protocol.RenewResult] = []
+    while not results or results[-1].more:
+        granted = core.renewal_page(name, request)
+        results.append(granted)
+        request = protocol.RenewRequest(
+            boot=request.boot, term=granted.term, session=granted.session, revision=granted.revision
         )
-        assert len(found) < 100, "no end of pages"
-    return found, said
+        assert len(results) < 100, "no end of pages"
+    return results, request
 
 
 def two() -> assignments.AssignmentProcessor:

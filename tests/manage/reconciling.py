@@ -15,8 +15,8 @@ State, Act = health.HealthState, reconciler.ReconcileAction
 def assign(
     *, generation: int = 1, status: protocol.ResourceStatus | None = None, restart: Any = None, **spec: Any
 ) -> protocol.Assignment:
-    given = {"name": "job", "type": "process", "agent": "a", "digest": "d", **spec}
-    made = protocol.ResourceSpec(restart=protocol.RestartPolicy(**(restart or {})), **given)
+    arguments = {"name": "job", "type": "process", "agent": "a", "digest": "d", **spec}
+    made = protocol.ResourceSpec(restart=protocol.RestartPolicy(**(restart or {})), **arguments)
     return protocol.Assignment(spec=made, epoch=1, generation=generation, status=status)
 
 

@@ -27,9 +27,9 @@ def limits_of(pid: int) -> str:
     return pathlib.Path(f"/proc/{pid}/limits").read_text()
 
 
-def runs(one: psutil.Process) -> bool:
+def runs(item: psutil.Process) -> bool:
     try:
-        return one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+        return item.is_running() and item.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
@@ -105,9 +105,9 @@ class TestProcess(contract.Contract):
         limits = {"open_files": 17, "memory_bytes": 1 << 30, "cpu_s": 1}
         config = {"command": ["sh", "-c", "while :; do :; done"], "limits": limits}
         made = await self.do(host, "create", config=config)
-        found = limits_of(made.observed.properties["pid"])
-        assert re.search(r"Max open files +17 +17", found)
-        assert re.search(rf"Max address space +{1 << 30} ", found)
+        actual = limits_of(made.observed.properties["pid"])
+        assert re.search(r"Max open files +17 +17", actual)
+        assert re.search(rf"Max address space +{1 << 30} ", actual)
         await eventually(lambda: self.seen(host).state is health.HealthState.DOWN, timeout_s=60)
         assert "signal" in self.seen(host).reason, "its second of processor time is over"
         changed = {"command": ["sleep", "1000"], "limits": {"open_files": 19}}
@@ -145,11 +145,11 @@ class TestProcess(contract.Contract):
 
         async def others() -> list[psutil.Process]:
             files = [tmp_path / "gentle", tmp_path / "stubborn"]
-            await eventually(lambda: all(one.exists() and one.read_text() for one in files))
-            found = [psutil.Process(int(one.read_text())) for one in files]
-            for one in files:
-                one.unlink()
-            return found
+            await eventually(lambda: all(path.exists() and path.read_text() for path in files))
+            processes = [psutil.Process(int(path.read_text())) for path in files]
+            for file in files:
+                file.unlink()
+            return processes
 
         await self.do(host, "create", config=config)
         first = await others()
@@ -195,11 +195,11 @@ class TestMemory(contract.Contract):
         before, observe, reports = self.seen(host), memory.MemoryAdapter.observe, [True]
 
         async def interrupted(adapter: memory.MemoryAdapter) -> protocol.ObservedState:
-            found = await observe(adapter)
+            observed = await observe(adapter)
             if reports:
                 reports.clear()
                 adapter.context.report_state(before)  # what a watch saw before the stop, and reports only now
-            return found
+            return observed
 
         monkeypatch.setattr(memory.MemoryAdapter, "observe", interrupted)
         answer = await self.do(host, "execute", operation="stop")
@@ -211,15 +211,15 @@ class TestMemory(contract.Contract):
         assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
 
     async def test_one_that_floods_is_heard_some_times(self, host, connect):
-        heard: list[Any] = []
+        received: list[Any] = []
         bus = await connect("m1")
-        async with await bus.subscribe("muster.manage.from.host.event.m1", handler=heard.append):
+        async with await bus.subscribe("muster.manage.from.host.event.m1", handler=received.append):
             await self.do(host, "create", config={}, manager="m1")
             adapter = host.hosted["thing"].adapter
             for number in range(1000):
                 adapter.die(f"{number}")
-            await eventually(lambda: host.dropped_events > 900 and heard)
-            assert len(heard) <= 25
+            await eventually(lambda: host.dropped_events > 900 and received)
+            assert len(received) <= 25
 
 
 class TestBroker(contract.Contract):
@@ -299,20 +299,20 @@ class TestHttp(contract.Contract):
     async def test_an_answer_of_before_a_later_look_is_not_shown(self, host, config, monkeypatch):
         await self.do(host, "create", config={**config, "every_s": 0.01})
         adapter, problem = host.hosted["thing"].adapter, http_service._problem
-        asked, answered = asyncio.Event(), asyncio.Event()
+        event, answered = asyncio.Event(), asyncio.Event()
         late = True
 
-        async def slow(wanted: Any) -> str | None:
+        async def slow(expected: Any) -> str | None:
             nonlocal late
-            found = await problem(wanted)
+            result = await problem(expected)
             if late:  # the first of them: that of the watch
                 late = False
-                asked.set()
+                event.set()
                 await answered.wait()
-            return found
+            return result
 
         monkeypatch.setattr(http_service, "_problem", slow)
-        await asked.wait()
+        await event.wait()
         self.state["up"] = False
         await adapter._check_now()
         assert self.seen(host).state is health.HealthState.DOWN

@@ -98,7 +98,7 @@ class Shell:
 
 
 def rollout(shell: Shell, id: str) -> dict[str, Any]:
-    return next(one for one in rows(shell("rollout", "list")) if one["id"] == id)
+    return next(row for row in rows(shell("rollout", "list")) if row["id"] == id)
 
 
 def on_a_terminal(shell: Shell, *words: str) -> str:
@@ -114,15 +114,15 @@ def on_a_terminal(shell: Shell, *words: str) -> str:
         start_new_session=True,
     )
     os.close(theirs)
-    seen, asked, deadline = b"", False, time.monotonic() + WAIT_S
+    seen, prompted, deadline = b"", False, time.monotonic() + WAIT_S
     try:
         while running.poll() is None and time.monotonic() < deadline:
             with contextlib.suppress(OSError):  # its end of the terminal is closed
                 if select.select([ours], [], [], 0.2)[0]:
                     seen += os.read(ours, 65536)
-            if b"web-2" in seen and not asked:
+            if b"web-2" in seen and not prompted:
                 running.send_signal(signal.SIGINT)
-                asked = True
+                prompted = True
         assert running.returncode in (0, 130), seen
     finally:
         running.kill()
@@ -131,8 +131,8 @@ def on_a_terminal(shell: Shell, *words: str) -> str:
     return seen.decode("utf-8", "replace")
 
 
-def rows(found: Any) -> list[dict[str, Any]]:
-    return found if isinstance(found, list) else [found]
+def rows(actual: Any) -> list[dict[str, Any]]:
+    return actual if isinstance(actual, list) else [actual]
 
 
 @pytest.fixture
@@ -180,8 +180,8 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
 
     # A resource whose desired state is down is waited for until it is.
     idle = tmp_path / "idle.yaml"
-    one = '{name: idle, type: process, agent: local, desired: down, config: {command: [sleep, "1"]}}'
-    idle.write_text(f"resources: [{one}]")
+    item = '{name: idle, type: process, agent: local, desired: down, config: {command: [sleep, "1"]}}'
+    idle.write_text(f"resources: [{item}]")
     shell("apply", "-f", idle, "--wait", "60s")
     assert [row["state"] for row in rows(shell("get", "idle"))] == ["down"]
     shell("delete", "idle", "--wait", "60s")
@@ -199,13 +199,13 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
         before = shell.pid("db")
         os.kill(before, signal.SIGKILL)
         shell.until(lambda: shell.state("db") == "up" and shell.pid("db") != before)
-        heard: set[str] = set()
-        while "up" not in heard:  # it may not have listened yet
+        received: set[str] = set()
+        while "up" not in received:  # it may not have listened yet
             os.kill(shell.pid("db"), signal.SIGKILL)
             shell.until(lambda: shell.state("db") == "up")
             while select.select([watching.stdout], [], [], 0.2)[0]:
-                heard.add(json.loads(watching.stdout.readline())["state"])
-        assert heard & {"down", "starting"}  # a quick restart is over before its fall was told
+                received.add(json.loads(watching.stdout.readline())["state"])
+        assert received & {"down", "starting"}  # a quick restart is over before its fall was told
     finally:
         watching.kill()
         watching.wait()
@@ -227,7 +227,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert rows(shell("exec", "web-2", "dance", code=1))[0]["outcome"] == "refused"
     (rolled,) = rows(shell("rollout", "start", "restart", "--where", "group = 'web'", "--batch", "50%"))
     assert (rolled["state"], rolled["counts"]) == ("done", {"done": 2})
-    assert [one["id"] for one in rows(shell("rollout", "list"))] == [rolled["id"]]
+    assert [row["id"] for row in rows(shell("rollout", "list"))] == [rolled["id"]]
 
     # One that is paused between its batches, and resumed.
     (begun,) = rows(shell("rollout", "start", "restart", "web-1", "web-2", "--pause", "3s", "--no-wait"))
@@ -239,13 +239,13 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     shell.until(lambda: shell.state("web-1") == shell.state("web-2") == "up")
 
     # A secret: kept, used, never shown.
-    told = driver.quick("secret", "set", "word", home=shell.home, stdin="swordfish\n")
-    assert (told.code, told.out) == (0, "word was stored\n")
+    result = driver.quick("secret", "set", "word", home=shell.home, stdin="swordfish\n")
+    assert (result.code, result.out) == (0, "word was stored\n")
     with_secret = tmp_path / "secret.yaml"
     with_secret.write_text(SECRET)
     shell("apply", "-f", with_secret, "--wait", "60s")
     shell.until(lambda: "it has 9 letters" in json.dumps(shell("logs", "keeper")))
-    assert [one["used_by"] for one in rows(shell("secret", "list"))] == [["keeper"]]
+    assert [row["used_by"] for row in rows(shell("secret", "list"))] == [["keeper"]]
     refused = driver.quick("secret", "delete", "word", home=shell.home)
     assert refused.code != 0
     assert "keeper refer(s) to" in refused.err
@@ -259,9 +259,9 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     shell("secret", "delete", "word")
 
     # The fleet on a terminal, and for a program.
-    found = shell("top", "--resources", "--once")
-    assert (found["resources"], found["states"]) == (3, {"up": 3})
-    assert {row["name"] for row in found["rows"]} == {"db", "web-1", "web-2"}
+    shells = shell("top", "--resources", "--once")
+    assert (shells["resources"], shells["states"]) == (3, {"up": 3})
+    assert {row["name"] for row in shells["rows"]} == {"db", "web-1", "web-2"}
     drawn = on_a_terminal(shell, "top", "--resources", "--where", "group = 'web'", "--every", "200ms")
     assert "3 resources" in drawn
     assert "web-2" in drawn
@@ -278,14 +278,14 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     shell("chaos", "kill", killed)
     shell.until(
         lambda: (
-            {one["name"]: one["starts"] for one in rows(shell("chaos", "list"))}[killed] == 2
+            {row["name"]: row["starts"] for row in rows(shell("chaos", "list"))}[killed] == 2
             and shell.state("db") == "up"
         )
     )
-    assert {one["name"] for one in rows(shell("get", "--managers"))} >= {"manager-1", "manager-2"}
+    assert {row["name"] for row in rows(shell("get", "--managers"))} >= {"manager-1", "manager-2"}
 
     # The audit says who did what.
-    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("activity"))]
+    whats = [(row["who"], row["what"], row["outcome"]) for row in rows(shell("activity"))]
     assert ("admin", "apply", "done") in whats
     assert ("admin", "exec", "refused") in whats
     assert ("admin", "rollout", "done") in whats
@@ -300,15 +300,15 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     for role, may_look in (("viewer", True), ("user", True)):
         creds = tmp_path / f"{role}.creds"
         shell("creds", "issue", f"bob-{role}", "--role", role, "--to", creds)
-        given = ("--server", shell("status")["brokers"][0]["url"], "--creds", creds)
-        assert bool(rows(shell("get", *given))) is may_look
+        arguments = ("--server", shell("status")["brokers"][0]["url"], "--creds", creds)
+        assert bool(rows(shell("get", *arguments))) is may_look
         if role == "user":
-            refused = driver.quick("delete", "db", *given, home=shell.home)
+            refused = driver.quick("delete", "db", *arguments, home=shell.home)
             assert refused.code == 3
             assert "only an operator may delete" in refused.err
-            refused = driver.quick("exec", "db", "stop", *given, home=shell.home)
+            refused = driver.quick("exec", "db", "stop", *arguments, home=shell.home)
             assert "only an operator may exec" in refused.err
-    whats = [(one["who"], one["what"], one["outcome"]) for one in rows(shell("activity"))]
+    whats = [(row["who"], row["what"], row["outcome"]) for row in rows(shell("activity"))]
     assert ("bob-user", "delete", "refused") in whats
     assert ("bob-user", "exec", "refused") in whats
     assert shell.state("db") == "up"
@@ -331,7 +331,7 @@ def test_a_machine_joins_with_a_token_and_hosts(shell: Shell, tmp_path: Path) ->
     try:
         assert agent.stdout is not None
         assert json.loads(agent.stdout.readline())["agent"] == "host-b"
-        shell.until(lambda: "host-b" in {one["name"] for one in rows(shell("get", "--agents"))})
+        shell.until(lambda: "host-b" in {row["name"] for row in rows(shell("get", "--agents"))})
         manifest = tmp_path / "fleet.yaml"
         manifest.write_text(
             "resources: [{name: far, type: process, where: \"disk = 'ssd' AND zone = 'east'\", "

@@ -69,7 +69,7 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
             await lines.client.wait(f"r{number}", "up")
 
         async def known():
-            return {one.name for one in await lines.client.agents()} == {"host-b"}
+            return {item.name for item in await lines.client.agents()} == {"host-b"}
 
         await eventually(known)
         assert await lines.client.execute("r1", "echo", {"text": "hi"}) == "hi"
@@ -168,15 +168,15 @@ class _Stolen:
 
 
 async def test_an_agent_speaks_for_itself_only_and_one_that_was_revoked_is_cut_off(lines, tmp_path):
-    heard: list[api.Message] = []
+    received: list[api.Message] = []
     async with dialled(lines) as road:
         await eventually(lambda: len(road.links) == 2)
         door = lines.doors["manager-1"]
-        door.listen("muster.manage.from.*.beat.manager-1", heard.append)
+        door.listen("muster.manage.from.*.beat.manager-1", received.append)
         await road.publish("muster.manage.from.host-a.beat.manager-1", b"forged")
         await road.publish("muster.manage.from.host-b.beat.manager-1", b"own")
-        await eventually(lambda: heard)
-        assert [one.data for one in heard] == [b"own"]
+        await eventually(lambda: received)
+        assert [message.data for message in received] == [b"own"]
         await asyncio.to_thread(lines.trust.revoke, "host-b")
         with contextlib.suppress(errors.Unavailable):
             await road.request(protocol.hello("host-b"), b"{}", timeout_s=1)

@@ -38,9 +38,9 @@ PROCESSES, MEMORIES = 4, 20
 
 
 def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class Domain:
@@ -72,21 +72,23 @@ class Domain:
 
     def family(self) -> list[psutil.Process]:
         root = psutil.Process(self.pid)
-        return [root, *(one for one in root.children(recursive=True) if "sleep" not in one.name())]
+        return [root, *(child for child in root.children(recursive=True) if "sleep" not in child.name())]
 
     def nursery(self) -> int:
         """The process that bears management's processes: alone, without those."""
         mine = psutil.Process(self.pid).children()
-        return int(next(one.pid for one in mine if "muster.app.supervisor.fork_server" in one.cmdline()))
+        return int(
+            next(child.pid for child in mine if "muster.app.supervisor.fork_server" in child.cmdline())
+        )
 
     def broker(self) -> int:
-        return int(next(one.pid for one in self.family() if "nats-server" in one.name()))
+        return int(next(process.pid for process in self.family() if "nats-server" in process.name()))
 
 
 async def value_of(fleet: client.ManageClient, name: str) -> int | None:
     """As it should be; None where nobody has said yet."""
-    found: int | None = (await fleet.describe(name)).spec.config.get("value")
-    return found
+    value: int | None = (await fleet.describe(name)).spec.config.get("value")
+    return value
 
 
 class Users:
@@ -136,10 +138,10 @@ async def all_up(fleet: client.ManageClient) -> bool:
 async def all_answer(fleet: client.ManageClient) -> bool:
     """What the registry says may be of before: here each is looked at by its adapter."""
     try:
-        found = await fleet.exec("get", *await fleet.names(), timeout_s=5)
+        actual = await fleet.exec("get", *await fleet.names(), timeout_s=5)
     except errors.MusterError:
         return False
-    running = [one.result["state"] == "up" for one in found if one.outcome == "done"]
+    running = [outcome.result["state"] == "up" for outcome in actual if outcome.outcome == "done"]
     return running == [True] * (PROCESSES + MEMORIES)
 
 
@@ -173,9 +175,9 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             took[name] = time.monotonic() - began
 
         acting = next(
-            one.name
-            for one in await domain_manage.request_bootstrap(admin, "processes")
-            if one.name.startswith("registry")
+            entry.name
+            for entry in await domain_manage.request_bootstrap(admin, "processes")
+            if entry.name.startswith("registry")
         )
         for victims in (
             ("manager-1",),
@@ -200,14 +202,14 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
             assert psutil.pid_exists(pid), f"{name} was never touched"
         users.going_home = True
         await working  # what is under way is answered first
-        wanted = {name: await value_of(fleet, name) for name in users.wanted}
-        assert wanted == users.wanted, "what was acknowledged is what should be"
+        expected = {name: await value_of(fleet, name) for name in users.wanted}
+        assert expected == users.wanted, "what was acknowledged is what should be"
 
     # The bootstrap node alone: what it started ends with it, and what is managed runs on.
     family = domain.family()
     os.kill(domain.pid, signal.SIGKILL)
     await asyncio.to_thread(psutil.wait_procs, family, timeout=PATIENCE_S)
-    assert not [one for one in family if one.is_running()], "nothing is left behind"
+    assert not [entry for entry in family if entry.is_running()], "nothing is left behind"
     began = await domain.up()
     async with await domain.connect() as admin:
         fleet = client.ManageClient(admin, timeout_s=PATIENCE_S)
@@ -215,19 +217,19 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
         took["bootstrap"] = time.monotonic() - began
 
     # All of it at once.
-    for one in domain.family():
+    for process in domain.family():
         with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
+            process.kill()
     began = await domain.up()
     async with await domain.connect() as admin:
         fleet = client.ManageClient(admin, timeout_s=PATIENCE_S)
         await eventually(lambda: all_answer(fleet), timeout_s=PATIENCE_S)
         took["everything"] = time.monotonic() - began
-        for name, value in wanted.items():
+        for name, value in expected.items():
             assert await value_of(fleet, name) == value
         for name, pid in pids.items():
-            found = (await fleet.observe(name)).properties["pid"]
-            assert found == pid, f"{name} ran on, and was found again"
+            actual = (await fleet.observe(name)).properties["pid"]
+            assert actual == pid, f"{name} ran on, and was found again"
         await fleet.delete(*await fleet.names())
         await eventually(lambda: _none(fleet), timeout_s=PATIENCE_S)
     record_property("took_s", took)

@@ -260,8 +260,8 @@ async def rolling(fleet):
 
 
 async def ended(fleet: Any, id: str) -> Any:
-    found = (await fleet.client.rollouts(id))[0]
-    return found if found.state != "running" else None
+    rollout = (await fleet.client.rollouts(id))[0]
+    return rollout if rollout.state != "running" else None
 
 
 async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling):
@@ -274,8 +274,8 @@ async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling)
         lambda: all(owner.manager != victim.name for owner in rolling.reg.processor.owners.values())
     )
     Slow.let_go.set()
-    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
-    assert (found.state, found.counts) == ("done", {"done": 3})
+    actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (actual.state, actual.counts) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"], "each was carried out once"
 
 
@@ -286,8 +286,8 @@ async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling
     await rolling.reg.stop()
     await second.acting.wait()
     Slow.let_go.set()
-    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
-    assert (found.state, found.counts) == ("done", {"done": 3})
+    actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (actual.state, actual.counts) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
 
 
@@ -312,21 +312,24 @@ async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(roll
     await throughout(one_is_done, for_s=0.5)
     assert Slow.begun == ["r1"]
     assert (await rolling.client.resume(began.id)).state == "running"
-    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
-    assert (found.state, found.counts) == ("done", {"done": 3})
+    actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (actual.state, actual.counts) == ("done", {"done": 3})
     assert sorted(Slow.begun) == ["r1", "r2", "r3"]
     with pytest.raises(errors.Conflict, match="is done"):
         await rolling.client.pause(began.id)
 
     async def is_audited() -> bool:  # that it ended may be written down after it was seen to have
-        audit = [(one.who, one.what, one.outcome.value) for one in await rolling.client.decisions()]
-        found = [one for one in audit if one[1] in ("rollout", "pause", "resume")]
-        assert found[:3] == [
+        audit = [
+            (decision.who, decision.what, decision.outcome.value)
+            for decision in await rolling.client.decisions()
+        ]
+        matches = [row for row in audit if row[1] in ("rollout", "pause", "resume")]
+        assert matches[:3] == [
             ("ann", "rollout", "done"),  # begun
             ("ann", "pause", "done"),
             ("ann", "resume", "done"),
         ]
-        return sorted(found[3:]) == [("ann", "pause", "refused"), ("registry-2", "rollout", "done")]
+        return sorted(matches[3:]) == [("ann", "pause", "refused"), ("registry-2", "rollout", "done")]
 
     await eventually(is_audited, timeout_s=30)
 
@@ -337,15 +340,15 @@ async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rollin
     await eventually(lambda: Slow.begun == ["r2"])
     await rolling.hosts["host-b"].stop()  # in the middle of it
     await rolling.agent("host-b", adapters=lambda _: Slow, types=("slow", "memory"))
-    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
-    assert found.state == "stopped", "one in doubt counts as an error"
-    assert found.counts == {"in-doubt": 1, "pending": 1}
+    actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert actual.state == "stopped", "one in doubt counts as an error"
+    assert actual.counts == {"in-doubt": 1, "pending": 1}
     assert Slow.begun == ["r2"]
     # Somebody has looked and lets it go on: what is in doubt stays so.
     Slow.let_go.set()
     await rolling.client.resume(began.id)
-    found = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
-    assert (found.state, found.counts) == ("done", {"in-doubt": 1, "done": 1})
+    actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
+    assert (actual.state, actual.counts) == ("done", {"in-doubt": 1, "done": 1})
     assert Slow.begun == ["r2", "r3"]
 
 
@@ -374,8 +377,8 @@ class Liar(base.Adapter):
     async def observe(self) -> protocol.ObservedState:
         if isinstance(self.says, Exception):
             raise self.says
-        found: protocol.ObservedState = self.says
-        return found
+        state: protocol.ObservedState = self.says
+        return state
 
     async def do_start(self) -> None:
         pass

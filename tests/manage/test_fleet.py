@@ -32,12 +32,12 @@ async def test_dependencies_come_up_in_order_and_go_in_the_other(small):
     order: list[str] = []
     bus = await small.connect("listener")
 
-    def heard(message: Any) -> None:
-        one = messages.decode(message.data, protocol.ResourceStateChange)
-        if one.state is health.HealthState.UP:
-            order.append(one.resource)
+    def record_start(message: Any) -> None:
+        decoded = messages.decode(message.data, protocol.ResourceStateChange)
+        if decoded.state is health.HealthState.UP:
+            order.append(decoded.resource)
 
-    async with await bus.subscribe(protocol.STATES, handler=heard):
+    async with await bus.subscribe(protocol.STATES, handler=record_start):
         await small.client.apply(
             manifest(
                 memory("web", ", depends_on: ['group:data'], group: front"),
@@ -78,12 +78,12 @@ async def test_plan_and_diff_say_what_apply_does(small):
 async def test_drift_is_seen_and_put_right(small):
     await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
     await small.client.wait("a", "up")
-    one = small.host.hosted["a"]
-    put = one.adapter.done.count("put")
-    one.record.digest = "tampered"
-    one.observed = protocol.ObservedState(True, health.HealthState.UP, digest="tampered")
-    await eventually(lambda: one.adapter.done.count("put") > put)
-    await eventually(lambda: one.record.digest != "tampered")
+    resource = small.host.hosted["a"]
+    put = resource.adapter.done.count("put")
+    resource.record.digest = "tampered"
+    resource.observed = protocol.ObservedState(True, health.HealthState.UP, digest="tampered")
+    await eventually(lambda: resource.adapter.done.count("put") > put)
+    await eventually(lambda: resource.record.digest != "tampered")
 
     async def mended():
         return not (await small.client.get("a"))[0].drift
@@ -115,7 +115,7 @@ async def test_exec_and_its_refusals(small):
     await small.client.wait("a", "up")
     await small.client.wait("b", "up")
     answers = await small.client.exec("echo", where="type = 'memory'", arguments={"text": "hello"})
-    assert [(one.resource, one.outcome, one.result) for one in answers] == [
+    assert [(answer.resource, answer.outcome, answer.result) for answer in answers] == [
         ("a", "done", "hello"),
         ("b", "failed", None),
     ]
@@ -128,7 +128,7 @@ async def test_exec_and_its_refusals(small):
     with pytest.raises(errors.InvalidInput):
         await small.client.exec("echo")
     audit = await small.client.decisions()
-    whats = [(one.who, one.what, one.outcome.value) for one in audit]
+    whats = [(decision.who, decision.what, decision.outcome.value) for decision in audit]
     assert ("ann", "apply", "done") in whats
     assert ("ann", "exec", "failed") in whats
     assert ("ann", "exec", "refused") in whats
@@ -151,8 +151,8 @@ async def test_a_rollout_stops_after_too_many_errors(small):
 
 
 async def _rollout(fleet: Any, id: str) -> Any:
-    found = (await fleet.client.rollouts(id))[0]
-    return found if found.state != "running" else None
+    rollout = (await fleet.client.rollouts(id))[0]
+    return rollout if rollout.state != "running" else None
 
 
 async def test_a_rollout_lists_the_unreachable_apart(small):
@@ -182,13 +182,13 @@ async def test_where_chooses_among_agents_by_labels_and_facts(small):
     await small.agent("host-b", labels={"disk": "ssd"}, zone="east")
 
     async def known():
-        return {one.name for one in await small.client.agents()} == {"host-a", "host-b"}
+        return {agent.name for agent in await small.client.agents()} == {"host-a", "host-b"}
 
     await eventually(known)
     await small.client.apply("resources: [{name: b, type: memory, where: \"disk = 'ssd' AND os = 'linux'\"}]")
     row = await small.client.wait("b", "up")
     assert row.agent == "host-b"
-    assert [one.name for one in await small.client.get(where="zone = 'east'")] == ["b"]
+    assert [entry.name for entry in await small.client.get(where="zone = 'east'")] == ["b"]
 
 
 async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
@@ -268,8 +268,8 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
 async def test_what_another_began_is_found_done_and_a_wish_that_changes_nothing_is_fulfilled(small):
     await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
     await small.client.wait("a", "up")
-    one = small.man.managed["a"]
-    one.runtime.generation = 0  # as in a manager that took over before the one before it could tell
+    managed = small.man.managed["a"]
+    managed.runtime.generation = 0  # as in a manager that took over before the one before it could tell
     await small.client.apply(manifest(memory("a", ", config: {value: 1}, labels: {x: y}")))
     row = await small.client.wait("a", "up")
     assert row.applied

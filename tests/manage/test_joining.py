@@ -28,9 +28,9 @@ MANIFEST = 'resources: [{name: far, type: process, agent: host-b, config: {comma
 def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [int(entry.getsockname()[1]) for entry in sockets]
 
 
 class Domain:
@@ -53,8 +53,8 @@ class Domain:
         if answer.code != 0:
             return None
         (seen,) = test_cli.rows(answer.json())
-        found: int | None = seen["result"]["properties"]["pid"]
-        return found
+        number: int | None = seen["result"]["properties"]["pid"]
+        return number
 
 
 @pytest.fixture
@@ -131,24 +131,24 @@ async def test_through_a_proxy_by_websocket_then_without_any_broker(domain, tmp_
             first = await domain.pid()
             assert first
             assert set(proxy.asked) == {door.rpartition("/")[2]}, "by the proxy, to that door, nowhere else"
-            asked = len(proxy.asked)
-            assert asked >= 2, "once to enrol, once to work"
+            count = len(proxy.asked)
+            assert count >= 2, "once to enrol, once to work"
         # The next time it knows the way, and finds its process again.
         async with agent(folder):
-            await eventually(lambda: len(proxy.asked) > asked)
+            await eventually(lambda: len(proxy.asked) > count)
             await _works(domain, first)
             await domain("exec", "far", "restart")
             second = await domain.pid()
             assert second not in (None, first)
-        asked = len(proxy.asked)
+        count = len(proxy.asked)
 
         # By lines to the managers.
         managers = [f"127.0.0.1:{port}" for port in json.loads(_ports(domain.home))]
-        async with agent(folder, *(word for one in managers for word in ("--direct", one))):
+        async with agent(folder, *(word for manager in managers for word in ("--direct", manager))):
             await _works(domain, second)
             await domain("exec", "far", "restart")
             assert await domain.pid() not in (None, second)
-            assert len(proxy.asked) == asked
+            assert len(proxy.asked) == count
             await domain("delete", "far", "--wait", f"{PATIENCE_S:g}s")
 
 

@@ -39,10 +39,10 @@ async def test_an_error_of_any_kind_is_told_to_all():
         raise KeyError("oops")
 
     under_way = single_flight.SingleFlight[int]()
-    asked = [asyncio.create_task(under_way.once("x", work)) for _ in range(2)]
+    requests = [asyncio.create_task(under_way.once("x", work)) for _ in range(2)]
     await asyncio.sleep(0)
     gate.set()
-    for task in asked:
+    for task in requests:
         with pytest.raises(KeyError):
             await task
 

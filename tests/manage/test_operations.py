@@ -78,15 +78,15 @@ async def test_enumerate_goes_page_by_page(small):
     names = [f"r{number:03}" for number in range(7)]
     for name in names:
         await small.client.create(memory(name, labels={"odd": str(int(name[1:]) % 2)}))
-    found, after = [], ""
+    actual, after = [], ""
     while True:
         page = await small.client.enumerate(after=after, limit=3)
         assert len(page.items) <= 3
-        found += [row.name for row in page.items]
+        actual += [row.name for row in page.items]
         if page.next is None:
             break
         after = page.next
-    assert found == names
+    assert actual == names
     assert await small.client.names(where="odd = '1'") == names[1::2]
     assert [row.name for row in await small.client.get()] == names
     assert (await small.client.enumerate(where="name = 'nobody'")).items == []
@@ -143,14 +143,14 @@ async def test_a_kill_by_exec_is_one_failure_and_never_shown_up_while_dead(small
         for kills in range(1, 4):
             pid = runtime.observed.properties["pid"]
             await small.client.execute("web", "signal", {"number": 9})
-            heard = []
-            async for one in changes:
-                if isinstance(one, protocol.ResourceStateChange):
-                    heard.append(one.state)
-                    if one.state is health.HealthState.UP:
+            messages = []
+            async for change in changes:
+                if isinstance(change, protocol.ResourceStateChange):
+                    messages.append(change.state)
+                    if change.state is health.HealthState.UP:
                         break
-            assert heard[0] is not health.HealthState.UP
-            assert heard.count(health.HealthState.DOWN) == 1
+            assert messages[0] is not health.HealthState.UP
+            assert messages.count(health.HealthState.DOWN) == 1
             assert len(runtime.failures) == kills, "one kill is one failure"
             assert runtime.observed.properties["pid"] != pid, "what is up is not what was killed"
 
@@ -170,12 +170,12 @@ async def test_rename_is_refused_where_it_cannot_be(small):
 
 
 async def test_subscribe_hears_changes_and_the_resources_own_events(small):
-    heard: list[protocol.ResourceStateChange | protocol.ResourceEvent] = []
+    changes: list[protocol.ResourceStateChange | protocol.ResourceEvent] = []
     begun = asyncio.Event()
 
     async def listen(where: str) -> None:
-        async for one in small.client.subscribe("a", where=where):
-            heard.append(one)
+        async for item in small.client.subscribe("a", where=where):
+            changes.append(item)
             begun.set()
 
     await small.client.create(memory("a"))
@@ -192,14 +192,18 @@ async def test_subscribe_hears_changes_and_the_resources_own_events(small):
             return begun.is_set()
 
         await eventually(happens)
-        event = heard[0]
+        event = changes[0]
         assert isinstance(event, protocol.ResourceEvent)
         assert (event.resource, event.what, event.details) == ("a", "disk-full", {"path": "/data"})
         adapter.die("oops")
-        await eventually(lambda: any(isinstance(one, protocol.ResourceStateChange) for one in heard))
-        change = next(one for one in heard if isinstance(one, protocol.ResourceStateChange))
+        await eventually(
+            lambda: any(isinstance(state_change, protocol.ResourceStateChange) for state_change in changes)
+        )
+        change = next(
+            state_change for state_change in changes if isinstance(state_change, protocol.ResourceStateChange)
+        )
         assert (change.state, change.was) == (health.HealthState.DOWN, health.HealthState.UP)
-        assert all(one.resource == "a" for one in heard)
+        assert all(state_change.resource == "a" for state_change in changes)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -223,7 +227,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
 
     async def lose_the_first(message: Any, data: bytes, **more: Any) -> None:
         kind = next(
-            (one for one in ("operation", "execute", "exec") if one in message.subject.split(".")), ""
+            (word for word in ("operation", "execute", "exec") if word in message.subject.split(".")), ""
         )
         if kind and kind not in lost:
             lost.append(kind)
@@ -250,12 +254,13 @@ async def test_what_is_asked_again_while_it_is_under_way_is_done_once():
         raise errors.Conflict("no")
 
     under_way = single_flight.SingleFlight[int]()
-    asked = [asyncio.create_task(under_way.once("a", do)) for _ in range(3)]
+    requests = [asyncio.create_task(under_way.once("a", do)) for _ in range(3)]
     failing = [asyncio.create_task(under_way.once("b", fail)) for _ in range(2)]
     await eventually(lambda: begun)
     go_on.set()
-    assert await asyncio.gather(*asked) == [1, 1, 1]
+    assert await asyncio.gather(*requests) == [1, 1, 1]
     assert all(
-        isinstance(one, errors.Conflict) for one in await asyncio.gather(*failing, return_exceptions=True)
+        isinstance(outcome, errors.Conflict)
+        for outcome in await asyncio.gather(*failing, return_exceptions=True)
     )
     assert await under_way.once("a", do) == 2  # what has ended is done again

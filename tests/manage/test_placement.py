@@ -47,10 +47,10 @@ def test_a_circle_is_found_within_what_is_new():
 
 def test_a_group_has_those_that_are_there_and_those_that_come_with_it():
     state = having(entry("old", group="db"))
-    found = agent_selection.place_entries(
+    place_entries = agent_selection.place_entries(
         state, [entry("new", group="db"), entry("web", depends_on=["group:db"])]
     )
-    assert found[1].depends_on == ("new", "old")
+    assert place_entries[1].depends_on == ("new", "old")
 
 
 def test_resources_go_where_least_is_and_each_counts_for_the_next():
@@ -58,7 +58,11 @@ def test_resources_go_where_least_is_and_each_counts_for_the_next():
     for name in ("a", "b"):
         state.agents[name] = assignments.AgentRecord(types=("memory",))
     free = [{"name": f"n{number}", "type": "memory", "where": "zone = 'default'"} for number in range(3)]
-    assert [one.agent for one in agent_selection.place_entries(state, free)] == ["b", "a", "b"]
+    assert [place_entry.agent for place_entry in agent_selection.place_entries(state, free)] == [
+        "b",
+        "a",
+        "b",
+    ]
 
 
 def test_many_are_placed_without_looking_at_every_agent_for_each(monkeypatch):
@@ -77,9 +81,11 @@ def test_many_are_placed_without_looking_at_every_agent_for_each(monkeypatch):
     monkeypatch.setattr(views, "agent_attributes", counted)
     wheres = ["rack = '1'", "rack IN ('0', '1')"]
     entries = [{"name": f"n{i}", "type": "memory", "where": wheres[i % 2]} for i in range(400)]
-    found = collections.Counter(one.agent for one in agent_selection.place_entries(state, entries))
+    counter = collections.Counter(
+        place_entry.agent for place_entry in agent_selection.place_entries(state, entries)
+    )
     assert looked == 400, "each agent once for each expression"
-    assert set(found.values()) == {2}, "evenly, although both select some of the same"
+    assert set(counter.values()) == {2}, "evenly, although both select some of the same"
 
 
 def test_what_depends_on_a_large_group_is_refused_by_name():

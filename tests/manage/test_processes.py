@@ -47,20 +47,22 @@ class House:
 
     async def do(self, verb: str, name: str = "thing", **more: Any) -> protocol.OperationResult:
         self.number += 1
-        given = {"id": f"op-{id(self)}-{self.number}", "type": "process", "epoch": 1, **more}
-        return await self.agent.execute(protocol.Operation(verb=protocol.Verb(verb), resource=name, **given))
+        arguments = {"id": f"op-{id(self)}-{self.number}", "type": "process", "epoch": 1, **more}
+        return await self.agent.execute(
+            protocol.Operation(verb=protocol.Verb(verb), resource=name, **arguments)
+        )
 
     @property
-    def one(self) -> resource_host.HostedResource:
+    def hosted_thing(self) -> resource_host.HostedResource:
         return self.agent.hosted["thing"]
 
     @property
     def seen(self) -> protocol.ObservedState:
-        return self.one.observed
+        return self.hosted_thing.observed
 
     @property
     def adapter(self) -> Any:
-        return self.one.adapter
+        return self.hosted_thing.adapter
 
 
 @pytest.fixture
@@ -69,20 +71,20 @@ async def house(tmp_path):
     await made.start()
     yield made
     await made.agent.stop()
-    for one in made.agent.hosted.values():
-        if one.adapter is not None:
-            await one.adapter.delete()
+    for resource in made.agent.hosted.values():
+        if resource.adapter is not None:
+            await resource.adapter.delete()
 
 
 def carriers(mark: str) -> list[int]:
     """The processes that were started with ``mark`` in their command, without their shims."""
-    found = []
-    for one in psutil.process_iter():
+    pids = []
+    for item in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            words = one.cmdline()
-            if mark in words and words[0] != shim.SHELL and one.status() != psutil.STATUS_ZOMBIE:
-                found.append(one.pid)
-    return found
+            words = item.cmdline()
+            if mark in words and words[0] != shim.SHELL and item.status() != psutil.STATUS_ZOMBIE:
+                pids.append(item.pid)
+    return pids
 
 
 def is_alive(pid: int) -> bool:
@@ -92,8 +94,8 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def is_down(one: resource_host.HostedResource) -> bool:
-    return one.observed.state is DOWN
+def is_down(resource: resource_host.HostedResource) -> bool:
+    return resource.observed.state is DOWN
 
 
 def mark() -> str:
@@ -126,7 +128,7 @@ async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(h
     answers: list[protocol.OperationResult] = []
     while not answers or answers[-1].outcome is messages.DecisionOutcome.IN_DOUBT:
         answers.append(await house.do("put", config=new, timeout_s=0.1))
-        assert answers[-1].outcome is messages.DecisionOutcome.DONE or house.one.record.digest == ""
+        assert answers[-1].outcome is messages.DecisionOutcome.DONE or house.hosted_thing.record.digest == ""
     assert len(answers) > 1
     assert answers[-1].outcome is messages.DecisionOutcome.DONE
     assert not is_alive(old)
@@ -138,13 +140,13 @@ async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkey
     await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
     await eventually(lambda: "ready" in house.adapter._output_path().read_text())
     states: list[health.HealthState] = []
-    see = house.one.record_observation
+    see = house.hosted_thing.record_observation
 
     def spy(observed: protocol.ObservedState) -> None:
         states.append(observed.state)
         see(observed)
 
-    monkeypatch.setattr(house.one, "record_observation", spy)
+    monkeypatch.setattr(house.hosted_thing, "record_observation", spy)
     answer = await house.do("execute", operation="restart", timeout_s=0.05)
     assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
     await eventually(lambda: UP in states)
@@ -247,9 +249,9 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path):
         if when == "with":
             assert house.agent.hosted[name].observed.state is UP
             await asyncio.to_thread(gate.write_text, "go\n")
-        one = house.agent.hosted[name]
-        await eventually(functools.partial(is_down, one))
-        seen = one.observed
+        resource = house.agent.hosted[name]
+        await eventually(functools.partial(is_down, resource))
+        seen = resource.observed
         assert seen.properties["exit_code"] == 7
         assert seen.ran == 5
         assert "exit code 7" in seen.reason
@@ -260,7 +262,7 @@ async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(h
     await house.do("create", config={"command": ["sh", "-c", f"sleep {word} & wait"]})
     await eventually(lambda: carriers(word))
     await house.agent.stop()
-    os.kill(house.one.record.runtime["leader"], signal.SIGKILL)
+    os.kill(house.hosted_thing.record.runtime["leader"], signal.SIGKILL)
     os.kill(house.seen.properties["pid"], signal.SIGKILL)
     assert carriers(word)
     await house.start()
@@ -324,7 +326,7 @@ async def test_a_process_is_not_taken_for_ended_for_want_of_descriptors(house, m
 async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_process):
     child = await start_process("sh", "-c", "sleep 1000 & wait")
     await eventually(lambda: psutil.Process(child.pid).children())
-    (grandchild,) = (one.pid for one in psutil.Process(child.pid).children())
+    (grandchild,) = (item.pid for item in psutil.Process(child.pid).children())
 
     def refuse(*_: Any) -> int:
         raise OSError(errno.EMFILE, "too many open files")
@@ -484,9 +486,9 @@ async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
     other = agent.Agent(
         await net.connect("talker"), None, beat_s=0.01, adapters=lambda _: memory.MemoryAdapter
     )
-    heard: list[Any] = []
+    received: list[Any] = []
     manager = await net.connect("m1")
-    await manager.subscribe(protocol.heartbeats_to("m1"), handler=heard.append)
+    await manager.subscribe(protocol.heartbeats_to("m1"), handler=received.append)
     async with other:
         for name in ("a", "b"):
             operation = protocol.Operation(
@@ -495,12 +497,12 @@ async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
             await other.execute(operation)
         adapter: Any = other.hosted["a"].adapter
         adapter.die("file \udcff is missing")  # as os.fsdecode makes of a name
-        await eventually(lambda: len(heard) > 3)
+        await eventually(lambda: len(received) > 3)
         other.hosted["a"].observed = msgspec.structs.replace(other.hosted["a"].observed, reason="\udcff")
         await throughout(lambda: True, for_s=0.05)
         other.hosted["a"].observed = msgspec.structs.replace(other.hosted["a"].observed, reason="")
-        before = len(heard)
-        await eventually(lambda: len(heard) > before + 3)
+        before = len(received)
+        await eventually(lambda: len(received) > before + 3)
 
 
 # The order of observations
@@ -508,8 +510,8 @@ async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
 
 async def test_a_look_that_a_change_overtook_is_not_taken(house):
     await house.do("create", "m", type="memory")
-    one = house.agent.hosted["m"]
-    adapter: Any = one.adapter
+    resource = house.agent.hosted["m"]
+    adapter: Any = resource.adapter
     look = asyncio.Event()
 
     async def observe() -> protocol.ObservedState:
@@ -521,6 +523,6 @@ async def test_a_look_that_a_change_overtook_is_not_taken(house):
     adapter.observe = observe
     await house.do("get", "m")
     assert look.is_set()
-    assert (one.observed.state, one.observed.reason) == (DOWN, "meanwhile")
-    assert one.observed.sequence == one.sequence
-    assert one.observed.boot
+    assert (resource.observed.state, resource.observed.reason) == (DOWN, "meanwhile")
+    assert resource.observed.sequence == resource.sequence
+    assert resource.observed.boot

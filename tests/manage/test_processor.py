@@ -42,7 +42,7 @@ def test_changes_are_true_where_there_is_something_to_write():
 
 def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
     core = two()
-    for agent, heard in (
+    for agent, received in (
         (assignments.AgentRecord(), set()),
         (assignments.AgentRecord(cordoned=True), {"m"}),
         (assignments.AgentRecord(cordoned=True, zone="north"), set()),
@@ -50,7 +50,7 @@ def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
         (None, set()),
         (assignments.AgentRecord(cordoned=True), {"m"}),
     ):
-        assert core.accept(assignments.RegistryChanges(agents={"a": agent})) == heard
+        assert core.accept(assignments.RegistryChanges(agents={"a": agent})) == received
         assert core.agents.get("a") == agent
     assert core.epoch == 2, "what gives no epoch takes none back"
 
@@ -80,7 +80,7 @@ def test_managers_hear_of_a_new_owner():
 
 def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
     core = two()
-    for state, heard in (
+    for state, received in (
         (State.STARTING, {"m"}),  # the first that is known of it
         (State.LATE, set()),
         (State.UP, {"m"}),
@@ -88,7 +88,7 @@ def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
         (State.DOWN, {"m"}),
         (State.FAILED, set()),
     ):
-        assert report(core, "db", state) == heard, state
+        assert report(core, "db", state) == received, state
     core.accept(assignments.RegistryChanges(statuses={"db": None, "web": None}))
     assert core.statuses == {}
 
@@ -159,43 +159,43 @@ def test_a_manager_whose_connection_closed_has_a_short_time_left(connection, gra
 
 def test_a_manager_is_sent_what_it_does_not_know_yet():
     core = two()
-    (first,), said = pages(core, "m", protocol.RenewRequest(boot=1))
+    (first,), totals = pages(core, "m", protocol.RenewRequest(boot=1))
     assert (first.term, first.session, first.ttl_s, first.anew, first.more) == (1, 100, 15.0, True, False)
-    assert [(one.spec.name, one.epoch) for one in first.assigned] == [("web", 1)]
-    assert (first.revision, said.revision) == (core.revision, core.revision)
-    (second,), said = pages(core, "m", said)
+    assert [(resource.spec.name, resource.epoch) for resource in first.assigned] == [("web", 1)]
+    assert (first.revision, totals.revision) == (core.revision, core.revision)
+    (second,), totals = pages(core, "m", totals)
     assert (second.anew, second.assigned, second.released) == (False, (), ())
     own(core, {"web": "n"})
-    (third,), said = pages(core, "m", said)
+    (third,), totals = pages(core, "m", totals)
     assert (third.anew, third.assigned, third.released) == (False, (), ("web",))
     own(core, {"web": "m"})
     own(core, {"web": "n"})
     own(core, {"web": "m"})
-    (fourth,), said = pages(core, "m", said)
-    assert ([one.spec.name for one in fourth.assigned], fourth.released) == (["web"], ())
+    (fourth,), totals = pages(core, "m", totals)
+    assert ([resource.spec.name for resource in fourth.assigned], fourth.released) == (["web"], ())
 
 
 @pytest.mark.parametrize("field", ["term", "session", "revision"])
 def test_what_another_registry_said_is_void(field: str):
     core = two()
-    _, said = pages(core, "m", protocol.RenewRequest(boot=1))
-    granted = core.renewal_page("m", msgspec.structs.replace(said, **{field: getattr(said, field) + 1}))
+    _, totals = pages(core, "m", protocol.RenewRequest(boot=1))
+    granted = core.renewal_page("m", msgspec.structs.replace(totals, **{field: getattr(totals, field) + 1}))
     assert granted.anew
-    assert [one.spec.name for one in granted.assigned] == ["web"]
+    assert [resource.spec.name for resource in granted.assigned] == ["web"]
 
 
 def test_a_manager_that_expired_is_told_everything_anew_each_time():
     core = two()
-    _, said = pages(core, "m", protocol.RenewRequest(boot=1))
+    _, totals = pages(core, "m", protocol.RenewRequest(boot=1))
     for number in (1, 2):
         core.managers["m"].expires_at = 0.0
         assert core.expire(0.0) == ["m"]
         own(core, {"alone": "n"})
         renew(core, "m")
-        granted = core.renewal_page("m", said)
+        granted = core.renewal_page("m", totals)
         assert (granted.anew, granted.session) == (True, 100 + number)
-        assert [one.spec.name for one in granted.assigned] == ["web"]
-        _, said = pages(core, "m", said)
+        assert [resource.spec.name for resource in granted.assigned] == ["web"]
+        _, totals = pages(core, "m", totals)
         core.check_invariants()
     assert not core.renewal_page("n", pages(core, "n", protocol.RenewRequest(boot=1))[1]).anew, (
         "the others go on"
@@ -224,13 +224,13 @@ def test_a_page_has_no_more_than_so_many(count: int, sizes: list[int], monkeypat
     core = having(*map(spec, names))
     renew(core, "m", "n")
     own(core, dict.fromkeys(names, "m"))
-    found, said = pages(core, "m", protocol.RenewRequest(boot=1))
-    assert [len(page.assigned) for page in found] == sizes
-    assert sorted(one.spec.name for page in found for one in page.assigned) == names
+    actual, totals = pages(core, "m", protocol.RenewRequest(boot=1))
+    assert [len(page.assigned) for page in actual] == sizes
+    assert sorted(resource.spec.name for page in actual for resource in page.assigned) == names
     own(core, dict.fromkeys(names, "n"))
-    found, _ = pages(core, "m", said)
-    assert [len(page.released) for page in found] == sizes
-    assert sorted(one for page in found for one in page.released) == names
+    actual, _ = pages(core, "m", totals)
+    assert [len(page.released) for page in actual] == sizes
+    assert sorted(item for page in actual for item in page.released) == names
 
 
 def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch):
@@ -238,17 +238,17 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
     core = having(*map(spec, names))
     renew(core, "m", "n")
     own(core, dict.fromkeys(names, "m"))
-    (whole,), said = pages(core, "m", protocol.RenewRequest(boot=1))
-    size = len(msgspec.msgpack.encode(whole.assigned[0]))
+    (complete,), totals = pages(core, "m", protocol.RenewRequest(boot=1))
+    size = len(msgspec.msgpack.encode(complete.assigned[0]))
     for max_bytes, sizes in ((1, [1] * 6), (2 * size, [2, 2, 2]), (3 * size - 1, [2, 2, 2])):
         monkeypatch.setattr(protocol, "PAGE_BYTES", max_bytes)
-        found, _ = pages(core, "m", protocol.RenewRequest(boot=1))
-        assert [len(page.assigned) for page in found] == sizes
-        assert sorted(one.spec.name for page in found for one in page.assigned) == names
+        actual, _ = pages(core, "m", protocol.RenewRequest(boot=1))
+        assert [len(page.assigned) for page in actual] == sizes
+        assert sorted(resource.spec.name for page in actual for resource in page.assigned) == names
     own(core, dict.fromkeys(names, "n"))
     monkeypatch.setattr(protocol, "PAGE_BYTES", 1)
-    found, _ = pages(core, "m", said)
-    assert [len(page.released) for page in found] == [1] * 6
+    actual, _ = pages(core, "m", totals)
+    assert [len(page.released) for page in actual] == [1] * 6
 
 
 # What a resource waits for
@@ -339,8 +339,8 @@ def test_an_assignment_says_all_that_a_manager_needs():
 
 
 def counts(core: assignments.AssignmentProcessor) -> list[int]:
-    found = collections.Counter(owner.manager for owner in core.owners.values())
-    return [found[name] for name in sorted(core.managers)]
+    counter = collections.Counter(owner.manager for owner in core.owners.values())
+    return [counter[name] for name in sorted(core.managers)]
 
 
 @pytest.mark.parametrize(

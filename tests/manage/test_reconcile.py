@@ -424,9 +424,9 @@ def test_nothing_is_done_where_nothing_is_known():
     assert act(assignment, runtime) is Act.CLAIM, "but it is asked"
     runtime.observed = protocol.ObservedState(False)
     assert act(assignment, runtime) is None
-    told = begin(assignment)
-    hear(assignment, told, observed(State.UNKNOWN, digest="other", reason="its adapter cannot tell"))
-    assert act(assignment, told) is None
+    reported = begin(assignment)
+    hear(assignment, reported, observed(State.UNKNOWN, digest="other", reason="its adapter cannot tell"))
+    assert act(assignment, reported) is None
 
 
 # Steps

@@ -68,7 +68,7 @@ def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is
 
 
 @pytest.mark.parametrize(
-    ("before", "heard", "after"),
+    ("before", "observation", "after"),
     [
         (State.STARTING, State.UP, State.UP),
         (State.UP, State.UP, State.UP),
@@ -85,11 +85,11 @@ def test_a_new_manager_asks_at_once_for_what_was_given_up_and_waits_with_what_is
     ],
 )
 @pytest.mark.parametrize("desired", list(protocol.DesiredState))
-def test_observe_returns_whether_the_state_changed(before, heard, after, desired):
+def test_observe_returns_whether_the_state_changed(before, observation, after, desired):
     assignment = assign(desired=desired)
     runtime = begin(assignment)
     runtime.health = health.Health(before, "before", 0)
-    assert hear(assignment, runtime, observed(heard)) is (after is not before)
+    assert hear(assignment, runtime, observed(observation)) is (after is not before)
     assert state_of(runtime) is after
 
 

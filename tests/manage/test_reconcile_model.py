@@ -225,10 +225,10 @@ class World(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def beat(self) -> None:
-        seen, told = self.runtime.observed, self._observed()
+        seen, reported = self.runtime.observed, self._observed()
         if self.obeys != self.epoch:
             return
-        if seen is not None and (seen.state, seen.digest) == (told.state, told.digest):
+        if seen is not None and (seen.state, seen.digest) == (reported.state, reported.digest):
             self._hear(seen)
         else:
             self.runtime.recheck = True

@@ -61,9 +61,11 @@ class World:
             await self.client.wait(name, "up", timeout_s=120)
 
     def hosted(self, name: str) -> health.HealthState | None:
-        one = self.host.hosted.get(name)
+        entry = self.host.hosted.get(name)
         return (
-            one.adapter.state if one is not None and isinstance(one.adapter, memory.MemoryAdapter) else None
+            entry.adapter.state
+            if entry is not None and isinstance(entry.adapter, memory.MemoryAdapter)
+            else None
         )
 
 
@@ -180,19 +182,19 @@ def test_what_a_manager_loses_is_sent_in_pages():
 
     def renew(name: str) -> int:
         """All pages. Returns how many."""
-        said, names = known.setdefault(name, (protocol.RenewRequest(boot=hash(name) & 0xFFFF), set()))
-        core.renew(name, said, 0.0)
+        request, names = known.setdefault(name, (protocol.RenewRequest(boot=hash(name) & 0xFFFF), set()))
+        core.renew(name, request, 0.0)
         for number in range(1, 1_000):
-            granted = core.renewal_page(name, said)
+            granted = core.renewal_page(name, request)
             messages.encode(granted, "msgpack")
             if granted.anew:
                 names.clear()
             names.difference_update(granted.released)
-            names.update(one.spec.name for one in granted.assigned)
-            said = protocol.RenewRequest(
-                boot=said.boot, term=granted.term, session=granted.session, revision=granted.revision
+            names.update(resource.spec.name for resource in granted.assigned)
+            request = protocol.RenewRequest(
+                boot=request.boot, term=granted.term, session=granted.session, revision=granted.revision
             )
-            known[name] = (said, names)
+            known[name] = (request, names)
             if not granted.more:
                 return number
         raise AssertionError("no end of pages")
@@ -229,11 +231,11 @@ def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
         plan = {"operation": "echo", "batch": "100%", "arguments": {"text": "x" * 50_000}}
         begun = await world.client.rollout(plan, *names)
         await asyncio.sleep(60)
-        (found,) = await world.client.rollouts(begun.id)
-        assert (found.state, found.counts) == ("done", {"done": 30})
+        (rollout,) = await world.client.rollouts(begun.id)
+        assert (rollout.state, rollout.counts) == ("done", {"done": 30})
         steps = await world.client.rollout_steps(begun.id)
-        assert [one.name for one in steps] == sorted(names)
-        assert all("too long" in one.reason for one in steps)
+        assert [step.name for step in steps] == sorted(names)
+        assert all("too long" in step.reason for step in steps)
 
     play(scenario)
 
@@ -258,8 +260,8 @@ def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
         world.net.disconnect(registry.bus)
         await asyncio.sleep(120)
         assert registry.processor.term == term, "the lease was not lost"
-        (found,) = await world.client.rollouts(begun.id)
-        assert (found.state, found.counts) == ("done", {"done": 6})
+        (rollout,) = await world.client.rollouts(begun.id)
+        assert (rollout.state, rollout.counts) == ("done", {"done": 6})
 
     play(scenario)
 
@@ -273,9 +275,9 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
         monkeypatch.setattr(operations, "submit_operation", fail)
         begun = await world.client.rollout({"operation": "echo"}, "web")
         await asyncio.sleep(10)
-        (found,) = await world.client.rollouts(begun.id)
-        assert found.state == "stopped"
-        assert "too much of it" in found.reason
+        (rollout,) = await world.client.rollouts(begun.id)
+        assert rollout.state == "stopped"
+        assert "too much of it" in rollout.reason
 
     play(scenario)
 
@@ -294,8 +296,8 @@ def test_a_pause_that_was_not_stored_did_not_happen():
             await world.client.pause(begun.id)
         world.registry.write = kept
         await asyncio.sleep(60)
-        (found,) = await world.client.rollouts(begun.id)
-        assert found.state == "done"
+        (rollout,) = await world.client.rollouts(begun.id)
+        assert rollout.state == "done"
 
     play(scenario)
 
@@ -511,24 +513,24 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
 
 @pytest.mark.parametrize(("slow_is_heard", "state"), [(False, "late"), (True, "down")])
 def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_heard, state):
-    heard = zones.ZoneReachability(0.0)
+    reachability = zones.ZoneReachability(0.0)
     for period_s in (5.0, 60.0):
-        heard.record("z", period_s, 100.0)
+        reachability.record("z", period_s, 100.0)
     up = health.Health(health.HealthState.UP, "", 0)
     runtime = reconciler.ResourceRuntime(
         up, protocol.ObservedState(True, health.HealthState.UP), last_seen_at=100.0, zone="z"
     )
     if slow_is_heard:
-        heard.record("z", 60.0, 160.0)
+        reachability.record("z", 60.0, 160.0)
     for now in range(101, 170):
-        heard.update(float(now))
+        reachability.update(float(now))
         reconciler.check_silence(
             runtime,
             float(now),
             0,
-            zone_silent="z" in heard.silent,
+            zone_silent="z" in reachability.silent,
             connected_since=0.0,
-            zone_last_seen_at=heard.last_seen_at("z") if now >= 160 or not slow_is_heard else 100.0,
+            zone_last_seen_at=reachability.last_seen_at("z") if now >= 160 or not slow_is_heard else 100.0,
         )
     assert runtime.health.state.value == state
 

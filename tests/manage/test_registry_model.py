@@ -59,7 +59,7 @@ class Manager:
             if self.named is not None:
                 self.named.add(assignment.spec.name)
         if not granted.more and self.named is not None:
-            self.known = {name: one for name, one in self.known.items() if name in self.named}
+            self.known = {name: item for name, item in self.known.items() if name in self.named}
             self.named = None
         self.asked = protocol.RenewRequest(
             boot=self.asked.boot, term=granted.term, session=granted.session, revision=granted.revision
@@ -93,7 +93,7 @@ def seen(core: assignments.AssignmentProcessor) -> tuple[dict[str, bool], dict[s
     )
 
 
-def whole(core: assignments.AssignmentProcessor) -> tuple[Any, ...]:
+def core_state(core: assignments.AssignmentProcessor) -> tuple[Any, ...]:
     return core.resources, core.owners, core.statuses, core.agents, core.epoch
 
 
@@ -200,7 +200,7 @@ class Registries(stateful.RuleBasedStateMachine):
     def next_model(self) -> Model:
         after = Model()
         after.agents = dict(self.model.agents)
-        after.resources = {name: dict(one) for name, one in self.model.resources.items()}
+        after.resources = {name: dict(resource) for name, resource in self.model.resources.items()}
         return after
 
     # Users
@@ -215,17 +215,17 @@ class Registries(stateful.RuleBasedStateMachine):
     @stateful.rule(
         some=some_names, agent=agents, desired=st.sampled_from(["up", "down"]), fate=fates, turn=turns
     )
-    def apply(self, some: list[str], agent: str, desired: str, fate: str, turn: int) -> None:
+    def apply(self, values: list[str], agent: str, desired: str, fate: str, turn: int) -> None:
         after = self.next_model()
-        formerly = {one["formerly"] for one in self.model.resources.values()}
+        formerly = {resource["formerly"] for resource in self.model.resources.values()}
         specs = [
             protocol.ResourceSpec(
                 name=name, type="memory", agent=agent, desired=protocol.DesiredState(desired)
             )
-            for name in some
+            for name in values
         ]
-        there = [self.model.resources[name] for name in some if name in self.model.resources]
-        refused = formerly & {*some} or any(one["deleting"] or one["agent"] != agent for one in there)
+        there = [self.model.resources[name] for name in values if name in self.model.resources]
+        refused = formerly & {*values} or any(item["deleting"] or item["agent"] != agent for item in there)
         try:
             changes = self.core.apply(specs, "ann")
         except errors.Conflict:
@@ -245,14 +245,14 @@ class Registries(stateful.RuleBasedStateMachine):
         self.commit(changes, after, fate, turn)
 
     @stateful.rule(some=some_names, force=st.booleans(), fate=fates, turn=turns)
-    def delete(self, some: list[str], force: bool, fate: str, turn: int) -> None:
+    def delete(self, values: list[str], force: bool, fate: str, turn: int) -> None:
         after = self.next_model()
         try:
-            changes = self.core.delete(some, "ann", force=force)
+            changes = self.core.delete(values, "ann", force=force)
         except errors.NotFound:
-            assert not {*some} <= self.model.resources.keys()
+            assert not {*values} <= self.model.resources.keys()
             return
-        for name in some:
+        for name in values:
             if force:
                 del after.resources[name]
             elif not after.resources[name]["deleting"]:
@@ -265,7 +265,7 @@ class Registries(stateful.RuleBasedStateMachine):
         after = self.next_model()
         before = self.model.resources.get(name)
         taken = to in self.model.resources or any(
-            other != name and one["formerly"] == to for other, one in self.model.resources.items()
+            other != name and resource["formerly"] == to for other, resource in self.model.resources.items()
         )
         allowed = before is not None and not taken and not before["deleting"]
         allowed = allowed and before is not None and before["formerly"] in ("", to)
@@ -294,9 +294,12 @@ class Registries(stateful.RuleBasedStateMachine):
             assert self.model.agents[self.model.resources[name]["agent"]]
             return
         if name in after.resources:
-            one = after.resources[name]
-            if not one["deleting"] and one["desired"] is (up if drain else drained):
-                one["desired"], one["generation"] = drained if drain else up, one["generation"] + 1
+            resource = after.resources[name]
+            if not resource["deleting"] and resource["desired"] is (up if drain else drained):
+                resource["desired"], resource["generation"] = (
+                    drained if drain else up,
+                    resource["generation"] + 1,
+                )
         else:
             after.agents[name] = drain
         self.commit(changes, after, fate)
@@ -310,7 +313,9 @@ class Registries(stateful.RuleBasedStateMachine):
             assert agent not in self.model.agents
             return
         del after.agents[agent]
-        after.resources = {name: one for name, one in after.resources.items() if one["agent"] != agent}
+        after.resources = {
+            name: resource for name, resource in after.resources.items() if resource["agent"] != agent
+        }
         self.commit(changes, after, fate, turn)
 
     # Managers
@@ -353,29 +358,29 @@ class Registries(stateful.RuleBasedStateMachine):
         manager = self.managers.get(name)
         if manager is None or not manager.known:
             return
-        some = data.draw(
+        values = data.draw(
             st.lists(st.sampled_from(sorted(manager.known)), min_size=1, max_size=3, unique=True)
         )
         items = {}
-        for one in some:
-            known = manager.known[one]
-            if (higher := self.claim(one, known.epoch)) is not None:
+        for key in values:
+            known = manager.known[key]
+            if (higher := self.claim(key, known.epoch)) is not None:
                 status = protocol.ResourceStatus(superseded_by=higher)
             else:
                 status = protocol.ResourceStatus(
                     state=health.HealthState.UP, generation=known.generation, gone=gone and known.deleting
                 )
-            items[one] = (known.epoch, status)
+            items[key] = (known.epoch, status)
         for _ in range(2 if again else 1):
             changes, refused = self.core.apply_checkpoints(name, items)
             after = self.next_model()
-            for one, resource in changes.resources.items():
-                assert one not in refused
+            for key, resource in changes.resources.items():
+                assert key not in refused
                 if resource is None:
-                    assert after.resources.pop(one)["deleting"]
+                    assert after.resources.pop(key)["deleting"]
                 else:
-                    assert after.resources[one]["formerly"]
-                    after.resources[one]["formerly"] = ""
+                    assert after.resources[key]["formerly"]
+                    after.resources[key]["formerly"] = ""
             self.commit(changes, after, fate)
 
     def claim(self, name: str, epoch: int) -> int | None:
@@ -389,9 +394,9 @@ class Registries(stateful.RuleBasedStateMachine):
 
     @stateful.rule()
     def crash(self) -> None:
-        before = whole(self.core)
+        before = core_state(self.core)
         self.act()
-        assert whole(self.core) == before, "memory was not what is stored"
+        assert core_state(self.core) == before, "memory was not what is stored"
 
     @stateful.precondition(lambda self: len(self.backups) < 2)
     @stateful.rule()
@@ -407,7 +412,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.backups.clear()
         url = f"sqlite:{self.folder / f'restored-{self.term}.db'}"
         self.run(backup.restore(url, path))
-        given = max(self.core.epoch, 0)
+        arguments = max(self.core.epoch, 0)
         self.store = self.run(self._open(url))
         self.records = record_store.RegistryRecords(self.store)
         if not noticed:  # as where files of the database were copied back
@@ -419,7 +424,9 @@ class Registries(stateful.RuleBasedStateMachine):
         self.act()
         self.epochs = {}
         self._accepted(model)
-        assert not noticed or self.core.epoch >= given, "a restored registry goes on beyond what was given"
+        assert not noticed or self.core.epoch >= arguments, (
+            "a restored registry goes on beyond what was given"
+        )
 
     def teardown(self) -> None:
         try:
@@ -442,12 +449,12 @@ class Registries(stateful.RuleBasedStateMachine):
                     manager.take(granted)
                     if not granted.more:
                         break
-                owned = {one for one, owner in self.core.owners.items() if owner.manager == name}
+                owned = {item for item, owner in self.core.owners.items() if owner.manager == name}
                 assert manager.known.keys() == owned
                 items = {}
-                for one, known in manager.known.items():
-                    if (higher := self.claim(one, known.epoch)) is not None:
-                        items[one] = (known.epoch, protocol.ResourceStatus(superseded_by=higher))
+                for key, known in manager.known.items():
+                    if (higher := self.claim(key, known.epoch)) is not None:
+                        items[key] = (known.epoch, protocol.ResourceStatus(superseded_by=higher))
                 changes, refused = self.core.apply_checkpoints(name, items)
                 assert not refused
                 self.commit(changes, self.next_model())

@@ -44,29 +44,32 @@ async def test_it_reaches_the_process_and_is_seen_nowhere_else(small, tmp_path, 
     caplog.set_level(logging.DEBUG)
     crossed: list[bytes] = []
     sniffer = await small.connect("sniffer")  # hears what no role may: everything
-    async with await sniffer.subscribe(">", handler=lambda one: crossed.append(one.data)):
+    async with await sniffer.subscribe(">", handler=lambda value: crossed.append(value.data)):
         await sniffer.flush()
         assert (await small.client.set_secret("db-password", VALUE)).used_by == []
         await small.client.create(entry(tmp_path))
         await small.client.wait("db", "up")
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text() == VALUE)
-        told = [
+        reported = [
             await small.client.describe("db"),
             await small.client.get(),
             await small.client.secrets(),
             await small.client.observe("db"),
-            [msgspec.to_builtins(one) for one in await small.client.decisions()],
+            [msgspec.to_builtins(decision) for decision in await small.client.decisions()],
         ]
     assert len(crossed) > 10
-    assert not [one for one in crossed if VALUE.encode() in one]
-    assert VALUE not in repr(told)
+    assert not [element for element in crossed if VALUE.encode() in element]
+    assert VALUE not in repr(reported)
     assert VALUE not in caplog.text
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "given"]
     assert kept
     assert not [path for path in kept if VALUE.encode() in path.read_bytes()]
-    (one,) = told[2]
-    assert (one.name, one.by, one.used_by) == ("db-password", "ann", ["db"])
-    audit = [(one.who, one.what, one.target, one.outcome.value) for one in await small.client.decisions()]
+    (item,) = reported[2]
+    assert (item.name, item.by, item.used_by) == ("db-password", "ann", ["db"])
+    audit = [
+        (decision.who, decision.what, decision.target, decision.outcome.value)
+        for decision in await small.client.decisions()
+    ]
     assert ("ann", "secret-set", "db-password", "done") in audit
     assert ("host-a", "secret", "db-password", "done") in audit
 
@@ -79,11 +82,11 @@ async def test_nobody_else_gets_it(small, tmp_path):
     key = sealed_box.SealedBoxKey.create()
 
     async def ask(identity: str, **more: Any) -> Any:
-        asked = {"resource": "db", "name": "db-password", "key": key.public, **more}
+        request_fields = {"resource": "db", "name": "db-password", "key": key.public, **more}
         bus = await small.connect(identity)
-        on_behalf_of = asked.pop("on_behalf_of", "")
+        on_behalf_of = request_fields.pop("on_behalf_of", "")
         subject = protocol.request(identity, protocol.SECRET)
-        return await rpc.call(bus, subject, asked, on_behalf_of=on_behalf_of)
+        return await rpc.call(bus, subject, request_fields, on_behalf_of=on_behalf_of)
 
     for identity, more in (
         ("host-b", {}),  # another agent
@@ -97,7 +100,7 @@ async def test_nobody_else_gets_it(small, tmp_path):
     ):
         with pytest.raises(errors.Forbidden):
             await ask(identity, **more)
-    audit = [(one.what, one.outcome.value) for one in await small.client.decisions()]
+    audit = [(decision.what, decision.outcome.value) for decision in await small.client.decisions()]
     assert audit.count(("secret", "refused")) == 8
     # The one who may gets a box for its key, about this very resource.
     box = (await ask("host-a"))["box"]
@@ -154,14 +157,14 @@ async def test_a_new_value_is_taken_at_the_next_start_and_a_new_registry_has_it(
     await small.client.set_secret("db-password", "old")
     await small.client.create(entry(tmp_path))
     await small.client.wait("db", "up")
-    given = tmp_path / "given"
-    await eventually(lambda: given.exists() and given.read_text() == "old")
+    arguments = tmp_path / "given"
+    await eventually(lambda: arguments.exists() and arguments.read_text() == "old")
     assert (await small.client.set_secret("db-password", VALUE)).used_by == ["db"]
     second = await small.registry("registry-2", open_key=lambda: small.key)
     await small.reg.stop()
     await second.acting.wait()
     await small.client.execute("db", "restart")
-    await eventually(lambda: given.read_text() == VALUE)
+    await eventually(lambda: arguments.read_text() == VALUE)
 
 
 async def test_a_registry_without_a_key_keeps_none(fleet):

@@ -112,12 +112,12 @@ class Simulated(base.Adapter):
 
 
 class Checked(agent.Agent):
-    async def _run_operation(self, one: Any, operation: protocol.Operation) -> protocol.OperationResult:
+    async def _run_operation(self, item: Any, operation: protocol.Operation) -> protocol.OperationResult:
         highest = WORLD.epochs.get(operation.resource, 0)
         if operation.epoch < highest:
             WORLD.violations.append(f"{operation} after epoch {highest}")
         WORLD.epochs[operation.resource] = operation.epoch
-        return await super()._run_operation(one, operation)
+        return await super()._run_operation(item, operation)
 
 
 class Stubborn(manager.Manager):
@@ -182,9 +182,9 @@ async def nemesis(
                 net.disconnect(bus)
         else:
             for host in hosts.values():
-                for one in host.hosted.values():
-                    if isinstance(one.adapter, Simulated) and chance.random() < 0.3:
-                        one.adapter.die()
+                for resource in host.hosted.values():
+                    if isinstance(resource.adapter, Simulated) and chance.random() < 0.3:
+                        resource.adapter.die()
 
 
 async def simulate(seed: int) -> World:
@@ -199,13 +199,13 @@ async def simulate(seed: int) -> World:
     def host(bus: Any) -> agent.Agent:
         made = Checked(bus, adapters=lambda _: Simulated, types=("simulated",), beat_s=2.0, clock=wall)
         # What a real one reads from its disk.
-        for name, one in kept.get(bus.identity, {}).items():
-            made._get_or_create(name, one.record)
+        for name, item in kept.get(bus.identity, {}).items():
+            made._get_or_create(name, item.record)
             made.hosted[name].adapter = Simulated(made.hosted[name].context)
-            if one.record.config is not None:
+            if item.record.config is not None:
                 state = health.HealthState.UP if WORLD.running.get(name) else health.HealthState.DOWN
                 made.hosted[name].observed = protocol.ObservedState(
-                    name in WORLD.values, state, "", one.record.digest
+                    name in WORLD.values, state, "", item.record.digest
                 )
         kept[bus.identity] = made.hosted
         hosts[bus.identity] = made
@@ -230,17 +230,17 @@ async def simulate(seed: int) -> World:
             for kind, count, make in kinds
             for number in range(count)
         ]
-        running = [asyncio.create_task(one) for one in tasks]
+        running = [asyncio.create_task(coroutine) for coroutine in tasks]
         trouble = asyncio.create_task(nemesis(net, chance, hosts))
         user = await net.connect("ann")
-        wanted = await apply_often(user, chance)
+        expected = await apply_often(user, chance)
         trouble.cancel()
         net.heal()
         calm.set()
         WORLD.note("calm")
         loop = asyncio.get_running_loop()
         until = loop.time() + CALM_S
-        while not settled(wanted):
+        while not settled(expected):
             for task in running:
                 if task.done():
                     task.result()
@@ -254,10 +254,10 @@ async def simulate(seed: int) -> World:
 
 async def apply_often(user: Any, chance: random.Random) -> dict[str, int]:
     """Wishes change during the storm; what was acknowledged is what must be at the end."""
-    wanted: dict[str, int] = {}
+    expected: dict[str, int] = {}
     loop = asyncio.get_running_loop()
     value = 0
-    while loop.time() < STORM_S or len(wanted) < RESOURCES:
+    while loop.time() < STORM_S or len(expected) < RESOURCES:
         value += 1
         names = [f"r{number}" for number in range(RESOURCES) if chance.random() < 0.5]
         entries = [
@@ -276,13 +276,13 @@ async def apply_often(user: Any, chance: random.Random) -> dict[str, int]:
                 await rpc.call(user, subject, {"entries": entries}, timeout_s=60, try_s=5)
                 break
             await asyncio.sleep(1)
-        wanted |= dict.fromkeys(names, value)
+        expected |= dict.fromkeys(names, value)
         await asyncio.sleep(chance.uniform(1, 15))
-    return wanted
+    return expected
 
 
-def settled(wanted: dict[str, int]) -> bool:
-    return WORLD.values == wanted and all(WORLD.running.get(name) for name in wanted)
+def settled(expected: dict[str, int]) -> bool:
+    return WORLD.values == expected and all(WORLD.running.get(name) for name in expected)
 
 
 def run(seed: int) -> World:
@@ -295,9 +295,9 @@ def test_desired_state_is_kept_and_never_two_owners(seed: int):
 
 
 def check(seed: int) -> None:
-    found = run(seed)
-    assert not found.violations, f"seed {seed}: {found.violations} {found.history[-40:]}"
-    assert found.acts > RESOURCES
+    result = run(seed)
+    assert not result.violations, f"seed {seed}: {result.violations} {result.history[-40:]}"
+    assert result.acts > RESOURCES
 
 
 @pytest.mark.slow

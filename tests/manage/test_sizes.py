@@ -85,12 +85,12 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
             )
             for i in reversed(range(20))
         ]
-        for one in made:
-            one.state = rollout.DONE
+        for item in made:
+            item.state = rollout.DONE
 
         def fill(tx: Any) -> None:
-            for one in made:
-                rollout_executor._put(tx, one, {})
+            for entry in made:
+                rollout_executor._put(tx, entry, {})
 
         await world.registry.write(fill)
         page = await world.client._read(dict[str, Any], "rollouts")
@@ -158,7 +158,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
         world.registry.commit = counted
         done = await world.client._request(manage_rows.ApplyResult, "apply", entries=entries(2))
         assert done.deleting == ["r2"]
-        assert [one for one in commits if one] == [{"r0", "r1", "r2"}]
+        assert [item for item in commits if item] == [{"r0", "r1", "r2"}]
 
     play(scenario)
 
@@ -277,7 +277,7 @@ def test_answers_of_one_message_fit_into_it_whatever_they_are():
     fitting = operation_results.fit_message(answers)
     for codec in ("json", "msgpack"):
         messages.encode(protocol.OrderResults(results=tuple(fitting)), codec)
-    assert all(one.truncated and one.reason for one in fitting)
+    assert all(result.truncated and result.reason for result in fitting)
     assert operation_results.fit_message(answers[:2]) == answers[:2]
 
 
@@ -285,17 +285,17 @@ def test_a_result_that_cannot_be_sent_is_left_out():
     answer = protocol.OperationResult(
         id="a", outcome=messages.DecisionOutcome.DONE, reason="\udc80", result=object()
     )
-    found = operation_results.truncate_result(answer)
-    assert (found.outcome, found.code, found.result) == (messages.DecisionOutcome.DONE, "bad-result", None)
-    messages.encode(found)
+    result = operation_results.truncate_result(answer)
+    assert (result.outcome, result.code, result.result) == (messages.DecisionOutcome.DONE, "bad-result", None)
+    messages.encode(result)
     plain = msgspec.structs.replace(answer, result={"a": 1})
     assert operation_results.truncate_result(plain) == msgspec.structs.replace(plain, reason="?")
 
 
 def test_facts_of_an_agent_that_are_too_long_are_refused():
     async def scenario(world: World) -> None:
-        said = protocol.AgentHello(boot=1, facts={"text": "x" * 100_000})
+        hello = protocol.AgentHello(boot=1, facts={"text": "x" * 100_000})
         with pytest.raises(errors.LimitExceeded, match="facts and labels of 'ann'"):
-            await world.registry._store_agent("ann", said)
+            await world.registry._store_agent("ann", hello)
 
     play(scenario)

@@ -37,7 +37,7 @@ lines = spark.readStream.text(sys.argv[1])
 
 
 async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_a_fall(fleet, tmp_path):
-    found = await asyncio.to_thread(java_runtime.find, tmp_path / "java")
+    matches = await asyncio.to_thread(java_runtime.find, tmp_path / "java")
     source, sink, checkpoint = (tmp_path / name for name in ("source", "sink", "checkpoint"))
     source.mkdir()
     script = tmp_path / "query.py"
@@ -70,7 +70,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
                 "progress_s": 12,
                 "stop_s": 60,
                 "environment": {
-                    "JAVA_HOME": str(found.home),
+                    "JAVA_HOME": str(matches.home),
                     "PYSPARK_PYTHON": sys.executable,
                     "SPARK_LOCAL_IP": "127.0.0.1",
                     "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
@@ -91,7 +91,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
     # Its driver is killed: it is started anew and goes on from its checkpoint.
     pid = (await fleet.client.observe("query"))["properties"]["pid"]
     family = psutil.Process(pid).children(recursive=True)
-    assert any("java" in one.name() for one in family)
+    assert any("java" in child.name() for child in family)
     os.kill(pid, signal.SIGKILL)
     await eventually(lambda: not any(map(test_adapters.runs, family)), timeout_s=60)
     more()
@@ -109,7 +109,7 @@ async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_
     family = psutil.Process(pid).children(recursive=True)
     await fleet.client.delete("query")
     await fleet.client.wait_gone("query", timeout_s=PATIENCE_S)
-    assert not [one for one in family if test_adapters.runs(one)]
+    assert not [child for child in family if test_adapters.runs(child)]
 
 
 def _lines_in(sink: Path) -> list[str]:

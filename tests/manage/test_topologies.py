@@ -21,18 +21,18 @@ def shape(kind: str, size: int, **more: Any) -> topologies.Topology:
 
 
 def test_the_paper_s_cluster_has_eight_brokers_and_seven_links():
-    found = topologies.links(shape("cluster", 8))
-    assert len(found) == 7
-    assert found == [(1, 0), (2, 1), (3, 0), (4, 3), (5, 4), (6, 0), (7, 6)]
+    links = topologies.links(shape("cluster", 8))
+    assert len(links) == 7
+    assert links == [(1, 0), (2, 1), (3, 0), (4, 3), (5, 4), (6, 0), (7, 6)]
 
 
 @pytest.mark.parametrize("kind", ["ring", "chain", "star", "tree", "cluster"])
 @pytest.mark.parametrize("size", [1, 3, 8, 21])
 def test_every_shape_is_one_network_without_a_circle(kind, size):
-    found = topologies.links(shape(kind, size))
-    assert len(found) == size - 1
+    links = topologies.links(shape(kind, size))
+    assert len(links) == size - 1
     reached = {0}
-    for near, far in sorted(found):
+    for near, far in sorted(links):
         assert far in reached
         reached.add(near)
     assert reached == set(range(size))
@@ -70,16 +70,16 @@ async def test_a_ring_is_deployed_mended_and_torn_down(fleet, trust, broker_acce
     def url(number: int) -> Any:
         return host.hosted[f"t-{number}"].observed.properties.get("url", "nats://127.0.0.1:1")
 
-    async def passes(one: int, other: int) -> bool:
+    async def passes(sender: int, other: int) -> bool:
         """Whether a message goes from one broker to the other."""
         try:
             async with (
-                await bus_client.connect([url(one)], creds=creds["a"], audit_s=0) as near,
+                await bus_client.connect([url(sender)], creds=creds["a"], audit_s=0) as near,
                 await bus_client.connect([url(other)], creds=creds["b"], audit_s=0) as far,
-                await far.subscribe("topic.x") as heard,
+                await far.subscribe("topic.x") as subscription,
             ):
                 await near.publish("topic.x", b"hello")
-                return (await heard.next(timeout_s=0.3)).data == b"hello"
+                return (await subscription.next(timeout_s=0.3)).data == b"hello"
         except errors.Unavailable:
             return False
 
@@ -111,9 +111,9 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
 
     def links() -> dict[str, set[str]]:
         return {
-            name: {remote.id for remote in one.adapter.broker.config.remotes}
-            for name, one in host.hosted.items()
-            if one.adapter is not None and one.adapter.broker is not None
+            name: {remote.id for remote in resource.adapter.broker.config.remotes}
+            for name, resource in host.hosted.items()
+            if resource.adapter is not None and resource.adapter.broker is not None
         }
 
     async def settled() -> bool:
@@ -123,12 +123,12 @@ async def test_a_network_is_changed_made_smaller_and_torn_down_by_manifest(fleet
     await fleet.client.apply(text("chain", 4))
     await eventually(settled, timeout_s=30)
     await eventually(lambda: links() == {"t-1": set(), "t-2": {"t-1"}, "t-3": {"t-2"}, "t-4": {"t-3"}})
-    pids = {name: one.observed.properties["pid"] for name, one in host.hosted.items()}
+    pids = {name: resource.observed.properties["pid"] for name, resource in host.hosted.items()}
 
     await fleet.client.apply(text("star", 4))
     await eventually(settled, timeout_s=30)
     await eventually(lambda: links() == {"t-1": set(), "t-2": {"t-1"}, "t-3": {"t-1"}, "t-4": {"t-1"}})
-    assert pids == {name: one.observed.properties["pid"] for name, one in host.hosted.items()}, (
+    assert pids == {name: resource.observed.properties["pid"] for name, resource in host.hosted.items()}, (
         "none restarted"
     )
 

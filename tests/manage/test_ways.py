@@ -107,8 +107,8 @@ def _issue(running: Any) -> Any:
 
 
 async def websocket_url(running: Any) -> str:
-    (found,) = await running.brokers.describe()
-    return str(found["websocket_url"])
+    (actual,) = await running.brokers.describe()
+    return str(actual["websocket_url"])
 
 
 async def hosts(running: Any, bus: Any, tmp_path: Any) -> None:
@@ -123,13 +123,13 @@ async def hosts(running: Any, bus: Any, tmp_path: Any) -> None:
 async def test_by_tls_and_the_locator(secured, tmp_path):
     url = secured.running.locator_url
 
-    async def found() -> Any:
+    async def connect_by_locator() -> Any:
         try:
             return await connection.connect(locator=url, creds=secured.creds, tls=secured.tls)
         except errors.Unavailable:  # a busy machine's may need longer than it is given
             return None
 
-    async with await eventually(found) as bus:
+    async with await eventually(connect_by_locator) as bus:
         await hosts(secured, bus, tmp_path)
 
 
@@ -154,14 +154,14 @@ async def test_through_an_http_proxy(secured, tmp_path, way):
 
 
 async def test_a_proxy_that_wants_a_password_or_is_not_there(secured):
-    given: dict[str, Any] = {"creds": secured.creds, "tls": secured.tls}
+    arguments: dict[str, Any] = {"creds": secured.creds, "tls": secured.tls}
     async with Proxy(secret="Proxy-Authorization: Basic YW5uOnN3b3JkZmlzaA==") as proxy:
         address = f"127.0.0.1:{proxy.port}"
         with pytest.raises(errors.Unavailable, match="a password"):
-            await connection.connect(secured.servers[0], proxy=f"http://{address}", **given)
+            await connection.connect(secured.servers[0], proxy=f"http://{address}", **arguments)
         url = f"http://ann:swordfish@{address}"
-        async with await connection.connect(secured.servers[0], proxy=url, **given) as bus:
+        async with await connection.connect(secured.servers[0], proxy=url, **arguments) as bus:
             await bus.flush()
             await eventually(lambda: proxy.asked)
     with pytest.raises(errors.Unavailable):
-        await connection.connect(secured.servers[0], proxy=f"http://{address}", **given)
+        await connection.connect(secured.servers[0], proxy=f"http://{address}", **arguments)

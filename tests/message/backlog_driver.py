@@ -33,10 +33,10 @@ class DrivenBacklog(backlog.Backlog):
             self.scanned(line)
         instructions = self.pump(now_ms, self.lookup)
         while self.is_blocked:
-            wanted = self.next_to_read(self._in_memory or 1, self.lookup)
-            assert wanted, "a blocked line needs a message"
-            self.reads += len(wanted)
-            self._loaded = dict.fromkeys(wanted)
+            expected = self.next_to_read(self._in_memory or 1, self.lookup)
+            assert expected, "a blocked line needs a message"
+            self.reads += len(expected)
+            self._loaded = dict.fromkeys(expected)
             self.unblock()
             instructions += self.pump(now_ms, self.lookup)
         return instructions

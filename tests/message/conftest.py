@@ -20,12 +20,12 @@ Dial = Callable[..., Awaitable[client_api.Connection]]
 async def serving(
     connect: fixtures.Connect,
     identity: str = "dispatcher",
-    wanted: settings.MessageSettings | None = None,
+    message_settings: settings.MessageSettings | None = None,
     max_bytes: int = 1 << 30,
     may: state.May = state.allow_all,
 ) -> AsyncIterator[leadership.DispatcherLeadership]:
     started = leadership.DispatcherLeadership(
-        await connect(identity), wanted, lease_ttl_s=2, max_bytes=max_bytes, may=may
+        await connect(identity), message_settings, lease_ttl_s=2, max_bytes=max_bytes, may=may
     )
     running = asyncio.create_task(started.run())
     try:

@@ -73,12 +73,14 @@ class History:
     async def judge(self, connection: api.Connection) -> None:
         """When everybody is through."""
         session = connection.session()
-        left, right = [[str(one.body()) async for one in session.browse(out)] for out in (LEFT, RIGHT)]
+        left, right = [
+            [str(message.body()) async for message in session.browse(out)] for out in (LEFT, RIGHT)
+        ]
         assert left == right, "a transaction is done as a whole"
         counts = collections.Counter(left)
         assert not set(self.accepted) - counts.keys(), "nothing accepted is lost"
         assert not [body for body, count in counts.items() if count > 1], "no transaction is done twice"
-        assert [one.body() async for one in session.browse(IN)] == [], "what was moved is taken"
+        assert [message.body() async for message in session.browse(IN)] == [], "what was moved is taken"
         assert self.again == [], "what was confirmed does not come again"
         for story in (left, list(self.moved), list(self.read)):
             assert set(story) == set(self.accepted)

@@ -30,7 +30,7 @@ def _may(identity: str, action: str, subject: str) -> bool:
 async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
     dial: conftest.Dial, connect: fixtures.Connect, bus: api.Bus
 ):
-    heard = await bus.subscribe(SECRET.subject)
+    subscription = await bus.subscribe(SECRET.subject)
     async with conftest.serving(connect, may=_may):
         connection = await dial()
         session = connection.session()
@@ -49,9 +49,11 @@ async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
         await connection.submit([protocol.SendMessage(str(ORDERS), raw, b"delayed")])
         consumer = await session.consumer(ORDERS)
         got = [await consumer.receive(30) for _ in range(2)]
-        assert [one.body() for one in got if one] == ["moved", "delayed"], "it is where it was, and goes on"
+        assert [message.body() for message in got if message] == ["moved", "delayed"], (
+            "it is where it was, and goes on"
+        )
         with pytest.raises(errors.TimedOut):
-            await heard.next(timeout_s=0.1)
+            await subscription.next(timeout_s=0.1)
         await connection.close()
 
 
@@ -69,7 +71,7 @@ async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial
             await connection.request(protocol.MoveMessages("orders"))
         others = await session.consumer(ORDERS)
         got = [await others.receive(30) for _ in range(2)]
-        assert [one.body() for one in got if one] == ["0", "1"]
+        assert [message.body() for message in got if message] == ["0", "1"]
         await connection.close()
 
 
@@ -107,16 +109,16 @@ async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_t
     message = await consumer.receive(30)
     assert message is not None
     other = await second.session(client_api.AcknowledgeMode.CLIENT).consumer(ORDERS)
-    (given,) = session.unacknowledged
+    (arguments,) = session.unacknowledged
     assert isinstance(consumer, consumers.DispatchedConsumer)
     await first.request(protocol.StopDelivery(first.name, [consumer.number]))
-    await first.request(protocol.ReleaseMessages(first.name, {given.key: [given.sequence]}))
+    await first.request(protocol.ReleaseMessages(first.name, {arguments.key: [arguments.sequence]}))
     again = await other.receive(30)
     assert again is not None
     assert again.redelivered
     await message.acknowledge()
     await second.close()
-    assert [one.body() async for one in session.browse(ORDERS)] == []
+    assert [browsed.body() async for browsed in session.browse(ORDERS)] == []
 
 
 async def test_nobody_acknowledges_what_waits_for_another_client(
@@ -149,7 +151,7 @@ async def test_a_repeated_work_is_done_once_however_much_came_between(
             protocol.CommitWork(slow.name, number, [protocol.SendMessage(str(ORDERS), meta, b"again")])
         )
         await slow.session().producer(destinations.queue("other")).send("another")
-    assert [one.body() async for one in busy.session().browse(ORDERS)] == ["once"]
+    assert [message.body() async for message in busy.session().browse(ORDERS)] == ["once"]
 
 
 async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_dispatcher(
@@ -185,8 +187,8 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)
     monkeypatch.setattr(admin, "FORGET_S", 0.0)
     names = [f"for-{number}" for number in range(20)]
-    wanted = settings.MessageSettings(checkpoint_records=10)
-    async with conftest.serving(connect, "first", wanted):
+    message_settings = settings.MessageSettings(checkpoint_records=10)
+    async with conftest.serving(connect, "first", message_settings):
         connection = await dial()
         session = connection.session()
         await session.producer(ORDERS).send("waits")
@@ -208,13 +210,13 @@ async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
         await session.producer(destinations.queue("consumed")).send("to whom it may concern")
         assert await held.receive(30) is not None
         await connection.outbox.wait_idle()
-    async with conftest.serving(connect, "second", wanted):
+    async with conftest.serving(connect, "second", message_settings):
         consumer = await session.consumer(destinations.queue(names[0]))
         message = await consumer.receive(30)
         assert message is not None
         assert message.body() == "again"
         others = [await session.consumer(destinations.queue(name)) for name in names]
-        assert [await one.receive_nowait() for one in others] == [None] * 20
+        assert [await item.receive_nowait() for item in others] == [None] * 20
         assert (await anext(aiter(session.browse(ORDERS)))).body() == "waits"
         await connection.close()
 

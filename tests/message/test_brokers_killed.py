@@ -38,9 +38,9 @@ async def _serving(connect: Connect, at: str, *names: str) -> AsyncIterator[None
         )
         for name in names
     ]
-    running = [asyncio.create_task(one.run()) for one in services]
+    running = [asyncio.create_task(service.run()) for service in services]
     try:
-        acting = [asyncio.create_task(one.acting.wait()) for one in services]
+        acting = [asyncio.create_task(service.acting.wait()) for service in services]
         await asyncio.wait(acting, return_when=asyncio.FIRST_COMPLETED)
         yield
     finally:
@@ -66,7 +66,7 @@ async def _kill_under_load(cluster: network.BrokerNetwork, *, kills: int, betwee
         async with _serving(connect, home.url, "d1", "d2"), contextlib.AsyncExitStack() as connections:
             senders = 2
             count = (kills + 1) * between
-            told = history.History(senders * count)
+            sent_history = history.History(senders * count)
             spared = (await _leader(watching), home.name)
             first = next(name for name in cluster.brokers if name not in spared)
             users = [
@@ -81,20 +81,20 @@ async def _kill_under_load(cluster: network.BrokerNetwork, *, kills: int, betwee
 
             async def kill() -> None:
                 for number in range(kills):
-                    await told.reached(senders * between * number + between)
+                    await sent_history.reached(senders * between * number + between)
                     victim = cluster[await _leader(watching) if number else first]
                     await victim.kill()
-                    await told.reached(min(len(told.moved) + 5, told.total))
+                    await sent_history.reached(min(len(sent_history.moved) + 5, sent_history.total))
                     await victim.start()
                     await victim.wait_healthy(timeout_s=60)
 
             async with asyncio.TaskGroup() as work:
-                work.create_task(told.follow(following))
-                work.create_task(told.move(mover))
+                work.create_task(sent_history.follow(following))
+                work.create_task(sent_history.move(mover))
                 for number, connection in enumerate(sending):
-                    work.create_task(told.send(connection, f"s{number}", count))
+                    work.create_task(sent_history.send(connection, f"s{number}", count))
                 work.create_task(kill())
-            await told.judge(judge)
+            await sent_history.judge(judge)
 
 
 @pytest.mark.timeout(180)

@@ -30,10 +30,10 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
     storage = config.BrokerStorage(directory=small_disk / "store")
     settings = config.BrokerConfig(name="one", directory=tmp_path / "one", storage=storage)
     async with contextlib.AsyncExitStack() as stack:
-        one = await stack.enter_async_context(brokers.Broker(settings))
+        broker = await stack.enter_async_context(brokers.Broker(settings))
 
         async def connect(identity: str) -> bus_client.NatsBus:
-            made = await bus_client.connect((one.url,), identity=identity)
+            made = await bus_client.connect((broker.url,), identity=identity)
             stack.push_async_callback(made.close)
             return made
 
@@ -69,7 +69,7 @@ async def test_a_full_disk_slows_senders_down_and_loses_nothing(small_disk: Path
         assert isinstance(refusal, errors.TimedOut)
         assert "disk is full" in str(refusal.hint)
         waiting = asyncio.create_task(send(patient, "waiting"))
-        problem = await eventually.eventually(one.problem, timeout_s=60)
+        problem = await eventually.eventually(broker.problem, timeout_s=60)
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         assert not waiting.done(), "it is slowed down"
@@ -123,11 +123,11 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
         return {body for body, delivery in sent.items() if delivery.remote_state == proton.Delivery.ACCEPTED}
 
     async with contextlib.AsyncExitStack() as stack:
-        one = await stack.enter_async_context(brokers.Broker(settings))
+        broker = await stack.enter_async_context(brokers.Broker(settings))
         numbers = iter(range(100))
 
         async def connect(identity: str) -> bus_client.NatsBus:
-            made = await bus_client.connect((one.url,), identity=f"{identity}-{next(numbers)}")
+            made = await bus_client.connect((broker.url,), identity=f"{identity}-{next(numbers)}")
             stack.push_async_callback(made.close)
             return made
 
@@ -150,7 +150,7 @@ async def test_a_flood_of_amqp_producers_on_a_full_disk_is_held_back_and_loses_n
 
         await eventually.eventually(has_begun)
         ballast = disks.fill(small_disk)
-        problem = await eventually.eventually(one.problem, timeout_s=60)
+        problem = await eventually.eventually(broker.problem, timeout_s=60)
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is diagnosis.BrokerFault.DISK_FULL
         assert not any(task.done() for task in flooding), "they are slowed down"

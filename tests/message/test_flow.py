@@ -138,8 +138,8 @@ async def test_senders_who_do_not_wait_are_refused_before_memory_is_full(
     waiting = asyncio.create_task(producer.send("one that waits"))
     async with conftest.serving(connect):
         await asyncio.gather(*accepted, waiting)
-        found = [one.body() async for one in connection.session().browse(ORDERS)]
-        assert found == [*(f"{number}" for number in range(100)), "one that waits"]
+        bodies = [message.body() async for message in connection.session().browse(ORDERS)]
+        assert bodies == [*(f"{number}" for number in range(100)), "one that waits"]
         await connection.close()
 
 
@@ -155,4 +155,4 @@ async def test_a_flood_of_producers_waits_for_the_dispatcher(
 
     async with asyncio.timeout(60):
         await asyncio.gather(*map(send, sessions))
-    assert len([one async for one in sessions[0].browse(ORDERS)]) == 80
+    assert len([message async for message in sessions[0].browse(ORDERS)]) == 80

@@ -64,8 +64,8 @@ async def test_kill_9_of_dispatchers_loses_nothing_and_keeps_transactions_whole(
             current = await begin(f"d{number + 1}")
 
     async with asyncio.TaskGroup() as work:
-        for one in (feed(), move(), kill()):
-            work.create_task(one)
+        for coroutine in (feed(), move(), kill()):
+            work.create_task(coroutine)
 
     watching = (await dial()).session()
     out = [message.body() async for message in watching.browse(OUT)]

@@ -13,37 +13,37 @@ LARGE = 1 << 50  # numbers as after years
 
 
 def subscription(key: str = "s:i:c:n", **fields: str) -> ledger.DurableSubscription:
-    given = {"key": key, "name": "n", "topic": "a/*", "identity": "i", "client_id": "c", **fields}
-    return msgspec.convert(given, ledger.DurableSubscription)
+    arguments = {"key": key, "name": "n", "topic": "a/*", "identity": "i", "client_id": "c", **fields}
+    return msgspec.convert(arguments, ledger.DurableSubscription)
 
 
-def restored(one: ledger.Ledger) -> ledger.Ledger:
+def restored(records: ledger.Ledger) -> ledger.Ledger:
     """As the next dispatcher reads it."""
     other = ledger.Ledger()
     chunks = [
         msgspec.json.decode(msgspec.json.encode(chunk), type=ledger.LogCheckpoint)
-        for chunk in one.checkpoint()
+        for chunk in records.checkpoint()
     ]
     assert {chunk.chunks for chunk in chunks} == {len(chunks)}
-    assert {chunk.head for chunk in chunks} == {one.head}
+    assert {chunk.head for chunk in chunks} == {records.head}
     other.restore(chunks)
-    other.reach(one.head, one.end)
+    other.reach(records.head, records.end)
     return other
 
 
 def test_a_new_ledger_says_nothing():
-    one = ledger.Ledger()
-    assert (one.head, one.end, one.floor_of_topics()) == (0, 0, 0)
-    again = restored(one)
+    records = ledger.Ledger()
+    assert (records.head, records.end, records.floor_of_topics()) == (0, 0, 0)
+    again = restored(records)
     assert (again.backlogs, again.subscriptions, again.last_works, again.consumed) == ({}, {}, {}, set())
 
 
 def test_backlogs_are_made_once_as_the_ledger_was_told():
-    one = ledger.Ledger(max_deliveries=3)
-    made = one.queue("x")
+    records = ledger.Ledger(max_deliveries=3)
+    made = records.queue("x")
     assert (made.key, made.floor, made.max_deliveries) == ("q:x", 0, 3)
-    assert one.queue("x") is made
-    assert one.backlog("s:i:c:n", floor=5).floor == 5
+    assert records.queue("x") is made
+    assert records.backlog("s:i:c:n", floor=5).floor == 5
     default = ledger.Ledger().queue("x")
     assert default.max_deliveries == 0
 
@@ -52,68 +52,70 @@ def test_backlogs_are_made_once_as_the_ledger_was_told():
 
 
 def test_a_queue_is_as_deep_as_what_was_stored_and_not_acknowledged():
-    one = ledger.Ledger()
-    one.apply(ledger.LogRecord(stored={"q:x": 3}), 3)
-    one.apply(ledger.LogRecord(stored={"q:x": 2, "q:y": 1}), 6)
-    assert (one.depths, one.stored) == ({"q:x": 5, "q:y": 1}, {"q:x": 5, "q:y": 1})
-    assert set(one.backlogs) == {"q:x", "q:y"}
-    one.apply(ledger.LogRecord(acked={"q:x": [1, 2, 1], "q:gone": [1]}), 6)
-    one.apply(ledger.LogRecord(acked={"q:x": [2]}), 6)
-    assert one.depths == {"q:x": 3, "q:y": 1}, "each counts once"
-    assert one.stored == {"q:x": 5, "q:y": 1}
-    assert one.queue("x").is_done(2)
+    records = ledger.Ledger()
+    records.apply(ledger.LogRecord(stored={"q:x": 3}), 3)
+    records.apply(ledger.LogRecord(stored={"q:x": 2, "q:y": 1}), 6)
+    assert (records.depths, records.stored) == ({"q:x": 5, "q:y": 1}, {"q:x": 5, "q:y": 1})
+    assert set(records.backlogs) == {"q:x", "q:y"}
+    records.apply(ledger.LogRecord(acked={"q:x": [1, 2, 1], "q:gone": [1]}), 6)
+    records.apply(ledger.LogRecord(acked={"q:x": [2]}), 6)
+    assert records.depths == {"q:x": 3, "q:y": 1}, "each counts once"
+    assert records.stored == {"q:x": 5, "q:y": 1}
+    assert records.queue("x").is_done(2)
 
 
 def test_a_subscription_hears_what_comes_after_it():
-    one = ledger.Ledger()
-    one.apply(ledger.LogRecord(subscribed=[subscription()]), 5)
-    assert one.subscriptions == {"s:i:c:n": subscription()}
-    assert (one.backlogs["s:i:c:n"].floor, one.created) == (5, {"s:i:c:n": 5})
-    one.apply(ledger.LogRecord(acked={"s:i:c:n": [7]}), 8)
-    assert one.depths == {}, "only queues have a depth"
-    assert one.backlogs["s:i:c:n"].is_done(7)
+    records = ledger.Ledger()
+    records.apply(ledger.LogRecord(subscribed=[subscription()]), 5)
+    assert records.subscriptions == {"s:i:c:n": subscription()}
+    assert (records.backlogs["s:i:c:n"].floor, records.created) == (5, {"s:i:c:n": 5})
+    records.apply(ledger.LogRecord(acked={"s:i:c:n": [7]}), 8)
+    assert records.depths == {}, "only queues have a depth"
+    assert records.backlogs["s:i:c:n"].is_done(7)
     changed = subscription(topic="b/*")
-    one.apply(ledger.LogRecord(subscribed=[changed]), 6)
-    assert one.subscriptions == {"s:i:c:n": changed}
-    assert (one.backlogs["s:i:c:n"].floor, one.created) == (6, {"s:i:c:n": 6})
-    assert not one.backlogs["s:i:c:n"].is_done(7), "another subscription of the same name begins anew"
+    records.apply(ledger.LogRecord(subscribed=[changed]), 6)
+    assert records.subscriptions == {"s:i:c:n": changed}
+    assert (records.backlogs["s:i:c:n"].floor, records.created) == (6, {"s:i:c:n": 6})
+    assert not records.backlogs["s:i:c:n"].is_done(7), "another subscription of the same name begins anew"
 
 
 def test_nothing_is_left_of_what_was_unsubscribed_or_dropped():
-    one = ledger.Ledger()
-    one.apply(
+    records = ledger.Ledger()
+    records.apply(
         ledger.LogRecord(subscribed=[subscription()], stored={"q:x": 1}, consumed=["s:i:c:n", "q:x"]), 5
     )
-    assert one.consumed == {"s:i:c:n", "q:x"}
-    one.apply(ledger.LogRecord(unsubscribed=["s:i:c:n"]), 6)
-    assert (one.subscriptions, one.created, one.consumed) == ({}, {}, {"q:x"})
-    assert set(one.backlogs) == {"q:x"}
-    one.apply(ledger.LogRecord(dropped=["q:x"]), 7)
-    assert (one.backlogs, one.depths, one.stored, one.consumed) == ({}, {}, {}, set())
-    assert one.dropped == {"q:x"}
+    assert records.consumed == {"s:i:c:n", "q:x"}
+    records.apply(ledger.LogRecord(unsubscribed=["s:i:c:n"]), 6)
+    assert (records.subscriptions, records.created, records.consumed) == ({}, {}, {"q:x"})
+    assert set(records.backlogs) == {"q:x"}
+    records.apply(ledger.LogRecord(dropped=["q:x"]), 7)
+    assert (records.backlogs, records.depths, records.stored, records.consumed) == ({}, {}, {}, set())
+    assert records.dropped == {"q:x"}
 
 
 def test_delayed_messages_that_are_done_belong_to_no_backlog():
-    one = ledger.Ledger()
-    one.apply(ledger.LogRecord(acked={ledger.DELAY_KEY: [3, 5]}), 6)
-    assert (one.delayed_done, one.backlogs) == ({3, 5}, {})
+    records = ledger.Ledger()
+    records.apply(ledger.LogRecord(acked={ledger.DELAY_KEY: [3, 5]}), 6)
+    assert (records.delayed_done, records.backlogs) == ({3, 5}, {})
 
 
 def test_what_has_consumers_is_known_until_it_is_idle():
-    one = ledger.Ledger()
-    one.apply(ledger.LogRecord(consumed=["q:x", "q:y"]), 1)
-    one.apply(ledger.LogRecord(idle=["q:x"]), 2)
-    assert one.consumed == {"q:y"}
+    records = ledger.Ledger()
+    records.apply(ledger.LogRecord(consumed=["q:x", "q:y"]), 1)
+    records.apply(ledger.LogRecord(idle=["q:x"]), 2)
+    assert records.consumed == {"q:y"}
 
 
 def test_the_last_work_of_the_latest_connections_is_known(monkeypatch):
     monkeypatch.setattr(ledger, "WORKS_KEPT", 3)
-    one = ledger.Ledger()
+    records = ledger.Ledger()
     for connection, number in (("a", 1), ("b", 1), ("c", 4), ("a", 2), ("c", 3)):
-        one.apply(ledger.LogRecord(last_works={connection: number}), 1)
-    assert list(one.last_works.items()) == [("b", 1), ("a", 2), ("c", 4)], "a late record takes nothing back"
-    one.apply(ledger.LogRecord(last_works={"d": 1}), 1)
-    assert list(one.last_works.items()) == [("a", 2), ("c", 4), ("d", 1)]
+        records.apply(ledger.LogRecord(last_works={connection: number}), 1)
+    assert list(records.last_works.items()) == [("b", 1), ("a", 2), ("c", 4)], (
+        "a late record takes nothing back"
+    )
+    records.apply(ledger.LogRecord(last_works={"d": 1}), 1)
+    assert list(records.last_works.items()) == [("a", 2), ("c", 4), ("d", 1)]
 
 
 @pytest.mark.parametrize(
@@ -143,23 +145,26 @@ def test_the_estimated_size_of_a_record_is_not_below_its_size_and_not_far_above(
 
 
 def everything() -> ledger.Ledger:
-    one = ledger.Ledger()
+    records = ledger.Ledger()
     other = subscription("g:all", selector="n = 1")
-    one.apply(ledger.LogRecord(subscribed=[subscription(), other], last_works={"a": 1, "b": 7}), 4)
-    one.apply(ledger.LogRecord(stored={"q:x": 9}, consumed=["q:x", "g:all"], last_works={"a": 2}), 20)
-    one.apply(ledger.LogRecord(acked={"q:x": [12, 14], "g:all": [9], ledger.DELAY_KEY: [3, 8, 5]}), 21)
-    one.queue("empty")
-    one.reach(21, 30)
-    return one
+    records.apply(ledger.LogRecord(subscribed=[subscription(), other], last_works={"a": 1, "b": 7}), 4)
+    records.apply(ledger.LogRecord(stored={"q:x": 9}, consumed=["q:x", "g:all"], last_works={"a": 2}), 20)
+    records.apply(ledger.LogRecord(acked={"q:x": [12, 14], "g:all": [9], ledger.DELAY_KEY: [3, 8, 5]}), 21)
+    records.queue("empty")
+    records.reach(21, 30)
+    return records
 
 
-def same(one: ledger.Ledger, other: ledger.Ledger) -> None:
+def same(records: ledger.Ledger, other: ledger.Ledger) -> None:
     for name in ("subscriptions", "created", "consumed", "delayed_done", "head", "end"):
-        assert getattr(one, name) == getattr(other, name), name
-    assert list(one.last_works.items()) == list(other.last_works.items())
-    assert one.backlogs.keys() == other.backlogs.keys()
+        assert getattr(records, name) == getattr(other, name), name
+    assert list(records.last_works.items()) == list(other.last_works.items())
+    assert records.backlogs.keys() == other.backlogs.keys()
     for key, theirs in other.backlogs.items():
-        assert (one.backlogs[key].floor, list(one.backlogs[key].done)) == (theirs.floor, list(theirs.done))
+        assert (records.backlogs[key].floor, list(records.backlogs[key].done)) == (
+            theirs.floor,
+            list(theirs.done),
+        )
 
 
 def test_a_checkpoint_restores_everything():
@@ -197,15 +202,15 @@ def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
     for number in range(6):
         queues.apply(ledger.LogRecord(stored={f"q:{number:08}": 8}), 1)
         queues.apply(ledger.LogRecord(acked={f"q:{number:08}": [LARGE + 2 * at for at in range(8)]}), 1)
-    for one, size in ((works, 30 + 20), (delayed, 8 * 40), (queues, 10 + (8 + 2) * 40)):
+    for records, size in ((works, 30 + 20), (delayed, 8 * 40), (queues, 10 + (8 + 2) * 40)):
         for chunk_bytes, chunks in ((2 * size, 3), (2 * size - 1, 6), (3 * size - 1, 3), (3 * size, 2)):
             monkeypatch.setattr(ledger, "CHUNK_BYTES", chunk_bytes)
-            assert len(one.checkpoint()) == chunks
+            assert len(records.checkpoint()) == chunks
     monkeypatch.setattr(ledger, "CHUNK_BYTES", 10 + 2 * 40 + 20)
     for consumed, chunks in ((["q:00000000"], 1), (["q:000000001"], 2)):
-        one = ledger.Ledger()
-        one.apply(ledger.LogRecord(stored={consumed[0]: 1}, consumed=consumed), 1)
-        assert len(one.checkpoint()) == chunks
+        records = ledger.Ledger()
+        records.apply(ledger.LogRecord(stored={consumed[0]: 1}, consumed=consumed), 1)
+        assert len(records.checkpoint()) == chunks
 
 
 # What subscriptions want
@@ -225,23 +230,23 @@ def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
     ],
 )
 def test_what_a_subscription_wants(no_local: str | None, origin: str | None, sequence: int, wants: bool):
-    one = ledger.Ledger()
-    wanted = subscription() if no_local is None else subscription(no_local=no_local)
-    one.apply(ledger.LogRecord(subscribed=[wanted]), 5)
-    assert one.wants("s:i:c:n", messages.MessageMeta(origin=origin, sequence=sequence)) is wants
+    records = ledger.Ledger()
+    expected = subscription() if no_local is None else subscription(no_local=no_local)
+    records.apply(ledger.LogRecord(subscribed=[expected]), 5)
+    assert records.wants("s:i:c:n", messages.MessageMeta(origin=origin, sequence=sequence)) is wants
 
 
 def test_a_subscription_of_unknown_age_wants_delayed_messages():
-    one = ledger.Ledger()
-    one.subscriptions["s:i:c:n"] = subscription()
-    assert one.wants("s:i:c:n", messages.MessageMeta(sequence=1))
+    records = ledger.Ledger()
+    records.subscriptions["s:i:c:n"] = subscription()
+    assert records.wants("s:i:c:n", messages.MessageMeta(sequence=1))
 
 
 def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
-    one = everything()
-    one.consumed.add("q:gone")
-    one.suspect()
-    assert {key: made.suspect for key, made in one.backlogs.items()} == {
+    records = everything()
+    records.consumed.add("q:gone")
+    records.suspect()
+    assert {key: made.suspect for key, made in records.backlogs.items()} == {
         "s:i:c:n": 0,
         "g:all": 30,
         "q:x": 30,
@@ -250,13 +255,13 @@ def test_what_had_consumers_is_suspect_up_to_the_end_of_the_log():
 
 
 def test_the_log_is_needed_from_the_lowest_floor_of_a_subscription():
-    one = ledger.Ledger()
-    one.apply(ledger.LogRecord(stored={"q:x": 1}), 3)
-    one.reach(9, 30)
-    assert one.floor_of_topics() == 30, "queues do not count"
+    records = ledger.Ledger()
+    records.apply(ledger.LogRecord(stored={"q:x": 1}), 3)
+    records.reach(9, 30)
+    assert records.floor_of_topics() == 30, "queues do not count"
     for key, end in (("s:c:a", 20), ("s:c:b", 10), ("s:c:c", 25)):
-        one.apply(ledger.LogRecord(subscribed=[subscription(key)]), end)
-    assert one.floor_of_topics() == 10
+        records.apply(ledger.LogRecord(subscribed=[subscription(key)]), end)
+    assert records.floor_of_topics() == 10
 
 
 # Keys and patterns
@@ -265,7 +270,7 @@ def test_the_log_is_needed_from_the_lowest_floor_of_a_subscription():
 def test_keys_of_different_things_differ():
     assert ledger.queue_key("x") == "q:x"
     named = [("c", "n"), ("c:n", "n"), ("c", "n:n"), ("c%3An", "n"), ("c%", "n")]
-    keys = {ledger.subscription_key(identity, *one) for identity in ("i", "j") for one in named}
+    keys = {ledger.subscription_key(identity, *item) for identity in ("i", "j") for item in named}
     assert len(keys) == 2 * len(named)
     assert ledger.subscription_key("i", "a:b%", "n:m") == "s:i:a%3Ab%25:n:m"
     assert ledger.subscription_key("i", None, "n") == ledger.subscription_key("j", None, "n") == "g:n"
@@ -277,26 +282,26 @@ def test_the_pattern_of_a_subscription_is_that_of_its_topic():
 
 
 def test_a_pattern_matches_until_it_was_removed_as_often_as_it_was_added():
-    one = ledger.TopicPatternIndex()
+    index = ledger.TopicPatternIndex()
     topic = topics.Topic.parse("a/b")
-    assert one.matching(topic) == ()
+    assert index.matching(topic) == ()
     for _ in range(3):
-        one.add("a/*")
-    one.add("a/b")
-    one.add("b/*")
-    assert sorted(one) == ["a/*", "a/b", "b/*"]
-    assert sorted(one.matching(topic)) == ["a/*", "a/b"]
-    one.remove("a/b")
-    assert one.matching(topic) == ("a/*",)
+        index.add("a/*")
+    index.add("a/b")
+    index.add("b/*")
+    assert sorted(index) == ["a/*", "a/b", "b/*"]
+    assert sorted(index.matching(topic)) == ["a/*", "a/b"]
+    index.remove("a/b")
+    assert index.matching(topic) == ("a/*",)
     for left in (("a/*",), ("a/*",), ()):
-        one.remove("a/*")
-        assert one.matching(topic) == left
-    assert list(one) == ["b/*"]
+        index.remove("a/*")
+        assert index.matching(topic) == left
+    assert list(index) == ["b/*"]
 
 
 def test_what_is_remembered_of_topics_is_bounded():
-    one = ledger.TopicPatternIndex()
-    one.add("a/*")
+    index = ledger.TopicPatternIndex()
+    index.add("a/*")
     for number in range(10_500):
-        assert one.matching(topics.Topic.parse(f"a/{number}")) == ("a/*",)
-    assert 0 < len(one._found) <= 10_001
+        assert index.matching(topics.Topic.parse(f"a/{number}")) == ("a/*",)
+    assert 0 < len(index._found) <= 10_001

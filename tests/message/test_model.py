@@ -104,16 +104,16 @@ class Application:
         count = 0
         while count < most and self.consumer is not None:
             try:
-                found = await self.consumer.receive(timeout_s)
+                message = await self.consumer.receive(timeout_s)
             except errors.MusterError:
                 break
-            if found is None:
+            if message is None:
                 break
             count += 1
-            text = str(found.body())
-            self._accounts.give(text, self.consumer.destination.name, redelivered=found.redelivered)
+            text = str(message.body())
+            self._accounts.give(text, self.consumer.destination.name, redelivered=message.redelivered)
             self.has.append(text)
-            self._last = found
+            self._last = message
         return count
 
     async def commit(self) -> None:
@@ -227,14 +227,14 @@ class World:
         """Each on its own, without waiting for the one before."""
         session = self.senders[sender].session()
 
-        async def one(destination: destinations.Destination) -> None:
+        async def submit(destination: destinations.Destination) -> None:
             text = self._new(destination)
             with contextlib.suppress(errors.MusterError):
                 await session.producer(destination, delay_s=delay_s).submit(text)
                 self.accounts.confirmed.add(text)
 
         for destination in to:
-            self.spawn(one(destination))
+            self.spawn(submit(destination))
 
     async def send_together(self, sender: int, to: Sequence[destinations.Destination]) -> None:
         """In one transaction."""
@@ -280,7 +280,7 @@ class World:
         for application in self.applications:
             await application.roll_back()
         left: list[str] = []
-        while sum([await self._drain(one, left) for one in self.applications]):
+        while sum([await self._drain(item, left) for item in self.applications]):
             pass
         rest = Application(self.accounts, self.admin, api.AcknowledgeMode.TRANSACTED)
         rest.consumer = await rest.session.consumer(OTHER)
@@ -307,7 +307,11 @@ class World:
         for task in list(self.under_way):
             task.cancel()
         await asyncio.gather(*self.under_way, return_exceptions=True)
-        for connection in [*self.senders, self.admin, *(one.connection for one in self.applications)]:
+        for connection in [
+            *self.senders,
+            self.admin,
+            *(application.connection for application in self.applications),
+        ]:
             await connection.close()
         self.running.cancel()
         await asyncio.gather(self.running, return_exceptions=True)

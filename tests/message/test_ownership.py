@@ -38,11 +38,11 @@ async def serving(
     net: network.SimulatedNetwork,
     trust: keyring.Keyring,
     measure: metrics.Metrics | None = None,
-    **wanted: int,
+    **expected: int,
 ) -> AsyncIterator[None]:
     started = leadership.DispatcherLeadership(
         await net.connect("dispatcher"),
-        settings.MessageSettings(**wanted),  # type: ignore[arg-type]
+        settings.MessageSettings(**expected),  # type: ignore[arg-type]
         lease_ttl_s=2,
         may=app_message.TopicPermissions(trust),
         measure=measure,
@@ -80,8 +80,8 @@ async def test_a_client_id_is_one_of_its_identity(
         await bob.session().unsubscribe("all")
         async with api.Connection(await net.connect("ann"), client_id="desk") as ann:
             consumer = await ann.session().durable_consumer(NEWS, "all")
-            found = [await consumer.receive(30) for _ in range(2)]
-            assert [one.body() for one in found if one] == ["for ann", "for both"]
+            actual = [await consumer.receive(30) for _ in range(2)]
+            assert [item.body() for item in actual if item] == ["for ann", "for both"]
 
 
 async def test_two_connections_of_an_identity_cannot_have_one_client_id(
@@ -159,16 +159,19 @@ async def test_a_subscription_without_a_client_id_is_shared_by_all_and_ended_by_
         api.Connection(await net.connect("olga")) as olga,
     ):
         first, second = await asyncio.gather(
-            *(one.session().shared_durable_consumer(NEWS, "work", prefetch=1) for one in (ann, bob))
+            *(
+                connection.session().shared_durable_consumer(NEWS, "work", prefetch=1)
+                for connection in (ann, bob)
+            )
         )
         ((maker, _, _),) = await _subscriptions(olga)
         other = {"ann": bob, "bob": ann}[maker]
         for number in range(4):
             await ann.session().producer(NEWS).send(f"{number}")
-        shares = [[await one.receive(1) for _ in range(4)] for one in (first, second)]
+        shares = [[await consumer.receive(1) for _ in range(4)] for consumer in (first, second)]
         assert all(any(share) for share in shares), "each gets some"
-        found = [str(message.body()) for share in shares for message in share if message]
-        assert sorted(found) == ["0", "1", "2", "3"]
+        actual = [str(message.body()) for share in shares for message in share if message]
+        assert sorted(actual) == ["0", "1", "2", "3"]
         await first.close()
         await second.close()
         with pytest.raises(errors.Forbidden):
@@ -215,6 +218,6 @@ async def test_the_connections_of_an_identity_are_bounded(
         await held[0].request(protocol.ClientHello(held[0].name))  # which it repeats whenever it is in doubt
         await held.pop(0).close()
         held.append(await connection("bob"))
-        for one in held:
-            await one.close()
+        for item in held:
+            await item.close()
     assert measured.value("muster_message_refused_connections_total", reason="identity") == 1

@@ -89,11 +89,11 @@ async def test_poisoned_headers_stop_nobody(
         await session.producer(to).send(good)
     for consumer in (*consumers, orders):
 
-        async def heard() -> bool:
-            found = await consumer.receive(1)  # noqa: B023
-            return found is not None and found.body() == "good"
+        async def receives_good() -> bool:
+            message = await consumer.receive(1)  # noqa: B023
+            return message is not None and message.body() == "good"
 
-        await eventually.eventually(heard)
+        await eventually.eventually(receives_good)
     assert (await connection.request(protocol.Ping(connection.name))).epoch == epoch, (
         "the same dispatcher goes on"
     )
@@ -115,12 +115,12 @@ async def test_what_no_consumer_can_read_is_a_dead_letter_that_can_be_looked_at(
     assert message.body() == "good"
 
     async def buried() -> list[messages.JmsMessage]:
-        return [one async for one in session.browse(dead)]
+        return [item async for item in session.browse(dead)]
 
     (shown,) = await eventually.eventually(buried)
     taken = await (await session.consumer(dead)).receive(30)
     assert taken is not None, "it does not die again and again"
-    for found in (shown, taken):
-        assert found.body() == BODY
-        assert found.properties[messages.DEAD_FROM] == "queue:orders"
-        assert "not JSON of the expected type" in str(found.properties[messages.DEAD_REASON])
+    for actual in (shown, taken):
+        assert actual.body() == BODY
+        assert actual.properties[messages.DEAD_FROM] == "queue:orders"
+        assert "not JSON of the expected type" in str(actual.properties[messages.DEAD_REASON])

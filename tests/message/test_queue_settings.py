@@ -23,10 +23,12 @@ HOUR_S = 3600.0
 
 @contextlib.asynccontextmanager
 async def _connected(
-    connect: fixtures.Connect, wanted: settings.MessageSettings | None = None, name: str = "dispatcher"
+    connect: fixtures.Connect,
+    message_settings: settings.MessageSettings | None = None,
+    name: str = "dispatcher",
 ) -> AsyncIterator[client_api.Connection]:
     """A connection to a dispatcher with these settings."""
-    async with conftest.serving(connect, name, wanted) as started:
+    async with conftest.serving(connect, name, message_settings) as started:
         await started.acting.wait()
         async with client_api.Connection(await connect("client")) as connection:
             yield connection
@@ -55,8 +57,8 @@ def _queue(**fields: object) -> settings.MessageSettings:
 async def test_a_queue_has_its_own_dead_letters_and_number_of_deliveries(
     connect: fixtures.Connect,
 ):
-    wanted = _queue(dead_letters="orders-dead", max_deliveries=1)
-    async with _connected(connect, wanted) as connection:
+    expected = _queue(dead_letters="orders-dead", max_deliveries=1)
+    async with _connected(connect, expected) as connection:
         session = connection.session()
         for queue in (ORDERS, OTHER):
             await session.producer(queue).send("chairs")
@@ -87,13 +89,13 @@ async def test_expired_messages_move_to_the_queue_for_them(
             consumer = early or await session.consumer(ORDERS)
             assert await consumer.receive_nowait() is None
         late = await session.consumer(destinations.queue("late"))
-        found = {}
+        actual = {}
         for _ in range(2):
             message = await late.receive(30)
             assert message is not None
-            found[message.body()] = message
-        assert set(found) == {"without a time to live", "with one"}
-        assert {message.properties[messages.DEAD_REASON] for message in found.values()} == {"expired"}
+            actual[message.body()] = message
+        assert set(actual) == {"without a time to live", "with one"}
+        assert {message.properties[messages.DEAD_REASON] for message in actual.values()} == {"expired"}
         assert await _text(await session.consumer(OTHER)) == "kept"
 
 

@@ -75,10 +75,10 @@ async def disk(monkeypatch: pytest.MonkeyPatch, wall_clock: None) -> Disk:
 
 @contextlib.asynccontextmanager
 async def serving(
-    net: network.SimulatedNetwork, *, may: state.May = state.allow_all, **wanted: Any
+    net: network.SimulatedNetwork, *, may: state.May = state.allow_all, **expected: Any
 ) -> AsyncIterator[leadership.DispatcherLeadership]:
     started = leadership.DispatcherLeadership(
-        await net.connect("dispatcher"), settings.MessageSettings(**wanted), lease_ttl_s=2, may=may
+        await net.connect("dispatcher"), settings.MessageSettings(**expected), lease_ttl_s=2, may=may
     )
     running = asyncio.create_task(started.run())
     try:
@@ -110,10 +110,10 @@ async def act(
 
 
 async def received(consumer: consumers.Consumer, timeout_s: float = 3.0) -> list[str]:
-    found: list[str] = []
+    bodies: list[str] = []
     while (message := await consumer.receive(timeout_s)) is not None:
-        found.append(str(message.body()))
-    return found
+        bodies.append(str(message.body()))
+    return bodies
 
 
 async def test_a_subscription_of_several_topics_gets_each_message_of_a_batch_once(
@@ -174,17 +174,17 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
         consumer = await connection.session().consumer(JOBS, prefetch=4)
         first = await consumer.receive(3)
         assert first is not None
-        asked = (
+        requests = (
             protocol.PurgeQueue("jobs") if purging else protocol.MoveMessages("jobs", to=str(OTHER), limit=30)
         )
         disk.ready.clear()
-        taking = asyncio.create_task(admin.request(asked))
+        taking = asyncio.create_task(admin.request(requests))
         await asyncio.sleep(0.1)
         eating = asyncio.create_task(received(consumer))
         await asyncio.sleep(0.1)
         disk.ready.set()
         count, eaten = (await taking).count, [str(first.body()), *await eating]
-        there = [str(one.body()) async for one in admin.session().browse(OTHER)]
+        there = [str(message.body()) async for message in admin.session().browse(OTHER)]
         assert not set(eaten) & set(there)
         assert count + len(eaten) == 60
 
@@ -201,12 +201,12 @@ async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
             await net.connect("a"), connect_without_echo=lambda: net.connect("a")
         ) as connection,
     ):
-        heard = await listener.session().consumer(topic)
+        topic_consumer = await listener.session().consumer(topic)
         await connection.session().consumer(topic, no_local=True)
         producer = connection.session().producer(topic)
         await asyncio.sleep(0.2)
         await asyncio.gather(*(producer.send(f"{each}", delay_s=0.0006) for each in range(4)))
-        assert sorted(await received(heard, 4.0)) == ["0", "1", "2", "3"]
+        assert sorted(await received(topic_consumer, 4.0)) == ["0", "1", "2", "3"]
 
 
 async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
@@ -220,12 +220,12 @@ async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(
         client_api.Connection(await net.connect("b")) as second,
     ):
         await writer.session().producer(JOBS).send("job")
-        one, two = (each.session(client_api.AcknowledgeMode.TRANSACTED) for each in (first, second))
-        assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
-        await one.producer(OTHER).send("done by the first")
+        first_session, two = (each.session(client_api.AcknowledgeMode.TRANSACTED) for each in (first, second))
+        assert await (await first_session.consumer(JOBS, prefetch=1)).receive(5) is not None
+        await first_session.producer(OTHER).send("done by the first")
         other = await two.consumer(JOBS, prefetch=1)
         disk.ready.clear()
-        committing = asyncio.create_task(one.commit())
+        committing = asyncio.create_task(first_session.commit())
         await asyncio.sleep(0.2)
         net.disconnect(first.bus)  # type: ignore[arg-type]
         assert await other.receive(2) is None, "its acknowledgement is being stored"
@@ -246,11 +246,11 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
         client_api.Connection(await net.connect("b")) as second,
     ):
         await writer.session().producer(JOBS).send("job")
-        one, two = (each.session(client_api.AcknowledgeMode.TRANSACTED) for each in (first, second))
-        assert await (await one.consumer(JOBS, prefetch=1)).receive(5) is not None
+        first_session, two = (each.session(client_api.AcknowledgeMode.TRANSACTED) for each in (first, second))
+        assert await (await first_session.consumer(JOBS, prefetch=1)).receive(5) is not None
         other = await two.consumer(JOBS, prefetch=1)
         disk.ready.clear()
-        committing = asyncio.create_task(one.commit())
+        committing = asyncio.create_task(first_session.commit())
         await asyncio.sleep(0.2)
         await first._request_once(protocol.Disconnect(first.name, lost=True))
         disk.full = True
@@ -458,8 +458,8 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
         client_api.Connection(await net.connect("w")) as writer,
         client_api.Connection(await net.connect("a")) as connection,
     ):
-        told: list[errors.MusterError] = []
-        connection.on_error = told.append
+        failures: list[errors.MusterError] = []
+        connection.on_error = failures.append
         for number in range(20):
             await writer.session().producer(JOBS).send(f"{number}")
         consumer = await connection.session().consumer(JOBS, prefetch=20)
@@ -467,7 +467,7 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
         got = [await consumer.receive(2) for _ in range(10)]
         assert all(got)
         await asyncio.sleep(30)
-        assert len(told) == 1, "the application hears of it once"
+        assert len(failures) == 1, "the application hears of it once"
         disk.full = False
         assert await received(consumer) == [f"{number}" for number in range(10, 20)]
         await connection.outbox.wait_idle()
@@ -521,7 +521,7 @@ async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
 
     def late(made: dispatcher.Dispatcher) -> None:
         send_reply = made._delivery.send_reply
-        made._delivery.send_reply = lambda *found: loop.call_later(0.02, send_reply, *found)  # type: ignore[method-assign,assignment]
+        made._delivery.send_reply = lambda *actual: loop.call_later(0.02, send_reply, *actual)  # type: ignore[method-assign,assignment]
 
     _, running = await act(net, "first", 1, deaf)
     async with (
@@ -650,8 +650,8 @@ async def test_one_unstorable_item_takes_no_other_with_it(
             ]
             await asyncio.sleep(0.1)
             disk.ready.set()
-            found = await asyncio.gather(*pending, return_exceptions=True)
-        assert [type(one) for one in found] == [type(None), errors.InvalidInput, type(None)]
+            actual = await asyncio.gather(*pending, return_exceptions=True)
+        assert [type(outcome) for outcome in actual] == [type(None), errors.InvalidInput, type(None)]
 
 
 async def _moving(
@@ -674,7 +674,7 @@ async def test_a_move_that_is_asked_again_is_done_once(
         connection, moving = await _moving(simulated_network, disk)
         disk.ready.set()
         assert (await moving).count == 3
-        assert len([one async for one in connection.session().browse(OTHER)]) == 3
+        assert len([message async for message in connection.session().browse(OTHER)]) == 3
         await connection.close()
 
 
@@ -687,7 +687,7 @@ async def test_a_move_that_a_new_dispatcher_knows_nothing_of_is_in_doubt(
     async with serving(simulated_network):
         with pytest.raises(errors.TimedOut, match="may have been executed"):
             await moving
-        assert len([one async for one in connection.session().browse(OTHER)]) == 0
+        assert len([message async for message in connection.session().browse(OTHER)]) == 0
         await connection.close()
 
 
@@ -708,11 +708,11 @@ async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(
         await admin.request(protocol.MoveMessages("jobs", to=str(OTHER)))
         await admin.request(protocol.PurgeQueue("other"))
         stream = await (await net.connect("reader")).open_stream(core_messages.DECISIONS_STREAM)
-        found = [
-            core_messages.decode(one.data, core_messages.Decision)
-            async for one in stream.read(1, (await stream.state()).last_sequence)
+        actual = [
+            core_messages.decode(message.data, core_messages.Decision)
+            async for message in stream.read(1, (await stream.state()).last_sequence)
         ]
-        assert [(one.who, one.what, one.target, one.outcome) for one in found] == [
+        assert [(record.who, record.what, record.target, record.outcome) for record in actual] == [
             ("user", "purge", "queue:jobs", core_messages.DecisionOutcome.REFUSED),
             ("admin", "move", "queue:jobs", core_messages.DecisionOutcome.DONE),
             ("admin", "purge", "queue:other", core_messages.DecisionOutcome.DONE),
@@ -790,7 +790,7 @@ async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
             errors.InvalidInput, match="after 2 messages: a message that is not a dead letter"
         ):
             await connection.request(protocol.MoveMessages(JOBS.name))
-        assert len([one async for one in connection.session().browse(OTHER)]) == 2
+        assert len([message async for message in connection.session().browse(OTHER)]) == 2
         with pytest.raises(errors.InvalidInput, match=r"^a message that is not a dead letter"):
             await connection.request(protocol.MoveMessages(JOBS.name))
 
@@ -886,19 +886,21 @@ async def test_consumers_do_not_wait_for_the_end_of_a_long_log(
 
 
 def test_a_consumer_that_crashes_again_and_again_buries_what_it_fails_with_and_nothing_else():
-    one = driver.DrivenBacklog("q:q", max_deliveries=10)
-    one.live = True
+    driven_backlog = driver.DrivenBacklog("q:q", max_deliveries=10)
+    driven_backlog.live = True
     for number in range(1, 201):
-        one.send(number, messages.MessageMeta())
+        driven_backlog.send(number, messages.MessageMeta())
     dead: list[backlog.Instruction] = []
     for crash in range(10):
         key = (f"c{crash}", 1)
-        one.attach(lines.BacklogConsumer(key, 200))
-        one.deliver(0)
-        dead += one.detach(key, seen=None)
-    assert [(type(found), found.number) for found in dead] == [(backlog.DeadLetterMessage, 1)]
-    one.attach(lines.BacklogConsumer(("last", 1), 200))
-    rest = one.deliver(0)
-    assert [found.number for found in rest] == list(range(2, 201))
-    counts = [found.count for found in rest if isinstance(found, backlog.DeliverMessage)]
+        driven_backlog.attach(lines.BacklogConsumer(key, 200))
+        driven_backlog.deliver(0)
+        dead += driven_backlog.detach(key, seen=None)
+    assert [(type(instruction), instruction.number) for instruction in dead] == [
+        (backlog.DeadLetterMessage, 1)
+    ]
+    driven_backlog.attach(lines.BacklogConsumer(("last", 1), 200))
+    rest = driven_backlog.deliver(0)
+    assert [actual.number for actual in rest] == list(range(2, 201))
+    counts = [actual.count for actual in rest if isinstance(actual, backlog.DeliverMessage)]
     assert counts == [10] * 199, "they may have been seen, and are marked"

@@ -81,19 +81,19 @@ async def _attempt(right: str, connection: client_api.Connection, queue: destina
         case "receive":
             await session.consumer(queue)
         case "browse":
-            assert [one async for one in session.browse(queue)]
+            assert [message async for message in session.browse(queue)]
         case "admin":
             await connection.request(protocol.PurgeQueue(queue.name))
 
 
 async def _outcomes(connection: client_api.Connection, queue: destinations.Destination) -> set[str]:
     """Which rights it turns out to have."""
-    found = set()
+    outcomes = set()
     for right in ("send", "browse", "receive", "admin"):
         with contextlib.suppress(errors.Forbidden):
             await _attempt(right, connection, queue)
-            found.add(right)
-    return found
+            outcomes.add(right)
+    return outcomes
 
 
 @pytest.mark.virtual_time
@@ -292,15 +292,15 @@ async def test_a_consumer_whose_right_was_withdrawn_ends_with_its_dispatcher(
     )
     running = asyncio.create_task(started.run())
     await started.acting.wait()
-    told: list[errors.MusterError] = []
+    failures: list[errors.MusterError] = []
     async with client_api.Connection(await net.connect("user")) as connection:
-        connection.on_error = told.append
+        connection.on_error = failures.append
         consumer = await connection.session().consumer(ORDERS)
         allowed.clear()
         net.disconnect(connection.bus)  # type: ignore[arg-type]
         assert await consumer.receive(20) is None
         assert consumer.closed
-        assert [type(error) for error in told] == [errors.Forbidden]
+        assert [type(error) for error in failures] == [errors.Forbidden]
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -363,7 +363,7 @@ async def test_amqp_clients_may_what_their_login_may(
                 assert link.remote_condition.name == "amqp:unauthorized-access"  # type: ignore[attr-defined]
             return not refused
 
-        found = set()
+        matches = set()
         sender = raw.session.sender("out")
         sender.target.address = str(queue)
         receiver, browser = raw.session.receiver("in"), raw.session.receiver("look")
@@ -372,9 +372,9 @@ async def test_amqp_clients_may_what_their_login_may(
         browser.source.distribution_mode = proton.Terminus.DIST_MODE_COPY
         for right, link in (("send", sender), ("receive", receiver), ("browse", browser)):
             if opened(link):
-                found.add(right)
+                matches.add(right)
         raw.socket.close()
-        return found
+        return matches
 
     async with (
         conftest.serving(connect, may=may) as dispatching,
@@ -382,5 +382,5 @@ async def test_amqp_clients_may_what_their_login_may(
     ):
         await dispatching.acting.wait()
         for queue, has in ((ORDERS, on_orders), (DEAD, on_the_dead)):
-            found = await asyncio.to_thread(outcomes, gateway.port, queue)
-            assert found == has - {"admin"}
+            actual = await asyncio.to_thread(outcomes, gateway.port, queue)
+            assert actual == has - {"admin"}

@@ -44,21 +44,21 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
         assert message is not None, "it was lost on its way"
         assert message.body() == f"{number}", "what the application holds does not come again"
         await message.acknowledge()
-    assert [one.body() async for one in session.browse(ORDERS)] == []
+    assert [browsed.body() async for browsed in session.browse(ORDERS)] == []
 
 
 async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_once(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(connection_, "REQUEST_S", 600.0)
-    asked = asyncio.Event()
+    event = asyncio.Event()
     connection = await dial()
     session = connection.session()
     with monkeypatch.context() as deaf:
-        deaf.setattr(dispatcher.Dispatcher, "_commit", lambda *_: asked.set())
+        deaf.setattr(dispatcher.Dispatcher, "_commit", lambda *_: event.set())
         async with conftest.serving(connect, "first"):
             sending = asyncio.ensure_future(session.producer(ORDERS).send("one"))
-            await asyncio.wait_for(asked.wait(), 30)
+            await asyncio.wait_for(event.wait(), 30)
     async with conftest.serving(connect, "second"):
         await asyncio.wait_for(sending, 60)
         assert [message.body() async for message in session.browse(ORDERS)] == ["one"]
@@ -97,24 +97,24 @@ async def test_a_durable_subscription_roams_between_gateways_and_the_python_api(
         return raw, got
 
     async def at(gateway: amqp_gateway.AmqpGateway, count: int) -> list[str]:
-        raw, found = await asyncio.to_thread(read, gateway.port, count)
+        raw, bodies = await asyncio.to_thread(read, gateway.port, count)
         (bridge,) = gateway.connections
         await eventually.eventually(lambda: len(bridge.outcomes._unsettled) == min(count, 2))
         await bridge.jms.outbox.wait_idle()  # confirmed; and then it vanishes
         raw.socket.close()
         await eventually.eventually(lambda: not gateway.connections and not gateway.tasks.pending)
-        return found
+        return bodies
 
     news = destinations.topic("news")
     async with (
-        amqp_gateway.AmqpGateway(join, None, anonymous="client") as one,
+        amqp_gateway.AmqpGateway(join, None, anonymous="client") as near_gateway,
         amqp_gateway.AmqpGateway(join, None, anonymous="client") as two,
     ):
-        assert await at(one, 0) == []
+        assert await at(near_gateway, 0) == []
         producer = (await dial()).session().producer(news)
         for number in range(12):
             await producer.send(f"{number}")
-        assert await at(one, 5) == ["0", "1", "2", "3", "4"]
+        assert await at(near_gateway, 5) == ["0", "1", "2", "3", "4"]
         assert await at(two, 5) == ["3 again", "4 again", "5", "6", "7"]
         session = (await dial("roamer")).session(client_api.AcknowledgeMode.CLIENT)
         consumer = await session.durable_consumer(news, "all")
@@ -145,8 +145,8 @@ async def test_a_locator_in_the_connections_url_and_the_next_best_broker(cluster
             await cluster[home].kill()
             await asyncio.gather(*under_way)
             assert sending.bus.broker not in (home, None)
-            found = [one.body() async for one in sending.session().browse(ORDERS)]
-            assert found == ["first", *(f"{number}" for number in range(50))]
+            bodies = [message.body() async for message in sending.session().browse(ORDERS)]
+            assert bodies == ["first", *(f"{number}" for number in range(50))]
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)

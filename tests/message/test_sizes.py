@@ -47,7 +47,7 @@ def test_a_checkpoint_of_very_many_subscriptions_and_works_fits_into_messages():
     first = ledger.Ledger()
     for number in range(20_000):
         selector = f"n = {number}" + " OR x = 1" * (2_000 if number < 20 else 1)
-        one = ledger.DurableSubscription(
+        subscription = ledger.DurableSubscription(
             key=f"s:i:client-{number}:all",
             name="all",
             topic="news/sport",
@@ -56,7 +56,10 @@ def test_a_checkpoint_of_very_many_subscriptions_and_works_fits_into_messages():
             selector=selector,
         )
         first.apply(
-            ledger.LogRecord(subscribed=[one], consumed=[one.key], last_works={f"{number:016}": 9}), number
+            ledger.LogRecord(
+                subscribed=[subscription], consumed=[subscription.key], last_works={f"{number:016}": 9}
+            ),
+            number,
         )
     first.reach(20_000, 20_000 << 10)
     chunks = first.checkpoint()

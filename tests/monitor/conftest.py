@@ -56,7 +56,7 @@ async def stored(bus: api.Bus, stream: str = columns.REPORTS_STREAM) -> list[tup
     """All batches of the stream, with their facts."""
     opened = await bus.open_stream(stream)
     last = (await opened.state()).last_sequence
-    return [columns.decode(one.data) async for one in opened.read(1, last)] if last else []
+    return [columns.decode(message.data) async for message in opened.read(1, last)] if last else []
 
 
 @pytest.fixture

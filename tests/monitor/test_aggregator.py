@@ -52,8 +52,8 @@ def test_a_message_has_a_bounded_number_of_rows():
     channel = make(rows_per_message=100)
     give(channel, *(node(f"m{i}") for i in range(250)))
     forwards = channel.flush(NOW_MS)
-    assert [one.batch.num_rows for one in forwards] == [100, 100, 50]
-    assert [one.facts.sequence for one in forwards] == [1, 2, 3]
+    assert [forward.batch.num_rows for forward in forwards] == [100, 100, 50]
+    assert [forward.facts.sequence for forward in forwards] == [1, 2, 3]
 
 
 def test_a_message_has_a_bounded_size_whatever_its_rows_hold():
@@ -65,7 +65,7 @@ def test_a_message_has_a_bounded_size_whatever_its_rows_hold():
     sent = [node(f"m{i}", services=many if i % 10 == 0 else ()) for i in range(300)]
     give(channel, *sent)
     forwards = channel.flush(NOW_MS)
-    assert max(len(one.encode()) for one in forwards) < 110_000
+    assert max(len(forward.encode()) for forward in forwards) < 110_000
     assert sorted(rows_of(forwards), key=lambda row: row.machine) == sorted(sent, key=lambda row: row.machine)
 
 
@@ -145,7 +145,7 @@ def test_what_was_dropped_is_reported_to_a_parent_once_however_many_messages_it_
         channel.add_batch("below", forward.encode(), NOW_MS)
     forwards = channel.flush(NOW_MS)
     assert len(forwards) == 2  # rows and summaries
-    assert [one.facts.dropped for one in forwards if one.facts.dropped] == [{"malformed": 1}]
+    assert [item.facts.dropped for item in forwards if item.facts.dropped] == [{"malformed": 1}]
 
 
 def test_out_of_order_is_not_a_repeat_but_too_far_back_cannot_be_told():
@@ -279,7 +279,7 @@ def test_no_bytes_at_all_stop_a_channel(changes):
     for forward in channel.flush(NOW_MS):
         columns.decode(forward.encode())
     give(channel, node("c", 7))
-    assert [one.machine for one in rows_of(channel.flush(NOW_MS))] == ["c"]
+    assert [report.machine for report in rows_of(channel.flush(NOW_MS))] == ["c"]
 
 
 def test_a_subscription_picks_rows_by_a_predicate():
@@ -303,7 +303,7 @@ def test_an_interpreter_that_fails_costs_what_was_held_and_is_counted():
     to = interpreters.ForwardTarget("up", ("root",), interpreter="tests.monitor.test_aggregator:odd")
     channel = aggregator.Aggregator("c", 1, [to, interpreters.ForwardTarget("also", ("root",))])
     give(channel, node("a"))
-    assert [one.subscription.name for one in channel.flush(NOW_MS)] == ["also"]
+    assert [forward.subscription.name for forward in channel.flush(NOW_MS)] == ["also"]
     assert channel.dropped == {"interpreter-failed": 1}
 
 
@@ -333,15 +333,15 @@ def test_merge_gives_the_same_in_a_tree_as_at_once():
         for forward in leaf.flush(NOW_MS):
             for _ in range(2):  # a repeat changes nothing
                 top.add_batch(f"c{number}", forward.encode(), NOW_MS)
-    one, tree = merged(flat.flush(NOW_MS)), merged(top.flush(NOW_MS))
-    assert one.keys() == tree.keys()
-    for key, summary in one.items():
+    first, tree = merged(flat.flush(NOW_MS)), merged(top.flush(NOW_MS))
+    assert first.keys() == tree.keys()
+    for key, summary in first.items():
         other = tree[key]
         assert (other.count, other.min, other.max) == (summary.count, summary.min, summary.max)
         assert other.sum == pytest.approx(summary.sum)
         assert other.sketch.quantile(0.95) == summary.sketch.quantile(0.95)
         assert other.machines.count() == summary.machines.count()
-    assert sum(one[group, interpreters.ALL_REPORTS].count for group in ("web", "db")) == 300
+    assert sum(first[group, interpreters.ALL_REPORTS].count for group in ("web", "db")) == 300
     assert tree["web", "own"].rollup().p99 == 1.0  # never outside of what was seen
 
 

@@ -11,11 +11,11 @@ def test_in_order_and_across_a_restart(tmp_path):
     first.done(3)
     assert len(first) == 27
     second = disk_buffer.ReportBuffer(tmp_path, bytes_max=1600)  # how far the first one was is not remembered
-    found = []
+    actual = []
     while rows := second.peek(7):
-        found += rows
+        actual += rows
         second.done(len(rows))
-    assert found == [b"%04d" % number for number in range(30)]
+    assert actual == [b"%04d" % number for number in range(30)]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,8 +39,8 @@ async def test_a_tree_of_three_levels(connect, channel, report, rows):
     await say(sensor, "leaf", report("m1", 1))
 
     async def there():
-        found = await conftest.stored(sensor)
-        return found and found[0][1]
+        actual = await conftest.stored(sensor)
+        return actual and actual[0][1]
 
     facts = await eventually(there)
     assert (facts.channel, facts.level, facts.machines) == ("top", 3, 1)
@@ -54,8 +54,8 @@ async def test_merge_ends_in_the_other_stream(connect, channel, report):
     await say(sensor, "leaf", *(report(f"m1.{i}") for i in range(10)))
 
     async def there():
-        found = await conftest.stored(sensor, columns.SUMMARIES_STREAM)
-        return found and found[0][0].to_pylist()
+        actual = await conftest.stored(sensor, columns.SUMMARIES_STREAM)
+        return actual and actual[0][0].to_pylist()
 
     summaries = {row["metric"]: interpreters.MetricSummary.from_row(row) for row in await eventually(there)}
     assert summaries["cpu_percent"].sum == 50.0
@@ -108,13 +108,13 @@ async def test_consumers_find_producers(connect, channel, report):
     await say(sensor, "leaf", report("m1", 1, group="web"))
 
     async def there():
-        found = await client.find(sensor, group="web")
-        return {one.name: one for one in found} if len(found) == 2 else None
+        matches = await client.find(sensor, group="web")
+        return {match.name: match for match in matches} if len(matches) == 2 else None
 
-    found = await eventually(there)
-    assert found["top"].stream == columns.REPORTS_STREAM
-    assert found["leaf"].subject == "muster.monitor.from.leaf.batch.top"
-    assert [one.name for one in await client.find(sensor, level=2)] == ["top"]
+    actual = await eventually(there)
+    assert actual["top"].stream == columns.REPORTS_STREAM
+    assert actual["leaf"].subject == "muster.monitor.from.leaf.batch.top"
+    assert [match.name for match in await client.find(sensor, level=2)] == ["top"]
     assert await client.find(sensor, group="db") == []
 
 

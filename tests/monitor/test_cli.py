@@ -44,8 +44,8 @@ async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(m
     bus = await connect("reader")
 
     async def by_channel() -> dict[str, columns.BatchInfo]:
-        found = await monitor_client.recent(bus)
-        return {facts.channel: facts for _, facts, _ in found}
+        matches = await monitor_client.recent(bus)
+        return {facts.channel: facts for _, facts, _ in matches}
 
     await eventually(by_channel, timeout_s=30)
     await victim.kill()
@@ -60,8 +60,8 @@ async def test_a_channel_killed_under_load_costs_nothing_that_is_counted_twice(m
         return len(await rows(bus)) > before + 3
 
     await eventually(more, timeout_s=30)
-    found = await rows(bus)
-    sequences = [row.sequence for row in found]
+    actual = await rows(bus)
+    sequences = [row.sequence for row in actual]
     missing = set(range(1, max(sequences))) - set(sequences)
     assert not missing
     assert len(sequences) - len(set(sequences)) <= 1  # stored, and the word of it not yet out
@@ -90,7 +90,11 @@ async def test_simulate_report_top_and_capacity(muster, connect):
         columns.SystemReport,
     )
     assert system.machines == 300
-    assert [(one.group, one.machines) for one in system.groups] == [("g0", 100), ("g1", 100), ("g2", 100)]
+    assert [(group.group, group.machines) for group in system.groups] == [
+        ("g0", 100),
+        ("g1", 100),
+        ("g2", 100),
+    ]
     assert system.stale or system.metrics["cpu_percent"].count == 300  # stale if this machine is slow
     as_xml = await ended(await muster("report", "node", "sim.0000007", "-o", "xml", "--window", "1h"))
     node = report_xml.decode(as_xml.encode())

@@ -20,17 +20,17 @@ async def test_a_consumer_finds_a_producer_and_listens_to_it(connect, channel, r
         return await client.find(consumer, produces=columns.NODE_SCHEMA)
 
     (producer,) = await eventually(registered)
-    async with contextlib.aclosing(client.follow_reports(consumer, producer)) as heard:
-        first = asyncio.ensure_future(anext(heard))
+    async with contextlib.aclosing(client.follow_reports(consumer, producer)) as received:
+        first = asyncio.ensure_future(anext(received))
         sequence = 0
 
-        async def said() -> bool:
+        async def publish_next() -> bool:
             nonlocal sequence
             sequence += 1
             await sensor.publish(protocol.report("m1", "c1"), messages.encode(report("m1", sequence)))
             return first.done()
 
-        await eventually(said)
+        await eventually(publish_next)
         assert (await first).batch["machine"].to_pylist()[0] == "m1"
 
 
@@ -44,11 +44,11 @@ async def test_the_last_minutes_are_found_by_time(connect, channel, report):
         await eventually(lambda: started.forwarded == len(sent))
     await started.stop()
     everything = await client.recent(sensor)
-    assert [one.batch["sequence"].to_pylist() for one in everything] == [[1], [2], [3], [4], [5]]
+    assert [reports.batch["sequence"].to_pylist() for reports in everything] == [[1], [2], [3], [4], [5]]
     middle = everything[2].stored_at_ms
     until = await client.recent(sensor, at_ms=middle + 1)
     assert len(until) >= 3
-    assert all(one.stored_at_ms <= middle + 1 for one in until)
+    assert all(reports.stored_at_ms <= middle + 1 for reports in until)
     assert await client.recent(sensor, at_ms=everything[0].stored_at_ms - 5000) == []
 
 

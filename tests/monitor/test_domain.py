@@ -26,8 +26,8 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
         "sensor.statsd_port": "0",
         "sensor.processes": '["tests=pytest"]',
     }
-    wanted = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(wanted, parts=app_settings.components(wanted)) as running:
+    settings = loader.load(app_settings.Settings, flags=flags)
+    async with domain.Domain(settings, parts=app_settings.components(settings)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
         other = sensor.SensorOptions(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
         operator = await running.connect("op", roles.Role.OPERATOR)
@@ -35,18 +35,18 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
 
             async def machines():
                 try:
-                    found = await conftest.stored(operator)
+                    actual = await conftest.stored(operator)
                 except errors.NotFound:
                     return None
-                names = {name for batch, _ in found for name in batch["machine"].to_pylist()}
+                names = {name for batch, _ in actual for name in batch["machine"].to_pylist()}
                 return names >= {"sensor", "web-7"}
 
             await eventually(machines, timeout_s=30)
-            assert [one.name for one in await client.find(operator)] == ["channel"]
+            assert [match.name for match in await client.find(operator)] == ["channel"]
             # An agent reports as itself alone: the broker refuses the subject, the channel the name.
             await agent.publish(protocol.report("sensor", "channel"), b"{}")
             await eventually(lambda: agent.statistics().violations == 1)
-        parts = {one["name"]: one["state"] for one in (await running.status())["parts"]}
+        parts = {row["name"]: row["state"] for row in (await running.status())["parts"]}
         assert parts["channel"] == "up"
         name = "muster_channel_forwarded_rows_total"
         await eventually(lambda: running.metrics.value(name, channel="channel"))

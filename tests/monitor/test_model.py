@@ -19,7 +19,7 @@ COSTS = capacity_model.CostParameters(message_s=1e-6, row_s=1e-6, out_message_s=
 @given(st.lists(st.tuples(seconds, seconds, seconds), min_size=1, max_size=5), seconds)
 def test_equation_4_is_equation_3_solved(levels, period_s):
     holds = [period_s, *(hold for hold, _, _ in levels)]
-    ins, outs = [one for _, one, _ in levels], [one for _, _, one in levels]
+    ins, outs = [item for _, item, _ in levels], [item for _, _, item in levels]
     reached = holds[0]  # (1)
     reached += ins[0]  # (2)
     for level in range(2, len(levels) + 1):
@@ -33,9 +33,9 @@ def test_equation_5_adds_the_age_of_the_applications_own_report():
         30.0,
         (capacity_model.HierarchyLevel(10, 30.0, COSTS), capacity_model.HierarchyLevel(5, 0.0, COSTS)),
     )
-    found = capacity_model.figures(tree, service_period_s=7.0)
-    assert found.staleness_s == found.propagation_s + 7.0
-    assert found.propagation_s == pytest.approx(60.0, abs=0.01)  # both holding times, and little else
+    figures = capacity_model.figures(tree, service_period_s=7.0)
+    assert figures.staleness_s == figures.propagation_s + 7.0
+    assert figures.propagation_s == pytest.approx(60.0, abs=0.01)  # both holding times, and little else
 
 
 def test_the_input_time_grows_gradually_until_the_cpu_goes_to_saturation_and_then_without_bound():
@@ -57,7 +57,9 @@ def test_the_output_time_grows_linearly_with_the_lower_services():
 
 
 def test_the_findings_on_the_four_hierarchies():
-    single, two_50, two_100, three = (capacity_model.capacity(one) for one in capacity_model.table_2())
+    single, two_50, two_100, three = (
+        capacity_model.capacity(hierarchy) for hierarchy in capacity_model.table_2()
+    )
     assert two_50 / single == pytest.approx(5, rel=0.1)  # "approximately five times"
     assert two_100 / two_50 == pytest.approx(1, rel=0.15)  # "no significant difference"
     assert three / two_100 == pytest.approx(
@@ -91,21 +93,21 @@ def test_a_lower_frequency_carries_more_machines_at_the_price_of_staleness():
 
 
 def test_the_plan_for_a_million_machines():
-    found = capacity_model.plan(1_000_000, 10.0)
-    assert found.hierarchy.machines >= 1_000_000
-    assert all(one.load <= capacity_model.TARGET_LOAD for one in found.figures.levels)
-    assert sum(found.channels) <= 4  # with XML it would be thousands of cores
-    assert 10 + 1 + 10 < found.figures.propagation_s < 10 + 1 + 10 + 10
-    assert "root" in found.limits
+    actual = capacity_model.plan(1_000_000, 10.0)
+    assert actual.hierarchy.machines >= 1_000_000
+    assert all(level.load <= capacity_model.TARGET_LOAD for level in actual.figures.levels)
+    assert sum(actual.channels) <= 4  # with XML it would be thousands of cores
+    assert 10 + 1 + 10 < actual.figures.propagation_s < 10 + 1 + 10 + 10
+    assert "root" in actual.limits
 
 
 @given(st.integers(1, 20_000_000), st.floats(0.5, 300))
 def test_a_plan_carries_its_fleet_without_overloading_a_channel(machines, period_s):
-    found = capacity_model.plan(machines, period_s)
-    assert found.hierarchy.machines >= machines
-    assert all(one.load <= 1.001 * capacity_model.TARGET_LOAD for one in found.figures.levels[:-1])
-    if found.figures.limit:
-        assert "not enough" in found.limits
+    actual = capacity_model.plan(machines, period_s)
+    assert actual.hierarchy.machines >= machines
+    assert all(level.load <= 1.001 * capacity_model.TARGET_LOAD for level in actual.figures.levels[:-1])
+    if actual.figures.limit:
+        assert "not enough" in actual.limits
 
 
 def test_a_plan_of_nothing_is_refused():
@@ -122,8 +124,8 @@ def test_check_compares_the_worst_case_with_the_oldest_measured():
 @given(st.floats(1e-6, 1e-2), st.floats(1e-7, 1e-3))
 def test_the_costs_are_found_again_from_measurements(message_s, row_s):
     points = [(m, m * r, m * message_s + m * r * row_s) for m, r in ((1000, 1), (100, 10), (10, 1000))]
-    found = capacity_model.fit(points)
-    assert found.message_s == pytest.approx(message_s, rel=1e-3)
-    assert found.row_s == pytest.approx(row_s, rel=1e-3)
+    actual = capacity_model.fit(points)
+    assert actual.message_s == pytest.approx(message_s, rel=1e-3)
+    assert actual.row_s == pytest.approx(row_s, rel=1e-3)
     with pytest.raises(errors.InvalidInput):
         capacity_model.fit([(10, 10, 1), (20, 20, 2)])

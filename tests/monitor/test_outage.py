@@ -27,27 +27,27 @@ async def test_a_broker_killed_under_load_costs_no_report(broker, connect, chann
     buses = [await connect(f"m{number}") for number in range(5)]
     running = []
     for bus in buses:
-        wanted = sensor.SensorOptions(buffer_dir=tmp_path / bus.identity, period_s=0.1)
-        running.append(sensor.Sensor(bus, wanted))
+        options = sensor.SensorOptions(buffer_dir=tmp_path / bus.identity, period_s=0.1)
+        running.append(sensor.Sensor(bus, options))
         await running[-1].start()
     try:
-        await eventually(lambda: all(one.sent > 3 for one in running))
+        await eventually(lambda: all(entry.sent > 3 for entry in running))
         await broker.kill()
         await eventually(lambda: all(bus.state is not api.ConnectionState.CONNECTED for bus in buses))
-        await eventually(lambda: all(one.buffered > 2 for one in running), timeout_s=30)
+        await eventually(lambda: all(entry.buffered > 2 for entry in running), timeout_s=30)
         await broker.start()
-        await eventually(lambda: all(one.buffered == 0 for one in running), timeout_s=40)
-        before = [one.sent for one in running]
+        await eventually(lambda: all(entry.buffered == 0 for entry in running), timeout_s=40)
+        before = [entry.sent for entry in running]
         await eventually(lambda: all(now.sent > was for now, was in zip(running, before, strict=True)))
     finally:
-        for one in running:
-            await one.stop()
-    made = {one.machine: one._sequence - 1 for one in running}  # the last may be on its way
+        for item in running:
+            await item.stop()
+    made = {report.machine: report._sequence - 1 for report in running}  # the last may be on its way
 
     async def complete():
-        found = collections.Counter((row.machine, row.sequence) for row in await rows(buses[0]))
-        assert max(found.values()) == 1, found
-        wanted = {(machine, number) for machine, last in made.items() for number in range(1, last + 1)}
-        return wanted <= found.keys()
+        counter = collections.Counter((row.machine, row.sequence) for row in await rows(buses[0]))
+        assert max(counter.values()) == 1, counter
+        expected = {(machine, number) for machine, last in made.items() for number in range(1, last + 1)}
+        return expected <= counter.keys()
 
     await eventually(complete, timeout_s=30)

@@ -13,9 +13,9 @@ from tests.core import test_reports
 
 @given(test_reports.rows)
 def test_the_quick_way_and_the_other_give_the_same_columns(sent):
-    found = [report_rows.decode(messages.encode(row)) for row in sent]
-    quick = [row for row in found if isinstance(row, report_rows.ReportRow)]
-    others = [row for row in found if isinstance(row, messages.NodeReport)]
+    actual = [report_rows.decode(messages.encode(row)) for row in sent]
+    quick = [row for row in actual if isinstance(row, report_rows.ReportRow)]
+    others = [row for row in actual if isinstance(row, messages.NodeReport)]
     back = columns.from_batch(report_rows.to_batch(quick)) if quick else []
     assert sorted([*back, *others], key=_key) == sorted(sent, key=_key)
     assert all(set(row.metrics) - set(columns.STANDARD_METRICS) for row in others)

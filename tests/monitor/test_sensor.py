@@ -33,13 +33,13 @@ async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel
     async with sensor.Sensor(bus, settings(tmp_path, processes=processes, zone="z1")):
 
         async def third():
-            found = await rows(bus)
-            return found[2] if len(found) > 2 else None
+            actual = await rows(bus)
+            return actual[2] if len(actual) > 2 else None
 
         report = await eventually(third)
     assert (report.machine, report.group, report.zone, report.period_s) == ("m1", "web", "z1", 0.1)
     assert {"cpu_percent", "memory_percent", "disk_percent", "network_in_bytes_s"} <= set(report.metrics)
-    by_name = {one.name: one for one in report.services}
+    by_name = {service.name: service for service in report.services}
     assert by_name["tests"].metrics["memory_bytes"] > 1e6
     assert by_name["nobody"].state is health.HealthState.DOWN
 
@@ -75,11 +75,11 @@ async def test_what_was_made_while_nobody_listened_is_sent_once_and_in_order(
         sent = running.sent
 
     async def all_there():
-        found = await rows(bus)
-        return found if len(found) == sent else None
+        matches = await rows(bus)
+        return matches if len(matches) == sent else None
 
-    found = await eventually(all_there)
-    assert [row.sequence for row in found] == list(range(1, sent + 1))
+    actual = await eventually(all_there)
+    assert [row.sequence for row in actual] == list(range(1, sent + 1))
 
 
 async def test_a_restarted_sensor_sends_what_the_one_before_left(connect, channel, rows, tmp_path):
@@ -91,8 +91,8 @@ async def test_a_restarted_sensor_sends_what_the_one_before_left(connect, channe
         started = await channel("c1")
         await eventually(lambda: second.buffered == 0 and second.sent > 5)
     await started.stop()
-    found = await rows(bus)
-    names = [(row.boot, row.sequence) for row in found]
+    actual = await rows(bus)
+    names = [(row.boot, row.sequence) for row in actual]
     assert len({boot for boot, _ in names}) == 2
     assert names == sorted(set(names))
     assert not started.aggregator.gaps
@@ -126,8 +126,8 @@ async def test_the_children_of_a_dead_channel_move_and_nothing_is_lost_or_double
 async def quiet(connect, tmp_path):
     """A sensor that has doors and never reports by itself."""
     bus = await connect("m1")
-    wanted = settings(tmp_path, period_s=3600.0, http_port=0, statsd_port=0)
-    async with sensor.Sensor(bus, wanted) as running:
+    expected = settings(tmp_path, period_s=3600.0, http_port=0, statsd_port=0)
+    async with sensor.Sensor(bus, expected) as running:
         yield running
 
 
@@ -148,7 +148,7 @@ async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
         client.push, "shop", {"orders_s": 12.5}, url=url, state="draining", reason="night"
     )
     assert await post(port, "/report", b'{"name":"db","metrics":{"queries_s":3}}') == 200
-    as_xml = report_xml.encode(test_services.told("queue", depth=4.0))
+    as_xml = report_xml.encode(test_services.service_report("queue", depth=4.0))
     assert await post(port, "/report?period=1m", as_xml, "Content-Type: application/xml") == 200
     as_json = json.dumps(test_services.OTLP).replace('"shop"', '"web"').encode()
     zipped = ("Content-Type: application/json", "Content-Encoding: gzip")
@@ -159,9 +159,9 @@ async def test_applications_push_by_python_http_xml_otlp_and_statsd(quiet):
         udp.sendto(b"mail.waiting:9|g", ("127.0.0.1", quiet.intake.statsd_port))
     await eventually(lambda: quiet.services._statsd)
     report = await quiet.sample()
-    found = {one.name: one for one in report.services}
-    assert (found["shop"].state, found["shop"].reason) == (health.HealthState.DRAINING, "night")
-    assert {name: dict(one.metrics) for name, one in found.items()} == {
+    actual = {service.name: service for service in report.services}
+    assert (actual["shop"].state, actual["shop"].reason) == (health.HealthState.DRAINING, "night")
+    assert {name: dict(service.metrics) for name, service in actual.items()} == {
         "shop": {"orders_s": 12.5},
         "db": {"queries_s": 3.0},
         "queue": {"depth": 4.0},
@@ -195,13 +195,13 @@ async def test_services_that_say_too_much_do_not_cost_the_heartbeat(connect, cha
     async with sensor.Sensor(bus, settings(tmp_path)) as running:
         for number in range(100):
             figures = {f"a metric with a long name, number {i}": 1.0 for i in range(200)}
-            running.services.push(test_services.told(f"s{number}", **figures), time.monotonic())
+            running.services.push(test_services.service_report(f"s{number}", **figures), time.monotonic())
 
         async def there():
             return [row for row in await rows(bus) if row.services]
 
-        found = await eventually(there, timeout_s=30)
-    assert 0 < len(found[0].services) < 100
+        actual = await eventually(there, timeout_s=30)
+    assert 0 < len(actual[0].services) < 100
     assert running.services.dropped["service-too-much"] > 0
     assert "too-large" not in started.dropped
 

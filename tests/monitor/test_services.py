@@ -12,14 +12,14 @@ from muster.core import errors, health, messages
 from muster.monitor.sensor import metric_formats, service_reports
 
 
-def told(name: str = "shop", **metrics: float) -> messages.ServiceReport:
+def service_report(name: str = "shop", **metrics: float) -> messages.ServiceReport:
     return messages.ServiceReport(name=name, metrics=metrics)
 
 
 def test_a_pushed_report_holds_then_is_late_then_is_gone():
     held = service_reports.ServiceReports()
-    held.push(told(orders_s=2.0), 0.0, period_s=10.0)
-    assert held.collect(5.0) == (told(orders_s=2.0),)
+    held.push(service_report(orders_s=2.0), 0.0, period_s=10.0)
+    assert held.collect(5.0) == (service_report(orders_s=2.0),)
     late = held.collect(31.0)[0]
     assert (late.state, late.metrics) == (health.HealthState.LATE, {"orders_s": 2.0})
     assert held.collect(301.0) == ()
@@ -28,16 +28,16 @@ def test_a_pushed_report_holds_then_is_late_then_is_gone():
 def test_services_are_bounded():
     held = service_reports.ServiceReports()
     for number in range(service_reports.SERVICES_MAX):
-        held.push(told(str(number)), 0.0)
+        held.push(service_report(str(number)), 0.0)
     with pytest.raises(errors.LimitExceeded):
-        held.push(told("one too many"), 0.0)
+        held.push(service_report("one too many"), 0.0)
 
 
 def test_metrics_of_a_service_beyond_the_limit_are_dropped_and_counted():
     held = service_reports.ServiceReports()
     names = [f"m{number}" for number in range(service_reports.METRICS_MAX + 2)]
     for _ in range(2):
-        held.push(told("shop", **dict.fromkeys(names, 1.0)), 0.0)
+        held.push(service_report("shop", **dict.fromkeys(names, 1.0)), 0.0)
     assert list(held.collect(1.0)[0].metrics) == names[:-2]
     assert held.dropped == {"service-metrics": 4}
 
@@ -47,8 +47,8 @@ def test_statsd_counters_are_rates_timers_means_and_sets_counts():
     assert held.collect(0.0) == ()
     held.statsd(b"shop.orders:3|c\nshop.orders:1|c|@0.5\nshop.users:ann|s\nshop.users:bob|s\n", 1.0)
     held.statsd(b"shop.took:10|ms\nshop.took:30|ms\nshop.depth:7|g\nshop.depth:-2|g|#a:b\nplain:1|g", 2.0)
-    found = {one.name: one.metrics for one in held.collect(10.0)}
-    assert found == {
+    actual = {entry.name: entry.metrics for entry in held.collect(10.0)}
+    assert actual == {
         "shop": {
             "orders_s": 0.5,
             "users_distinct": 2.0,
@@ -80,7 +80,7 @@ def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent
         held.statsd(f"service{number}.x:1|g".encode(), 1.0)
     assert held.dropped == {"statsd-services": 1}
     held.statsd(b"newcomer.x:1|g", later_s)
-    assert [one.name for one in held.collect(later_s)] == ["newcomer"]
+    assert [entry.name for entry in held.collect(later_s)] == ["newcomer"]
 
 
 def test_text_that_is_not_unicode_reaches_no_node_report():
@@ -95,7 +95,7 @@ def test_text_that_is_not_unicode_reaches_no_node_report():
     )
     assert set(held.collect(1.0)[0].metrics) == {"x?", "good"}
     with pytest.raises(messages.MalformedMessage):
-        held.push(told("\ud800"), 0.0)
+        held.push(service_report("\ud800"), 0.0)
 
 
 def _gauge(name: str) -> dict[str, object]:
@@ -200,9 +200,9 @@ def test_a_flipped_byte_of_protobuf_is_an_error_of_ours_or_harmless(place, byte)
 
 def test_openmetrics_and_the_classic_text():
     classic = '# TYPE a counter\na_total{x="1"} 5\nb 2.5\nc_bucket{le="1"} 3\nd NaN\n'
-    wanted = {"app": {"a_total{x=1}": 5.0, "b": 2.5}}
-    assert metric_formats.openmetrics(classic, "app") == wanted
+    expected = {"app": {"a_total{x=1}": 5.0, "b": 2.5}}
+    assert metric_formats.openmetrics(classic, "app") == expected
     strict = '# TYPE a counter\na_total{x="1"} 5\n# TYPE b gauge\nb 2.5\n# EOF\n'
-    assert metric_formats.openmetrics(strict, "app", content_type="application/openmetrics-text") == wanted
+    assert metric_formats.openmetrics(strict, "app", content_type="application/openmetrics-text") == expected
     with pytest.raises(errors.InvalidInput):
         metric_formats.openmetrics("{{{ 1 1 1 x", "app")

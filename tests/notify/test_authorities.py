@@ -57,14 +57,14 @@ def rank_in(
 
 def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A list that grows with each grant that is verified from now on."""
-    verify, asked = grants.verify, list[int]()
+    verify, requests = grants.verify, list[int]()
 
     def counted(*arguments: Any, **options: Any) -> grants.VerifiedGrant | grants.GrantRefused:
-        asked.append(1)
+        requests.append(1)
         return verify(*arguments, **options)
 
     monkeypatch.setattr(grants, "verify", counted)
-    return asked
+    return requests
 
 
 # What is kept.
@@ -230,8 +230,8 @@ def test_a_grant_that_had_not_begun_is_asked_again_after_a_second(knows: authori
 def test_a_grant_that_will_never_hold_is_not_verified_again(knows: authorities.AuthorityView, monkeypatch):
     take(knows, granted(scope={"domain": "mars"}))
     assert rank(knows) is None
-    asked = count_verifications(monkeypatch)
-    assert (rank(knows, now=NOW + 3000), asked) == (None, [])
+    verifications = count_verifications(monkeypatch)
+    assert (rank(knows, now=NOW + 3000), verifications) == (None, [])
     assert knows.receiver_attributes("boss", "p", "", now=NOW)[1] == float("inf")
 
 
@@ -239,9 +239,9 @@ def test_what_was_verified_is_not_verified_again_for_other_parties(
     knows: authorities.AuthorityView, monkeypatch
 ):
     take(knows, granted())
-    asked = count_verifications(monkeypatch)
+    verifications = count_verifications(monkeypatch)
     assert [rank(knows, f"p{number}") for number in range(5)] == [1] * 5
-    assert len(asked) == 1
+    assert len(verifications) == 1
     result = knows.effective_attributes("boss", "p0", now=NOW + 2)
     assert knows.effective_attributes("boss", "p0", now=NOW + 3) is result
 

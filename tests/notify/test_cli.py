@@ -50,9 +50,9 @@ def listener(up):
 
 def test_send_who_explain_and_grants_from_the_command_line(up, listener):
     def ask(*words: str) -> Any:
-        told = driver.quick(*words, "-o", "json", home=up)
-        assert told.code == 0, told.err
-        return told.json()
+        result = driver.quick(*words, "-o", "json", home=up)
+        assert result.code == 0, result.err
+        return result.json()
 
     assert ask("notify", "receivers")[0]["receiver"] == "admin/web"
     assert ask("notify", "who", "load > 0.8")["receivers"] == ["admin/web"]
@@ -64,7 +64,7 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
     serial = ask("authority", "grant", "admin", "_trust_level=3")["serial"]
     assert ask("notify", "explain", "alert threat_level=4", "admin/web")["delivered"]
     listed = ask("authority", "list")
-    assert [(one["holder"], one["status"]) for one in listed] == [("admin", "valid")]
+    assert [(row["holder"], row["status"]) for row in listed] == [("admin", "valid")]
 
     ask("notify", "send", "--to", "application = 'IIS' AND load > 0.8", "--event", "alert", "threat_level=4")
     out, _ = listener.communicate(timeout=30)
@@ -81,12 +81,12 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
 
 
 def test_a_policy_is_checked_and_its_cost_told(up):
-    told = driver.quick("notify", "check", POLICY, "-o", "json", home=up)
-    assert told.code == 0, told.err
-    cost = told.json()
+    result = driver.quick("notify", "check", POLICY, "-o", "json", home=up)
+    assert result.code == 0, result.err
+    cost = result.json()
     assert (cost["clauses"], cost["cost"], cost["indexed"], cost["conjunctions"]) == (3, "lookup", True, 1)
-    told = driver.quick("notify", "check", POLICY, home=up)
-    assert "3 clauses, cost lookup, indexed as 1" in told.out
+    result = driver.quick("notify", "check", POLICY, home=up)
+    assert "3 clauses, cost lookup, indexed as 1" in result.out
 
 
 def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_whom(up, listener):
@@ -94,10 +94,10 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
         *("authority", "grant", "admin", "_trust_level=1", "--audience", "admin/web"), home=up
     )
     assert granted.code == 0, granted.err
-    told = driver.quick(
+    result = driver.quick(
         *("notify", "explain", "alert threat_level=3", "admin/web", "--to", "load < 0.5"), home=up
     )
-    assert told.code == 0, told.err
+    assert result.code == 0, result.err
     for words in (
         "not delivered",
         "address: fails",
@@ -109,7 +109,7 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
         "within audience ['admin/web']",
         "the receiver's state is unchanged since 20",
     ):
-        assert words in told.out, told.out
+        assert words in result.out, result.out
     near = driver.quick("notify", "who", "load > 0.8", "--event", "alert", "threat_level=3", home=up)
     assert "matching receivers: 0" in near.out
     assert "near miss: admin/web" in near.out
@@ -130,13 +130,13 @@ def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_wh
 
 @pytest.mark.parametrize("form", ["yaml", "json", "notation", "xml"])
 def test_models_are_written_in_every_form_and_read_back(up, tmp_path, form):
-    told = driver.quick("notify", "models", "--form", form, home=up)
-    assert told.code == 0, told.err
+    result = driver.quick("notify", "models", "--form", form, home=up)
+    assert result.code == 0, result.err
     file = tmp_path / "models"
-    file.write_text(told.out)
+    file.write_text(result.out)
     again = driver.quick("notify", "define", file, "-o", "json", home=up)
     assert again.code == 0, again.err
-    assert {one["model"] for one in again.json()} == {"Controller", "WebServer", "alert"}
+    assert {model["model"] for model in again.json()} == {"Controller", "WebServer", "alert"}
     file.write_text("policy bad = threat_levle > 2;")
     assert driver.quick("notify", "define", file, home=up).code == errors.ParseError.exit_code
 
@@ -180,4 +180,4 @@ def test_an_appointed_authority_stays_within_its_mandate(up, tmp_path):
         revoked = driver.quick("authority", "revoke", serial, *options, home=up)
         assert revoked.code == 0, revoked.err
     listed = driver.quick("authority", "list", "-o", "json", home=up).json()
-    assert [one["status"] for one in listed if one["holder"] == "bob"] == ["revoked"]
+    assert [row["status"] for row in listed if row["holder"] == "bob"] == ["revoked"]

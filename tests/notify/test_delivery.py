@@ -129,8 +129,8 @@ async def test_numbers_that_no_message_carries_are_refused_and_harm_nobody(notif
 
     async def say(what: str, message: messages.WireMessage, form: Any) -> str:
         subject = subjects.from_identity("notify", "farm-2", what, shard)
-        told = (await bus.request(subject, messages.encode(message, form), timeout_s=10)).data
-        return messages.decode(told, protocol.NotifyReply).refused[0][1].code
+        data = (await bus.request(subject, messages.encode(message, form), timeout_s=10)).data
+        return messages.decode(data, protocol.NotifyReply).refused[0][1].code
 
     for number, form in ((huge, "json"), (2**64, "json"), (endless, "msgpack")):
         for kind in ("reading", "untyped"):

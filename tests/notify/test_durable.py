@@ -200,8 +200,8 @@ async def test_a_slow_receiver_is_given_durable_events_again(notifier, receivers
     for number in range(12):
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
     await eventually(lambda: mine.counts["put-off"] > 0)
-    found = {(await web.next(timeout_s=30))["threat_level"] for _ in range(12)}
-    assert found == set(range(12))
+    actual = {(await web.next(timeout_s=30))["threat_level"] for _ in range(12)}
+    assert actual == set(range(12))
     assert not web.dropped
 
 

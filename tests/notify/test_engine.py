@@ -17,12 +17,12 @@ WEB = models.Model("Web", {"application": types.STRING, "load": types.FLOAT, "po
 
 
 def test_random_worlds_are_decided_as_the_reference_decides_them(kernels):
-    asked = delivered = 0
+    sent = delivered = 0
     for seed in range(12):
         more = worlds.play(random.Random(seed), kernels)
-        asked, delivered = asked + more[0], delivered + more[1]
-    assert asked > 300
-    assert delivered > 3 * asked  # not agreement about nothing
+        sent, delivered = sent + more[0], delivered + more[1]
+    assert sent > 300
+    assert delivered > 3 * sent  # not agreement about nothing
 
 
 @hypothesis.given(strategies.integers(min_value=0))
@@ -45,9 +45,9 @@ def test_many_at_once_are_the_same_as_one_by_one(kernels):
     ours.join_many(names, WEB, cells, policies, which)
     for place, name in enumerate(names):
         plainly.join(name, {key: listed[place] for key, listed in cells.items()}, policies[which[place]])
-    some = names[::7]
-    ours.update(some, {"load": [0.5] * len(some)})
-    for name in some:
+    values = names[::7]
+    ours.update(values, {"load": [0.5] * len(values)})
+    for name in values:
         plainly.update(name, {"load": 0.5})
     for text in (
         "TRUE",
@@ -59,10 +59,10 @@ def test_many_at_once_are_the_same_as_one_by_one(kernels):
     ):
         address = parser.parse(text)
         for level in (-1, 0, 10, 60):
-            wanted = sorted(plainly.match({"level": level}, address))
-            assert sorted(ours.match({"level": level}, address)) == wanted
+            match = sorted(plainly.match({"level": level}, address))
+            assert sorted(ours.match({"level": level}, address)) == match
             bits, count = ours.find_bits({"level": level}, address)
-            assert count == len(wanted) == int(np.bitwise_count(bits).sum())
+            assert count == len(match) == int(np.bitwise_count(bits).sum())
 
 
 def test_both_sides_find_the_same_receivers(kernels):
@@ -83,18 +83,18 @@ def test_both_sides_find_the_same_receivers(kernels):
     for name in dice.sample(names, 300):
         ours.leave(name)
     table, index = ours.tables[0], ours.policies
-    some = 0
+    values = 0
     for level in range(100):
         index.evaluate({"alert": True, "level": level})
         means, hits = table.address(parser.parse(f"load < {dice.choice([0.01, 0.5, 2])}"))
-        one, other = (np.zeros(hits + opcodes.SPARE, np.int32) for _ in range(2))
-        count = kernels.by_address(means, hits, table.policy_of, index.parts, index.true, one)
+        first, other = (np.zeros(hits + opcodes.SPARE, np.int32) for _ in range(2))
+        count = kernels.by_address(means, hits, table.policy_of, index.parts, index.true, first)
         again = kernels.by_policy(
             index.true, index.owner, index.room, table.spans, table.members, means, other
         )
-        assert sorted(one[:count]) == sorted(other[:again])
-        some += count
-    assert some > 500
+        assert sorted(first[:count]) == sorted(other[:again])
+        values += count
+    assert values > 500
 
 
 def _alike(kernels: Any) -> tuple[matcher.Matcher, reference.ReferenceMatcher]:
@@ -228,8 +228,8 @@ def test_receivers_that_change_their_policies_are_each_found_once(kernels):
         if step == 50:
             ours.tidy()
         for level in range(5):
-            wanted = sorted(name for name, number in own.items() if number == level)
-            assert sorted(ours.match({"level": level}, parser.parse("TRUE"))) == wanted
+            expected = sorted(name for name, number in own.items() if number == level)
+            assert sorted(ours.match({"level": level}, parser.parse("TRUE"))) == expected
     assert len(own) > 1500
 
 

@@ -27,12 +27,14 @@ def root():
 
 
 def _see_each_other(*served: notifier_notifier.Notifier) -> bool:
-    return all(len(one.members.others()) == len(served) - 1 for one in served)
+    return all(len(notifier.members.others()) == len(served) - 1 for notifier in served)
 
 
-async def _both(one: client.NotifyClient, other: client.NotifyClient, name: str) -> Sequence[object]:
+async def _both(
+    notify_client: client.NotifyClient, other: client.NotifyClient, name: str
+) -> Sequence[object]:
     return await asyncio.gather(
-        one.define(models.Model(name, {"x": types.INT})),
+        notify_client.define(models.Model(name, {"x": types.INT})),
         other.define(models.Model(name, {"x": types.STRING})),
         return_exceptions=True,
     )
@@ -41,9 +43,9 @@ async def _both(one: client.NotifyClient, other: client.NotifyClient, name: str)
 async def test_of_two_unlike_models_of_one_name_one_is_refused_and_all_know_the_other(notifier, receivers):
     first, second = await notifier("n1", serving=False), await notifier("n2", serving=False)
     await eventually(lambda: _see_each_other(first, second))
-    one, other = await receivers("p1"), await receivers("p2")
+    item, other = await receivers("p1"), await receivers("p2")
     for number in range(TIMES):
-        outcomes = await _both(one, other, f"Model{number}")
+        outcomes = await _both(item, other, f"Model{number}")
         assert {type(outcome) for outcome in outcomes} == {type(None), errors.Conflict}
     assert first.known.vocabulary.receivers == second.known.vocabulary.receivers
     assert len(first.known.vocabulary.receivers) == TIMES
@@ -55,12 +57,12 @@ async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifi
     trusts = {"root": root.key.public, "domain": "here", "serving": False}
     first, second = await notifier("n1", **trusts), await notifier("n2", **trusts)
     await eventually(lambda: _see_each_other(first, second))
-    one, other = await receivers("p1"), await receivers("p2")
+    item, other = await receivers("p1"), await receivers("p2")
     serials: set[str] = set()
     for number in range(1, TIMES + 1):
         new = (f"{number:031d}a", f"{number:031d}b")
         lists = [root.revoke({*serials, serial}, number=number, now=time.time()) for serial in new]
-        outcomes = await asyncio.gather(one.revoke(lists[0]), other.revoke(lists[1]), return_exceptions=True)
+        outcomes = await asyncio.gather(item.revoke(lists[0]), other.revoke(lists[1]), return_exceptions=True)
         assert {type(outcome) for outcome in outcomes} == {type(None), errors.Refused}
         serials.add(new[outcomes.index(None)])
         for served in (first, second):
@@ -121,7 +123,7 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     for number in range(3):
         await boss.define(models.Model(f"M{number}", {f"set_{n}": words for n in range(40)}))
     await boss.define(models.Model("alert", {"level": types.INT}, models.ModelKind.EVENT))
-    assert [one.name for one in await queries.list_models(boss._bus)] == ["M0", "M1", "M2", "alert"]
+    assert [model.name for model in await queries.list_models(boss._bus)] == ["M0", "M1", "M2", "alert"]
     notes = {f"_note_{number}": "x" * 1000 for number in range(10)}
     chains = [
         root.grant("boss", {**notes, "_n": number}, tier=1, now=time.time(), lifetime_s=60)
@@ -130,4 +132,6 @@ async def test_models_and_grants_are_listed_whole_however_many_there_are(notifie
     for chain in chains:
         await boss.present(chain)
     listed = await queries.list_grants(boss._bus)
-    assert sorted(one.serial for one in listed) == sorted(documents.serial_of(chain[0]) for chain in chains)
+    assert sorted(grant.serial for grant in listed) == sorted(
+        documents.serial_of(chain[0]) for chain in chains
+    )

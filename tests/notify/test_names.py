@@ -8,35 +8,35 @@ import pytest
 from muster.notify.matcher import name_table
 
 
-def _check(held: name_table.NameTable, wanted: dict[str, int], strangers: list[str]) -> None:
-    assert len(held) == len(wanted)
-    assert sorted(held) == sorted(wanted)
-    asked = [*wanted, *strangers]
-    random.Random(1).shuffle(asked)
-    found = [wanted.get(name, -1) for name in asked]
-    assert held.rows(asked).tolist() == found
-    assert [held.row(name) for name in asked] == found
-    assert held.of(np.array(list(wanted.values()), np.int64)) == list(wanted)
+def _check(held: name_table.NameTable, expected: dict[str, int], strangers: list[str]) -> None:
+    assert len(held) == len(expected)
+    assert sorted(held) == sorted(expected)
+    names_in_order = [*expected, *strangers]
+    random.Random(1).shuffle(names_in_order)
+    actual = [expected.get(name, -1) for name in names_in_order]
+    assert held.rows(names_in_order).tolist() == actual
+    assert [held.row(name) for name in names_in_order] == actual
+    assert held.of(np.array(list(expected.values()), np.int64)) == list(expected)
 
 
 @pytest.mark.parametrize("letter", ["w", "ü", "東"])
 def test_names_come_and_go_and_are_found_again(kernels, letter):
     dice = random.Random(letter)
-    held, wanted, free, fresh = name_table.NameTable(kernels), dict[str, int](), list[int](), 0
+    held, expected, free, fresh = name_table.NameTable(kernels), dict[str, int](), list[int](), 0
     for step in range(60):
         count = dice.choice([1, 5, 40, 3000])
         new = [f"farm/{letter * dice.randrange(1, 4)}-{step}-{number}" for number in range(count)]
         rows = [free.pop() if free else fresh + number for number in range(count)]
         fresh = max(fresh, *(row + 1 for row in rows))
         held.add(new, np.array(rows, np.int64))
-        wanted.update(zip(new, rows, strict=True))
-        gone = dice.sample(sorted(wanted), dice.choice([0, 1, len(wanted) // 2, len(wanted)]))
-        free += [wanted.pop(name) for name in gone[::-1]]
+        expected.update(zip(new, rows, strict=True))
+        gone = dice.sample(sorted(expected), dice.choice([0, 1, len(expected) // 2, len(expected)]))
+        free += [expected.pop(name) for name in gone[::-1]]
         held.remove(np.array(free[len(free) - len(gone) :], np.int64))
         if step % 10 == 9:
             # Those that have gone, parts of names, and two names in one.
-            ends = [name[:-1] for name in list(wanted)[:50] if name[:-1] not in wanted]
-            _check(held, wanted, [*gone[:50], *ends, "".join(gone[:2])])
+            ends = [name[:-1] for name in list(expected)[:50] if name[:-1] not in expected]
+            _check(held, expected, [*gone[:50], *ends, "".join(gone[:2])])
     assert fresh > 1000
 
 

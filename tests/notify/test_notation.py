@@ -49,7 +49,7 @@ SCHEMA = pathlib.Path(__file__).parents[2] / "docs/schemas/notify.xsd"
 
 def test_the_papers_notation_is_read():
     document = notify_documents.read(PAPER.encode())
-    assert [one.name for one in document.models] == ["WebServer", "Controller", "alert", "command"]
+    assert [item.name for item in document.models] == ["WebServer", "Controller", "alert", "command"]
     assert document.models[0].attributes["services"] == types.set_of("docs", "cgi", "xml")
     assert document.models[2].kind is models.ModelKind.EVENT
     state = document.states[0].values

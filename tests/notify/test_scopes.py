@@ -60,12 +60,12 @@ async def _reached(sites, boss) -> set[str]:
     for site in sites.values():
         await site.policy("command")
     await boss.sender("control").send("command", {"action": "end"})
-    found = set()
+    reached = set()
     for name, site in sites.items():
         while (await site.next(timeout_s=30))["action"] != "end":
-            found.add(name)
+            reached.add(name)
         await site.policy(POLICY)
-    return found
+    return reached
 
 
 async def test_a_regional_grant_counts_with_receivers_in_that_region_only(sites, receivers, root):
@@ -84,14 +84,14 @@ async def test_a_grant_for_an_audience_counts_with_those_it_names(sites, receive
     event = protocol.SendEvent(id="1", sender="control", type="command", content={"action": "act"})
     bus = await connect("asker")
     for name, delivered in (("east", True), ("west", False)):
-        told = await queries.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
-        assert told.delivered is delivered
-        assert told.granted["_trust_level"].within == {
+        explanation = await queries.explain(bus, event, sender="boss/control", receiver=f"farm/{name}")
+        assert explanation.delivered is delivered
+        assert explanation.granted["_trust_level"].within == {
             "region": "",
             "audience": ["farm/east", "elsewhere"],
         }
-    found = await queries.match_receivers(bus, "TRUE", event=event, sender="boss/control")
-    assert found.receivers == ["farm/east"]
+    actual = await queries.match_receivers(bus, "TRUE", event=event, sender="boss/control")
+    assert actual.receivers == ["farm/east"]
     await boss.present(_grant(root, 4, audience=("farm",)))
     assert await _reached(sites, boss) == set(sites)
 
@@ -139,8 +139,8 @@ async def test_a_receivers_own_regional_grant_holds_while_it_is_there(sites, rec
     await farm.present(chain)
 
     async def trusted() -> list[str]:
-        found = await queries.list_receivers(farm._bus, where="_trust_level = 5")
-        return [one.receiver for one in found.receivers]
+        actual = await queries.list_receivers(farm._bus, where="_trust_level = 5")
+        return [receiver.receiver for receiver in actual.receivers]
 
     assert await trusted() == ["farm/coast", "farm/west"]
     await sites["west"].update(region="east")
@@ -212,7 +212,7 @@ async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, re
     served = await notifier(root=root.key.public, domain="earth")
     dice = random.Random(5)
     held = {f"{dice.choice(['boss', 'farm'])}/{number}": dice.choice(REGIONS) for number in range(60)}
-    one, other = [
+    first, other = [
         receiver[5:] for receiver, region in held.items() if receiver.startswith("boss/") and region
     ][:2]
     for receiver, region in held.items():
@@ -220,15 +220,20 @@ async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, re
     boss = await receivers("boss")
     seen = set()
     there = held[f"boss/{other}"]
-    granted: list[dict[str, Any]] = [{}, {"region": "a"}, {"prefix": one}, {"region": there, "prefix": other}]
+    granted: list[dict[str, Any]] = [
+        {},
+        {"region": "a"},
+        {"prefix": first},
+        {"region": there, "prefix": other},
+    ]
     for level, scope in enumerate(granted):
         await boss.present(_grant(root, level, **scope))
         for receiver, region in held.items():
             process, _, name = receiver.partition("/")
-            wanted, _ = served.known.receiver_attributes(process, name, region or "", now=time.time())
-            found = served.engine.state_of(receiver).get("_trust_level")
-            assert found == wanted.get("_trust_level"), receiver
-            seen.add(found)
+            expected, _ = served.known.receiver_attributes(process, name, region or "", now=time.time())
+            entry = served.engine.state_of(receiver).get("_trust_level")
+            assert entry == expected.get("_trust_level"), receiver
+            seen.add(entry)
     assert seen >= {None, 0, 1, 2, 3}
 
 
@@ -287,10 +292,10 @@ def test_random_scopes_are_decided_as_each_receiver_would():
         event = protocol.AdmittedEvent(id="1", type="e", sender="s/s", attributes={"_l": 2}, within=within)
         address = parser.parse(dice.choice(["TRUE", "region IS NOT NULL", "region = 'a'"]))
         asks = python.compile(address)
-        wanted = {
+        expected = {
             receiver
             for receiver, (state, policy) in held.items()
             if asks(state.get)
             and python.compile(policy)(grant_scopes.attributes_seen_by(event, receiver, state).get)
         }
-        assert set(made.names(grant_scopes.find(made, event, address))) == wanted
+        assert set(made.names(grant_scopes.find(made, event, address))) == expected

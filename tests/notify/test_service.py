@@ -82,8 +82,8 @@ def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
             knows.grant_key(chain, now=now)
     knows.apply_entry(f"grant.{documents.serial_of(chain[0])}", msgspec.json.encode(chain))
     assert knows.effective_attributes("boss", "p", now=997.0).everywhere == {}
-    found, until = knows.receiver_attributes("boss", "p", "", now=997.0)
-    assert (found, until <= 999.0) == ({}, True)
+    actual, until = knows.receiver_attributes("boss", "p", "", now=997.0)
+    assert (actual, until <= 999.0) == ({}, True)
     assert knows.effective_attributes("boss", "p", now=1000.5).everywhere["_rank"].value == 3
     assert knows.receiver_attributes("boss", "p", "", now=1000.5) == ({"_rank": 3}, 1060)
     assert knows.receiver_attributes("boss", "p", "", now=1060.0) == ({}, float("inf"))
@@ -115,13 +115,13 @@ async def test_a_receivers_restricted_attribute_is_its_authoritys_too(notifier, 
     served = await notifier(root=root.key.public)
     mine = await receivers("farm")
     await _define(mine)
-    one = await mine.advertise("one", "Controller", {"entity": "x"}, policy="command")
+    receiver = await mine.advertise("one", "Controller", {"entity": "x"}, policy="command")
     await mine.sender("s").send("command", {"action": "1"}, to="_trust_level > 1")
     chain = root.grant("farm", {"_trust_level": 4}, tier=1, now=time.time(), lifetime_s=3600)
     await mine.present(chain)
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     await mine.sender("s").send("command", {"action": "2"}, to="_trust_level > 1")
-    assert (await one.next(timeout_s=30))["action"] == "2"
+    assert (await receiver.next(timeout_s=30))["action"] == "2"
     served.grants.expire()
     assert served.engine.state_of("farm/one")["_trust_level"] == 4
     with monkeypatch.context() as later:
@@ -181,10 +181,10 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 ):
     write, go_on, waiting = shard_manager.ShardManager._write_batch, asyncio.Event(), []
 
-    async def write_later(self: Any, held: Any, said: Any) -> None:
-        waiting.append(said)
+    async def write_later(self: Any, held: Any, output: Any) -> None:
+        waiting.append(output)
         await go_on.wait()
-        await write(self, held, said)
+        await write(self, held, output)
 
     served = await notifier()
     await _define(await receivers("boss"))
@@ -197,12 +197,12 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
     for _ in range(2):
         with pytest.raises(errors.TimedOut):
             await bus.request(subject, data, headers=headers, timeout_s=0.2)
-    asked = asyncio.create_task(bus.request(subject, data, headers=headers, timeout_s=20))
-    await asyncio.wait([asked], timeout=0.2)
+    reply = asyncio.create_task(bus.request(subject, data, headers=headers, timeout_s=20))
+    await asyncio.wait([reply], timeout=0.2)
     go_on.set()
-    answer = messages.decode((await asked).data, protocol.NotifyReply)
+    answer = messages.decode((await reply).data, protocol.NotifyReply)
     assert not answer.refused
-    assert [len(said) for said in waiting] == [1]
+    assert [len(output) for output in waiting] == [1]
     assert len(served.engine) == 1
     await bus.request(subject, data, headers=headers, timeout_s=20)  # as if the answer had been lost
     assert len(waiting) == 1
@@ -210,21 +210,23 @@ async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
 
 async def _every_page_has_its_parties(bus: api.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut by their bytes, at another place by each notifier, and by their number."""
-    everyone = [one.receiver for one in (await queries.list_receivers(bus)).receivers]
+    everyone = [receiver.receiver for receiver in (await queries.list_receivers(bus)).receivers]
     assert len(everyone) == 20
     assert everyone == sorted(everyone)
     monkeypatch.setattr(query_handler, "PAGE_BYTES", 500)  # two or three of them
-    assert [one.receiver for one in (await queries.list_receivers(bus, limit=100)).receivers] == everyone
-    found, after = list[str](), ""
+    assert [
+        receiver.receiver for receiver in (await queries.list_receivers(bus, limit=100)).receivers
+    ] == everyone
+    actual, after = list[str](), ""
     while True:
         page = await queries.list_receivers(bus, limit=7, after=after)
         assert page.count == 20
-        found += [one.receiver for one in page.receivers]
+        actual += [receiver.receiver for receiver in page.receivers]
         if page.next is None:
             break
         assert len(page.receivers) == 7
         after = page.next
-    assert found == everyone
+    assert actual == everyone
 
 
 async def test_receivers_spread_move_and_come_back(notifier, receivers, connect, monkeypatch):
@@ -294,7 +296,7 @@ async def test_an_event_is_not_passed_to_a_notifier_where_it_cannot_match(notifi
 
 def test_a_summary_rules_out_only_what_cannot_match():
     summary = protocol.ShardSummary(notifier="n", shards=(1,), accepts=("alert",), words={"a": ("x", "y")})
-    asked = [
+    requested = [
         ({"alert": True}, "TRUE", True),
         ({"command": True}, "TRUE", False),
         ({"alert": True}, "a = 'z' AND b > 1", False),
@@ -303,7 +305,7 @@ def test_a_summary_rules_out_only_what_cannot_match():
         ({"alert": True}, "NOT a = 'x'", True),
         ({"alert": True}, "unknown = 'x'", True),
     ]
-    for attributes, address, expected in asked:
+    for attributes, address, expected in requested:
         assert summaries.may_match(summary, attributes, parser.parse(address)) is expected
 
 
@@ -382,24 +384,27 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, receiv
     stream = await (await connect("reader")).open_stream(protocol.STREAM_HISTORY)
 
     async def kept() -> dict[str, list[bytes]]:
-        found: dict[str, list[bytes]] = {"model": [], "change": [], "decision": []}
-        async for one in stream.read(1, (await stream.state()).last_sequence):
-            found[one.subject.rpartition(".")[2]].append(one.data)
-        assert [len(some) for some in found.values()] == [len(MODELS), 1, 2]
-        return found
+        matches: dict[str, list[bytes]] = {"model": [], "change": [], "decision": []}
+        async for message in stream.read(1, (await stream.state()).last_sequence):
+            matches[message.subject.rpartition(".")[2]].append(message.data)
+        assert [len(values) for values in matches.values()] == [len(MODELS), 1, 2]
+        return matches
 
-    found = await eventually(kept)
-    defined = [messages.decode(data, protocol.DefineModel) for data in found["model"]]
-    assert [authorities.model_of(one) for one in defined] == list(MODELS)
-    join = messages.decode(found["change"][0], protocol.AppliedChanges).entries[0].changes[0]
+    actual = await eventually(kept)
+    defined = [messages.decode(data, protocol.DefineModel) for data in actual["model"]]
+    assert [authorities.model_of(item) for item in defined] == list(MODELS)
+    join = messages.decode(actual["change"][0], protocol.AppliedChanges).entries[0].changes[0]
     assert isinstance(join, protocol.JoinReceiver)
     assert join.policy == "alert = TRUE"  # in its canonical form
     decided = {
-        (one := messages.decode(data, protocol.DecisionRecord)).event.id: one for data in found["decision"]
+        (decoded := messages.decode(data, protocol.DecisionRecord)).event.id: decoded
+        for data in actual["decision"]
     }
     assert set(decided) == {passing, lasting}
-    for one in decided.values():  # a durable event's too, to a receiver that did not ask for durable delivery
-        assert (one.to, one.count, one.event.attributes["_process"]) == (("farm/web",), 1, "farm")
+    for (
+        decoded
+    ) in decided.values():  # a durable event's too, to a receiver that did not ask for durable delivery
+        assert (decoded.to, decoded.count, decoded.event.attributes["_process"]) == (("farm/web",), 1, "farm")
     assert decided[lasting].sequence > decided[passing].sequence == 0
 
 
@@ -416,10 +421,13 @@ async def test_what_receivers_were_granted_is_kept_as_history(notifier, receiver
 
     async def kept() -> list[protocol.Change]:
         last = (await stream.state()).last_sequence
-        told = [one async for one in stream.read(1, last, subject=decision_log.CHANGE)]
-        found = [messages.decode(one.data, protocol.AppliedChanges).entries[0].changes[0] for one in told]
-        assert len(found) == 3
-        return found
+        reported = [message async for message in stream.read(1, last, subject=decision_log.CHANGE)]
+        stored = [
+            messages.decode(message.data, protocol.AppliedChanges).entries[0].changes[0]
+            for message in reported
+        ]
+        assert len(stored) == 3
+        return stored
 
     join, *granted = await eventually(kept)
     assert isinstance(join, protocol.JoinReceiver)
@@ -446,40 +454,50 @@ async def test_who_explain_and_check(notifier, receivers, connect, root):
         id="e", sender="p", type="alert", content={"threat_level": 3}, address="load > 0.8"
     )
 
-    found = await queries.match_receivers(bus, "load > 0.8")
-    assert (found.count, found.receivers) == (1, ["farm/busy"])
-    assert "load is 0.1" in str(found.near)
+    actual = await queries.match_receivers(bus, "load > 0.8")
+    assert (actual.count, actual.receivers) == (1, ["farm/busy"])
+    assert "load is 0.1" in str(actual.near)
     refused = await queries.match_receivers(bus, "load > 0.8", event=event, sender="asker/p")
     assert refused.count == 0
     assert "threat_level is 3" in str(refused.near)
 
-    told = await queries.explain(bus, event, sender="asker/p", receiver="farm/calm")
-    assert not told.delivered
-    assert [side.holds for side in (told.address, told.event, told.sender)] == [False, False, False]
-    assert any("load is 0.1" in why for why in told.address.because)
+    explanation = await queries.explain(bus, event, sender="asker/p", receiver="farm/calm")
+    assert not explanation.delivered
+    assert [side.holds for side in (explanation.address, explanation.event, explanation.sender)] == [
+        False,
+        False,
+        False,
+    ]
+    assert any("load is 0.1" in why for why in explanation.address.because)
     await mine.present(root.grant("asker", {"_trust_level": 2}, tier=1, now=time.time(), lifetime_s=60))
     loud = protocol.SendEvent(
         id="e", sender="p", type="alert", content={"threat_level": 4}, address="load > 0.8"
     )
-    told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/busy")
-    assert told.delivered
-    assert told.granted["_trust_level"].by == "root"
-    assert time.time() - told.granted["_trust_level"].since < 60
-    assert told.receiver_granted == {}
+    explanation = await queries.explain(bus, loud, sender="asker/p", receiver="farm/busy")
+    assert explanation.delivered
+    assert explanation.granted["_trust_level"].by == "root"
+    assert time.time() - explanation.granted["_trust_level"].since < 60
+    assert explanation.receiver_granted == {}
     # Of a policy that is an OR, the part that lacks least tells which side failed.
     either = (
         "(command AND sender._trust_level >= 9) OR (alert AND threat_level >= 4 AND sender._trust_level >= 3)"
     )
     await mine.advertise("wary", "WebServer", {"load": 0.9}, policy=either)
-    told = await queries.explain(bus, loud, sender="asker/p", receiver="farm/wary")
-    assert [side.holds for side in (told.address, told.event, told.sender)] == [True, True, False]
-    assert told.sender.because == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], told
+    explanation = await queries.explain(bus, loud, sender="asker/p", receiver="farm/wary")
+    assert [side.holds for side in (explanation.address, explanation.event, explanation.sender)] == [
+        True,
+        True,
+        False,
+    ]
+    assert explanation.sender.because == ["false: sender._trust_level >= 3 (sender._trust_level is 2)"], (
+        explanation
+    )
     await mine.advertise("boss", "Controller", {"entity": "x"}, policy="alert")
     await mine.present(root.grant("farm", {"_trust_level": 7}, tier=3, now=time.time(), lifetime_s=60))
     trusted = protocol.SendEvent(id="e", sender="p", type="alert", address="_trust_level > 7")
-    told = await queries.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
-    assert "_trust_level is 7" in str(told.address.because)
-    assert [(one.value, one.tier) for one in told.receiver_granted.values()] == [(7, 3)]
+    explanation = await queries.explain(bus, trusted, sender="asker/p", receiver="farm/boss")
+    assert "_trust_level is 7" in str(explanation.address.because)
+    assert [(item.value, item.tier) for item in explanation.receiver_granted.values()] == [(7, 3)]
 
     cost = await queries.check(bus, policy)
     assert (cost.clauses, cost.cost, cost.indexed) == (3, "lookup", True)
@@ -520,11 +538,11 @@ async def test_of_more_parties_than_an_answer_holds_only_those_that_fit_are_read
         return shown(by, receiver)
 
     monkeypatch.setattr(query_handler, "_receiver_row", counted)
-    told = query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
-    assert len(read) == len(told.receivers) < 10_000
-    assert len(messages.encode(told)) < messages.MAX_BYTES
-    assert told.facts["next"] == told.receivers[-1].receiver == names[len(read) - 1]
-    assert told.count == 20_000
+    reported = query_handler.QUERIES["receivers"](served, protocol.NotifyQuery(limit=10**9))
+    assert len(read) == len(reported.receivers) < 10_000
+    assert len(messages.encode(reported)) < messages.MAX_BYTES
+    assert reported.facts["next"] == reported.receivers[-1].receiver == names[len(read) - 1]
+    assert reported.count == 20_000
 
 
 async def test_many_changes_of_one_party_are_made_in_their_order(notifier, receivers, connect, monkeypatch):
@@ -551,5 +569,5 @@ async def test_many_changes_of_one_party_are_made_in_their_order(notifier, recei
     with pytest.raises(errors.InvalidInput, match="nonsense"):
         await farm.change([refused, *changes])
     assert most == 1  # of one shard
-    found = await queries.match_receivers(await connect("asker"), "load = 1200")
-    assert found.receivers == ["farm/a"]
+    actual = await queries.match_receivers(await connect("asker"), "load = 1200")
+    assert actual.receivers == ["farm/a"]

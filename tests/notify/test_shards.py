@@ -111,10 +111,10 @@ def test_a_snapshot_that_was_cut_short_is_passed_over(knows):
         for data in log:
             replay.take(data)
         replay.finish()
-        found = {
+        actual = {
             receiver: replay._engine.state_of(receiver)["load"] for receiver in replay._engine.receivers()
         }
-        assert found == expected
+        assert actual == expected
 
 
 async def test_the_log_of_a_large_shard_is_replaced_too(notifier, receivers, connect, monkeypatch):
@@ -141,7 +141,7 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, receivers, con
     stream = await (await connect("reader")).open_stream(protocol.STREAM_RECEIVERS)
     state = await stream.state()
     held = first.held[3]
-    kept = [one async for one in stream.read(state.first_sequence, subject=held.subject)]
+    kept = [message async for message in stream.read(state.first_sequence, subject=held.subject)]
     assert (
         messages.decode(kept[0].data, protocol.AppliedChanges).snapshot == "begin"
     )  # nothing from before it is left
@@ -210,9 +210,9 @@ def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
     made.match(9, [])
     records = made.records(1)
     assert len(records) > 5
-    assert all(sum(map(len, one.matched.values())) < 10 for one in records)
-    whole = made.full_records(1)
-    for log in (records, whole, [*records, *whole]):
+    assert all(sum(map(len, item.matched.values())) < 10 for item in records)
+    full_records = made.full_records(1)
+    for log in (records, full_records, [*records, *full_records]):
         again = pending_acks.PendingAcks()
         for record in log:
             again.replay(record)

@@ -4,8 +4,8 @@ from examples import worm
 
 
 async def test_the_worm_scenario_of_the_paper(tmp_path):
-    said: list[str] = []
-    outcome = await worm.run(tmp_path, said.append, servers=24)
+    lines: list[str] = []
+    outcome = await worm.run(tmp_path, lines.append, servers=24)
     assert outcome.reached[outcome.alert] == outcome.meant_alert
     assert outcome.reached[outcome.command] == outcome.meant_command
     assert outcome.meant_alert

@@ -103,10 +103,10 @@ def play(dice: random.Random, kernels: Any, *, receivers: int = 150, steps: int 
     there: list[str] = []
     known = list(MODELS)
     policies = [parser.parse(expression(dice, EVENT)) for _ in range(20)]
-    asked = delivered = 0
+    sent = delivered = 0
     for step in range(receivers + steps):
         if step == receivers + steps // 2:
-            known = [models.Model(one.name, {**one.attributes, "g": types.STRING}) for one in known]
+            known = [models.Model(item.name, {**item.attributes, "g": types.STRING}) for item in known]
             for model in known:
                 ours.define(model)
         action = dice.random()
@@ -144,8 +144,8 @@ def play(dice: random.Random, kernels: Any, *, receivers: int = 150, steps: int 
         else:
             attributes = {name: dice.choice(CELLS) for name in EVENT if dice.random() < 0.8}
             address = parser.parse(expression(dice, STATE))
-            wanted = sorted(plainly.match(attributes, address))
-            assert sorted(ours.match(attributes, address)) == wanted, (step, attributes, address)
-            asked += 1
-            delivered += len(wanted)
-    return asked, delivered
+            match = sorted(plainly.match(attributes, address))
+            assert sorted(ours.match(attributes, address)) == match, (step, attributes, address)
+            sent += 1
+            delivered += len(match)
+    return sent, delivered

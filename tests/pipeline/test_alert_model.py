@@ -45,7 +45,7 @@ class AlertMachine(RuleBasedStateMachine):
             *rollups.node_verdicts(output.changes),
             *self.judge.evaluate(rollups.scope_totals(output.closed), self.book.on()),
         ]
-        verdicts.sort(key=lambda one: one.at_ms)
+        verdicts.sort(key=lambda value: value.at_ms)
         self.last = verdicts
         self.book.apply(verdicts, output.clock_ms)
         self.deferred = any(reason.endswith(" hot") for reason in output.counts)
@@ -104,7 +104,7 @@ class AlertMachine(RuleBasedStateMachine):
     def alerts_are_about_hot_machines(self) -> None:
         if not hasattr(self, "book"):
             return
-        about = {one.about for one in self.book.alerts() if one.rule == "hot"}
+        about = {alert.about for alert in self.book.alerts() if alert.rule == "hot"}
         hot = {f"node:{machine}" for machine, is_hot in self.hot.items() if is_hot}
         kept = {
             f"node:{machine}" for machine, at_ms in self.received_ms.items() if self.now_ms - at_ms <= 120_000
@@ -124,7 +124,7 @@ class AlertMachine(RuleBasedStateMachine):
             return
         for _ in MACHINES:  # everything cools down, and whatever was deferred is judged
             self.batch([[(machine, False, 0) for machine in MACHINES]], 1000)
-        assert not [one for one in self.book.alerts() if one.rule == "hot"]
+        assert not [alert for alert in self.book.alerts() if alert.rule == "hot"]
         self.nothing_is_reported(160)
         assert self.book.alerts() == []
 

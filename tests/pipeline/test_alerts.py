@@ -22,66 +22,68 @@ def say(on: bool, at_s: float, about: str = "node:a", rule: str = "hot") -> list
 
 
 def states(outcome: tracker.AlertUpdates) -> list[str]:
-    return [one.state.value for one in outcome.alerts]
+    return [alert.state.value for alert in outcome.alerts]
 
 
-def restarted(one: tracker.AlertTracker) -> tracker.AlertTracker:
-    return book(msgspec.json.decode(msgspec.json.encode(one.state()), type=tracker.AlertTrackerState))
+def restarted(alert_tracker: tracker.AlertTracker) -> tracker.AlertTracker:
+    return book(
+        msgspec.json.decode(msgspec.json.encode(alert_tracker.state()), type=tracker.AlertTrackerState)
+    )
 
 
 def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twice():
-    one = book()
-    assert states(one.apply(say(True, 0), 0)) == ["pending"]
-    assert states(one.tick(29_999)) == []
-    fired = restarted(one).tick(30_000)
+    alert_tracker = book()
+    assert states(alert_tracker.apply(say(True, 0), 0)) == ["pending"]
+    assert states(alert_tracker.tick(29_999)) == []
+    fired = restarted(alert_tracker).tick(30_000)
     assert states(fired) == ["firing"]
     assert fired.notifications[0].receivers == ("team",)
-    one.tick(30_000)
-    ended = one.apply(say(False, 50), 50_000)
+    alert_tracker.tick(30_000)
+    ended = alert_tracker.apply(say(False, 50), 50_000)
     assert states(ended) == ["resolved"]
     assert len(ended.notifications) == 1
-    assert one.alerts() == []
+    assert alert_tracker.alerts() == []
 
 
 def test_what_ends_before_it_is_ripe_is_told_to_nobody():
-    one = book()
-    one.apply(say(True, 0), 0)
-    outcome = one.apply(say(False, 10), 10_000)
+    alert_tracker = book()
+    alert_tracker.apply(say(True, 0), 0)
+    outcome = alert_tracker.apply(say(False, 10), 10_000)
     assert states(outcome) == ["resolved"]
     assert outcome.notifications == []
 
 
 def test_a_judgement_made_twice_changes_nothing_the_second_time():
-    one = book()
-    first = one.apply(say(True, 0) + say(True, 0, "group:web", "down"), 0)
+    alert_tracker = book()
+    first = alert_tracker.apply(say(True, 0) + say(True, 0, "group:web", "down"), 0)
     assert states(first) == ["pending", "firing"]
-    assert states(one.apply(say(True, 0) + say(True, 0, "group:web", "down"), 0)) == []
-    one.apply(say(False, 5, "group:web", "down"), 5000)
-    assert states(one.apply(say(True, 0, "group:web", "down"), 5000)) == []
+    assert states(alert_tracker.apply(say(True, 0) + say(True, 0, "group:web", "down"), 0)) == []
+    alert_tracker.apply(say(False, 5, "group:web", "down"), 5000)
+    assert states(alert_tracker.apply(say(True, 0, "group:web", "down"), 5000)) == []
 
 
 def test_a_window_without_a_figure_leaves_the_last_one_known():
-    one = book()
-    one.apply(say(True, 0), 0)
+    alert_tracker = book()
+    alert_tracker.apply(say(True, 0), 0)
     unknown = tracker.RuleVerdict("hot", "node:a", True, 10_000, None, "web")
-    one.apply([unknown], 10_000)
-    fired = one.tick(30_000)
+    alert_tracker.apply([unknown], 10_000)
+    fired = alert_tracker.tick(30_000)
     assert states(fired) == ["firing"]
     assert fired.alerts[0].value == 95.0
 
 
 def test_acknowledged_stays_so_until_it_ends():
-    one = book()
-    one.apply(say(True, 0, "group:web", "down"), 0)
-    acknowledged = one.acknowledge("down", "group:web", "ann", 1000)
+    alert_tracker = book()
+    alert_tracker.apply(say(True, 0, "group:web", "down"), 0)
+    acknowledged = alert_tracker.acknowledge("down", "group:web", "ann", 1000)
     assert acknowledged.alerts[0].labels["acknowledged_by"] == "ann"
-    one = restarted(one)
-    assert one.alerts()[0].state is AlertState.ACKNOWLEDGED
+    alert_tracker = restarted(alert_tracker)
+    assert alert_tracker.alerts()[0].state is AlertState.ACKNOWLEDGED
     with pytest.raises(errors.Conflict):
-        one.acknowledge("down", "group:web", "bob", 2000)
-    assert states(one.apply(say(False, 3, "group:web", "down"), 3000)) == ["resolved"]
+        alert_tracker.acknowledge("down", "group:web", "bob", 2000)
+    assert states(alert_tracker.apply(say(False, 3, "group:web", "down"), 3000)) == ["resolved"]
     with pytest.raises(errors.NotFound):
-        one.acknowledge("down", "group:web", "bob", 4000)
+        alert_tracker.acknowledge("down", "group:web", "bob", 4000)
 
 
 def test_a_resolved_alert_is_raised_again_only_if_its_rule_is_true_again():
@@ -100,24 +102,24 @@ def test_a_resolved_alert_is_raised_again_only_if_its_rule_is_true_again():
 
 
 def test_a_silence_covers_what_it_selects_while_it_lasts_and_then_it_fires():
-    one = book()
+    alert_tracker = book()
     silence = tracker.Silence(id="s", covers="group = 'web' AND rule = 'hot'", from_ms=0, until_ms=60_000)
-    one.silence(silence, 0)
-    one.apply(say(True, 0), 0)
-    assert states(one.tick(30_000)) == ["silenced"]
-    spoken = restarted(one).tick(60_000)
+    alert_tracker.silence(silence, 0)
+    alert_tracker.apply(say(True, 0), 0)
+    assert states(alert_tracker.tick(30_000)) == ["silenced"]
+    spoken = restarted(alert_tracker).tick(60_000)
     assert states(spoken) == ["firing"]
     assert len(spoken.notifications) == 1
-    assert one.unsilence("s").alerts[0].state is AlertState.FIRING
+    assert alert_tracker.unsilence("s").alerts[0].state is AlertState.FIRING
 
 
 def test_a_maintenance_window_begins_later():
-    one = book()
-    one.silence(tracker.Silence(id="m", covers="TRUE", from_ms=10_000, until_ms=20_000), 0)
-    assert states(one.apply(say(True, 1, "group:web", "down"), 1000)) == ["firing"]
-    assert states(one.tick(10_000)) == ["silenced"]
-    assert states(one.tick(20_000)) == ["firing"]
-    assert one.silences() == []
+    alert_tracker = book()
+    alert_tracker.silence(tracker.Silence(id="m", covers="TRUE", from_ms=10_000, until_ms=20_000), 0)
+    assert states(alert_tracker.apply(say(True, 1, "group:web", "down"), 1000)) == ["firing"]
+    assert states(alert_tracker.tick(10_000)) == ["silenced"]
+    assert states(alert_tracker.tick(20_000)) == ["firing"]
+    assert alert_tracker.silences() == []
 
 
 @pytest.mark.parametrize(
@@ -131,28 +133,28 @@ def test_a_maintenance_window_begins_later():
     ],
 )
 def test_a_silence_that_makes_no_sense_is_refused(covers, from_ms, until_ms, fault):
-    one = book()
+    alert_tracker = book()
     with pytest.raises(errors.InvalidInput, match=fault):
-        one.silence(tracker.Silence(id="x", covers=covers, from_ms=from_ms, until_ms=until_ms), 0)
-    assert restarted(one).silences() == []
+        alert_tracker.silence(tracker.Silence(id="x", covers=covers, from_ms=from_ms, until_ms=until_ms), 0)
+    assert restarted(alert_tracker).silences() == []
 
 
 def test_a_silence_by_an_operator_whose_clock_is_ahead_moves_no_alert_on():
-    one = book()
-    one.apply(say(True, 10), 10_000)
+    alert_tracker = book()
+    alert_tracker.apply(say(True, 10), 10_000)
     hour_ms = 3_600_000
     other = tracker.Silence(id="s", covers="rule = 'other'", from_ms=hour_ms, until_ms=2 * hour_ms)
-    assert states(one.silence(other, hour_ms)) == []
-    assert states(one.tick(39_999)) == []
-    assert states(one.tick(40_000)) == ["firing"]
+    assert states(alert_tracker.silence(other, hour_ms)) == []
+    assert states(alert_tracker.tick(39_999)) == []
+    assert states(alert_tracker.tick(40_000)) == ["firing"]
 
 
 def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
-    one = tracker.AlertTracker((DOWN,), forget_s=3600.0)
-    one.apply(say(True, 0, "group:web", "down"), 0)
-    assert states(one.tick(3_600_000)) == []
-    assert states(one.tick(3_600_001)) == ["resolved"]
-    assert one.on() == frozenset()
+    alert_tracker = tracker.AlertTracker((DOWN,), forget_s=3600.0)
+    alert_tracker.apply(say(True, 0, "group:web", "down"), 0)
+    assert states(alert_tracker.tick(3_600_000)) == []
+    assert states(alert_tracker.tick(3_600_001)) == ["resolved"]
+    assert alert_tracker.on() == frozenset()
 
 
 @given(
@@ -168,29 +170,29 @@ def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
     )
 )
 def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a_beginning(steps):
-    one, now_s, told = book(), 0, False
+    first, now_s, reported = book(), 0, False
     before = AlertState.RESOLVED
     for what, how in steps:
         now_s += 1
         match what:
             case "judge":
-                outcome = one.apply(say(how, now_s), now_s * 1000)
+                outcome = first.apply(say(how, now_s), now_s * 1000)
             case "acknowledge":
                 try:
-                    outcome = one.acknowledge("hot", "node:a", "ann", now_s * 1000)
+                    outcome = first.acknowledge("hot", "node:a", "ann", now_s * 1000)
                 except (errors.NotFound, errors.Conflict):
                     continue
             case "silence":
                 wish = tracker.Silence(
                     id=str(now_s), covers="TRUE", from_ms=now_s * 1000, until_ms=(now_s + how) * 1000
                 )
-                outcome = one.silence(wish, now_s * 1000)
+                outcome = first.silence(wish, now_s * 1000)
             case "restart":
-                one = restarted(one)
+                first = restarted(first)
                 continue
             case _:
                 now_s += how
-                outcome = one.tick(now_s * 1000)
+                outcome = first.tick(now_s * 1000)
         for alert in outcome.alerts:
             reachable = {after for (state, _), after in tracker.NEXT.items() if state is before}
             # A silence that covers it already is applied in the same step as what makes it fire.
@@ -200,5 +202,5 @@ def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a
             before = alert.state
         for notice in outcome.notifications:
             if notice.alert.state is AlertState.RESOLVED:
-                assert told
-            told = notice.alert.state is AlertState.FIRING
+                assert reported
+            reported = notice.alert.state is AlertState.FIRING

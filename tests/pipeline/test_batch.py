@@ -66,24 +66,24 @@ def root(tmp_path):
 @pytest.mark.timeout(600)
 @pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
 def test_a_policy_is_replayed_over_past_states_and_demand_is_found(root, spark):
-    found = rule_replay.replay(
+    actual = rule_replay.replay(
         spark,
         root,
         "severity = 'critical' AND receiver.cpu_percent >= 50",
         address="zone = 'z2' OR machine = 'm9'",
     )
     # At the first event no machine was busy yet; at the second m5, m8 (zone z2) and m9 were.
-    assert [one.receivers for one in found.reached] == [0, 3, 0, 0]
-    assert (found.events, found.deliveries, found.receivers) == (4, 3, 3)
+    assert [item.receivers for item in actual.reached] == [0, 3, 0, 0]
+    assert (actual.events, actual.deliveries, actual.receivers) == (4, 3, 3)
     with pytest.raises(errors.ParseError, match="colour"):
         rule_replay.replay(spark, root, "colour = 'red'")
-    wanted = {one.key: one for one in rule_replay.demand(spark, root)}
-    assert wanted["users"].total == 90.0
-    assert wanted["users"].by_zone == {"z0": 36.0, "z1": 24.0, "z2": 30.0}
-    assert wanted["users"].place_in == ["z0", "z2", "z1"]
-    first = {one.key: one.total for one in rule_replay.demand(spark, root, from_ms=T0, to_ms=T0 + 5000)}
+    expected = {entry.key: entry for entry in rule_replay.demand(spark, root)}
+    assert expected["users"].total == 90.0
+    assert expected["users"].by_zone == {"z0": 36.0, "z1": 24.0, "z2": 30.0}
+    assert expected["users"].place_in == ["z0", "z2", "z1"]
+    first = {entry.key: entry.total for entry in rule_replay.demand(spark, root, from_ms=T0, to_ms=T0 + 5000)}
     assert first == {"users": 45.0, "x": 10.0, "orders": 5.0}
-    assert wanted["orders"].by_zone == {"z1": 10.0}  # one every two seconds, in two periods of ten
+    assert expected["orders"].by_zone == {"z1": 10.0}  # one every two seconds, in two periods of ten
 
 
 def test_copies_go_where_most_of_the_demand_is():
@@ -100,11 +100,11 @@ def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
             path, protocol.BatchProgress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6)
         )
     path.write_bytes(path.read_bytes() + b'{"kind":"pipeline-prog')  # the machine failed here
-    found = cost_fit.fit(cost_fit.read(path), trigger_s=10.0)
-    assert found.fixed_s == pytest.approx(0.5)
-    assert found.report_s == pytest.approx(2e-6)
-    assert found.r2 == pytest.approx(1.0)
-    assert found.machines(10.0) == pytest.approx(9.5 / 2e-6)
+    actual = cost_fit.fit(cost_fit.read(path), trigger_s=10.0)
+    assert actual.fixed_s == pytest.approx(0.5)
+    assert actual.report_s == pytest.approx(2e-6)
+    assert actual.r2 == pytest.approx(1.0)
+    assert actual.machines(10.0) == pytest.approx(9.5 / 2e-6)
     with pytest.raises(errors.InvalidInput, match="too few"):
         cost_fit.fit(cost_fit.read(path)[:2], trigger_s=10.0)
 
@@ -114,8 +114,8 @@ def test_the_monthly_page_has_plots_and_alerts(root):
     assert page.count("<svg") == 5
     assert '<td>web</td><td class="n">7</td><td class="n">0</td><td class="n">40.0</td>' in page
     assert "Demand" not in page
-    asked = [rule_replay.ContextDemand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
-    shown = monthly_report.render_report(root, "2023-11", demand=asked)
+    demands = [rule_replay.ContextDemand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
+    shown = monthly_report.render_report(root, "2023-11", demand=demands)
     assert '<td>users</td><td class="n">90</td><td>z0 60, z1 30</td><td>z0, z1</td>' in shown
     assert "<td>fire</td><td>critical</td>" in page
     with pytest.raises(errors.NotFound):

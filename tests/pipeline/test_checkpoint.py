@@ -70,13 +70,15 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
         async with test_job.running(broker, spark, tmp_path) as ask:
             await eventually(lambda: test_job._batch(ask, 1), timeout_s=300)
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        wanted = settings.PipelineSettings(trigger_s=0.5, window_s=1.0, shards=2)
+        pipeline_settings = settings.PipelineSettings(trigger_s=0.5, window_s=1.0, shards=2)
         places = service.PipelinePaths(tmp_path, (broker.url,))
-        one = await asyncio.to_thread(service.PipelineService, bus, wanted, places, spark=spark)
+        pipeline_service = await asyncio.to_thread(
+            service.PipelineService, bus, pipeline_settings, places, spark=spark
+        )
         with pytest.raises(
             checkpoint_label.CheckpointUnusable, match="not written by this version"
         ) as refused:
-            await asyncio.wait_for(one.run(), 300)
+            await asyncio.wait_for(pipeline_service.run(), 300)
     assert f"move {folder} away" in (refused.value.hint or "")
     folder.rename(tmp_path / "away")
     async with test_job.running(broker, spark, tmp_path) as ask:
@@ -84,7 +86,7 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
     assert stored(root) == sorted((f"m{n}", 1) for n in range(20))
 
 
-def another_version(wanted: query.QueryPlan):
+def another_version(plan: query.QueryPlan):
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Other(StatefulProcessor):

@@ -29,8 +29,8 @@ def root(tmp_path) -> Path:
 
 
 def test_history_is_searched_and_summarised(root):
-    found = driver.quick("history", "cpu_percent >= 80", "--dir", root, "-o", "json")
-    assert sorted(row["machine"] for row in found.json()) == ["m8", "m9"]
+    actual = driver.quick("history", "cpu_percent >= 80", "--dir", root, "-o", "json")
+    assert sorted(row["machine"] for row in actual.json()) == ["m8", "m9"]
     table = driver.quick("history", "cpu_percent >= 80", "--dir", root).out
     assert "MACHINE" in table
     assert len(table.splitlines()) == 3
@@ -56,7 +56,7 @@ def test_a_report_of_long_ago_is_made_from_the_history(root):
     at_ms = test_history.T0 + 5000
     system = report.past(root, "system", "", at_ms, 60.0)
     assert (system.machines, system.metrics["cpu_percent"].max) == (10, 90.0)
-    assert [one.group for one in system.groups] == ["web"]
+    assert [group.group for group in system.groups] == ["web"]
     assert report.past(root, "group", "web", at_ms, 60.0).metrics["cpu_percent"].count == 10
     assert report.past(root, "group", "w'eb", at_ms, 60.0) is None
     assert report.past(root, "node", "m7", at_ms, 60.0).metrics["cpu_percent"] == 70.0
@@ -67,17 +67,17 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
     """A real service on a real bus; only its query waits, since there is no stream of reports yet."""
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
-    wanted = settings.PipelineSettings(rules=str(rules), operators=("ann",), trigger_s=60.0)
+    pipeline_settings = settings.PipelineSettings(rules=str(rules), operators=("ann",), trigger_s=60.0)
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await asyncio.to_thread(
-            service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
+        pipeline_service = await asyncio.to_thread(
+            service.PipelineService, bus, pipeline_settings, service.PipelinePaths(tmp_path, (broker.url,))
         )
-        task = asyncio.create_task(one.run())
-        await eventually(lambda: hasattr(one._committer, "_alerts"))
+        task = asyncio.create_task(pipeline_service.run())
+        await eventually(lambda: hasattr(pipeline_service._committer, "_alerts"))
         down = [
             tracker.RuleVerdict("down", f"group:{name}", True, 1000, group=name) for name in ("web", "db")
         ]
-        await one._committer._finish(0, down, 1000, [], {}, 0)
+        await pipeline_service._committer._finish(0, down, 1000, [], {}, 0)
 
         async with await client.connect([broker.url], identity="ann") as user:
             ask = pipeline_client.PipelineClient(user)
@@ -95,19 +95,19 @@ async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line
             with pytest.raises(errors.Forbidden, match="eve may not"):
                 await pipeline_client.PipelineClient(other).acknowledge("down", "group:web")
             assert len(await pipeline_client.PipelineClient(other).alerts()) == 2
-        one.stop()
+        pipeline_service.stop()
         await task
         again = await asyncio.to_thread(
-            service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
+            service.PipelineService, bus, pipeline_settings, service.PipelinePaths(tmp_path, (broker.url,))
         )
-        kept = {one.about: one.state for one in again._committer.alert_tracker.alerts()}
+        kept = {item.about: item.state for item in again._committer.alert_tracker.alerts()}
         assert kept == {"group:web": AlertState.ACKNOWLEDGED, "group:db": AlertState.FIRING}
 
 
 async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp_path):
     rules = tmp_path / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
-    wanted = settings.PipelineSettings(rules=str(rules), operators=("*",), trigger_s=60.0)
+    pipeline_settings = settings.PipelineSettings(rules=str(rules), operators=("*",), trigger_s=60.0)
 
     async def muster(*arguments: str) -> driver.Answer:
         line = (*arguments, "--server", broker.url, "-o", "json")
@@ -119,16 +119,16 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
         return {row["about"]: row["state"] for row in (await muster("alert", "list")).json()}
 
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await asyncio.to_thread(
-            service.PipelineService, bus, wanted, service.PipelinePaths(tmp_path, (broker.url,))
+        pipeline_service = await asyncio.to_thread(
+            service.PipelineService, bus, pipeline_settings, service.PipelinePaths(tmp_path, (broker.url,))
         )
-        task = asyncio.create_task(one.run())
-        await eventually(lambda: hasattr(one._committer, "_alerts"))
+        task = asyncio.create_task(pipeline_service.run())
+        await eventually(lambda: hasattr(pipeline_service._committer, "_alerts"))
         now_ms = traffic.now_ms()
         down = [
             tracker.RuleVerdict("down", f"group:{name}", True, now_ms, group=name) for name in ("web", "db")
         ]
-        await one._committer._finish(0, down, now_ms, [], {}, 0)
+        await pipeline_service._committer._finish(0, down, now_ms, [], {}, 0)
         assert await states() == {"group:web": "firing", "group:db": "firing"}
         await muster("alert", "ack", "down", "group:web")
         made = (
@@ -159,6 +159,6 @@ async def _answers(ask) -> bool:
 
 
 async def _first(ask: pipeline_client.PipelineClient) -> tuple[int, messages.Alert]:
-    async for found in ask.follow_alerts(first=1):
-        return found
+    async for follow_alert in ask.follow_alerts(first=1):
+        return follow_alert
     raise AssertionError

@@ -34,9 +34,9 @@ async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process
 
 
 async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(broker, tmp_path):
-    found = await asyncio.to_thread(java_runtime.find, tmp_path)
+    matches = await asyncio.to_thread(java_runtime.find, tmp_path)
     env = {
-        "JAVA_HOME": str(found.home),
+        "JAVA_HOME": str(matches.home),
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
@@ -61,17 +61,17 @@ async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(broker
             for n in range(2)
         ]
         try:
-            for one in workers:
-                await one.line("Successfully registered with master", timeout_s=120)
+            for worker in workers:
+                await worker.line("Successfully registered with master", timeout_s=120)
             await runs(broker.url, url, tmp_path, workers)
         finally:
-            for one in workers:
-                await one.close()
+            for worker in workers:
+                await worker.close()
 
 
-def command_line(one: psutil.Process) -> str:
+def command_line(process: psutil.Process) -> str:
     try:
-        return " ".join(one.cmdline())
+        return " ".join(process.cmdline())
     except psutil.Error:  # it has just ended
         return ""
 
@@ -110,10 +110,10 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
         ask = pipeline_client.PipelineClient(bus)
         await eventually(lambda: stored() == 100, timeout_s=300)
         executors = [
-            one
+            child
             for worker in workers
-            for one in psutil.Process(worker.pid).children(recursive=True)
-            if "CoarseGrainedExecutorBackend" in command_line(one)
+            for child in psutil.Process(worker.pid).children(recursive=True)
+            if "CoarseGrainedExecutorBackend" in command_line(child)
         ]
         assert len(executors) == 2
         await workers[0].close()
@@ -121,8 +121,8 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
         await eventually(lambda: stored() == 200, timeout_s=300)
 
         async def rolled_up() -> bool:
-            found = await ask.system()
-            return found is not None and found.to_ms > 0
+            actual = await ask.system()
+            return actual is not None and actual.to_ms > 0
 
         await eventually(rolled_up, timeout_s=120)
         await ask.stop()

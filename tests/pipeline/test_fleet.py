@@ -25,7 +25,8 @@ def arrival(rows, stored_ms: int, sequence: int = 1, **facts) -> blocks.ReportPi
 
 def closed(output: fleet_state.ShardOutput) -> dict[tuple[str, str, int], rollups.ScopeTotals]:
     return {
-        (one.scope, one.name, (one.from_ms - T0) // 1000): one for one in rollups.scope_totals(output.closed)
+        (scope_total.scope, scope_total.name, (scope_total.from_ms - T0) // 1000): scope_total
+        for scope_total in rollups.scope_totals(output.closed)
     }
 
 
@@ -48,9 +49,9 @@ def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
     assert closed(known.feed([arrival(rows, T0 + 3000)], T0 + 3000)) == {}
     known = again(known, plan)
     assert ("group", "default", 0) not in closed(known.feed([], T0 + 19_999))
-    found = closed(known.feed([], T0 + 20_000))
-    assert list(found) == [("group", "default", 0), ("system", "", 0), ("zone", "default", 0)]
-    for many in found.values():
+    actual = closed(known.feed([], T0 + 20_000))
+    assert list(actual) == [("group", "default", 0), ("system", "", 0), ("zone", "default", 0)]
+    for many in actual.values():
         assert (many.cell.total, many.cell.machines, many.cell.states) == (100, 100, {"up": 100})
     cpu = many.cell.rollups()["cpu_percent"]
     assert (cpu.count, cpu.sum, cpu.min, cpu.max) == (100, 4950.0, 0.0, 99.0)
@@ -62,19 +63,19 @@ def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
     random = np.random.default_rng(7)
     values = random.lognormal(3, 2, (len(cells.METRICS), 3000))
     values[3, :100] = np.nan
-    whole, sums = cells.WindowCell(), cells.CellTable(2)
-    whole.fold(values)
+    cell, sums = cells.WindowCell(), cells.CellTable(2)
+    cell.fold(values)
     for part in np.array_split(values, 7, axis=1):
         table = cells.CellTable(2)
         cells.WindowCell(table, 1).fold(part)
         sums.add(cells.CellTable.unpack(table.pack()), np.array([1, 0]))
     parts = cells.WindowCell(sums, 0)
-    assert figures(whole)["load_1m"].p95 == figures(parts)["load_1m"].p95
+    assert figures(cell)["load_1m"].p95 == figures(parts)["load_1m"].p95
     for row, name in enumerate(cells.METRICS):
-        found, exact = figures(whole)[name], values[row][~np.isnan(values[row])]
-        assert found.count == len(exact)
-        for share, said in ((50, found.p50), (95, found.p95), (99, found.p99)):
-            assert said == pytest.approx(
+        figure, exact = figures(cell)[name], values[row][~np.isnan(values[row])]
+        assert figure.count == len(exact)
+        for share, output in ((50, figure.p50), (95, figure.p95), (99, figure.p99)):
+            assert output == pytest.approx(
                 np.percentile(exact, share, method="lower"), rel=1.01 * cells.RELATIVE_ERROR
             )
 
@@ -137,12 +138,12 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
         for n in range(10)
     ]
     known.feed([arrival(rows, T0, dropped={"overflow": 3}, partial=True)], T0)
-    found = closed(known.feed([], T0 + 20_000))
-    assert set(found) == {("group", "default", 0), ("zone", "z0", 0), ("zone", "z1", 0), ("system", "", 0)}
-    odd = found["zone", "z1", 0]
+    actual = closed(known.feed([], T0 + 20_000))
+    assert set(actual) == {("group", "default", 0), ("zone", "z0", 0), ("zone", "z1", 0), ("system", "", 0)}
+    odd = actual["zone", "z1", 0]
     assert odd.cell.rollups()["gpu"] == columns.MetricRollup(count=5, sum=50.0, min=2.0, max=18.0)
     assert odd.cell.partial
-    for scope in (found["group", "default", 0], found["system", "", 0]):
+    for scope in (actual["group", "default", 0], actual["system", "", 0]):
         assert scope.top["cpu_percent"] == [(9.0, "m9"), (8.0, "m8")]
         assert scope.cell.dropped == {"overflow": 3}
 
@@ -154,16 +155,19 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
     both = [traffic.report("a", 1, T0), traffic.report("b", 1, T0)]
     assert not known.feed([arrival(both, T0)], T0).changes
     only_a = known.feed([arrival([traffic.report("a", 2, T0 + 30_000)], T0 + 30_000, 2)], T0 + 31_000)
-    assert [(one.machine, one.on) for one in only_a.changes] == [("b", True)]
+    assert [(change.machine, change.on) for change in only_a.changes] == [("b", True)]
     assert only_a.changes[0].value == 31.0
-    assert {(one.scope, one.known, one.stale) for one in rollups.scope_totals(only_a.closed)} == {
+    assert {
+        (scope_total.scope, scope_total.known, scope_total.stale)
+        for scope_total in rollups.scope_totals(only_a.closed)
+    } == {
         ("group", 2, 1),
         ("zone", 2, 1),
         ("system", 2, 1),
     }
     known = again(known, plan)
     back = known.feed([arrival([traffic.report("b", 2, T0 + 40_000)], T0 + 40_000, 3)], T0 + 41_000)
-    assert [(one.machine, one.on) for one in back.changes] == [("b", False)]
+    assert [(change.machine, change.on) for change in back.changes] == [("b", False)]
     gone = known.feed([], T0 + 900_000)
     assert gone.machines == 0
     assert not known.feed([], T0 + 2_000_000).closed
@@ -173,13 +177,13 @@ def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
     hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", until="cpu_percent < 70")
     plan = fleet_state.FleetStatePlan(rules=(hot,))
     known = fleet_state.FleetState(plan)
-    told = []
+    reported = []
     for number, cpu in enumerate([50, 95, 99, 80, 69, 80, 91]):
         row = traffic.report("a", number, T0 + number, metrics={"cpu_percent": float(cpu)})
         known = again(known, plan)
         output = known.feed([arrival([row], T0 + number, number)], T0 + number)
-        told += [(one.on, one.value, one.at_ms - T0) for one in output.changes]
-    assert told == [(True, 95.0, 1), (False, 69.0, 4), (True, 91.0, 6)]
+        reported += [(change.on, change.value, change.at_ms - T0) for change in output.changes]
+    assert reported == [(True, 95.0, 1), (False, 69.0, 4), (True, 91.0, 6)]
 
 
 def test_rules_see_metrics_of_the_fleets_own():
@@ -191,10 +195,10 @@ def test_rules_see_metrics_of_the_fleets_own():
         traffic.report("c", 1, T0),
     ]
     output = known.feed([arrival(rows, T0)], T0)
-    assert [(one.machine, one.on, one.value) for one in output.changes] == [("a", True, 101.0)]
-    found = rollups.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
-    assert found["own.queue_mean"] == 52.0
-    assert (found["own.queue_min"], found["own.queue_max"]) == (3.0, 101.0)
+    assert [(change.machine, change.on, change.value) for change in output.changes] == [("a", True, 101.0)]
+    facts = rollups.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
+    assert facts["own.queue_mean"] == 52.0
+    assert (facts["own.queue_min"], facts["own.queue_max"]) == (3.0, 101.0)
 
 
 def test_rules_and_roll_ups_see_what_services_report():
@@ -215,20 +219,20 @@ def test_rules_and_roll_ups_see_what_services_report():
         traffic.report("b", 1, T0, services=services(20.0, health.HealthState.DOWN), metrics={"queue": 7.0}),
         traffic.report("c", 1, T0, services=services(30.0, health.HealthState.UP)[:1]),
     ]
-    whole = columns.to_batch(rows)
+    batch = columns.to_batch(rows)
     arrivals = [
-        piece(1, T0, whole.slice(0, 2), columns.BatchInfo()),
-        piece(2, T0, whole.slice(2), columns.BatchInfo()),  # Arrow's children do not know of slices
+        piece(1, T0, batch.slice(0, 2), columns.BatchInfo()),
+        piece(2, T0, batch.slice(2), columns.BatchInfo()),  # Arrow's children do not know of slices
     ]
     output = known.feed(arrivals, T0)
-    assert sorted((one.rule, one.machine, one.value) for one in output.changes) == [
+    assert sorted((change.rule, change.machine, change.value) for change in output.changes) == [
         ("down", "b", 0.0),
         ("slow", "a", 120.0),
     ]
-    found = rollups.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
-    assert found["own.db_up_mean"] == pytest.approx(2 / 3)
-    assert (found["own.shop_took_ms_min"], found["own.shop_depth_mean"]) == (20.0, 2.0)
-    assert found["own.queue_max"] == 7.0
+    facts = rollups.facts(closed(known.feed([], T0 + 60_000))["group", "default", 0])
+    assert facts["own.db_up_mean"] == pytest.approx(2 / 3)
+    assert (facts["own.shop_took_ms_min"], facts["own.shop_depth_mean"]) == (20.0, 2.0)
+    assert facts["own.queue_max"] == 7.0
 
 
 def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
@@ -247,7 +251,7 @@ def test_beginnings_of_a_rule_are_deferred_beyond_a_bound_and_ends_never():
     assert output.counts == {}
     rows = [traffic.report(f"m{n}", 6, T0 + 6, metrics={"cpu_percent": 1.0}) for n in range(50)]
     output = known.feed([arrival(rows, T0 + 6, 6)], T0 + 6)
-    assert [one.on for one in output.changes] == [False] * 50
+    assert [change.on for change in output.changes] == [False] * 50
 
 
 def test_rules_about_machines_are_judged_by_the_brokers_clock():
@@ -257,7 +261,7 @@ def test_rules_about_machines_are_judged_by_the_brokers_clock():
     def judged(sequence: int, machine_ms: int, stored_ms: int, cpu: float) -> list[tuple[bool, int]]:
         row = traffic.report("m", sequence, machine_ms, metrics={"cpu_percent": cpu})
         output = known.feed([arrival([row], stored_ms, sequence)], stored_ms)
-        return [(one.on, one.at_ms) for one in output.changes]
+        return [(change.on, change.at_ms) for change in output.changes]
 
     assert judged(1, T0 + 45_000, T0, 99.0) == [(True, T0)]
     assert judged(2, T0 + 10_000, T0 + 10_000, 1.0) == [(False, T0 + 10_000)]
@@ -269,9 +273,9 @@ def test_a_report_that_was_overtaken_does_not_count_its_machine_twice():
     for order, (sequence, at_s) in enumerate([(1, 1), (3, 11), (2, 6), (4, 4)]):
         stored_ms = T0 + 1000 * (10 + order)
         known.feed([arrival([traffic.report("a", sequence, T0 + at_s * 1000)], stored_ms, order)], stored_ms)
-    found = closed(known.feed([], T0 + 40_000))
-    assert [found["group", "default", second].cell.machine_count() for second in (0, 10)] == [1, 1]
-    assert found["group", "default", 0].cell.total == 3
+    actual = closed(known.feed([], T0 + 40_000))
+    assert [actual["group", "default", second].cell.machine_count() for second in (0, 10)] == [1, 1]
+    assert actual["group", "default", 0].cell.total == 3
 
 
 def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
@@ -318,14 +322,14 @@ def test_summaries_that_overtake_each_other_are_all_taken_once():
     known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     first, second = (summary([traffic.report(name, 1, T0)], sequence=n) for n, name in ((1, "a"), (2, "b")))
     counts = [
-        known.feed([], T0 + 1000 + number, summaries=[stored_as(one, number)]).counts
-        for number, one in enumerate((second, first, second))
+        known.feed([], T0 + 1000 + number, summaries=[stored_as(item, number)]).counts
+        for number, item in enumerate((second, first, second))
     ]
-    assert [list(one) for one in counts] == [["summaries"], ["summaries"], ["duplicated"]]
+    assert [list(count) for count in counts] == [["summaries"], ["summaries"], ["duplicated"]]
 
 
-def stored_as(one: blocks.DecodedMessage, sequence: int) -> blocks.DecodedMessage:
-    return blocks.DecodedMessage(sequence, one.stored_ms, one.batch, one.facts)
+def stored_as(message: blocks.DecodedMessage, sequence: int) -> blocks.DecodedMessage:
+    return blocks.DecodedMessage(sequence, message.stored_ms, message.batch, message.facts)
 
 
 def test_odd_numbers_stop_nothing():
@@ -344,7 +348,7 @@ def test_odd_numbers_stop_nothing():
         T0,
     )
     assert output.counts == {"future": 1}
-    assert [(one.machine, one.value) for one in output.changes] == [("a", None)]
+    assert [(change.machine, change.value) for change in output.changes] == [("a", None)]
     many = closed(known.feed([], T0 + 20_000))["group", "default", 0]
     assert (many.cell.total, "cpu_percent" in many.cell.rollups()) == (2, False)
 
@@ -369,26 +373,26 @@ def test_a_machine_is_odd_by_its_own_history_and_a_new_level_becomes_usual():
         ]
         known = again(known, plan)
         return [
-            (one.machine, one.on)
-            for one in known.feed([arrival(rows, T0 + number, number)], T0 + number).changes
+            (change.machine, change.on)
+            for change in known.feed([arrival(rows, T0 + number, number)], T0 + number).changes
         ]
 
     for number in range(1, 41):
         assert tell(number, 90.0, 5.0) == []
     assert tell(41, 90.0, 30.0) == [("idle", True)]  # far less than what is usual for the other
     assert tell(42, 90.0, 5.0) == [("idle", False)]
-    told = [change for number in range(43, 400) for change in tell(number, 90.0, 30.0)]
-    assert told == [("idle", True), ("idle", False)]
+    reported = [change for number in range(43, 400) for change in tell(number, 90.0, 30.0)]
+    assert reported == [("idle", True), ("idle", False)]
 
 
 def summary(rows, *, channel: str = "edge", sequence: int = 1, stored_ms: int = T0) -> blocks.DecodedMessage:
     table = pa.Table.from_batches([columns.to_batch(rows)])
     held = interpreters.HeldReports(table, columns.summary_schema().empty_table(), T0, T0 + 1, False)
-    (one,) = interpreters.MergeInterpreter().interpret(
+    (item,) = interpreters.MergeInterpreter().interpret(
         held, [interpreters.ForwardTarget("up", ("root",), "merge")]
     )
     facts = columns.BatchInfo(schema=columns.SUMMARY_SCHEMA, channel=channel, sequence=sequence)
-    return blocks.DecodedMessage(sequence, stored_ms, one.table.combine_chunks().to_batches()[0], facts)
+    return blocks.DecodedMessage(sequence, stored_ms, item.table.combine_chunks().to_batches()[0], facts)
 
 
 def test_metrics_of_summaries_beyond_the_limit_are_counted():
@@ -415,17 +419,17 @@ def test_summaries_of_merging_channels_add_up_with_node_reports():
     known = again(known, plan)
     repeated = known.feed([], T0 + 1, summaries=[once, summary(rows, sequence=2, stored_ms=T0 - 10**8)])
     assert repeated.counts.keys() == {"duplicated", "future"}
-    found = closed(known.feed([], T0 + 20_000))
-    for many in (found["group", "default", 0], found["system", "", 0]):
-        told = many.cell.rollups()["cpu_percent"]
-        assert (many.cell.total, told.count) == (2000, 2000)
+    actual = closed(known.feed([], T0 + 20_000))
+    for many in (actual["group", "default", 0], actual["system", "", 0]):
+        rollup = many.cell.rollups()["cpu_percent"]
+        assert (many.cell.total, rollup.count) == (2000, 2000)
         assert many.cell.machine_count() == pytest.approx(2000, rel=0.05)
-        assert told.sum == pytest.approx(cpu.sum())
-        assert (told.min, told.max) == (cpu.min(), cpu.max())
-        assert told.p50 == pytest.approx(np.percentile(cpu, 50), rel=0.04)
-        assert told.p99 == pytest.approx(np.percentile(cpu, 99), rel=0.04)
+        assert rollup.sum == pytest.approx(cpu.sum())
+        assert (rollup.min, rollup.max) == (cpu.min(), cpu.max())
+        assert rollup.p50 == pytest.approx(np.percentile(cpu, 50), rel=0.04)
+        assert rollup.p99 == pytest.approx(np.percentile(cpu, 99), rel=0.04)
         assert many.cell.rollups()["gpu"].count == 2000
-    assert found["zone", "z1", 0].cell.total == 1000
+    assert actual["zone", "z1", 0].cell.total == 1000
     late = known.feed([], T0 + 20_001, summaries=[summary(rows, sequence=3)])
     assert late.counts.keys() == {"late"}
 
@@ -434,8 +438,8 @@ def test_a_shard_of_summaries_alone_keeps_its_groups_over_a_micro_batch():
     plan = fleet_state.FleetStatePlan()
     known = fleet_state.FleetState(plan)
     known.feed([], T0, summaries=[summary([traffic.report("a", 1, T0, group="far", zone="z3")])])
-    found = closed(again(known, plan).feed([], T0 + 20_000))
-    assert found["group", "far", 0].cell.total == found["zone", "z3", 0].cell.total == 1
+    actual = closed(again(known, plan).feed([], T0 + 20_000))
+    assert actual["group", "far", 0].cell.total == actual["zone", "z3", 0].cell.total == 1
 
 
 def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
@@ -458,6 +462,6 @@ def test_state_goes_through_a_catch_up_of_many_periods_in_one_batch():
         )
         for period in range(6)
     ]
-    found = closed(known.feed(arrivals, T0 + 70_000))
-    system = [many.cell for (scope, _, _), many in found.items() if scope == "system"]
+    actual = closed(known.feed(arrivals, T0 + 70_000))
+    system = [many.cell for (scope, _, _), many in actual.items() if scope == "system"]
     assert [(cell.total, cell.machines) for cell in system] == [(50, 50)] * 6

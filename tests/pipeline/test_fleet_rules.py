@@ -113,8 +113,8 @@ def test_a_repeat_too_old_to_be_recognised_does_not_count_its_machine():
 
 def test_a_message_that_cannot_be_read_is_counted_and_the_others_are_taken():
     known = state.FleetState(state.FleetStatePlan())
-    whole = arrival([report("x"), report("y")], T0)
-    odd = dataclasses.replace(whole, batch=whole.batch.drop_columns(["state"]))
+    report_piece = arrival([report("x"), report("y")], T0)
+    odd = dataclasses.replace(report_piece, batch=report_piece.batch.drop_columns(["state"]))
     output = known.feed([odd, arrival([report("a")], T0, 2)], T0 + 20_000)
     assert output.counts == {"unusable": 2}
     assert closed(output)["group", "default", 0].cell.total == 1

@@ -53,7 +53,7 @@ def read(root: Path, table: str = tables.NODES) -> list[dict[str, Any]]:
     return rows
 
 
-def found(root: Path, **more) -> list[dict[str, Any]]:
+def search_rows(root: Path, **more) -> list[dict[str, Any]]:
     return [row for batch in search.search(root, search.HistorySearch(**more)) for row in batch.to_pylist()]
 
 
@@ -75,20 +75,20 @@ def root(tmp_path):
 
 
 def test_a_search_finds_what_the_predicate_says(root):
-    rows = found(root, where="group = 'web' AND cpu_percent >= 30", columns=("machine", "cpu_percent"))
+    rows = search_rows(root, where="group = 'web' AND cpu_percent >= 30", columns=("machine", "cpu_percent"))
     assert (
         sorted((row["machine"], row["cpu_percent"]) for row in rows)
         == [("m3", 30.0)] * 3 + [("m4", 40.0)] * 3
     )
-    assert len(found(root, from_ms=T0 + HOUR, to_ms=T0 + 2 * HOUR)) == 10
-    assert len(found(root, limit=7)) == 7
-    assert found(root, where="load_1m > 0") == []
+    assert len(search_rows(root, from_ms=T0 + HOUR, to_ms=T0 + 2 * HOUR)) == 10
+    assert len(search_rows(root, limit=7)) == 7
+    assert search_rows(root, where="load_1m > 0") == []
     with pytest.raises(errors.ParseError, match="cpu_prcent"):
-        found(root, where="cpu_prcent > 1")
+        search_rows(root, where="cpu_prcent > 1")
     with pytest.raises(errors.InvalidInput, match="colour"):
-        found(root, columns=("colour",))
+        search_rows(root, columns=("colour",))
     with pytest.raises(errors.InvalidInput, match="no table 'rollups'"):
-        found(root, kind="rollups")
+        search_rows(root, kind="rollups")
 
 
 def test_a_summary_counts_by_what_it_is_asked(root):
@@ -100,7 +100,7 @@ def test_a_summary_counts_by_what_it_is_asked(root):
 
 
 def test_an_empty_history_has_nothing(tmp_path):
-    assert found(tmp_path) == []
+    assert search_rows(tmp_path) == []
     assert delta.position(tmp_path, tables.NODES, batch_commit.POSITIONS[0]) is None
     assert search.summarise(tmp_path, search.HistorySearch(), of="cpu_percent", by=("group",)).num_rows == 0
     assert maintenance.run(tmp_path, T0 / 1000) == {"hours": 0, "compacted": 0, "deleted": 0, "removed": 0}
@@ -118,11 +118,11 @@ def test_a_repeated_batch_commits_nothing_and_its_files_are_never_read(root):
 
 
 def test_two_processes_with_the_same_batch_commit_it_once(tmp_path):
-    one, other = (delta.HistoryTable(tmp_path, tables.NODES) for _ in range(2))
+    item, other = (delta.HistoryTable(tmp_path, tables.NODES) for _ in range(2))
     rows = node_rows([traffic.report("m", 1, T0)])
     first = data_files.write(tmp_path, tables.NODES, rows, "a").files
     second = data_files.write(tmp_path, tables.NODES, rows, "b").files
-    assert one.commit(first, ("r", 0))
+    assert item.commit(first, ("r", 0))
     other.delta.load_as_version(0)  # as if the other process committed after this one looked
     refreshing, other.refresh = other.refresh, lambda: None  # type: ignore[method-assign]
     with pytest.raises(storage.ConcurrentChange, match=r"(?i)transaction"):
@@ -147,7 +147,7 @@ def test_rows_are_in_the_partition_of_their_own_day(tmp_path):
     assert store(tmp_path, 0, rows)
     days = {path.parent.name for path in (tmp_path / "nodes").rglob("*.parquet")}
     assert days == {"day=2023-11-15", "day=2023-11-16", "day=1970-01-01"}
-    assert len(found(tmp_path, from_ms=midnight)) == 2
+    assert len(search_rows(tmp_path, from_ms=midnight)) == 2
     assert {(row["machine"], str(row["day"])) for row in read(tmp_path)} >= {
         ("m1", "2023-11-15"),
         ("m2", "2023-11-16"),
@@ -186,7 +186,7 @@ def test_statistics_never_exclude_a_row(tmp_path):
     assert bounds["maxValues"]["reported_at"] == "2023-11-15T00:00:00.001Z"
     delta.HistoryTable(tmp_path, tables.NODES).commit([file], ("r", 0))
     DeltaTable(str(tmp_path / "nodes")).optimize.compact()  # its statistics are truncated
-    assert len(found(tmp_path, from_ms=T0, to_ms=T0 + 1)) == 1
+    assert len(search_rows(tmp_path, from_ms=T0, to_ms=T0 + 1)) == 1
 
 
 def test_columns_may_be_added_at_any_time_and_older_rows_have_none(tmp_path, monkeypatch):
@@ -201,10 +201,10 @@ def test_columns_may_be_added_at_any_time_and_older_rows_have_none(tmp_path, mon
         patched.setattr(tables, "definitions", lambda: older)
         store(tmp_path, 0, [traffic.report("old", 1, T0, metrics={"uptime_s": 5.0})])
     store(tmp_path, 1, [traffic.report("new", 1, T0 + 1, metrics={"uptime_s": 5.0})])
-    rows = {row["machine"]: row["uptime_s"] for row in found(tmp_path, columns=("machine", "uptime_s"))}
+    rows = {row["machine"]: row["uptime_s"] for row in search_rows(tmp_path, columns=("machine", "uptime_s"))}
     assert rows == {"old": None, "new": 5.0}
     maintenance.compact(tmp_path, tables.NODES, T0 / 1000 + 200_000)  # merges files of both schemas
-    rows = {row["machine"]: row["uptime_s"] for row in found(tmp_path, columns=("machine", "uptime_s"))}
+    rows = {row["machine"]: row["uptime_s"] for row in search_rows(tmp_path, columns=("machine", "uptime_s"))}
     assert rows == {"old": None, "new": 5.0}
     assert len(delta.Snapshot(tmp_path, tables.NODES).files) == 1
 
@@ -244,7 +244,7 @@ def _column(value: float):
 def test_hourly_rows_are_computed_once_and_again_for_late_reports(root):
     now_s = T0 / 1000 + 2 * 3600 + 600  # the third hour is not over
     assert maintenance.update_hourly(root, now_s) == 2
-    rows = found(root, kind="hourly", where="machine = 'm7'")
+    rows = search_rows(root, kind="hourly", where="machine = 'm7'")
     assert sorted((row["hour"].hour, row["reports"], row["cpu_percent_mean"]) for row in rows) == [
         (0, 1, 70.0),
         (1, 1, 70.0),
@@ -256,15 +256,15 @@ def test_hourly_rows_are_computed_once_and_again_for_late_reports(root):
     late = [traffic.report("m7", 9, T0 + 5000, group="db", metrics={"cpu_percent": 30.0})]
     store(root, 3, late)
     assert maintenance.update_hourly(root, now_s + 3600) == 2  # the hour with the late row, and the third
-    rows = found(root, kind="hourly", where="machine = 'm7'")
+    rows = search_rows(root, kind="hourly", where="machine = 'm7'")
     first = next(row for row in rows if row["hour"].hour == 0)
     assert (first["reports"], first["cpu_percent_mean"], first["cpu_percent_min"]) == (2, 50.0, 30.0)
-    assert len(found(root, kind="hourly")) == 30
-    assert sum(row["reports"] for row in found(root, kind="hourly")) == len(read(root)) == 31
+    assert len(search_rows(root, kind="hourly")) == 30
+    assert sum(row["reports"] for row in search_rows(root, kind="hourly")) == len(read(root)) == 31
     maintenance.compact(root, tables.HOURLY, now_s + 86400)  # one file has several hours then
     store(root, 4, [traffic.report("m8", 9, T0 + 6000, group="db")])
     assert maintenance.update_hourly(root, now_s + 86400) == 1
-    assert sum(row["reports"] for row in found(root, kind="hourly")) == 32
+    assert sum(row["reports"] for row in search_rows(root, kind="hourly")) == 32
 
 
 def test_an_hour_with_no_later_commit_is_computed_when_it_is_over(root):
@@ -272,7 +272,7 @@ def test_an_hour_with_no_later_commit_is_computed_when_it_is_over(root):
     assert maintenance.update_hourly(root, T0 / 1000 + 2 * 3600 + 600) == 2
     assert maintenance.update_hourly(root, T0 / 1000 + 9 * 3600) == 1
     assert maintenance.update_hourly(root, T0 / 1000 + 20 * 3600) == 0
-    assert len(found(root, kind="hourly")) == 30
+    assert len(search_rows(root, kind="hourly")) == 30
 
 
 def test_every_report_is_in_an_hour_whenever_it_arrives(tmp_path):
@@ -282,7 +282,7 @@ def test_every_report_is_in_an_hour_whenever_it_arrives(tmp_path):
     maintenance.run(tmp_path, midnight / 1000 + 7200)
     store(tmp_path, 1, [traffic.report(f"m{n}", 2, midnight - 20 * HOUR + n) for n in range(5)])
     maintenance.run(tmp_path, midnight / 1000 + 30 * 3600)
-    assert sum(row["reports"] for row in found(tmp_path, kind="hourly")) == 13
+    assert sum(row["reports"] for row in search_rows(tmp_path, kind="hourly")) == 13
 
 
 def test_compaction_and_maintenance_keep_every_report(root):
@@ -327,14 +327,14 @@ def test_vacuum_removes_files_that_no_table_refers_to_and_the_past_is_read_until
     store(root, 2, [traffic.report("again", 9, T0)])  # a repeated batch leaves a file behind
     maintenance.compact(root, tables.NODES, T0 / 1000 + 2 * 86400)
     assert maintenance.delete_rows(root, tables.NODES, "machine", "m1") == 3
-    assert len(found(root)) == 27
-    assert len(found(root, as_of=version)) == 30
+    assert len(search_rows(root)) == 27
+    assert len(search_rows(root, as_of=version)) == 30
     for path in (root / "nodes").rglob("*.parquet"):
         os.utime(path, (1, 1))
     log = DeltaTable(str(root / "nodes"))
     removed = log.vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
     assert len(removed) == 5
-    assert len(found(root)) == 27
+    assert len(search_rows(root)) == 27
     assert len(list((root / "nodes").rglob("*.parquet"))) == 1
 
 

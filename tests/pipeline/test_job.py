@@ -40,7 +40,7 @@ rules:
 async def running(broker, spark, folder: Path, **more):
     rules = folder / "rules.yaml"
     rules.write_text(more.pop("rules", RULES))
-    wanted = settings.PipelineSettings(
+    pipeline_settings = settings.PipelineSettings(
         **{
             "trigger_s": 0.5,
             "window_s": 1.0,
@@ -53,15 +53,17 @@ async def running(broker, spark, folder: Path, **more):
     )
     async with await client.connect([broker.url], identity="pipeline") as bus:
         places = service.PipelinePaths(folder, (broker.url,))
-        one = await asyncio.to_thread(service.PipelineService, bus, wanted, places, spark=spark)
-        task = asyncio.create_task(one.run())
+        pipeline_service = await asyncio.to_thread(
+            service.PipelineService, bus, pipeline_settings, places, spark=spark
+        )
+        task = asyncio.create_task(pipeline_service.run())
         try:
             async with await client.connect([broker.url], identity="ann") as user:
                 ask = pipeline_client.PipelineClient(user)
                 await eventually(lambda: _answers(ask), timeout_s=60)
                 yield ask
         finally:
-            one.stop()
+            pipeline_service.stop()
             await task
 
 
@@ -92,14 +94,14 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
             progress = await ask.progress()
             if progress.state == "failed":
                 pytest.fail(progress.reason)
-            found = await ask.system()
-            return found is not None and await ask.top()
+            actual = await ask.system()
+            return actual is not None and await ask.top()
 
         await eventually(rolled_up, timeout_s=300)
         group = await ask.group("web")
         assert group is not None
         assert (await ask.zone("z2")) is not None
-        assert {(one.rule, one.about) for one in await ask.alerts()} >= {("hot", "node:web-4")}
+        assert {(alert.rule, alert.about) for alert in await ask.alerts()} >= {("hot", "node:web-4")}
         progress = await eventually(lambda: _counted(ask), timeout_s=60)
         assert progress.total_rows == 9
         assert progress.counts["duplicated"] == 2
@@ -122,9 +124,10 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
 async def _alerts(bus: client.NatsBus, rule: str) -> list[tuple[str, str]]:
     """What was said of a rule: of whom, and what."""
     stored = [
-        messages.decode(one.data, messages.Alert) async for one in (await bus.open_stream("alerts")).read(1)
+        messages.decode(message.data, messages.Alert)
+        async for message in (await bus.open_stream("alerts")).read(1)
     ]
-    return [(one.about, one.state.value) for one in stored if one.rule == rule]
+    return [(alert.about, alert.state.value) for alert in stored if alert.rule == rule]
 
 
 async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_detail(broker, spark, tmp_path):
@@ -141,8 +144,8 @@ async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_det
         await client.connect([broker.url], identity="edge") as sensor,
     ):
         to_root = interpreters.ForwardTarget("up", (monitor_protocol.ROOT,), interpreter="merge")
-        wanted = monitor_service.ChannelOptions(hold_s=0.1, beat_s=0.1, subscriptions=(to_root,))
-        async with monitor_service.Channel(up, wanted) as channel:
+        options = monitor_service.ChannelOptions(hold_s=0.1, beat_s=0.1, subscriptions=(to_root,))
+        async with monitor_service.Channel(up, options) as channel:
             for row in far:
                 await sensor.publish(monitor_protocol.report("edge", "c9"), messages.encode(row))
             await eventually(lambda: channel.aggregator.received == len(far))
@@ -212,7 +215,9 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
             progress = await ask.progress()
             if progress.state == "failed":
                 pytest.fail(progress.reason)
-            return {(one.rule, one.about) for one in await ask.alerts() if one.state.value == "firing"} >= {
+            return {
+                (alert.rule, alert.about) for alert in await ask.alerts() if alert.state.value == "firing"
+            } >= {
                 ("silent", "node:web-0"),
                 ("silent", "node:web-2"),
                 ("no-data", "group:web"),
@@ -223,11 +228,11 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
         await eventually(noticed, timeout_s=300)
         await ask.acknowledge("no-data", "group:web")
         silence = await ask.silence("rule = 'silent' AND about = 'node:web-2'", for_s=3600, reason="replaced")
-        found = {(one.rule, one.about): one.state.value for one in await ask.alerts()}
-        assert found["no-data", "group:web"] == "acknowledged"
-        assert found["silent", "node:web-2"] == "silenced"
-        assert found["silent", "node:web-1"] == "firing"
-        assert [one.id for one in await ask.silences()] == [silence.id]
+        actual = {(alert.rule, alert.about): alert.state.value for alert in await ask.alerts()}
+        assert actual["no-data", "group:web"] == "acknowledged"
+        assert actual["silent", "node:web-2"] == "silenced"
+        assert actual["silent", "node:web-1"] == "firing"
+        assert [active.id for active in await ask.silences()] == [silence.id]
         await ask.unsilence(silence.id)
         with pytest.raises(errors.NotFound):
             await ask.acknowledge("silent", "node:nobody")
@@ -237,7 +242,7 @@ async def test_silence_is_noticed_bad_input_counted_and_a_full_disk_survived(bro
         await traffic.store(broker.url, traffic.body([back]), traffic.body(late))
 
         async def resolved():
-            return ("silent", "node:web-0") not in {(one.rule, one.about) for one in await ask.alerts()}
+            return ("silent", "node:web-0") not in {(alert.rule, alert.about) for alert in await ask.alerts()}
 
         await eventually(resolved, timeout_s=120)
         progress = await eventually(lambda: _late(ask), timeout_s=60)
@@ -277,8 +282,8 @@ async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
     async with running(broker, spark, tmp_path, history_dir=str(root)) as ask:
 
         async def rings(*, on: bool) -> bool:
-            told = {one.rule: one.state.value for one in await ask.alerts()}
-            return ("history-full" in told) is on
+            reported = {alert.rule: alert.state.value for alert in await ask.alerts()}
+            return ("history-full" in reported) is on
 
         await eventually(lambda: rings(on=True), timeout_s=300)
         progress = await eventually(lambda: _counts(ask, "history-full"), timeout_s=60)
@@ -320,8 +325,8 @@ async def test_a_broker_killed_under_load_costs_the_pipeline_no_report(broker, s
     assert len(rows) == len(set(rows)) == sent
 
 
-async def _there(root: Path, wanted: int) -> bool:
-    return len(test_history.read(root)) >= wanted
+async def _there(root: Path, expected: int) -> bool:
+    return len(test_history.read(root)) >= expected
 
 
 async def _batch(ask: pipeline_client.PipelineClient, number: int) -> bool:

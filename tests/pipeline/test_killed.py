@@ -86,13 +86,13 @@ async def test_a_driver_that_is_killed_again_and_again_loses_and_doubles_nothing
         ids: collections.Counter[int] = collections.Counter()
         async for stored in stream.read((await stream.state()).first_sequence, gaps=True):
             if stored.subject.endswith(".report.system"):
-                found = messages.decode(stored.data, columns.SystemReport)
-                ids[found.to_ms] += 1
+                decoded = messages.decode(stored.data, columns.SystemReport)
+                ids[decoded.to_ms] += 1
         assert ids
         assert set(ids.values()) == {1}
         alerts = [
-            messages.decode(one.data, messages.Alert)
-            async for one in (await bus.open_stream("alerts")).read(1)
+            messages.decode(message.data, messages.Alert)
+            async for message in (await bus.open_stream("alerts")).read(1)
         ]
         assert len(alerts) == MACHINES  # each fired once
         changes = [(row["about"], row["state"]) for row in test_history.read(root, tables.ALERTS)]

@@ -14,16 +14,16 @@ from tests.pipeline import test_history, traffic
 T0 = test_history.T0
 
 
-def pages(root: Path, asked: search.HistorySearch, limit: int) -> list[dict[str, Any]]:
+def pages(root: Path, history_search: search.HistorySearch, limit: int) -> list[dict[str, Any]]:
     """All of them, one after the other, as somebody turns them."""
-    found: list[dict[str, Any]] = []
+    collected: list[dict[str, Any]] = []
     mark: newest_first.PageCursor | None = None
     while True:
-        rows, mark = newest_first.read_page(root, asked, limit, mark)
+        rows, mark = newest_first.read_page(root, history_search, limit, mark)
         assert rows.num_rows <= limit
-        found += rows.to_pylist()
+        collected += rows.to_pylist()
         if mark is None:
-            return found
+            return collected
         assert rows.num_rows == limit
         mark = newest_first.PageCursor.parse(str(mark))
 
@@ -38,16 +38,16 @@ def test_pages_hold_every_row_once_the_newest_first(tmp_path):
     shuffled.shuffle(rows)
     for batch in range(20):
         test_history.store(tmp_path, batch, rows[batch::20])
-    asked = search.HistorySearch(columns=("machine", "sequence", "reported_at"))
-    whole = pages(tmp_path, asked, 1000)
-    assert len(whole) == 300
-    times = [row["reported_at"] for row in whole]
+    history_search = search.HistorySearch(columns=("machine", "sequence", "reported_at"))
+    complete = pages(tmp_path, history_search, 1000)
+    assert len(complete) == 300
+    times = [row["reported_at"] for row in complete]
     assert times == sorted(times, reverse=True)
-    assert sorted(row["sequence"] for row in whole) == list(range(1, 301))
+    assert sorted(row["sequence"] for row in complete) == list(range(1, 301))
     for limit in (37, 100, 299, 300):
-        assert pages(tmp_path, asked, limit) == whole
-    some = pages(tmp_path, search.HistorySearch(where="machine = 'm3'", columns=("machine", "sequence")), 5)
-    assert [row["machine"] for row in some] == ["m3"] * 23
+        assert pages(tmp_path, history_search, limit) == complete
+    values = pages(tmp_path, search.HistorySearch(where="machine = 'm3'", columns=("machine", "sequence")), 5)
+    assert [row["machine"] for row in values] == ["m3"] * 23
     bounded = pages(
         tmp_path, search.HistorySearch(from_ms=T0 + 7, to_ms=T0 + 5000, columns=("reported_at",)), 9
     )
@@ -57,10 +57,10 @@ def test_pages_hold_every_row_once_the_newest_first(tmp_path):
 def test_what_is_written_meanwhile_moves_no_page(tmp_path):
     for batch in range(10):
         test_history.store(tmp_path, batch, [traffic.report("m", batch + 1, T0 + batch * 1000)])
-    asked = search.HistorySearch(columns=("sequence",))
-    first, mark = newest_first.read_page(tmp_path, asked, 4)
+    history_search = search.HistorySearch(columns=("sequence",))
+    first, mark = newest_first.read_page(tmp_path, history_search, 4)
     test_history.store(tmp_path, 10, [traffic.report("m", 11, T0 + 60_000)])
-    second, _ = newest_first.read_page(tmp_path, asked, 4, mark)
+    second, _ = newest_first.read_page(tmp_path, history_search, 4, mark)
     assert first.column("sequence").to_pylist() == [10, 9, 8, 7]
     assert second.column("sequence").to_pylist() == [6, 5, 4, 3]
 
@@ -71,9 +71,9 @@ def test_files_that_end_earlier_are_not_read(tmp_path, monkeypatch):
     read: list[int] = []
     scan = search.scan
 
-    def watched(some: Any, asked: search.HistorySearch) -> Any:
-        read.append(len(some.files))
-        return scan(some, asked)
+    def watched(values: Any, history_search: search.HistorySearch) -> Any:
+        read.append(len(values.files))
+        return scan(values, history_search)
 
     monkeypatch.setattr(search, "scan", watched)
     rows, _ = newest_first.read_page(tmp_path, search.HistorySearch(columns=("sequence",)), 5)
@@ -88,9 +88,11 @@ def test_other_kinds_have_an_order_too_and_nothing_has_no_pages(tmp_path):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(test_history._column(50.0))
         test_history.store_groups(tmp_path, number, [many], window_ms)
-    asked = search.HistorySearch(tables.GROUPS, "cpu_percent_mean = 50", columns=("window_start", "name"))
-    found = pages(tmp_path, asked, 1)
-    assert [int(row["window_start"].timestamp() * 1000) - T0 for row in found] == [20_000, 10_000, 0]
+    history_search = search.HistorySearch(
+        tables.GROUPS, "cpu_percent_mean = 50", columns=("window_start", "name")
+    )
+    actual = pages(tmp_path, history_search, 1)
+    assert [int(row["window_start"].timestamp() * 1000) - T0 for row in actual] == [20_000, 10_000, 0]
     with pytest.raises(errors.InvalidInput, match="no table 'weeks'"):
         newest_first.read_page(tmp_path, search.HistorySearch("weeks"), 5)
 

@@ -46,8 +46,8 @@ async def serving(handle):
 
 
 @contextlib.asynccontextmanager
-async def sending(receiver: notifications.AlertContact, wanted: settings.PipelineSettings, **more):
-    sender = notifications.AlertNotificationSender({"team": receiver}, wanted, **more)
+async def sending(receiver: notifications.AlertContact, pipeline_settings: settings.PipelineSettings, **more):
+    sender = notifications.AlertNotificationSender({"team": receiver}, pipeline_settings, **more)
     task = asyncio.create_task(sender.run(lambda: None))
     try:
         yield sender
@@ -80,14 +80,14 @@ async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeyp
 
 
 async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
-    said: list[str] = []
+    lines: list[str] = []
 
     async def handle(reader, writer):
         writer.write(b"220 here\r\n")
         in_data = False
         while line := await reader.readline():
             text = line.decode().rstrip("\r\n")
-            said.append(text)
+            lines.append(text)
             if in_data:
                 if text == ".":
                     in_data = False
@@ -105,15 +105,15 @@ async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
             await writer.drain()
 
     async with serving(handle) as port:
-        wanted = settings.PipelineSettings(mail_server=f"127.0.0.1:{port}", mail_security="off")
+        pipeline_settings = settings.PipelineSettings(mail_server=f"127.0.0.1:{port}", mail_security="off")
         async with sending(
-            notifications.AlertContact(mail=("ann@example.org",)), wanted, unsent=[NOTICE]
+            notifications.AlertContact(mail=("ann@example.org",)), pipeline_settings, unsent=[NOTICE]
         ) as sender:
             await eventually(lambda: sender.sent)
-    assert any(line.startswith("Subject: [critical] firing: hot node:a") for line in said)
-    assert not any(line.startswith("Bcc") for line in said)
-    assert "node:a is hot" in said
-    assert [line for line in said if line.lower().startswith("rcpt")] == ["rcpt TO:<ann@example.org>"]
+    assert any(line.startswith("Subject: [critical] firing: hot node:a") for line in lines)
+    assert not any(line.startswith("Bcc") for line in lines)
+    assert "node:a is hot" in lines
+    assert [line for line in lines if line.lower().startswith("rcpt")] == ["rcpt TO:<ann@example.org>"]
 
 
 async def test_who_does_not_answer_is_given_up_after_some_tries(monkeypatch):
@@ -143,9 +143,9 @@ async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(mon
     )
     for number in range(4):
         sender.add(notice(number))
-    assert [one.alert.about for one in sender.unsent()] == ["node:0", "node:1", "node:2"]
+    assert [notification.alert.about for notification in sender.unsent()] == ["node:0", "node:1", "node:2"]
     sender.add(notice(0, AlertState.RESOLVED))
-    assert [one.alert.about for one in sender.unsent()] == ["node:1", "node:2", "node:0"]
+    assert [notification.alert.about for notification in sender.unsent()] == ["node:1", "node:2", "node:0"]
     assert counted == ["notifications-not-sent"] * 2
     assert sender.failed == 2
 
@@ -171,7 +171,7 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
     sender.add(notice(1, AlertState.FIRING, "silent", "team"))
     async with asyncio.timeout(5):
         await reached.wait()
-    await eventually(lambda: [one.receivers for one in sender.unsent()] == [("silent",)])
+    await eventually(lambda: [notification.receivers for notification in sender.unsent()] == [("silent",)])
     silent.set()
     await eventually(lambda: not sender.unsent())
     assert sender.failed == 1
@@ -182,9 +182,11 @@ async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):
 
 @pytest.mark.parametrize("server", ["mailhost", "mailhost:", ":25", "mailhost:x", "mailhost:70000"])
 def test_a_mail_server_without_a_port_is_refused_when_receivers_are_read(server):
-    wanted = settings.PipelineSettings(mail_server=server, mail_allowed=("@example.org",))
+    pipeline_settings = settings.PipelineSettings(mail_server=server, mail_allowed=("@example.org",))
     with pytest.raises(errors.InvalidInput, match="host:port"):
-        notifications.refuse_forbidden("team", notifications.AlertContact(mail=("ann@example.org",)), wanted)
+        notifications.refuse_forbidden(
+            "team", notifications.AlertContact(mail=("ann@example.org",)), pipeline_settings
+        )
 
 
 def test_mail_without_tls_stays_on_this_machine():

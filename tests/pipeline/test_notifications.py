@@ -62,7 +62,9 @@ class World:
 
     async def send(self, sender: str, level: int, address: str) -> None:
         await self.senders[sender].send("alert", {"threat_level": level, "text": "it's 100 %"}, to=address)
-        self.sent.append((sender, level, {name for name, one in self.state.items() if _meant(one, address)}))
+        self.sent.append(
+            (sender, level, {name for name, item in self.state.items() if _meant(item, address)})
+        )
         # A transient event is admitted first and decided then: what changes meanwhile may count or not.
         await eventually(lambda: self.decided == len(self.sent))
 
@@ -99,8 +101,8 @@ async def world(url: str) -> AsyncIterator[World]:
         made = World(farm, senders)
         keep = served._history.decided
 
-        def decided(*told: Any) -> None:
-            keep(*told)
+        def decided(*reported: Any) -> None:
+            keep(*reported)
             made.decided += 1
 
         served._history.decided = decided  # type: ignore[assignment, method-assign]
@@ -125,17 +127,17 @@ async def played(url: str) -> World:
         return made
 
 
-async def _decided(bus: bus_client.NatsBus, wanted: int) -> bool:
+async def _decided(bus: bus_client.NatsBus, expected: int) -> bool:
     stream = await bus.open_stream(protocol.STREAM_HISTORY)
     last = (await stream.state()).last_sequence
-    found = 0
-    async for one in stream.read(1, last) if last else _nothing():
+    actual = 0
+    async for message in stream.read(1, last) if last else _nothing():
         try:
-            messages.decode(one.data, protocol.DecisionRecord)
-            found += 1
+            messages.decode(message.data, protocol.DecisionRecord)
+            actual += 1
         except messages.UnknownMessageKind:
             continue
-    return found == wanted
+    return actual == expected
 
 
 async def _nothing() -> AsyncIterator[Any]:
@@ -153,17 +155,17 @@ async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_w
         return policy_replay.replay_notifications(spark, access, words, policy, **more)
 
     as_it_was = await asyncio.to_thread(ask, POLICY)
-    wanted = [len(meant) if level >= 3 and sender == "chief" else 0 for sender, level, meant in made.sent]
+    expected = [len(meant) if level >= 3 and sender == "chief" else 0 for sender, level, meant in made.sent]
     assert [
-        one.reached for one in as_it_was.notifications
-    ] == wanted  # or this test does not know its own world
-    assert [one.would_reach for one in as_it_was.notifications] == wanted
-    assert (as_it_was.events, as_it_was.deliveries) == (len(made.sent), sum(wanted))
+        notification.reached for notification in as_it_was.notifications
+    ] == expected  # or this test does not know its own world
+    assert [notification.would_reach for notification in as_it_was.notifications] == expected
+    assert (as_it_was.events, as_it_was.deliveries) == (len(made.sent), sum(expected))
     others = await asyncio.to_thread(ask, "alert AND sender.entity = 'jester'")
     reached = [meant for sender, _, meant in made.sent if sender == "jester"]
     assert others.deliveries == sum(map(len, reached))
     assert others.receivers == len(set().union(*reached))
-    assert others.reached == sum(wanted)
+    assert others.reached == sum(expected)
     with pytest.raises(errors.ParseError, match="treat_level"):
         await asyncio.to_thread(ask, "alert AND treat_level > 1")
 
@@ -172,7 +174,7 @@ async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_w
 async def test_the_command_line_replays_notifications(broker, tmp_path):
     made = await played(broker.url)
     async with world(broker.url):
-        told = await asyncio.to_thread(
+        result = await asyncio.to_thread(
             driver.run,
             "pipeline",
             "replay",
@@ -187,8 +189,8 @@ async def test_the_command_line_replays_notifications(broker, tmp_path):
             home=tmp_path,
             timeout_s=300,
         )
-    assert told.code == 0, told.err
-    found = told.json()
-    assert found["events"] == len(made.sent)
+    assert result.code == 0, result.err
+    actual = result.json()
+    assert actual["events"] == len(made.sent)
     # All that the jester sent were of level 5; now they go to whom another address meant.
-    assert 0 < found["deliveries"] < sum(len(meant) for _, level, meant in made.sent if level == 5)
+    assert 0 < actual["deliveries"] < sum(len(meant) for _, level, meant in made.sent if level == 5)

@@ -25,19 +25,19 @@ ROUNDS, MACHINES = 4, 20
 
 
 async def muster(*words: str | Path, home: Path) -> driver.Answer:
-    told = await asyncio.to_thread(driver.run, *words, home=home, timeout_s=300)
-    assert told.code == 0, (words, told.err)
-    return told
+    result = await asyncio.to_thread(driver.run, *words, home=home, timeout_s=300)
+    assert result.code == 0, (words, result.err)
+    return result
 
 
-async def asked(*words: str | Path, home: Path) -> Any:
+async def run_json(*words: str | Path, home: Path) -> Any:
     return json.loads((await muster(*words, "-o", "json", home=home)).out)
 
 
 async def tell(where: dict[str, Any], number: int) -> int:
     """A round of reports into the stream, larger than the one before; how many."""
     (creds,) = await asyncio.to_thread(lambda: list(Path(where["keys"]).rglob("admin.creds")))
-    servers = [one["url"] for one in where["brokers"]]
+    servers = [row["url"] for row in where["brokers"]]
     async with await connection.connect(servers, creds=creds) as bus:
         stream = await bus.open_stream(columns.REPORTS_STREAM)
         for part in range(number):
@@ -76,14 +76,14 @@ async def test_a_history_is_made_and_asked_in_every_way_from_the_command_line(tm
             *(part for word in quick for part in ("--set", word)),
             env=driver.environment(home),
         )
-        where = await asked("status", home=home)
+        where = await run_json("status", home=home)
         total = 0
         for number in range(1, ROUNDS + 1):
             total += await tell(where, number)
 
             async def read(total: int = total) -> bool:
-                told = await asyncio.to_thread(driver.run, "pipeline", "status", "-o", "json", home=home)
-                return told.code == 0 and told.json()["total_rows"] >= total
+                result = await asyncio.to_thread(driver.run, "pipeline", "status", "-o", "json", home=home)
+                return result.code == 0 and result.json()["total_rows"] >= total
 
             await eventually(read, timeout_s=300)
         rounds = itertools.count(ROUNDS + 1)
@@ -91,46 +91,46 @@ async def test_a_history_is_made_and_asked_in_every_way_from_the_command_line(tm
         async def checked() -> Any:
             """Of batches that had not to catch up; there may be none yet on a busy machine."""
             await tell(where, next(rounds))
-            told = await asyncio.to_thread(
+            result = await asyncio.to_thread(
                 driver.run, "capacity", "--check", "--window", "10m", "-o", "json", home=home
             )
-            return told.json() if told.code == 0 else None
+            return result.json() if result.code == 0 else None
 
         check = await eventually(checked, timeout_s=300)
         assert {"Spark's trigger", "batch"} <= set(check["stages_s"])
         assert check["batches"] > 0
         assert check["measured_max_s"] > 0
         assert check["predicted_max_s"] == pytest.approx(sum(check["stages_s"].values()), abs=0.01)
-        system = await asked("report", "system", home=home)
+        system = await run_json("report", "system", home=home)
         assert system["kind"].startswith("system-report")
         await muster("pipeline", "stop", home=home)
         assert await child.wait(timeout_s=120) == 0, child.tail()
         await the_past(home, tmp_path)
-        at = (await asked("history", "machine = 'm19'", "-n", "1", home=home))[0]["reported_at"]
+        at = (await run_json("history", "machine = 'm19'", "-n", "1", home=home))[0]["reported_at"]
         await muster("down", home=home)
-        then = await asked("report", "node", "m19", "--at", at, home=home)
+        then = await run_json("report", "node", "m19", "--at", at, home=home)
         assert then["metrics"]["cpu_percent"] == 95.0
     finally:
         await asyncio.to_thread(driver.run, "down", "--force", home=home)
 
 
 async def the_past(home: Path, folder: Path) -> None:
-    hot = await asked("history", "cpu_percent > 85", "-n", "0", home=home)
+    hot = await run_json("history", "cpu_percent > 85", "-n", "0", home=home)
     assert {row["machine"] for row in hot} == {"m18", "m19"}
-    alerts = await asked("history", "rule = 'busy'", "--in", "alerts", home=home)
+    alerts = await run_json("history", "rule = 'busy'", "--in", "alerts", home=home)
     assert {row["about"] for row in alerts} == {"node:m18", "node:m19"}
-    replayed = await asked(
+    replayed = await run_json(
         "pipeline", "replay", "severity = 'critical'", "--address", "zone = 'z1'", home=home
     )
     assert replayed["events"] == len(alerts)
     assert replayed["receivers"] == len([n for n in range(MACHINES) if n % 3 == 1])
-    told = await muster("pipeline", "replay", "severity = 'critical'", home=home)
-    assert "would have reached 20 machines" in told.err + told.out
-    demand = await asked("pipeline", "demand", home=home)
+    answer = await muster("pipeline", "replay", "severity = 'critical'", home=home)
+    assert "would have reached 20 machines" in answer.err + answer.out
+    demand = await run_json("pipeline", "demand", home=home)
     (users,) = demand
     assert users["key"] == "users"
     assert set(users["by_zone"]) == {"z0", "z1", "z2"}
-    fit = await asked("pipeline", "fit", "--period", "10s", home=home)
+    fit = await run_json("pipeline", "fit", "--period", "10s", home=home)
     assert fit["batches"] >= 3
     assert fit["machines_max"] != 0
     month = datetime.datetime.fromtimestamp(time.time(), datetime.UTC).strftime("%Y-%m")

@@ -93,7 +93,7 @@ def test_keys_spread_evenly_over_the_partitions(shards, partitions):
     keys = shard_keys.keys(shards, partitions)
     assert len(set(keys)) == shards
     used = [shard_keys._hash(key) % partitions for key in keys]
-    assert {used.count(one) for one in range(partitions)} == {shards // partitions}
+    assert {used.count(number) for number in range(partitions)} == {shards // partitions}
 
 
 def test_the_hash_is_sparks_own():

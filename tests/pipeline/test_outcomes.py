@@ -28,11 +28,11 @@ class Deaf:
 async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitter:
     rules = folder / "rules.yaml"
     rules.write_text("rules:\n  - {name: down, scope: group, when: reports = 0}\n")
-    wanted = settings.PipelineSettings(rules=str(rules), operators=("*",))
+    pipeline_settings = settings.PipelineSettings(rules=str(rules), operators=("*",))
     made = await asyncio.to_thread(
         batch_commit.BatchCommitter,
         bus,
-        wanted,
+        pipeline_settings,
         history=str(folder / "history"),
         run="r",
         state_path=folder / "alerts.json",
@@ -41,26 +41,30 @@ async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitt
     return made
 
 
-async def said(bus: client.NatsBus) -> list[tuple[str, AlertState]]:
+async def published_alerts(bus: client.NatsBus) -> list[tuple[str, AlertState]]:
     stream = await bus.open_stream(protocol.ALERTS_STREAM)
     last = (await stream.state()).last_sequence
-    found = [messages.decode(one.data, messages.Alert) async for one in stream.read(1, last)] if last else []
-    return [(one.about, one.state) for one in found]
+    actual = (
+        [messages.decode(message.data, messages.Alert) async for message in stream.read(1, last)]
+        if last
+        else []
+    )
+    return [(alert.about, alert.state) for alert in actual]
 
 
 async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_path):
     """The batch is done again, and the book does not change twice: what it said must not be lost."""
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await opened(bus, tmp_path)
-        stream, one._alerts = one._alerts, Deaf()  # type: ignore[assignment]
+        committer = await opened(bus, tmp_path)
+        stream, committer._alerts = committer._alerts, Deaf()  # type: ignore[assignment]
         with pytest.raises(errors.TimedOut):
-            await one._finish(7, DOWN, 1000, [], {}, 0)
-        assert await said(bus) == []
-        one._alerts = stream
-        await one._finish(7, DOWN, 1000, [], {}, 0)
-        assert await said(bus) == [("group:web", AlertState.FIRING)]
-        await one.advance_clock()
-        assert await said(bus) == [("group:web", AlertState.FIRING)]
+            await committer._finish(7, DOWN, 1000, [], {}, 0)
+        assert await published_alerts(bus) == []
+        committer._alerts = stream
+        await committer._finish(7, DOWN, 1000, [], {}, 0)
+        assert await published_alerts(bus) == [("group:web", AlertState.FIRING)]
+        await committer.advance_clock()
+        assert await published_alerts(bus) == [("group:web", AlertState.FIRING)]
         rows = [
             row
             for part in search.search(tmp_path / "history", search.HistorySearch("alerts"))
@@ -71,16 +75,16 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
 
 async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path):
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await opened(bus, tmp_path)
-        one._alerts = Deaf()  # type: ignore[assignment]
+        committer = await opened(bus, tmp_path)
+        committer._alerts = Deaf()  # type: ignore[assignment]
         with pytest.raises(errors.TimedOut):
-            await one._finish(7, DOWN, 1000, [], {}, 0)
-        one.save()  # as whoever sends notices does, at any moment
+            await committer._finish(7, DOWN, 1000, [], {}, 0)
+        committer.save()  # as whoever sends notices does, at any moment
         again = await opened(bus, tmp_path)
         await again.advance_clock()
-        assert await said(bus) == [("group:web", AlertState.FIRING)]
+        assert await published_alerts(bus) == [("group:web", AlertState.FIRING)]
         await again.advance_clock()
-        assert len(await said(bus)) == 1
+        assert len(await published_alerts(bus)) == 1
 
 
 class Killed(BaseException):
@@ -93,17 +97,17 @@ async def test_alerts_are_in_the_history_once_whenever_the_process_ends(
 ):
     """Before the commit of the history, or between it and the saved state."""
     async with await client.connect([broker.url], identity="pipeline") as bus:
-        one = await opened(bus, tmp_path)
-        write = one._write_alerts
+        committer = await opened(bus, tmp_path)
+        write = committer._write_alerts
 
         def end(*arguments: Any) -> bool:
             if committed:
                 write(*arguments)
             raise Killed
 
-        monkeypatch.setattr(one, "_write_alerts", end)
+        monkeypatch.setattr(committer, "_write_alerts", end)
         with pytest.raises(Killed):
-            await one._finish(7, DOWN, 1000, [], {}, 0)
+            await committer._finish(7, DOWN, 1000, [], {}, 0)
         again = await opened(bus, tmp_path)
         await again._finish(7, DOWN, 1000, [], {}, 0)  # Spark repeats the batch
         await again._finish(8, [], 2000, [], {}, 0)

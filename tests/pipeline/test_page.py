@@ -26,7 +26,7 @@ def test_everything_a_rule_may_ask_is_named():
     for name in set(rules.MODELS["node"]) - metrics - {f"{metric}{rules.Z}" for metric in metrics}:
         assert f"`{name}`" in TEXT, name
     for name in rules.MODELS["group"]:
-        metric = next((one for one in metrics if name.startswith(f"{one}_")), None)
+        metric = next((item for item in metrics if name.startswith(f"{item}_")), None)
         assert f"`{name.removeprefix(metric or '')}`" in TEXT, name
 
 

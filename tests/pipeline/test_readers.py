@@ -25,7 +25,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def whole(root):  # noqa: F811
+def history_root(root):  # noqa: F811
     """All tables, after maintenance and a deletion: files of every origin."""
     test_history.store_groups(root, 0, [_total()])
     test_history.store_alerts(root, 0, [_alert()])
@@ -52,14 +52,14 @@ def _alert() -> messages.Alert:
     )
 
 
-def test_what_the_page_shows_runs(whole, spark):
+def test_what_the_page_shows_runs(history_root, spark):
     assert len(BLOCKS) == 5
     for block in BLOCKS:
-        exec(compile(block, "history.md", "exec"), {"history": str(whole), "spark": spark})
+        exec(compile(block, "history.md", "exec"), {"history": str(history_root), "spark": spark})
 
 
-def test_the_notebook_runs(whole, spark, monkeypatch):
-    monkeypatch.setenv("MUSTER_HISTORY", str(whole))
+def test_the_notebook_runs(history_root, spark, monkeypatch):
+    monkeypatch.setenv("MUSTER_HISTORY", str(history_root))
     cells = json.loads((ROOT / "examples" / "history.ipynb").read_text())["cells"]
     names: dict[str, object] = {}
     for cell in cells:
@@ -67,28 +67,28 @@ def test_the_notebook_runs(whole, spark, monkeypatch):
             exec(compile("".join(cell["source"]), "history.ipynb", "exec"), names)
 
 
-def test_readers_agree_on_every_row(whole, spark):
+def test_readers_agree_on_every_row(history_root, spark):
     """Files of the pipeline, of compaction and of a deletion, read by four engines."""
     import duckdb
     import polars
 
-    url = str(whole / "nodes")
+    url = str(history_root / "nodes")
     expected = [("m3", 3), ("m1", 4)]
     count = "SELECT count(*) FROM nodes WHERE machine = '{}'"
     with duckdb.connect() as database:
         database.register("nodes", DeltaTable(url).to_pyarrow_dataset())
         for machine, rows in expected:
             assert database.sql(count.format(machine)).fetchall() == [(rows,)]
-    spark_.register(spark, whole)
+    spark_.register(spark, history_root)
     frame = polars.scan_delta(url)
     for machine, rows in expected:
         assert spark.sql(count.format(machine)).first()[0] == rows
         assert len(frame.filter(polars.col("machine") == machine).collect()) == rows
-        assert len(test_history.found(whole, where=f"machine = '{machine}'")) == rows
+        assert len(test_history.search_rows(history_root, where=f"machine = '{machine}'")) == rows
 
 
-def test_views_are_registered_for_every_table(whole, spark, tmp_path_factory):
-    assert spark_.register(spark, whole) == [*tables.definitions(), tables.ALERTS_CURRENT]
+def test_views_are_registered_for_every_table(history_root, spark, tmp_path_factory):
+    assert spark_.register(spark, history_root) == [*tables.definitions(), tables.ALERTS_CURRENT]
     current = spark.sql("SELECT about, state FROM alerts_current").collect()
     assert [tuple(row) for row in current] == [("node:m1", "firing")]
     assert spark_.query(spark, "SELECT machine FROM nodes", 5).num_rows == 6  # one more: there are more
@@ -98,14 +98,14 @@ def test_views_are_registered_for_every_table(whole, spark, tmp_path_factory):
         spark_.register(spark, tmp_path_factory.mktemp("empty"))
 
 
-def test_a_period_reads_only_the_partitions_of_its_days(whole, spark):
+def test_a_period_reads_only_the_partitions_of_its_days(history_root, spark):
     day_ms = 24 * test_history.HOUR
-    frame = spark_.read(spark, whole, tables.NODES, from_ms=test_history.T0 + day_ms)
+    frame = spark_.read(spark, history_root, tables.NODES, from_ms=test_history.T0 + day_ms)
     assert [row["machine"] for row in frame.select("machine").collect()] == ["m1"]
     assert len(frame.inputFiles()) == 1
     plan = frame._jdf.queryExecution().toString()
     assert re.search(r"PartitionFilters: \[[^\]]*day#\d+ >= 2023-11-16", plan), plan
     assert re.search(r"PushedFilters: \[[^\]]*GreaterThanOrEqual\(reported_at", plan), plan
-    spark_.register(spark, whole)
+    spark_.register(spark, history_root)
     plan = spark.sql("SELECT * FROM nodes WHERE day = DATE '2023-11-16'")._jdf.queryExecution().toString()
     assert "PartitionFilters: [isnotnull(day" in plan

@@ -42,9 +42,9 @@ async def test_thousands_of_open_alerts_are_listed(broker, tmp_path):
     ]
     async with serving(broker, tmp_path) as (book, user):
         book.apply(down, 2000)
-        found = await client.PipelineClient(user).alerts()
-        assert [one.about for one in found] == [one.about for one in book.alerts()]
-        assert len(found) == COUNT
+        alerts = await client.PipelineClient(user).alerts()
+        assert [alert.about for alert in alerts] == [alert.about for alert in book.alerts()]
+        assert len(alerts) == COUNT
 
 
 async def test_each_change_is_in_the_audit_whoever_sent_it(broker, tmp_path):
@@ -63,8 +63,8 @@ async def test_each_change_is_in_the_audit_whoever_sent_it(broker, tmp_path):
                 rpc.result_of(answer.data)
             assert caught.value.exit_code == errors.Forbidden.exit_code
         stream = await user.open_stream(messages.DECISIONS_STREAM)
-        lines = [messages.decode(one.data, messages.Decision) async for one in stream.read(1)]
-        assert [(one.who, one.what, one.target, one.outcome.value) for one in lines] == [
+        lines = [messages.decode(message.data, messages.Decision) async for message in stream.read(1)]
+        assert [(line.who, line.what, line.target, line.outcome.value) for line in lines] == [
             ("ann", "silence", "group = 'web'", "done"),
             ("ann", "unsilence", made.id, "done"),
             ("ann", "acknowledge", "down group:none", "refused"),

@@ -80,20 +80,20 @@ def test_a_wrong_rule_is_refused_with_what_is_wrong(text, fault):
     ],
 )
 def test_notices_go_to_allowed_addresses_only(receiver):
-    wanted = settings.PipelineSettings(
+    pipeline_settings = settings.PipelineSettings(
         webhooks_allowed=("https://hooks.example/web",),
         mail_allowed=("@example.org",),
         mail_server="127.0.0.1:25",
     )
     with pytest.raises(errors.InvalidInput, match="not allowed"):
-        notifications.refuse_forbidden("x", receiver, wanted)
+        notifications.refuse_forbidden("x", receiver, pipeline_settings)
 
 
 def test_allowed_addresses_pass():
-    wanted = settings.PipelineSettings(
+    pipeline_settings = settings.PipelineSettings(
         webhooks_allowed=("https://hooks.example/web",),
         mail_allowed=("@example.org",),
         mail_server="127.0.0.1:25",
     )
     good = notifications.AlertContact(webhook="https://hooks.example/web/7", mail=("ann@example.org",))
-    notifications.refuse_forbidden("x", good, wanted)
+    notifications.refuse_forbidden("x", good, pipeline_settings)

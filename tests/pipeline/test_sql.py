@@ -77,10 +77,10 @@ def test_anything_but_a_select_over_the_tables_is_refused(root, text):  # noqa: 
 
 
 def test_time_memory_and_rows_are_limited(root):  # noqa: F811
-    some = sql.query(root, "SELECT * FROM nodes", sql.SqlLimits(rows=7))
-    assert (some.table.num_rows, some.truncated) == (7, True)
-    whole = sql.query(root, "SELECT * FROM nodes", sql.SqlLimits(rows=30))
-    assert (whole.table.num_rows, whole.truncated) == (30, False)
+    values = sql.query(root, "SELECT * FROM nodes", sql.SqlLimits(rows=7))
+    assert (values.table.num_rows, values.truncated) == (7, True)
+    complete = sql.query(root, "SELECT * FROM nodes", sql.SqlLimits(rows=30))
+    assert (complete.table.num_rows, complete.truncated) == (30, False)
     with pytest.raises(errors.TimedOut, match=r"longer than 0\.2 s"):
         sql.query(root, "SELECT count(*) FROM range(1000000000000)", sql.SqlLimits(seconds=0.2))
     with pytest.raises(errors.LimitExceeded, match="100 MiB"):
@@ -104,9 +104,9 @@ def test_no_history_is_said(tmp_path):
 
 async def test_a_query_of_the_web_has_a_process_of_its_own(root):  # noqa: F811
     runner = sql_runner.SqlRunner(str(root))
-    found = await runner.run(BY_GROUP)
-    assert found.columns == ["group", "cpu"]
-    assert found.rows[0] == {"group": "db", "cpu": 70.0}
+    result = await runner.run(BY_GROUP)
+    assert result.columns == ["group", "cpu"]
+    assert result.rows[0] == {"group": "db", "cpu": 70.0}
     assert (await runner.run("SELECT * FROM nodes", rows=5)).truncated
     with pytest.raises(errors.InvalidInput, match="SQL: "):
         await runner.run("SELECT * FROM read_csv('/etc/passwd')")
@@ -173,7 +173,7 @@ def test_the_rows_of_a_machine_are_deleted_and_with_purge_from_the_disk(root):  
         count = f"SELECT count(*) AS n FROM {table} WHERE machine = 'm3'"
         assert sql.rows(sql.query(root, count).table) == [{"n": 0}]
         assert sql.rows(sql.query(root, f"SELECT count(*) AS n FROM {table}").table) == [{"n": 27}]
-    assert len(test_history.found(root, where="machine = 'm3'", as_of=version)) == 3
+    assert len(test_history.search_rows(root, where="machine = 'm3'", as_of=version)) == 3
     again = driver.quick("history", "forget", "m3", "--dir", root)
     assert again.code == errors.NotFound.exit_code
     assert driver.quick("history", "forget", "m4", "--purge", "--dir", root).code == 0

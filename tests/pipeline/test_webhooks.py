@@ -123,9 +123,9 @@ async def test_a_request_has_the_headers_and_the_body_of_its_receiver(
             headers={"Authorization": {"secret": "env:TOKEN", "prefix": "Bearer "}, "X-Team": "web"},
             body={"text": "{rule} of {name}"},
         )
-        wanted = settings.PipelineSettings(webhooks_allowed=(url,))
-        notifications.refuse_forbidden("team", receiver, wanted)
-        async with test_notices.sending(receiver, wanted) as sender:
+        pipeline_settings = settings.PipelineSettings(webhooks_allowed=(url,))
+        notifications.refuse_forbidden("team", receiver, pipeline_settings)
+        async with test_notices.sending(receiver, pipeline_settings) as sender:
             sender.add(SENT)
             await eventually(lambda: sender.sent)
     finally:
@@ -138,7 +138,7 @@ async def test_a_request_has_the_headers_and_the_body_of_its_receiver(
         notifications.refuse_forbidden("team", receiver, settings.PipelineSettings())
     monkeypatch.delenv("TOKEN")
     with pytest.raises(errors.InvalidInput, match="TOKEN"):
-        notifications.refuse_forbidden("team", receiver, wanted)
+        notifications.refuse_forbidden("team", receiver, pipeline_settings)
 
 
 def test_the_examples_of_the_guide_are_accepted_and_have_the_forms_of_their_services():

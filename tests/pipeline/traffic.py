@@ -36,5 +36,5 @@ async def store(url: str, *bodies: bytes) -> None:
         stream = await bus.stream(STREAM)
         for start in range(0, len(bodies), 500):
             await stream.publish_batch(
-                [api.OutgoingMessage(SUBJECT, one) for one in bodies[start : start + 500]]
+                [api.OutgoingMessage(SUBJECT, item) for item in bodies[start : start + 500]]
             )

@@ -82,8 +82,8 @@ def _value(node: ast.Expression, row: dict[str, Any]) -> Any:
     left, right = _value(node.left, row), _value(node.right, row)
     if not _is_number(left) or not _is_number(right):
         return None
-    whole = isinstance(left, int) and isinstance(right, int)
-    if not whole:
+    complete = isinstance(left, int) and isinstance(right, int)
+    if not complete:
         left, right = float(left), float(right)
     if node.operator == "+":
         return _fit(left + right)
@@ -93,7 +93,7 @@ def _value(node: ast.Expression, row: dict[str, Any]) -> Any:
         return _fit(left * right)
     if right == 0:
         return None
-    return _fit(math.trunc(Fraction(left, right)) if whole else left / right)
+    return _fit(math.trunc(Fraction(left, right)) if complete else left / right)
 
 
 def _fit(number: Any) -> Any:

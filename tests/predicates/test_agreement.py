@@ -89,10 +89,10 @@ def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: l
     table = columns.Table.of(randomly.MODEL, rows)
     for condition, true, false in sample:
         assert parser.parse(printer.write(condition)) == condition
-        for meant, wanted in ((condition, true), (ast.Not(condition), false)):
+        for meant, expected in ((condition, true), (ast.Not(condition), false)):
             matches = python.compile(meant)
-            assert [n for n, row in enumerate(rows) if matches(row.get)] == wanted, printer.write(meant)
-            assert columnar.evaluate(meant, table).nonzero()[0].tolist() == wanted, printer.write(meant)
+            assert [n for n, row in enumerate(rows) if matches(row.get)] == expected, printer.write(meant)
+            assert columnar.evaluate(meant, table).nonzero()[0].tolist() == expected, printer.write(meant)
         truth = explanation.explain(condition, rows[0]).truth
         assert (explanation.near_misses(condition, rows[0]) == ()) is (truth is True)
         assert truth is (True if 0 in true else False if 0 in false else None)
@@ -102,11 +102,11 @@ def test_closures_agree_on_messages_that_keep_to_no_model() -> None:
     rng = random.Random(SEED + 1)
     rows = [randomly.untyped_row(rng) for _ in range(ROWS)]
     for condition, true, false in cases(750, rows, SEED + 1):
-        for meant, wanted in ((condition, true), (ast.Not(condition), false)):
+        for meant, expected in ((condition, true), (ast.Not(condition), false)):
             matches = python.compile(meant)
             answers = [matches(row.get) for row in rows]
             assert {type(answer) for answer in answers} == {bool}
-            assert [n for n, answer in enumerate(answers) if answer] == wanted, printer.write(meant)
+            assert [n for n, answer in enumerate(answers) if answer] == expected, printer.write(meant)
 
 
 def test_normal_forms_mean_the_same(rows: list[Row], sample: list[Case]) -> None:
@@ -121,12 +121,12 @@ def test_normal_forms_mean_the_same(rows: list[Row], sample: list[Case]) -> None
         except errors.LimitExceeded:
             capped += 1
             continue
-        found = [
+        actual = [
             number
             for number, row in enumerate(rows)
             if any(all(reference.truth(part, row) for part in parts) for parts in conjunctions)
         ]
-        assert found == true
+        assert actual == true
     assert capped < 150
 
 
@@ -138,13 +138,13 @@ Engine = Callable[[list[str]], list[list[int]]]
 def agree(engine: Engine, dialect: dialects.SqlDialect, sample: list[Case], *, batch: int = 20) -> None:
     for start in range(0, len(sample), batch):
         meant: list[ast.Condition] = []
-        wanted: list[list[int]] = []
+        expected: list[list[int]] = []
         for case in sample[start : start + batch]:
             meant += [case.condition, ast.Not(case.condition)]
-            wanted += [case.true, case.false]
+            expected += [case.true, case.false]
         wheres = [sql.write(each, randomly.MODEL, dialect) for each in meant]
-        for each, where, found, right in zip(meant, wheres, engine(wheres), wanted, strict=True):
-            assert found == right, f"{printer.write(each)}\n{where}"
+        for each, where, actual, right in zip(meant, wheres, engine(wheres), expected, strict=True):
+            assert actual == right, f"{printer.write(each)}\n{where}"
 
 
 def flags(wheres: list[str]) -> str:

@@ -58,10 +58,10 @@ def try_everything(expression: str, *, strict: bool) -> None:
     for node in ast.walk(tree):
         start, end = node.span
         assert 0 <= start <= end <= len(expression)
-    wanted = reference.truth(tree, ROW)
-    assert python.compile(tree)(ROW.get) is (wanted is True)
-    assert columnar.evaluate(tree, columns.Table.of(MODEL, [ROW])).tolist() == [wanted is True]
-    assert explanation.explain(tree, ROW).truth is wanted
+    expected = reference.truth(tree, ROW)
+    assert python.compile(tree)(ROW.get) is (expected is True)
+    assert columnar.evaluate(tree, columns.Table.of(MODEL, [ROW])).tolist() == [expected is True]
+    assert explanation.explain(tree, ROW).truth is expected
     assert normal_forms.canonical(normal_forms.canonical(tree)) == normal_forms.canonical(tree)
     for dialect in DIALECTS:
         if dialect is not dialects.POSTGRESQL or "\0" not in expression:  # which it cannot hold: see below
@@ -181,8 +181,8 @@ def test_sqlite_matches_every_character(values: list[str], pattern: str) -> None
         connection.execute("CREATE TABLE t (a TEXT)")
         connection.executemany("INSERT INTO t VALUES (?)", [(value,) for value in values])
         where = sql.write(tree, {"a": types.STRING}, dialects.SQLITE)
-        found = [value for (value,) in connection.execute(f"SELECT a FROM t WHERE {where} ORDER BY rowid")]
-    assert found == [value for value in values if like_patterns.matcher(pattern)(value)]
+        actual = [value for (value,) in connection.execute(f"SELECT a FROM t WHERE {where} ORDER BY rowid")]
+    assert actual == [value for value in values if like_patterns.matcher(pattern)(value)]
 
 
 def test_postgresql_cannot_hold_nul() -> None:
@@ -203,12 +203,12 @@ def test_like_against_trying_everything(pattern: str, escape: str, value: str) -
             parser.parse(f"x LIKE '{pattern}' ESCAPE '{escape}'")
         return
     tree = ast.Like(ast.Name("x"), pattern, escape)
-    wanted = reference.truth(tree, {"x": value})
-    assert like_patterns.matcher(pattern, escape)(value) is wanted
-    assert python.compile(tree)({"x": value}.get) is wanted
+    expected = reference.truth(tree, {"x": value})
+    assert like_patterns.matcher(pattern, escape)(value) is expected
+    assert python.compile(tree)({"x": value}.get) is expected
     again, its_escape = like_patterns.canonical(form)
     assert like_patterns.shape(again, its_escape) == form
-    assert bool(re.search(like_patterns.regular_expression(form), value)) is wanted
+    assert bool(re.search(like_patterns.regular_expression(form), value)) is expected
 
 
 @pytest.mark.parametrize(

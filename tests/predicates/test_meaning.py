@@ -25,7 +25,7 @@ def truth(expression: str, **attributes: Any) -> bool | None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "attributes", "wanted"),
+    ("expression", "attributes", "expected"),
     [
         # unlike types are false, whatever the operator
         ("x = 'a'", {"x": 1}, False),
@@ -105,9 +105,9 @@ def truth(expression: str, **attributes: Any) -> bool | None:
         ("services CONTAINS 'cgi'", {"services": set()}, False),
     ],
 )
-def test_rules(expression: str, attributes: dict[str, Any], wanted: bool | None) -> None:
-    assert truth(expression, **attributes) is wanted
-    assert explanation.explain(parser.parse(expression), attributes).truth is wanted
+def test_rules(expression: str, attributes: dict[str, Any], expected: bool | None) -> None:
+    assert truth(expression, **attributes) is expected
+    assert explanation.explain(parser.parse(expression), attributes).truth is expected
 
 
 def test_the_papers_policy() -> None:
@@ -128,21 +128,21 @@ def test_the_papers_policy() -> None:
 
 def test_of_an_or_the_part_that_lacks_least_is_told() -> None:
     condition = parser.parse("(alert AND level >= 4 AND rank >= 2) OR (command AND rank >= 3)")
-    assert [one.clause for one in explanation.near_misses(condition, {"command": True, "rank": 1})] == [
-        "rank >= 3"
-    ]
+    assert [
+        near_miss.clause for near_miss in explanation.near_misses(condition, {"command": True, "rank": 1})
+    ] == ["rank >= 3"]
     assert explanation.near_misses(condition, {"command": True, "rank": 3}) == ()
 
 
 def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
     expression = "alert AND threat_level >= 4 AND sender.region = 'northwest'"
-    told = explanation.explain(parser.parse(expression), {"alert": True, "threat_level": 3})
-    assert told.truth is False
-    assert [(each.truth, expression[slice(*each.span)], each.values) for each in told.because] == [
+    explained = explanation.explain(parser.parse(expression), {"alert": True, "threat_level": 3})
+    assert explained.truth is False
+    assert [(each.truth, expression[slice(*each.span)], each.values) for each in explained.because] == [
         (False, "threat_level >= 4", (("threat_level", 3),)),
         (None, "sender.region = 'northwest'", (("sender.region", None),)),
     ]
-    assert str(told) == (
+    assert str(explained) == (
         "false\n"
         "  false: threat_level >= 4 (threat_level is 3)\n"
         "  unknown: sender.region = 'northwest' (sender.region is NULL)"
@@ -150,14 +150,18 @@ def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
 
 
 def test_explain_tells_why_it_holds() -> None:
-    told = explanation.explain(parser.parse("(a = 1 AND b = 2) OR NOT c = 'x' OR d = 4"), {"c": "y", "d": 5})
-    assert told.truth is True
-    assert [str(each) for each in told.because] == ["true: NOT c = 'x' (c is 'y')"]
+    explained = explanation.explain(
+        parser.parse("(a = 1 AND b = 2) OR NOT c = 'x' OR d = 4"), {"c": "y", "d": 5}
+    )
+    assert explained.truth is True
+    assert [str(each) for each in explained.because] == ["true: NOT c = 'x' (c is 'y')"]
 
 
 def test_explain_of_an_or_names_all_of_it() -> None:
-    told = explanation.explain(parser.parse("s CONTAINS 'q' OR x BETWEEN 5 AND 9"), {"s": {"b", "a"}, "x": 3})
-    assert [str(each) for each in told.because] == [
+    explained = explanation.explain(
+        parser.parse("s CONTAINS 'q' OR x BETWEEN 5 AND 9"), {"s": {"b", "a"}, "x": 3}
+    )
+    assert [str(each) for each in explained.because] == [
         "false: s CONTAINS 'q' (s is {a, b})",
         "false: x >= 5 (x is 3)",
     ]
@@ -167,7 +171,7 @@ def test_explain_of_an_or_names_all_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "said", "where"),
+    ("expression", "message", "where"),
     [
         ("threat_lvl >= 4", "there is no attribute threat_lvl", "threat_lvl"),
         ("TRUE AND sender.regoin = 'x'", "sender.regoin", "sender.regoin"),
@@ -182,9 +186,9 @@ def test_explain_of_an_or_names_all_of_it() -> None:
         ("services CONTAINS 'cgj'", "never contains 'cgj'", "services CONTAINS 'cgj'"),
     ],
 )
-def test_check_complains_in_the_right_place(expression: str, said: str, where: str) -> None:
+def test_check_complains_in_the_right_place(expression: str, message: str, where: str) -> None:
     (problem,) = type_check.check(parser.parse(expression), MODEL)
-    assert said in problem.message
+    assert message in problem.message
     assert expression[slice(*problem.span)] == where
     with pytest.raises(errors.ParseError) as caught:
         type_check.require(parser.parse(expression), MODEL, expression)
@@ -252,16 +256,16 @@ def test_types_accept(declared: types.AttributeType, fits: list[Any], misfits: l
 
 
 def test_one_key_for_all_ways_to_say_the_same() -> None:
-    said = [
+    output = [
         "a = 1 AND (b = 2 OR NOT c = 'x')",
         "(NOT (c = 'x') OR 2 = b OR b = 2) AND 1 = a",
         "NOT (NOT a = 1 OR NOT b = 2 AND c = 'x')",
         "a = 1 AND (b = 2 OR c NOT LIKE 'x') AND TRUE",
         "a = 1 AND (b = 2 OR NOT c = 'x') OR FALSE AND d = 1",
     ]
-    keys = {normal_forms.canonical(parser.parse(expression)) for expression in said}
+    keys = {normal_forms.canonical(parser.parse(expression)) for expression in output}
     assert len(keys) == 1
-    assert hash(keys.pop()) == hash(normal_forms.canonical(parser.parse(said[0])))
+    assert hash(keys.pop()) == hash(normal_forms.canonical(parser.parse(output[0])))
     runs = ["x LIKE 'a%%b%'", "x LIKE 'a%b%%' ESCAPE '!'"]
     assert len({normal_forms.canonical(parser.parse(expression)) for expression in runs}) == 1
     # These three differ where a type is unlike or a value missing.
@@ -272,8 +276,8 @@ def test_one_key_for_all_ways_to_say_the_same() -> None:
 
 def test_or_of_ands() -> None:
     def conjunctions(expression: str) -> set[str]:
-        found = normal_forms.disjunctive_normal(parser.parse(expression))
-        return {" & ".join(sorted(printer.write(part) for part in parts)) for parts in found}
+        actual = normal_forms.disjunctive_normal(parser.parse(expression))
+        return {" & ".join(sorted(printer.write(part) for part in parts)) for parts in actual}
 
     assert conjunctions("a = 1 AND (b = 2 OR c = 3)") == {"a = 1 & b = 2", "a = 1 & c = 3"}
     assert conjunctions("(a = 1 OR b = 2) AND NOT a = 1") == {"NOT a = 1 & b = 2"}
@@ -342,5 +346,5 @@ def test_sets_of_many_words() -> None:
 
 def test_findings_stand_in_the_text_that_was_parsed_not_in_an_equal_one():
     for written in ("x = 1 AND y = 2", "     x=1   AND    y=2"):
-        told = explanation.explain(parser.parse(written), {})
-        assert [written[slice(*each.span)].replace(" ", "") for each in told.because] == ["x=1", "y=2"]
+        explained = explanation.explain(parser.parse(written), {})
+        assert [written[slice(*each.span)].replace(" ", "") for each in explained.because] == ["x=1", "y=2"]

@@ -166,7 +166,7 @@ def test_header_fields_of_selectors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expression", "position", "said"),
+    ("expression", "position", "message"),
     [
         ("x = NULL", 4, "IS NULL"),
         ("x = ", 4, "the end"),
@@ -217,12 +217,12 @@ def test_header_fields_of_selectors() -> None:
         ("", 0, "empty"),
     ],
 )
-def test_errors_point_and_say_what_would_be_right(expression: str, position: int, said: str) -> None:
+def test_errors_point_and_say_what_would_be_right(expression: str, position: int, message: str) -> None:
     with pytest.raises(errors.ParseError) as caught:
         parser.parse(expression)
     assert caught.value.position == position
     assert caught.value.text == expression
-    assert said in f"{caught.value.message}; {caught.value.hint}"
+    assert message in f"{caught.value.message}; {caught.value.hint}"
 
 
 def test_spans_are_places_in_the_text() -> None:

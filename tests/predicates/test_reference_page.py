@@ -32,8 +32,8 @@ def test_the_tables_of_conditions_parse() -> None:
 
 def examples(table: str) -> list[str]:
     rows = [line for line in table.splitlines() if line.startswith("| `")]
-    whole = re.compile(r".*\w (=|<>|==|!=|BETWEEN|NOT|IN|LIKE|IS|CONTAINS) |.*: \(")
-    return [code for row in rows for code in re.findall(r"`([^`]+)`", row) if whole.match(code)]
+    matches = re.compile(r".*\w (=|<>|==|!=|BETWEEN|NOT|IN|LIKE|IS|CONTAINS) |.*: \(")
+    return [code for row in rows for code in re.findall(r"`([^`]+)`", row) if matches.match(code)]
 
 
 def test_the_reserved_words() -> None:

@@ -16,15 +16,15 @@ def play(made: fleet.VirtualFleet, tick: int = 0, at_ms: int = 1000) -> pa.Table
 
 
 def test_the_same_seed_gives_the_same_fleet_in_any_order_and_share():
-    whole = play(fleet.VirtualFleet(PLAN), 5)
-    assert whole.num_rows == 2500
-    assert whole.schema.equals(columns.node_schema())
+    table = play(fleet.VirtualFleet(PLAN), 5)
+    assert table.num_rows == 2500
+    assert table.schema.equals(columns.node_schema())
     shares = [fleet.VirtualFleet(PLAN.share(number, 2)) for number in (2, 1)]
-    assert [one.machines for one in shares] == [1500, 1000]
+    assert [share.machines for share in shares] == [1500, 1000]
     play(shares[0], 4)
     parts = pa.concat_tables([play(shares[1], 5), play(shares[0], 5)])
-    assert parts.equals(whole)
-    assert not play(fleet.VirtualFleet(fleet.FleetPlan(machines=2500, seed=8)), 5).equals(whole)
+    assert parts.equals(table)
+    assert not play(fleet.VirtualFleet(fleet.FleetPlan(machines=2500, seed=8)), 5).equals(table)
 
 
 def test_reports_are_valid_and_load_is_correlated():
@@ -70,12 +70,12 @@ def realistic_fleet() -> fleet.VirtualFleet:
 
 
 def test_a_realistic_fleet_is_the_same_in_any_order_and_share(realistic_fleet: fleet.VirtualFleet):
-    whole = play(realistic_fleet, 70)
+    table = play(realistic_fleet, 70)
     shares = [fleet.VirtualFleet(REALISTIC.share(number, 2), boot=100) for number in (2, 1)]
     play(shares[0], 3)
     parts = pa.concat_tables([play(shares[1], 70), play(shares[0], 70)])
-    assert parts.combine_chunks().equals(whole.combine_chunks())
-    assert whole.schema.equals(columns.node_schema())
+    assert parts.combine_chunks().equals(table.combine_chunks())
+    assert table.schema.equals(columns.node_schema())
 
 
 def test_realistic_groups_and_zones_are_uneven_and_mixed_in_messages(realistic_fleet: fleet.VirtualFleet):

@@ -18,12 +18,12 @@ async def test_a_fleet_reaches_the_stream_on_time(broker):
         )
         await player.run(ticks=2)
         stream = await bus.open_stream(columns.REPORTS_STREAM)
-        found = [columns.decode(one.data) async for one in stream.read(1)]
+        actual = [columns.decode(message.data) async for message in stream.read(1)]
     assert player.statistics.rows == 15_000  # the second tick was sent twice
-    assert sum(batch.num_rows for batch, _ in found) == 15_000
-    machines = {machine for batch, _ in found for machine in batch["machine"].to_pylist()}
+    assert sum(batch.num_rows for batch, _ in actual) == 15_000
+    machines = {machine for batch, _ in actual for machine in batch["machine"].to_pylist()}
     assert len(machines) == 5000
-    assert {facts.channel for _, facts in found} == {"sim"}
+    assert {facts.channel for _, facts in actual} == {"sim"}
 
 
 async def test_single_reports_go_through_a_real_channel_and_garbage_is_counted(broker):

@@ -19,14 +19,14 @@ def test_unhindered_it_takes_every_server_with_the_hole_and_no_other():
 
 
 def test_farms_that_share_a_fleet_are_the_fleet():
-    whole = worm.WormFarm(PLAN)
+    farm = worm.WormFarm(PLAN)
     parts = [
         worm.WormFarm(PLAN, first, count) for _, first, count in web_farm.split_farm("farm", PLAN.servers, 3)
     ]
-    assert np.array_equal(np.concatenate([part.version for part in parts]), whole.version)
-    assert [name for part in parts for name in part.names] == whole.names
-    whole.release()
-    assert sum(len(part.release()) for part in parts) == whole.fallen == PLAN.first_infected
+    assert np.array_equal(np.concatenate([part.version for part in parts]), farm.version)
+    assert [name for part in parts for name in part.names] == farm.names
+    farm.release()
+    assert sum(len(part.release()) for part in parts) == farm.fallen == PLAN.first_infected
 
 
 def test_only_the_infected_try_others():

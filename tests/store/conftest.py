@@ -47,8 +47,8 @@ async def reopen(place: Place) -> AsyncIterator[Opener]:
         return opened[-1]
 
     yield open_one
-    for one in opened:
-        await one.close()
+    for item in opened:
+        await item.close()
 
 
 @pytest.fixture

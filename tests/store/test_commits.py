@@ -71,8 +71,8 @@ class Tables:
         return plan.outcomes
 
 
-def told(outcomes: list[int | errors.MusterError]) -> list[object]:
-    return [one if isinstance(one, int) else (type(one), str(one)) for one in outcomes]
+def comparable(outcomes: list[int | errors.MusterError]) -> list[object]:
+    return [outcome if isinstance(outcome, int) else (type(outcome), str(outcome)) for outcome in outcomes]
 
 
 @given(st.lists(batches, max_size=4))
@@ -80,7 +80,7 @@ def test_a_batch_does_what_its_commits_do_one_after_another(several):
     grouped, single = Tables(1_000), Tables(1_000)
     for batch in several:
         outcomes = grouped.commit(batch)
-        assert told(outcomes) == told([single.commit([one])[0] for one in batch])
+        assert comparable(outcomes) == comparable([single.commit([item])[0] for item in batch])
         assert grouped.records == single.records
         assert grouped.feed == single.feed
         assert grouped.head == single.head

@@ -88,7 +88,7 @@ async def test_a_refused_commit_does_not_hurt_those_beside_it(store):
         *(store.put("a", str(i), b"", expected_version=9 if i % 3 == 0 else None) for i in range(30)),
         return_exceptions=True,
     )
-    assert [isinstance(one, errors.Conflict) for one in outcomes] == [i % 3 == 0 for i in range(30)]
+    assert [isinstance(outcome, errors.Conflict) for outcome in outcomes] == [i % 3 == 0 for i in range(30)]
     assert len(await store.scan("a")) == 20
 
 
@@ -217,8 +217,8 @@ async def test_a_snapshot_loads_all_of_one_moment(store):
 
 async def test_get_many(store):
     await write(store, ("a", "1", b"x"), ("a", "2", b"y"), ("b", "3", b"z"))
-    found = await store.get_many("a", ["2", "1", "3", "2"])
-    assert {key: record.value for key, record in found.items()} == {"1": b"x", "2": b"y"}
+    actual = await store.get_many("a", ["2", "1", "3", "2"])
+    assert {key: record.value for key, record in actual.items()} == {"1": b"x", "2": b"y"}
     assert await store.get_many("a", []) == {}
 
 
@@ -389,7 +389,7 @@ async def test_a_full_budget_refuses_growth_and_nothing_else(reopen):
 async def test_too_many_waiting_commits_are_refused(reopen):
     store = await reopen(waiting_max=10)
     outcomes = await asyncio.gather(*(store.put("a", str(i), b"") for i in range(50)), return_exceptions=True)
-    refused = [one for one in outcomes if isinstance(one, errors.Overloaded)]
+    refused = [outcome for outcome in outcomes if isinstance(outcome, errors.Overloaded)]
     assert 0 < len(refused) <= 40
     assert len(await store.scan("a")) == 50 - len(refused)
 

@@ -42,8 +42,8 @@ async def test_nothing_acknowledged_is_lost(place, reopen, commits):
         assert new[f"{name}-{number}"].version == version
         assert pairs[f"{name}-a"].version >= version
     for name in {name for name, _, _ in acknowledged}:
-        one, other = pairs[f"{name}-a"], pairs[f"{name}-b"]
-        assert (one.value, one.version) == (other.value, other.version)
+        pair, other = pairs[f"{name}-a"], pairs[f"{name}-b"]
+        assert (pair.value, pair.version) == (other.value, other.version)
     assert len(new) <= len(acknowledged) + writer.WRITERS  # each had at most one commit under way
 
     feed = (await store.changes(0, limit=1_000_000)).changes

@@ -34,9 +34,11 @@ class Model(stateful.RuleBasedStateMachine):
         self.feed: list[tuple[str, bytes | None]] = []
         self.position = self.runner.run(self.store.version())
 
-    @stateful.rule(writes=st.lists(WRITES, min_size=1, max_size=4, unique_by=lambda one: one[0]), read=KEYS)
+    @stateful.rule(
+        writes=st.lists(WRITES, min_size=1, max_size=4, unique_by=lambda value: value[0]), read=KEYS
+    )
     def transaction(self, writes, read):
-        expected = [(*one[:2], self._version(one[0], one[2]), one[3]) for one in writes]
+        expected = [(*write[:2], self._version(write[0], write[2]), write[3]) for write in writes]
         refusal = next(
             filter(None, (self._refusal(key, version, epoch) for key, _, version, epoch in expected)), None
         )
@@ -88,7 +90,7 @@ class Model(stateful.RuleBasedStateMachine):
         reverse=st.booleans(),
     )
     def scan(self, prefix, start, end, limit, reverse):
-        found = self.runner.run(
+        result = self.runner.run(
             self.store.scan(
                 self.collection, prefix=prefix, start=start, end=end, limit=limit, reverse=reverse
             )
@@ -98,7 +100,7 @@ class Model(stateful.RuleBasedStateMachine):
             for key in sorted(self.records, reverse=reverse)
             if key.startswith(prefix) and (start is None or key >= start) and (end is None or key < end)
         ]
-        assert found == expected[:limit]
+        assert result == expected[:limit]
 
     @stateful.rule(limit=st.integers(1, 5))
     def follow(self, limit):

@@ -131,21 +131,21 @@ async def test_a_file_that_was_cut_or_changed_is_refused_before_anything_is_stor
     await store.put("a", "l", b"value")
     path = tmp_path / "backup"
     await backup.backup(store, path)
-    whole = path.read_bytes()
-    lines = whole.splitlines(keepends=True)
+    complete = path.read_bytes()
+    lines = complete.splitlines(keepends=True)
     bad = [
         b"",
         b"\xff\xfe",
         b"{}",
         b"[1, 2]\n",
-        whole[:-10],
+        complete[:-10],
         b"".join(lines[:-1]),
         b"".join(lines[:1]),
         b"".join(lines[:2] + lines[3:]),
         b"".join([lines[0], *lines[2:]]),
-        whole.replace(b'"k":"l"', b'"k":"m"'),
-        whole.replace(b'{"muster_store":1', b'{"muster_store":2'),
-        whole + lines[-1],
+        complete.replace(b'"k":"l"', b'"k":"m"'),
+        complete.replace(b'{"muster_store":1', b'{"muster_store":2'),
+        complete + lines[-1],
     ]
     for content in bad:
         path.write_bytes(content)

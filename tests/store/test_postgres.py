@@ -200,8 +200,8 @@ async def test_a_server_that_crashes_under_use_loses_nothing_acknowledged(own_se
             await refused.wait()
         before = dict(acknowledged)
         await asyncio.to_thread(own_server.start)
-        found = {record.key: record.value for record in await eventually(lambda: _scan(store)) or []}
-        assert all(int(found[name]) >= int(value) for name, value in before.items())
+        actual = {record.key: record.value for record in await eventually(lambda: _scan(store)) or []}
+        assert all(int(actual[name]) >= int(value) for name, value in before.items())
         await eventually(lambda: all(acknowledged[name] != before[name] for name in before))
         stop = True
         await asyncio.gather(*tasks)

@@ -31,12 +31,12 @@ def test_without_postgresql(pytester, monkeypatch, ci, outcome):
 def test_programs_that_nobody_may_read_are_copied(postgres_server, tmp_path):
     tmp_path.chmod(0o700)
     account = pwd.getpwnam("nobody")
-    found = postgres._find_programs()
-    (tmp_path / "hidden").symlink_to(found.parent)
+    programs = postgres._find_programs()
+    (tmp_path / "hidden").symlink_to(programs.parent)
     room = postgres_server._data.parent / "room"
     room.mkdir()
-    copy = postgres._reachable(tmp_path / "hidden" / found.name, room, account)
-    assert copy == room / "install" / found.name
+    copy = postgres._reachable(tmp_path / "hidden" / programs.name, room, account)
+    assert copy == room / "install" / programs.name
     assert postgres._reachable(copy, room, account) == copy
 
 
@@ -44,5 +44,5 @@ async def test_it_keeps_text_as_utf_8(postgres_server):
     async with await psycopg.AsyncConnection.connect(
         postgres_server.url, password=postgres_server.password
     ) as connection:
-        found = await (await connection.execute("SHOW server_encoding")).fetchone()
-    assert found == ("UTF8",)
+        actual = await (await connection.execute("SHOW server_encoding")).fetchone()
+    assert actual == ("UTF8",)

@@ -49,13 +49,13 @@ async def test_commits_are_synced_unless_told_otherwise(tmp_path):
 
 async def test_memory_is_private_and_gone_when_closed():
     async with (
-        await database.open("sqlite::memory:") as one,
+        await database.open("sqlite::memory:") as opened_file,
         await database.open("sqlite::memory:") as other,
     ):
-        await one.put("a", "k", b"")
+        await opened_file.put("a", "k", b"")
         assert await other.get("a", "k") is None
-        assert not (await one.statistics()).durable
-        opened = one.engine
+        assert not (await opened_file.statistics()).durable
+        opened = opened_file.engine
         assert isinstance(opened, engine.SqliteEngine)
         folder = opened._path.parent
         assert folder.is_dir()

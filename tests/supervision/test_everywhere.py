@@ -101,15 +101,15 @@ class _Calls(ast.NodeVisitor):
 
 
 def test_tasks_are_supervised():
-    found: set[str] = set()
+    actual: set[str] = set()
     for file in sorted(ROOT.rglob("*.py")):
         name = file.relative_to(ROOT).as_posix()
         if name != SUPERVISOR:
             calls = _Calls()
             calls.visit(ast.parse(file.read_text()))
-            found |= {f"{name}: {_outer(function)}" for function in calls.found}
-    assert found - set(UNSUPERVISED) == set(), "use a TaskSupervisor, or give the reason here"
-    assert set(UNSUPERVISED) - found == set(), "these are gone"
+            actual |= {f"{name}: {_outer(function)}" for function in calls.found}
+    assert actual - set(UNSUPERVISED) == set(), "use a TaskSupervisor, or give the reason here"
+    assert set(UNSUPERVISED) - actual == set(), "these are gone"
 
 
 def _outer(function: str) -> str:
@@ -155,15 +155,15 @@ NOT_STARTED = {
 
 def _loops_in_source() -> set[str]:
     """File and name of each loop; a varying part of a name is ``*``."""
-    found = set()
+    loops = set()
     for file in sorted(ROOT.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or not node.args:
                 continue
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called == "loop":
-                found.add(f"{file.relative_to(ROOT).as_posix()}: {_pattern(node.args[0])}")
-    return found
+                loops.add(f"{file.relative_to(ROOT).as_posix()}: {_pattern(node.args[0])}")
+    return loops
 
 
 def _pattern(name: ast.expr) -> str:

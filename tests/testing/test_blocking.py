@@ -65,10 +65,10 @@ async def test_a_coroutine_of_ours_may_not_wait_for_a_lock(product: dict[str, An
 @pytest.mark.may_leak("loop-errors", reason="the error in the callback is what is tested")
 async def test_a_callback_of_ours_may_not_sleep(product: dict[str, Any]):
     loop = asyncio.get_running_loop()
-    heard: asyncio.Future[object] = loop.create_future()
-    loop.set_exception_handler(lambda _, context: heard.set_result(context.get("exception")))
+    received: asyncio.Future[object] = loop.create_future()
+    loop.set_exception_handler(lambda _, context: received.set_result(context.get("exception")))
     loop.call_soon(product["plain"])
-    assert isinstance(await heard, blockbuster.BlockingError)
+    assert isinstance(await received, blockbuster.BlockingError)
 
 
 async def test_small_files_and_threads_are_allowed(product: dict[str, Any], tmp_path: Path):

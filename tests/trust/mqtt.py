@@ -61,7 +61,7 @@ class Connection:
                 break
         self._writer.write(bytes(head) + body)
 
-    async def _next(self, wanted: int) -> bytes | None:
+    async def _next(self, expected: int) -> bytes | None:
         """The body of the next packet of this kind; None: the connection ended."""
         try:
             async with asyncio.timeout(30):
@@ -72,7 +72,7 @@ class Connection:
                         length |= (byte & 0x7F) << shift
                         shift += 7
                     body = await self._reader.readexactly(length | byte << shift)
-                    if kind == wanted:
+                    if kind == expected:
                         return body
                     if kind == _PUBLISH:
                         self._received.append(body)

@@ -72,8 +72,8 @@ async def server(
         async with asyncio.timeout(30):
             await running.line("Server is ready")
         for text in running.log:
-            if found := re.search(r"Listening for (\w+) (?:clients|connections).*?:(\d+)\s*$", text):
-                running.ports[found[1].lower()] = int(found[2])
+            if matches := re.search(r"Listening for (\w+) (?:clients|connections).*?:(\d+)\s*$", text):
+                running.ports[matches[1].lower()] = int(matches[2])
         yield running
     finally:
         if process.returncode is None:

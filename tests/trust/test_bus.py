@@ -68,9 +68,9 @@ async def test_leases_work_under_a_role(tmp_path, trust):
         bucket = await manager.key_value(api.KeyValueSettings(bucket=roles.LEASES))
         revision = await bucket.create("manage.shard-1", b"m1", ttl_s=30)
         revision = await bucket.update("manage.shard-1", b"m1", revision=revision, ttl_s=30)
-        found = await bucket.get("manage.shard-1")
-        assert found is not None
-        assert found.revision == revision
+        entry = await bucket.get("manage.shard-1")
+        assert entry is not None
+        assert entry.revision == revision
         assert await bucket.keys() == ["manage.shard-1"]
         await bucket.delete("manage.shard-1", revision=revision)
 

@@ -219,9 +219,9 @@ def test_an_authority_cannot_grant_beyond_its_own(change, expected):
     words = {"scope": SCOPE} | change
     assert reason(ask(unchecked(REGIONAL.key, REGIONAL.mandates, **words))) == expected
     # And it is told so when it tries.
-    asked = {"attributes": {"_trust_level": 2}, "tier": 1} | words
+    grant_fields = {"attributes": {"_trust_level": 2}, "tier": 1} | words
     with pytest.raises(errors.Forbidden):
-        REGIONAL.grant("controller", asked.pop("attributes"), now=NOW, lifetime_s=60, **asked)
+        REGIONAL.grant("controller", grant_fields.pop("attributes"), now=NOW, lifetime_s=60, **grant_fields)
 
 
 def test_a_set_is_allowed_if_every_member_is():
@@ -410,7 +410,7 @@ def test_hostile_chains_give_only_a_refusal(chain):
 RULES = st.one_of(
     st.just(documents.AnyValue()),
     st.lists(st.integers(0, 5), min_size=1, max_size=3).map(
-        lambda some: documents.ValueIn(values=tuple(some))
+        lambda values: documents.ValueIn(values=tuple(values))
     ),
     st.tuples(st.integers(0, 5), st.integers(0, 5)).map(
         lambda two: documents.ValueRange(low=two[0], high=two[1])

@@ -68,16 +68,16 @@ async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterato
 async def observed(broker: servers.Server, trust: keyring.Keyring) -> AsyncIterator[tuple[Client, list[str]]]:
     """An operator, and the subjects of all that it hears."""
     async with servers.connected(broker, trust.credentials("op")) as (operator, _):
-        heard: list[str] = []
+        received: list[str] = []
 
         async def hear(message: Any) -> None:
             if not message.subject.startswith("muster.bus.all.connections."):
-                heard.append(message.subject)
+                received.append(message.subject)
 
         for subject in ("muster.>", "topic.>"):
             await operator.subscribe(subject, cb=hear)
         await servers.settle(operator)
-        yield operator, heard
+        yield operator, received
 
 
 async def _ask(asker: Client, subject: str, config: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +229,7 @@ async def test_headers_of_a_user_change_nothing_in_a_stream_but_its_own_message(
             assert not await line.say(f"HPUB topic.s {len(lines)} {len(lines)}\r\n{lines}")
         assert not await line.publish("topic.s")
         await eventually(lambda: _last_is(stream, 2))
-        assert [one.data async for one in stream.read(1)] == [b"kept", b""]
+        assert [message.data async for message in stream.read(1)] == [b"kept", b""]
 
 
 async def _last_is(stream: api.Stream, sequence: int) -> bool:
@@ -240,11 +240,11 @@ async def _last_is(stream: api.Stream, sequence: int) -> bool:
 
 
 async def test_a_domain_exports_nothing_and_imports_only_its_own_connections(broker, trust):
-    documents = [jwt.read(one) for one in trust.broker().accounts.values()]
-    (south_account,) = [one.nats for one in documents if one.name == "south"]
+    documents = [jwt.read(account) for account in trust.broker().accounts.values()]
+    (south_account,) = [document.nats for document in documents if document.name == "south"]
     assert isinstance(south_account, jwt.AccountClaims)
     assert not south_account.exports
-    assert {one.local_subject for one in south_account.imports} == {
+    assert {item.local_subject for item in south_account.imports} == {
         "muster.bus.all.connections.connect",
         "muster.bus.all.connections.disconnect",
     }
@@ -253,31 +253,31 @@ async def test_a_domain_exports_nothing_and_imports_only_its_own_connections(bro
         servers.connected(broker, trust.credentials("u")) as (north, _),
         servers.connected(broker, trust.credentials("u", domain="south")) as (own, _),
     ):
-        heard: list[bytes] = []
+        received: list[bytes] = []
 
         async def hear(message: Any) -> None:
-            heard.append(message.data)
+            received.append(message.data)
 
         await south.subscribe("topic.>", cb=hear)
         await servers.settle(south)
         await north.publish("topic.x", b"north")
         await servers.settle(north)
         await own.publish("topic.x", b"south")
-        await eventually(lambda: heard == [b"south"])
+        await eventually(lambda: received == [b"south"])
 
 
 # Listeners.
 
 
 async def test_a_websocket_client_has_the_same_permissions(broker, trust):
-    async with observed(broker, trust) as (_, heard):
+    async with observed(broker, trust) as (_, received):
         url = f"ws://127.0.0.1:{broker.ports['websocket']}"
         async with await client.connect([url], creds=trust.credentials("u")) as user:
             await user.publish("muster.manage.to.other.command", b"")
             await user.publish(FORGED, b"")
             await user.publish("topic.x", b"")
-            await eventually(lambda: heard)
-            assert heard == ["topic.x"]
+            await eventually(lambda: received)
+            assert received == ["topic.x"]
             for subject in ("muster.manage.to.other.>", "muster.>", ">"):
                 with pytest.raises(errors.Forbidden):
                     await user.subscribe(subject)
@@ -285,7 +285,7 @@ async def test_a_websocket_client_has_the_same_permissions(broker, trust):
 
 async def test_an_mqtt_client_has_the_same_permissions(broker, trust):
     port, document = broker.ports["mqtt"], trust.credentials("m").user_jwt
-    async with observed(broker, trust) as (_, heard):
+    async with observed(broker, trust) as (_, received):
         async with mqtt.connected(port, "m", document) as (connection, code):
             assert code == mqtt.ACCEPTED
             assert await connection.subscribe("topic/x") == 0
@@ -293,7 +293,7 @@ async def test_an_mqtt_client_has_the_same_permissions(broker, trust):
                 assert await connection.subscribe(topic) == mqtt.FAILURE, topic
             await connection.publish("topic/x", b"own")
             assert await connection.receive() == ("topic/x", b"own")
-            await eventually(lambda: heard == ["topic.x"])
+            await eventually(lambda: received == ["topic.x"])
         for topic in ("muster/manage/to/other/command", FORGED.replace(".", "/"), "$JS/API/STREAM/NAMES"):
             async with mqtt.connected(port, "m", document) as (connection, code):
                 assert code == mqtt.ACCEPTED
@@ -306,8 +306,8 @@ async def test_an_mqtt_client_has_the_same_permissions(broker, trust):
         async with mqtt.connected(port, "m", document, will="topic/will") as (connection, code):
             assert code == mqtt.ACCEPTED
             connection.abort()
-        await eventually(lambda: "topic.will" in heard)
-        assert heard == ["topic.x", "topic.will"]
+        await eventually(lambda: "topic.will" in received)
+        assert received == ["topic.x", "topic.will"]
 
 
 async def test_an_mqtt_listener_takes_only_bearer_documents(broker, trust):
@@ -327,6 +327,6 @@ async def test_a_leaf_listener_takes_only_links(broker, trust):
 
 
 def test_every_indirect_way_on_the_page_is_tried():
-    tested = {name for name, one in globals().items() if callable(one) and name.startswith("test_")}
+    tested = {name for name, item in globals().items() if callable(item) and name.startswith("test_")}
     tested |= {"test_no_reply_subject_and_no_header_gives_a_permission"}  # test_permission_matrix.py
     assert {way.test for way in matrix.INDIRECT} <= tested

@@ -305,17 +305,17 @@ def test_a_new_table_of_roles_reaches_old_credentials(trust, monkeypatch):
 
 def test_credentials_survive_writing_and_reading(trust):
     trust.issue("a1", AGENT)
-    found = trust.credentials("a1")
-    assert credentials.Credentials.parse(found.render()) == found
-    assert found.seed not in repr(found)
+    actual = trust.credentials("a1")
+    assert credentials.Credentials.parse(actual.render()) == actual
+    assert actual.seed not in repr(actual)
 
 
 def test_expired_credentials_say_so_themselves(trust):
     trust.issue("a1", AGENT, lifetime_s=60)
-    found = trust.credentials("a1")
-    found.check(time.time())
+    actual = trust.credentials("a1")
+    actual.check(time.time())
     with pytest.raises(errors.Unauthorized, match="expired"):
-        found.check(time.time() + 61)
+        actual.check(time.time() + 61)
 
 
 def test_credentials_of_two_people_do_not_mix(trust):
@@ -451,6 +451,6 @@ def test_the_file_is_what_other_nats_clients_read(trust):
     trust.issue("a1", AGENT)
     path: pathlib.Path = trust.credentials_path("a1")
     lines = path.read_text().splitlines()
-    found = trust.credentials("a1")
-    assert lines[lines.index("-----BEGIN NATS USER JWT-----") + 1] == found.user_jwt
-    assert lines[lines.index("-----BEGIN USER NKEY SEED-----") + 1] == found.seed
+    actual = trust.credentials("a1")
+    assert lines[lines.index("-----BEGIN NATS USER JWT-----") + 1] == actual.user_jwt
+    assert lines[lines.index("-----BEGIN USER NKEY SEED-----") + 1] == actual.seed

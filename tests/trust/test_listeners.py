@@ -26,11 +26,11 @@ async def test_a_renewed_certificate_is_used_for_new_connections(tmp_path):
     async def serial() -> str:
         client = ssl.create_default_context(cafile=str(pair.bundle))
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=client)
-        found = writer.get_extra_info("peercert")["serialNumber"]
+        actual = writer.get_extra_info("peercert")["serialNumber"]
         writer.close()
         with contextlib.suppress(OSError, ssl.SSLError):
             await writer.wait_closed()
-        return str(found)
+        return str(actual)
 
     async with await http_server.serve({"/livez": lambda _: http_server.text("ok")}, tls=context) as server:
         before = await serial()

@@ -118,9 +118,9 @@ async def test_guesses_that_come_at_once_have_the_same_budget(tmp_path):
     known.set("ann", roles.Role.USER, "a long secret")
     made = password_checker.PasswordChecker(known)
     guesses = (made.check("ann", f"guess {n}", "10.0.0.1") for n in range(40))
-    found = await asyncio.gather(*guesses, return_exceptions=True)
-    assert sum(isinstance(one, errors.Unauthorized) for one in found) == made.checks == 5
-    assert sum(isinstance(one, throttle.LoginThrottled) for one in found) == 35
+    actual = await asyncio.gather(*guesses, return_exceptions=True)
+    assert sum(isinstance(outcome, errors.Unauthorized) for outcome in actual) == made.checks == 5
+    assert sum(isinstance(outcome, throttle.LoginThrottled) for outcome in actual) == 35
 
 
 async def test_many_scram_logins_of_one_client_at_once_succeed(tmp_path):
@@ -132,9 +132,9 @@ async def test_many_scram_logins_of_one_client_at_once_succeed(tmp_path):
     right = (made.prove("ann", verifier, "10.0.0.1", b"exchange", proof) for _ in range(100))
     assert len(await asyncio.gather(*right)) == 100
     wrong = (made.prove("ann", verifier, "10.0.0.1", b"exchange", bytes(32)) for _ in range(20))
-    found = await asyncio.gather(*wrong, return_exceptions=True)
-    assert sum(isinstance(one, errors.Unauthorized) for one in found) == 5
-    assert sum(isinstance(one, throttle.LoginThrottled) for one in found) == 15
+    actual = await asyncio.gather(*wrong, return_exceptions=True)
+    assert sum(isinstance(outcome, errors.Unauthorized) for outcome in actual) == 5
+    assert sum(isinstance(outcome, throttle.LoginThrottled) for outcome in actual) == 15
 
 
 def proof_of(password: str, verifier: passwords.ScramVerifier, auth_message: bytes) -> bytes:
@@ -183,12 +183,12 @@ async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch)
 
     def follow() -> None:
         for log, client in zip((first, second), clients, strict=True):
-            begins, found = log.read()
+            begins, actual = log.read()
             if begins:
-                client.reset(found)
+                client.reset(actual)
             else:
-                for one in found:
-                    client.count(one)
+                for item in actual:
+                    client.count(item)
 
     first.append(throttle.LoginAttempt("right", 999.0, "ann", "10.0.0.9"), 0.0, 0.0)
     for number in range(400):
@@ -234,10 +234,10 @@ async def test_a_password_that_is_changed_while_it_is_checked_ends(tmp_path, mon
     matches = passwords.matches
 
     def change_meanwhile(verifier: passwords.ScryptVerifier, password: bytes) -> bool:
-        found = matches(verifier, password)
+        result = matches(verifier, password)
         monkeypatch.setattr(passwords, "matches", matches)
         known.set("ann", roles.Role.USER, "the new secret")
-        return found
+        return result
 
     monkeypatch.setattr(passwords, "matches", change_meanwhile)
     await made.check("ann", "the old secret", "10.0.0.1")

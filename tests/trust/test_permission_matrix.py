@@ -76,8 +76,16 @@ OPERATOR = (
     SPEAKS
     | TOPICS
     | CONNECTED
-    | {one.name for one in matrix.ATTEMPTS if one.subject.startswith(("$JS.API.", "$JS.ACK.", "$KV."))}
-    | {one.name for one in matrix.ATTEMPTS if one.receives and one.subject.startswith("muster.")}
+    | {
+        attempt.name
+        for attempt in matrix.ATTEMPTS
+        if attempt.subject.startswith(("$JS.API.", "$JS.ACK.", "$KV."))
+    }
+    | {
+        attempt.name
+        for attempt in matrix.ATTEMPTS
+        if attempt.receives and attempt.subject.startswith("muster.")
+    }
     | {"send batches of reports"}
 ) - {"receive storage requests", "receive key/value changes"}
 MAY[R.OPERATOR] = OPERATOR
@@ -127,7 +135,7 @@ async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterato
 
 @pytest.mark.parametrize("role", matrix.clients())
 def test_the_code_allows_what_is_expected(role):
-    allowed = {one.name for one in matrix.ATTEMPTS if matrix.is_allowed(role, one)}
+    allowed = {attempt.name for attempt in matrix.ATTEMPTS if matrix.is_allowed(role, attempt)}
     assert allowed == MAY[role]
 
 
@@ -152,8 +160,8 @@ async def test_the_broker_allows_what_is_expected(broker, trust):
 async def test_no_reply_subject_and_no_header_gives_a_permission(broker, trust, role):
     """What is sent with a forbidden reply subject, or with the broker's own headers, opens nothing."""
     who = trust.credentials(matrix.ME, domain=role.value)
-    forbidden = [one for one in matrix.ATTEMPTS if not one.receives and one.name not in MAY[role]]
-    may = [one.subject for one in matrix.ATTEMPTS if not one.receives and one.name in MAY[role]]
+    forbidden = [item for item in matrix.ATTEMPTS if not item.receives and item.name not in MAY[role]]
+    may = [item.subject for item in matrix.ATTEMPTS if not item.receives and item.name in MAY[role]]
     headers = (
         *("Nats-Msg-Id: 1", "Nats-Stream: s", "Nats-Sequence: 1", "Nats-Rollup: all", "Nats-Rollup: sub"),
         *("Nats-Expected-Stream: s", "Nats-Expected-Last-Sequence: 0", "Nats-Expected-Last-Msg-Id: 1"),
@@ -164,7 +172,7 @@ async def test_no_reply_subject_and_no_header_gives_a_permission(broker, trust, 
             refused = await line.say(f"SUB {own} {number + 1}")
             assert bool(refused) == (role is R.JOINING and number == 0)
         for attempt in forbidden:
-            for own in (one for one in OWN if one in may):
+            for own in (name for name in OWN if name in may):
                 refused = await line.say(f"PUB {own} {attempt.subject} 0\r\n")
                 assert bool(refused) == attempt.subject.startswith("$JS.ACK.")  # the broker's own check
             assert "Permissions Violation" in await line.publish(attempt.subject), attempt
@@ -197,10 +205,10 @@ def test_the_page_is_made_from_the_code():
         ("indirect", matrix.indirect()),
     ):
         mark = re.compile(rf"(<!-- made:{name} -->\n)(.*?)(<!-- /made -->)", re.DOTALL)
-        found = mark.search(text)
-        assert found, f"docs/security.md has no place for {name}"
+        matches = mark.search(text)
+        assert matches, f"docs/security.md has no place for {name}"
         if os.environ.get("REWRITE"):
-            text = f"{text[: found.start(2)]}{made}\n{text[found.end(2) :]}"
+            text = f"{text[: matches.start(2)]}{made}\n{text[matches.end(2) :]}"
             PAGE.write_text(text)
-        elif found[2] != f"{made}\n":
+        elif matches[2] != f"{made}\n":
             pytest.fail("REWRITE=1 pytest tests/trust/test_permission_matrix.py writes it anew")

@@ -233,12 +233,12 @@ async def test_each_role_does_its_own_and_no_other(tmp_path, trust, identity):
 
 async def test_a_heartbeat_carries_the_name_of_who_sent_it(tmp_path, trust):
     async with fleet(tmp_path, trust, "a1", "a2", "r1") as ((a1, _), (a2, complaints), (manager, _)):
-        heard = await manager.subscribe("muster.manage.from.*.>")
+        subscription = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
         await a2.publish("muster.manage.from.a1.heartbeat", b"forged")
         assert "permissions violation" in await complaints.get()
         await a1.publish("muster.manage.from.a1.heartbeat", b"true")
-        message = await heard.next_msg(5)
+        message = await subscription.next_msg(5)
         assert (message.subject, message.data) == ("muster.manage.from.a1.heartbeat", b"true")
 
 
@@ -246,16 +246,16 @@ async def test_a_reply_goes_from_the_responder_to_the_requester_and_nowhere_else
     async with servers.server(tmp_path, trust) as server, contextlib.AsyncExitStack() as stack:
 
         async def connect(identity: str, **options: Any) -> Any:
-            found = servers.connected(server, trust.credentials(identity), **options)
-            return await stack.enter_async_context(found)
+            actual = servers.connected(server, trust.credentials(identity), **options)
+            return await stack.enter_async_context(actual)
 
         user, _ = await connect("u1", inbox_prefix="_R.@manage.u1")
         manager, complaints = await connect("r1")
         agent, refusals = await connect("a1")
-        asked = await manager.subscribe("muster.manage.from.*.>")
+        subscription = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
         question = asyncio.ensure_future(user.request("muster.manage.from.u1.get", b"?", timeout=5))
-        message = await asked.next_msg(5)
+        message = await subscription.next_msg(5)
         await agent.publish(message.reply, b"forged")  # the agent does not serve manage
         assert message.reply.lower() in await refusals.get()
         await message.respond(b"answer")
@@ -294,18 +294,18 @@ async def test_a_reply_subject_chosen_by_the_sender_gives_no_permission(tmp_path
         if identity == "u1":
             own += ["topic.self", "_R.app.u1.self"]
         for subject in own:
-            heard = await client.subscribe(subject)
+            subscription = await client.subscribe(subject)
             for forbidden in FORBIDDEN:
                 await client.publish(subject, b"", reply=forbidden)
                 await servers.settle(client)
                 with contextlib.suppress(nats_errors.TimeoutError):
-                    assert (await heard.next_msg(0.01)).reply == forbidden
+                    assert (await subscription.next_msg(0.01)).reply == forbidden
                 while not complaints.empty():
                     complaints.get_nowait()
                 await client.publish(forbidden, b"")
                 await servers.settle(client)
                 assert forbidden.lower() in complaints.get_nowait(), (subject, forbidden)
-            await heard.unsubscribe()
+            await subscription.unsubscribe()
 
 
 async def test_a_late_reply_passes_after_the_broker_has_restarted(tmp_path, trust):
@@ -320,10 +320,10 @@ async def test_a_late_reply_passes_after_the_broker_has_restarted(tmp_path, trus
         manager, _ = await stack.enter_async_context(
             servers.connected(server, trust.credentials("r1"), **options)
         )
-        asked = await manager.subscribe("muster.manage.from.*.>")
+        subscription = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
         question = asyncio.ensure_future(user.request("muster.manage.from.u1.get", b"?", timeout=30))
-        message = await asked.next_msg(5)
+        message = await subscription.next_msg(5)
         await first.aclose()
         again = servers.server(tmp_path, trust, listen=f"127.0.0.1:{server.ports['client']}")
         await stack.enter_async_context(again)
@@ -439,11 +439,11 @@ async def test_a_link_joins_two_brokers_and_is_no_client(tmp_path, trust):
             servers.connected(hub, trust.credentials("r1")) as (manager, _),
             servers.connected(leaf, trust.credentials("a1"), inbox_prefix="_R.@manage.a1") as (agent, _),
         ):
-            heard = await manager.subscribe("muster.manage.from.*.>")
+            subscription = await manager.subscribe("muster.manage.from.*.>")
             await servers.settle(manager)
             # The hub's interest travels to the leaf: until it is there, nobody answers a question.
             question = asyncio.ensure_future(ask_until_answered(agent, "muster.manage.from.a1.hello"))
-            message = await heard.next_msg(10)
+            message = await subscription.next_msg(10)
             assert message.subject == "muster.manage.from.a1.hello"
             await message.respond(b"welcome")
             assert (await question).data == b"welcome"

@@ -71,10 +71,10 @@ class Running:
 
     def token(self, name: str) -> str:
         """A fresh one; making it costs what checking a password does."""
-        given = {"name": name, "password": PASSWORDS[name]}
-        told = httpx.post(f"{self.url}/api/v1/tokens", json=given, timeout=30)
-        assert told.status_code == 201, told.text
-        return str(told.json()["token"])
+        arguments = {"name": name, "password": PASSWORDS[name]}
+        response = httpx.post(f"{self.url}/api/v1/tokens", json=arguments, timeout=30)
+        assert response.status_code == 201, response.text
+        return str(response.json()["token"])
 
 
 def start(place: Path, extra: str = "", *, port: int = 0) -> Running:
@@ -95,9 +95,9 @@ def start(place: Path, extra: str = "", *, port: int = 0) -> Running:
     running = folder.running()
     assert running is not None
     assert running.web_url is not None
-    found = Running(place, running.web_url)
-    wait_until(lambda: httpx.get(f"{found.url}/login", timeout=30).status_code == 200)
-    return found
+    server = Running(place, running.web_url)
+    wait_until(lambda: httpx.get(f"{server.url}/login", timeout=30).status_code == 200)
+    return server
 
 
 def stop(running: Running) -> None:
@@ -236,4 +236,4 @@ async def visit(browser: Any, lab: Running) -> AsyncIterator[Callable[..., Any]]
         return made
 
     yield begin
-    assert [complaint for one in visits for complaint in one.complaints] == []
+    assert [complaint for page_visit in visits for complaint in page_visit.complaints] == []

@@ -28,10 +28,10 @@ async def scene(process: asyncio.subprocess.Process, name: str) -> dict[str, Any
     """The story goes on to this scene."""
     assert process.stdout is not None
     while line := await process.stdout.readline():
-        told: dict[str, Any] = json.loads(line)
-        sys.stderr.write(f"{told['scene']:>10}  {told.get('text', '')}\n")
-        if told["scene"] == name:
-            return told
+        details: dict[str, Any] = json.loads(line)
+        sys.stderr.write(f"{details['scene']:>10}  {details.get('text', '')}\n")
+        if details["scene"] == name:
+            return details
     raise RuntimeError(f"the story ended before {name!r}")
 
 
@@ -48,16 +48,16 @@ async def take(file: Path, fleet: int) -> None:
         )
         try:
             async with asyncio.timeout(STORY_S_MAX), async_api.async_playwright() as chromium:
-                told = await scene(process, "dashboard")
+                reported = await scene(process, "dashboard")
                 browser = await chromium.chromium.launch(
                     executable_path=str(CHROMIUM), args=list(CHROMIUM_ARGUMENTS)
                 )
                 page = await browser.new_page(
                     viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light"
                 )
-                await page.goto(f"{told['url']}/login")
+                await page.goto(f"{reported['url']}/login")
                 await page.fill("#f-name", "admin")
-                await page.fill("#f-password", told["password"])
+                await page.fill("#f-password", reported["password"])
                 await page.click("button[type=submit]")
                 await scene(process, AFTER)
                 await asyncio.sleep(SETTLE_S)  # pace of the story

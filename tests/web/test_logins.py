@@ -28,12 +28,12 @@ async def test_logouts_at_once_in_two_processes_are_all_kept(tmp_path: Path) -> 
     all_sessions = [session(f"s{number}", f"n{number % 3}") for number in range(40)]
     await asyncio.gather(
         *(
-            asyncio.to_thread((here, elsewhere)[number % 2].add, one)
-            for number, one in enumerate(all_sessions)
+            asyncio.to_thread((here, elsewhere)[number % 2].add, all_session)
+            for number, all_session in enumerate(all_sessions)
         )
     )
     for process in (here, elsewhere, ended_logins.EndedLogins(tmp_path)):
-        assert all(process.has(one) for one in all_sessions)
+        assert all(process.has(all_session) for all_session in all_sessions)
         assert not process.has(session("another"))
 
 

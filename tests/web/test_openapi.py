@@ -39,9 +39,9 @@ def _run(lab: Running, examples: int) -> dict[str, int]:
     token = lab.token("admin")
     counts: dict[str, int] = {}
     faults: list[str] = []
-    for found in document.get_all_operations():
-        assert isinstance(found, Ok), found
-        operation: Any = found.ok()
+    for all_operation in document.get_all_operations():
+        assert isinstance(all_operation, Ok), all_operation
+        operation: Any = all_operation.ok()
         if operation.path in EXCLUDED:
             continue
         # What fits the document and what does not: both are answered as it says, never by a crash.
@@ -56,14 +56,14 @@ def _run(lab: Running, examples: int) -> dict[str, int]:
             suppress_health_check=list(hypothesis.HealthCheck),
             phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
         )
-        def one(case: Any) -> None:
+        def check_case(case: Any) -> None:
             answer = case.call(headers={"Authorization": f"Bearer {token}"}, timeout=60)
             counts[case.operation.label] = counts.get(case.operation.label, 0) + 1
             away = answer.status_code in AWAY
             case.validate_response(answer, checks=[*CHECKS, *([] if away else [not_a_server_error])])
 
         try:
-            one()
+            check_case()
         except Exception as error:  # noqa: BLE001  (all faults are told at once)
             faults.append(f"{operation.label}: {error}")
     assert not faults, "\n\n".join(faults)
@@ -85,9 +85,9 @@ def test_the_document_names_every_problem_and_how_to_log_in(lab):
     assert document["openapi"].startswith("3.1")
     assert document["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     for path, methods in document["paths"].items():
-        for method, told in methods.items():
-            assert told["summary"], (method, path)
-            problem = told["responses"]["404"]["content"]["application/problem+json"]
+        for method, reported in methods.items():
+            assert reported["summary"], (method, path)
+            problem = reported["responses"]["404"]["content"]["application/problem+json"]
             assert problem["schema"] == {"$ref": "#/components/schemas/Problem"}
     schemas = document["components"]["schemas"]
     assert {"Alert", "Decision", "NodeReport", "SystemReport", "Problem"} <= set(schemas)

@@ -47,11 +47,11 @@ def furnished(lab: Any) -> Any:
         )
         assert olga.post("/manifests", json={"manifest": manifest}).status_code == 200
         for key in ("kept/one", f"kept/{NASTY}"):
-            told = olga.put(
+            reported = olga.put(
                 f"/contexts/{key.replace('/', '%2F').replace('<', '%3C').replace('>', '%3E')}",
                 json={"value": NASTY, "attributes": {"note": NASTY}},
             )
-            assert told.status_code == 200, told.text
+            assert reported.status_code == 200, reported.text
         lab.muster("message", "send", "queue:kept", NASTY, "-p", f"note={NASTY}")
         model = lab.place / "furnished.yaml"
         model.write_text(
@@ -67,12 +67,12 @@ def furnished(lab: Any) -> Any:
 
 async def serious(page: Any) -> list[str]:
     """What axe finds, of those that keep somebody out."""
-    found = (await Axe().run(page)).response["violations"]
+    actual = (await Axe().run(page)).response["violations"]
     return [
-        f"{one['id']}: {node['html'][:200]}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-        for node in one["nodes"][:3]
+        f"{row['id']}: {node['html'][:200]}"
+        for row in actual
+        if row["impact"] in ("serious", "critical")
+        for node in row["nodes"][:3]
     ]
 
 
@@ -89,9 +89,9 @@ async def test_every_page_in_both_lights_live_and_without_barriers(furnished, vi
                 "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
             )
             assert painted < 5000, (path, painted)  # the second is measured on a quiet machine
-            found = await serious(here.page)
-            if found:
-                problems[path] = found
+            actual = await serious(here.page)
+            if actual:
+                problems[path] = actual
             assert await here.page.evaluate("document.querySelectorAll('main script, main img').length") == 0
             await here.keep(f"{title.split()[0].lower()}-{re.sub('[^a-z]', '', path)[:8]}-{scheme}")
         assert problems == {}
@@ -171,7 +171,7 @@ async def test_logging_in_and_out(furnished, visit):
     await here.page.click("button[type=submit]")
     await here.page.wait_for_url("**/brokers")
     kept = await here.page.context.cookies()
-    assert {one["name"]: (one["httpOnly"], one["sameSite"]) for one in kept}["muster-session"] == (
+    assert {cooky["name"]: (cooky["httpOnly"], cooky["sameSite"]) for cooky in kept}["muster-session"] == (
         True,
         "Strict",
     )

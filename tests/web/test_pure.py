@@ -58,10 +58,10 @@ def test_no_byte_of_a_sealed_session_can_be_changed():
     for place in range(len(sealed)):
         changed = sealed[:place] + ("A" if sealed[place] != "A" else "B") + sealed[place + 1 :]
         try:
-            found = sessions.unseal(changed, KEY, kind=sessions.TokenKind.COOKIE, now_s=0)
+            login_session = sessions.unseal(changed, KEY, kind=sessions.TokenKind.COOKIE, now_s=0)
         except errors.Unauthorized:
             continue
-        assert found == session()  # the last bits of base 64 may be free
+        assert login_session == session()  # the last bits of base 64 may be free
 
 
 def test_an_expired_session_another_key_and_another_kind_are_refused():
@@ -210,7 +210,7 @@ async def test_an_act_that_is_cancelled_while_it_is_carried_out_is_recorded_in_d
     with pytest.raises(asyncio.CancelledError):
         await doing
     await desk.close()
-    assert [(one.who, one.what, one.outcome) for one in link.published] == [
+    assert [(record.who, record.what, record.outcome) for record in link.published] == [
         ("olga", "purge", messages.DecisionOutcome.IN_DOUBT)
     ]
 
@@ -228,7 +228,7 @@ async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_c
     with pytest.raises(asyncio.CancelledError):
         await doing
     await desk.close()
-    assert [one.outcome for one in link.published] == [messages.DecisionOutcome.DONE]
+    assert [outcome.outcome for outcome in link.published] == [messages.DecisionOutcome.DONE]
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ async def test_the_outcome_of_an_act_that_failed(error, outcome):
 
     with pytest.raises(type(error)):
         await desk.run(OLGA, "apply", "web", act, touches="manage")
-    assert [one.outcome for one in link.published] == [outcome]
+    assert [item.outcome for item in link.published] == [outcome]
     assert desk._source.cache.turn("manage") > before  # it may have been carried out
 
 
@@ -274,8 +274,8 @@ async def test_who_asks_and_goes_does_not_take_the_answer_from_others():
 
 
 def shown(response) -> tuple[list[str], str | None]:
-    told = msgspec.json.decode(response.body)
-    return told["items"], told["next"]
+    decoded = msgspec.json.decode(response.body)
+    return decoded["items"], decoded["next"]
 
 
 def by_name(row: str) -> tuple[str]:
@@ -324,9 +324,9 @@ async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_i
         async def subscribe(self, subject, handler, max_pending):
             self.handler = handler
 
-        async def hear(self, one):
+        async def hear(self, item):
             subject = "muster.manage.log.decision.apply"
-            self.handler(types.SimpleNamespace(subject=subject, data=messages.encode(one)))
+            self.handler(types.SimpleNamespace(subject=subject, data=messages.encode(item)))
 
     class Manage:
         def __init__(self, bus):
@@ -342,23 +342,23 @@ async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_i
         raise errors.NotFound("no reports")
 
     async def nothing(*_):
-        for one in list[bytes]():
-            yield one
+        for chunk in list[bytes]():
+            yield chunk
 
     monkeypatch.setattr(manage_client, "ManageClient", Manage)
     monkeypatch.setattr(monitor_client, "recent", none)
     monkeypatch.setattr(monitor_client, "results", nothing)
     bus: Any = Bus()
     await made._begin(bus)
-    assert [one.target for one in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
+    assert [item.target for item in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
     await made._begin(bus)  # connected again
-    assert [one.target for one in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
+    assert [item.target for item in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
 
 
 def test_a_feed_keeps_the_latest():
     feed = recent.RecentItems(str, 3)
-    for item in "abcd":
-        feed.add(item)
+    for letter in "abcd":
+        feed.add(letter)
     feed.add("d")
     assert list(feed) == ["b", "c", "d"]
     assert list(reversed(feed)) == ["d", "c", "b"]
@@ -386,10 +386,10 @@ def test_text_is_escaped_wherever_it_stands():
             [NASTY], [charts.TimelineMark(NASTY, 1.0, NASTY, "bad")], from_s=0, to_s=2, label=NASTY
         ),
     ]
-    for one in made:
-        assert "<script" not in one
-        assert NASTY not in one
-        assert "&lt;script&gt;" in one or "%3Cscript" in one
+    for markup in made:
+        assert "<script" not in markup
+        assert NASTY not in markup
+        assert "&lt;script&gt;" in markup or "%3Cscript" in markup
 
 
 def test_children_and_attributes_take_what_they_should():
@@ -466,7 +466,7 @@ def test_a_page_of_ours_is_gone_back_to_with_its_question():
 
 def test_every_error_has_a_status_and_a_document():
     def tree(kind: type[errors.MusterError]) -> list[type[errors.MusterError]]:
-        return [kind, *(one for below in kind.__subclasses__() for one in tree(below))]
+        return [kind, *(item for below in kind.__subclasses__() for item in tree(below))]
 
     assert problems.status_of(errors.NotFound("x")) == 404
     assert problems.status_of(problems.PreconditionFailed("x")) == 412
@@ -516,13 +516,15 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
         many.cell.fold(test_history._column(float(number)))
         totals.append(many)
     test_history.store_groups(tmp_path, 0, totals)
-    asked = history_reader.rollup_query("system", "", "cpu_percent", start_ms)
-    found = history_reader.plot(str(tmp_path), asked, "cpu_percent", 20)
-    gone = [(one["at_ms"] - start_ms) // 10_000 for one in found if one["mean"] is None]
+    history_search = history_reader.rollup_query("system", "", "cpu_percent", start_ms)
+    actual = history_reader.plot(str(tmp_path), history_search, "cpu_percent", 20)
+    gone = [(row["at_ms"] - start_ms) // 10_000 for row in actual if row["mean"] is None]
     assert gone == [40]
-    assert [one["mean"] for one in found if one["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
+    assert [row["mean"] for row in actual if row["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
     drawn = str(
-        charts.lines([charts.ChartLine("mean", [(o["at_ms"] / 1000, o["mean"]) for o in found])], label="CPU")
+        charts.lines(
+            [charts.ChartLine("mean", [(o["at_ms"] / 1000, o["mean"]) for o in actual])], label="CPU"
+        )
     )
     assert drawn.count("<polyline") == 2
     assert drawn.count('class="gap"') == 1
@@ -537,10 +539,10 @@ def test_the_history_is_paged_by_its_cursors(tmp_path):
     seen = []
     cursor: str | None = ""
     while cursor is not None:
-        found, cursor = history_reader.read_page(
+        actual, cursor = history_reader.read_page(
             str(tmp_path), search.HistorySearch(columns=("machine",)), 5, cursor
         )
-        seen.append([one["machine"] for one in found])
+        seen.append([row["machine"] for row in actual])
     assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]
 
 

@@ -24,8 +24,8 @@ async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(t
         async with standing:
             url = (await standing.line(r"serving (\S+);", timeout_s=60))[1]
             own, apart = [
-                conftest.Visit(one, await (await browser.new_context()).new_page())
-                for one in (running, conftest.Running(running.place, url))
+                conftest.Visit(item, await (await browser.new_context()).new_page())
+                for item in (running, conftest.Running(running.place, url))
             ]
             for here in (own, apart):
                 await here.login("vera")

@@ -100,8 +100,8 @@ def test_a_context_is_written_read_found_and_deleted_under_its_version(olga):
     got = olga.get(path)
     assert got.headers["etag"] == first
     assert got.json()["value"] == "<printer/>"
-    found = olga.get("/contexts", params={"where": "floor = 2"}).json()["items"]
-    assert [one["key"] for one in found] == ["printers/3"]
+    actual = olga.get("/contexts", params={"where": "floor = 2"}).json()["items"]
+    assert [row["key"] for row in actual] == ["printers/3"]
 
     changed = olga.put(path, json={"value": "new"}, headers={"If-Match": first})
     assert changed.status_code == 200
@@ -111,7 +111,7 @@ def test_a_context_is_written_read_found_and_deleted_under_its_version(olga):
     assert olga.get(path).json()["value"] == "new"
 
     history = olga.get("/context-history/printers/3").json()["items"]
-    assert [one.get("value") for one in history] == ["<printer/>", "new"]
+    assert [item.get("value") for item in history] == ["<printer/>", "new"]
     replicas = olga.get("/context-replicas/printers/3").json()["items"]
     assert replicas[0]["replica_kind"] == "primary"
     assert olga.delete(path, headers={"If-Match": first}).status_code == 412
@@ -126,16 +126,16 @@ def test_searches_come_in_pages_and_reads_may_ask_for_the_newest(olga):
             olga.put(f"/contexts/{key}", json={"value": "v", "attributes": {"paged": True}}).status_code
             == 200
         )
-    found = []
-    asked = {"where": "paged", "limit": "2"}
+    actual = []
+    query = {"where": "paged", "limit": "2"}
     while True:
-        page = olga.get("/contexts", params=asked).json()
+        page = olga.get("/contexts", params=query).json()
         assert (page["silent"], page["failed"], page["cut"]) == ([], {}, [])
-        found.append([one["key"] for one in page["items"]])
+        actual.append([row["key"] for row in page["items"]])
         if page["next"] is None:
             break
-        asked["cursor"] = page["next"]
-    assert found == [keys[:2], keys[2:4], keys[4:]]
+        query["cursor"] = page["next"]
+    assert actual == [keys[:2], keys[2:4], keys[4:]]
     assigned = olga.post("/contexts", json={"value": "whose key?"})
     assert assigned.status_code == 201, assigned.text
     path = f"/contexts/{assigned.json()['key']}"
@@ -176,23 +176,23 @@ def test_a_watch_of_a_context_goes_on_where_it_was(olga):
         olga.put("/contexts/watched/1", json={"value": text}).json()["version"] for text in ("a", "b", "c")
     ]
 
-    def heard(headers: dict[str, str], count: int, **params: int) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
+    def watch_events(headers: dict[str, str], count: int, **params: int) -> list[tuple[str, str]]:
+        events: list[tuple[str, str]] = []
         id = ""
         with olga.stream("GET", "/watch-context/watched/1", headers=headers, params=params) as answer:
             for line in answer.iter_lines():
                 if line.startswith("id: "):
                     id = line[4:]
                 elif line.startswith("data: "):
-                    found.append((id, json.loads(line[6:])["value"]))
-                    if len(found) == count:
-                        return found
-        raise AssertionError(found)
+                    events.append((id, json.loads(line[6:])["value"]))
+                    if len(events) == count:
+                        return events
+        raise AssertionError(events)
 
     a, b, c = map(str, versions)
-    assert heard({}, 3) == [(a, "a"), (b, "b"), (c, "c")]
-    assert heard({"Last-Event-ID": a}, 2) == [(b, "b"), (c, "c")]
-    assert heard({"Last-Event-ID": b}, 1, after_version=versions[0]) == [(c, "c")]
+    assert watch_events({}, 3) == [(a, "a"), (b, "b"), (c, "c")]
+    assert watch_events({"Last-Event-ID": a}, 2) == [(b, "b"), (c, "c")]
+    assert watch_events({"Last-Event-ID": b}, 1, after_version=versions[0]) == [(c, "c")]
     assert olga.get("/watch-context/watched/1", headers={"Last-Event-ID": "x"}).status_code == 400
 
 
@@ -209,24 +209,26 @@ def test_a_service_entry_is_saved_and_found(olga):
 
 
 def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
-    heard: list[dict[str, object]] = []
-    watching = threading.Thread(target=watch, args=(lab, olga, "resources", heard), daemon=True)
+    received: list[dict[str, object]] = []
+    watching = threading.Thread(target=watch, args=(lab, olga, "resources", received), daemon=True)
     watching.start()
-    wanted = {"type": "memory", "agent": "local", "labels": {"note": NASTY}}
-    made = olga.put("/resources/r-1", json=wanted)
+    expected = {"type": "memory", "agent": "local", "labels": {"note": NASTY}}
+    made = olga.put("/resources/r-1", json=expected)
     assert made.status_code == 200, made.text
     wait_until(lambda: olga.get("/resources/r-1").json()["state"] == "up")
-    wait_until(lambda: any(one["resource"] == "r-1" and one["state"] == "up" for one in heard))
+    wait_until(
+        lambda: any(resource["resource"] == "r-1" and resource["state"] == "up" for resource in received)
+    )
     watching.join(30)
     version = olga.get("/resources/r-1").headers["etag"]
 
     selected = olga.get("/resources", params={"where": "type = 'memory' AND state = 'up'"}).json()
-    assert "r-1" in [one["name"] for one in selected["items"]]
-    assert {one["type"] for one in selected["items"]} == {"memory"}
-    changed = olga.put("/resources/r-1", json={**wanted, "group": "g"}, headers={"If-Match": version})
+    assert "r-1" in [row["name"] for row in selected["items"]]
+    assert {row["type"] for row in selected["items"]} == {"memory"}
+    changed = olga.put("/resources/r-1", json={**expected, "group": "g"}, headers={"If-Match": version})
     assert changed.status_code == 200, changed.text
-    assert olga.put("/resources/r-1", json=wanted, headers={"If-Match": version}).status_code == 412
-    assert olga.put("/resources/r-9", json=wanted, headers={"If-Match": "*"}).status_code == 412
+    assert olga.put("/resources/r-1", json=expected, headers={"If-Match": version}).status_code == 412
+    assert olga.put("/resources/r-9", json=expected, headers={"If-Match": "*"}).status_code == 412
 
     done = olga.post("/resources/r-1/executions", json={"operation": "get"})
     assert done.status_code == 200, done.text
@@ -237,21 +239,21 @@ def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
     wait_until(lambda: olga.get("/resources/r-1").status_code == 404)
 
 
-def watch(running: Running, client: Api, what: str, heard: list[dict[str, object]]) -> None:
+def watch(running: Running, client: Api, what: str, received: list[dict[str, object]]) -> None:
     """Server-sent events, until r-1 is up."""
     with client.stream("GET", f"/watch/{what}") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         for line in answer.iter_lines():
             if line.startswith("data: "):
-                heard.append(json.loads(line[6:]))
-                if heard[-1].get("resource") == "r-1" and heard[-1]["state"] == "up":
+                received.append(json.loads(line[6:]))
+                if received[-1].get("resource") == "r-1" and received[-1]["state"] == "up":
                     return
 
 
 def test_a_manifest_is_planned_and_its_faults_are_named(olga):
     text = "resources:\n  - {name: p-1, type: memory, agent: local}\n"
     plan = olga.post("/plans", json={"manifest": text}).json()["items"]
-    assert [one["name"] for one in plan] == ["p-1"]
+    assert [row["name"] for row in plan] == ["p-1"]
     assert olga.get("/resources/p-1").status_code == 404
     bad = olga.post("/manifests", json={"manifest": "resources:\n  - {name: p-1, tipe: memory}\n"})
     assert bad.status_code == 400
@@ -267,15 +269,15 @@ def test_long_lists_come_in_pages_and_huge_ones_are_refused(olga):
         params = {"where": "name LIKE 'page-%'", "limit": 10, "cursor": cursor}
         page = olga.get("/resources", params=params).json()
         assert len(page["items"]) <= 10
-        seen += [one["name"] for one in page["items"]]
+        seen += [row["name"] for row in page["items"]]
         cursor = page["next"]
     assert seen == [f"page-{n:03}" for n in range(25)]
     assert olga.get("/resources", params={"limit": 100_000}).status_code == 400
     assert olga.get("/activity", params={"limit": 0}).status_code == 400
     assert olga.get("/contexts", params={"where": "x" * 5000}).status_code == 400
     names = [{"name": name} for name in seen]
-    for one in names:
-        olga.delete(f"/resources/{one['name']}")
+    for name in names:
+        olga.delete(f"/resources/{name['name']}")
 
 
 # Notification and messages
@@ -289,11 +291,11 @@ def test_who_is_reached_and_why_not_and_sending(lab, olga):
         "  - {name: alert, of: event, attributes: {level: int}}\n"
     )
     defined = lab.muster("notify", "define", str(model))
-    assert {one["model"] for one in defined} == {"Server", "alert"}
+    assert {item["model"] for item in defined} == {"Server", "alert"}
     question = {"address": "load > 5", "event": {"type": "alert", "content": {"level": 4}}}  # true of nobody
-    told = olga.post("/notify/who", json=question)
-    assert told.status_code == 200, told.text
-    assert told.json()["count"] == 0
+    response = olga.post("/notify/who", json=question)
+    assert response.status_code == 200, response.text
+    assert response.json()["count"] == 0
     wrong = olga.post("/notify/who", json={"address": "load >"})
     assert wrong.status_code == 400
     assert wrong.json()["position"] == 6
@@ -314,12 +316,12 @@ def test_who_is_reached_and_why_not_and_sending(lab, olga):
 def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
     for body in ("one", NASTY):
         lab.muster("message", "send", "queue:orders", body)
-    queue = next(one for one in olga.get("/queues").json()["items"] if one["queue"] == "orders")
+    queue = next(item for item in olga.get("/queues").json()["items"] if item["queue"] == "orders")
     assert queue["depth"] == 2
     first = olga.get("/queues/orders/messages", params={"limit": 1}).json()
-    assert [one["body"] for one in first["items"]] == ["one"]
+    assert [message["body"] for message in first["items"]] == ["one"]
     second = olga.get("/queues/orders/messages", params={"limit": 1, "cursor": first["next"]}).json()
-    assert [one["body"] for one in second["items"]] == [NASTY]
+    assert [message["body"] for message in second["items"]] == [NASTY]
     moved = olga.post("/queues/orders/moves", json={"to": "queue:later", "limit": 1})
     assert moved.json()["moved"] == 1
     assert olga.delete("/queues/orders/messages").json() == {"queue": "orders", "purged": 1}
@@ -347,14 +349,14 @@ def test_every_message_of_a_queue_is_browsed_though_an_answer_holds_few(lab, olg
     for number in range(7):
         sent = driver.quick("message", "send", "queue:large", f"{number}" * 100_000, home=lab.place)
         assert sent.code == 0, sent.err
-    found: list[str] = []
+    actual: list[str] = []
     cursor: str | None = ""
     while cursor is not None:
         page = olga.get("/queues/large/messages", params={"cursor": cursor}).json()
         assert page["items"]
-        found += [one["body"][0] for one in page["items"]]
+        actual += [message["body"][0] for message in page["items"]]
         cursor = page["next"]
-    assert found == [*"0123456"]
+    assert actual == [*"0123456"]
     assert olga.delete("/queues/large/messages").json()["purged"] == 7
 
 
@@ -363,15 +365,15 @@ def browsing(lab: Running, name: str) -> Iterator[httpx.Client]:
     """A browser in which somebody is logged in."""
     origin = {"Origin": lab.url}
     with httpx.Client(base_url=lab.url, timeout=60, follow_redirects=True, headers=origin) as browser:
-        given = {"name": name, "password": PASSWORDS[name]}
-        assert browser.post("/login", data=given).status_code == 200
+        arguments = {"name": name, "password": PASSWORDS[name]}
+        assert browser.post("/login", data=arguments).status_code == 200
         yield browser
 
 
 def form_of(browser: httpx.Client, path: str, act: str) -> dict[str, str]:
     """The fields of a page's form, as a browser would send them."""
     page: Any = lxml.html.fromstring(browser.get(path).text)
-    (form,) = [one for one in page.forms if one.action == f"/do/{act}"]
+    (form,) = [item for item in page.forms if item.action == f"/do/{act}"]
     return {name: value.removeprefix("\n") for name, value in form.form_values()}
 
 
@@ -393,13 +395,13 @@ def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
         assert "Written: kept-anew" in done.text
         again = browser.post("/do/put-context", data={**form, "value": "of an older page"})
         assert "Written: kept-anew" not in again.text
-    found = olga.get("/contexts/kept-anew", params={"max_staleness_s": 0}).json()
-    assert found["value"] == "corrected"
-    assert found["version"] > versions[-1]
-    tags = found["attributes"].pop("tags")
+    actual = olga.get("/contexts/kept-anew", params={"max_staleness_s": 0}).json()
+    assert actual["value"] == "corrected"
+    assert actual["version"] > versions[-1]
+    tags = actual["attributes"].pop("tags")
     assert sorted(tags) == ["a", "b c"]
-    assert found["attributes"] == {"floor": 2, "room": "2", "open": True, "share": 0.5}
-    assert 0 < found["expires_at_ms"] / 1000 - time.time() <= 3600
+    assert actual["attributes"] == {"floor": 2, "room": "2", "open": True, "share": 0.5}
+    assert 0 < actual["expires_at_ms"] / 1000 - time.time() <= 3600
 
 
 # Who may
@@ -436,7 +438,7 @@ def test_a_viewer_cannot_act_and_each_attempt_is_written_down(vera, admin):
 
     def written() -> bool:
         lines = admin.get("/activity", params={"who": "vera", "limit": 200}).json()["items"]
-        refused = [one for one in lines if one["outcome"] == "refused" and "viewer" in one["why"]]
+        refused = [line for line in lines if line["outcome"] == "refused" and "viewer" in line["why"]]
         return len(refused) == len(ACTS)
 
     wait_until(written)
@@ -454,12 +456,12 @@ def test_every_act_is_in_the_audit_with_who_what_and_outcome(lab, olga, admin):
 
     def written() -> bool:
         lines = admin.get("/activity", params={"who": "olga", "limit": 200}).json()["items"]
-        found = {(one["what"], one["target"], one["outcome"]) for one in lines}
-        return {("put-context", "audited", "done"), ("delete", "not-there", "refused")} <= found
+        actual = {(line["what"], line["target"], line["outcome"]) for line in lines}
+        return {("put-context", "audited", "done"), ("delete", "not-there", "refused")} <= actual
 
     wait_until(written)
     by_command_line = lab.muster("activity")
-    assert any(one["what"] == "put-context" and one["who"] == "olga" for one in by_command_line)
+    assert any(record["what"] == "put-context" and record["who"] == "olga" for record in by_command_line)
 
 
 def test_one_act_leaves_one_record_that_says_who_and_from_where(lab, olga, admin):
@@ -468,29 +470,29 @@ def test_one_act_leaves_one_record_that_says_who_and_from_where(lab, olga, admin
         olga.delete(f"/resources/{queue}")
 
     def records() -> dict[tuple[str, str], list[Any]]:
-        found: dict[tuple[str, str], list[Any]] = {}
-        for one in admin.get("/activity", params={"who": "olga", "limit": 200}).json()["items"]:
-            found.setdefault((one["what"], one["target"]), []).append(one)
-        return found
+        collected: dict[tuple[str, str], list[Any]] = {}
+        for item in admin.get("/activity", params={"who": "olga", "limit": 200}).json()["items"]:
+            collected.setdefault((item["what"], item["target"]), []).append(item)
+        return collected
 
     wait_until(lambda: ("delete", "after") in records())
     for act in (("purge", "queue:once"), ("purge", "queue:after"), ("delete", "once")):
-        (one,) = records()[act]
-        assert (one["details"]["interface"], one["details"]["address"]) == ("rest", "127.0.0.1")
+        (record,) = records()[act]
+        assert (record["details"]["interface"], record["details"]["address"]) == ("rest", "127.0.0.1")
 
 
 def test_an_administrator_lets_somebody_in_and_out(lab, admin):
     assert admin.put("/logins/zoe", json={"password": "a long one", "role": "operator"}).status_code == 204
-    given = {"name": "zoe", "password": "a long one"}
-    token = httpx.post(f"{lab.url}/api/v1/tokens", json=given, timeout=30).json()["token"]
+    arguments = {"name": "zoe", "password": "a long one"}
+    token = httpx.post(f"{lab.url}/api/v1/tokens", json=arguments, timeout=30).json()["token"]
     zoe = {"Authorization": f"Bearer {token}"}
     assert httpx.get(f"{lab.url}/api/v1/me", headers=zoe).json()["role"] == "operator"
     with httpx.stream("GET", f"{lab.url}/api/v1/watch/pipeline", headers=zoe, timeout=60) as watching:
         lines = watching.iter_lines()
         assert next(lines) == ": muster"
         assert admin.delete("/logins/zoe").status_code == 204
-        said = list(itertools.islice(lines, 9))  # a watch ends with its login, and does not beat on
-    assert "event: problem" in said
+        received_lines = list(itertools.islice(lines, 9))  # a watch ends with its login, and does not beat on
+    assert "event: problem" in received_lines
     assert httpx.get(f"{lab.url}/api/v1/me", headers=zoe).status_code == 401
 
 
@@ -499,7 +501,7 @@ def test_a_broker_is_started_linked_and_stopped(admin):
     made = admin.post("/brokers", json={"name": "edge", "below": name, "storage": False})
     assert made.status_code == 201, made.text
     assert "log_file" not in made.json()
-    wait_until(lambda: any(one["near"] == "edge" for one in admin.get("/links").json()["items"]))
+    wait_until(lambda: any(row["near"] == "edge" for row in admin.get("/links").json()["items"]))
     assert admin.delete("/brokers/edge").status_code == 200
 
 
@@ -534,12 +536,12 @@ def test_an_expired_token_and_one_of_another_domain_are_refused(lab):
         sessions.seal(msgspec.structs.replace(mine, name="nobody"), key),
         sessions.seal(msgspec.structs.replace(mine, kind=sessions.TokenKind.COOKIE), key),
     ):
-        told = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {text}"})
-        assert told.status_code == 401
+        entry = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {text}"})
+        assert entry.status_code == 401
     # A role that was sealed is not believed either: what the login is now counts.
     grown = sessions.seal(msgspec.structs.replace(mine, role=sessions.WebRole.ADMIN), key)
-    told = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {grown}"})
-    assert told.json()["role"] == "viewer"
+    entry = httpx.get(f"{lab.url}/api/v1/me", headers={"Authorization": f"Bearer {grown}"})
+    assert entry.json()["role"] == "viewer"
 
 
 def test_a_token_that_was_ended_is_over(lab):
@@ -549,13 +551,13 @@ def test_a_token_that_was_ended_is_over(lab):
 
 
 def test_wrong_passwords_are_all_alike_and_soon_have_to_wait(lab):
-    given = {"name": "nobody", "password": "wrong one"}
+    arguments = {"name": "nobody", "password": "wrong one"}
     answers: list[httpx.Response] = []
     # On a slow machine a try takes longer than the first waits; these double.
     while len(answers) < 20 and (not answers or answers[-1].status_code != 429):
-        answers.append(httpx.post(f"{lab.url}/api/v1/tokens", json=given, timeout=60))
-    assert {one.status_code for one in answers} == {401, 429}
-    assert len({one.text for one in answers if one.status_code == 401}) == 1
+        answers.append(httpx.post(f"{lab.url}/api/v1/tokens", json=arguments, timeout=60))
+    assert {answer.status_code for answer in answers} == {401, 429}
+    assert len({answer.text for answer in answers if answer.status_code == 401}) == 1
     assert int(answers[-1].headers["retry-after"]) >= 1
     # Somebody else from the same place waits too; then the right password ends it.
     wait_until(
@@ -619,7 +621,7 @@ def test_another_site_cannot_use_somebody_s_cookie(lab):
         here = {"Origin": lab.url}
         form = {"name": "olga", "password": PASSWORDS["olga"]}
         assert browser.post("/login", data=form, headers=here).status_code == 303
-        cookie = next(one for one in browser.cookies.jar if one.name == "muster-session")
+        cookie = next(entry for entry in browser.cookies.jar if entry.name == "muster-session")
         assert cookie.has_nonstandard_attr("HttpOnly")
         assert str(cookie.get_nonstandard_attr("SameSite")).lower() == "strict"
         assert browser.get("/api/v1/me").json()["name"] == "olga"
@@ -692,7 +694,7 @@ def test_wrong_passwords_are_throttled_whatever_address_a_client_claims(lab):
         )
         for number in range(8)
     ]
-    assert [one.status_code for one in answers] == [401] * 5 + [429] * 3
+    assert [answer.status_code for answer in answers] == [401] * 5 + [429] * 3
     assert int(answers[-1].headers["Retry-After"]) > 0
     assert lab.token("vera")  # who has logged in from there before goes on
 

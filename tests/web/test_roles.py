@@ -60,22 +60,22 @@ OPEN = {"POST /tokens"}  # it is the login
 
 
 def operations() -> dict[str, tuple[str, dict[str, Any]]]:
-    found = {}
+    collected = {}
     for path, methods in server.rest_application().openapi()["paths"].items():
         for method in methods:
             name = f"{method.upper()} {path.removeprefix(server.API)}"
             if name not in OPEN:
-                found[name] = TABLE.get(name, (VIEWER, {})) if method == "get" else TABLE[name]
-    return found
+                collected[name] = TABLE.get(name, (VIEWER, {})) if method == "get" else TABLE[name]
+    return collected
 
 
-def call(client: httpx.Client, name: str, given: dict[str, Any]) -> int:
+def call(client: httpx.Client, name: str, arguments: dict[str, Any]) -> int:
     """The status alone: some answers have no end."""
     method, _, path = name.partition(" ")
     for parameter in ("name", "id", "key", "service", "kind", "what"):
         path = path.replace(f"{{{parameter}}}", "none")
     path = path.replace("{number}", "1")
-    with client.stream(method, path, **given) as answer:
+    with client.stream(method, path, **arguments) as answer:
         return answer.status_code
 
 
@@ -85,7 +85,7 @@ def test_the_table_has_every_operation_that_changes_something():
 
 def test_nobody_calls_anything_without_a_login(lab: Running):
     with httpx.Client(base_url=f"{lab.url}{server.API}", timeout=60) as client:
-        statuses = {name: call(client, name, given) for name, (_, given) in operations().items()}
+        statuses = {name: call(client, name, arguments) for name, (_, arguments) in operations().items()}
     assert statuses == dict.fromkeys(operations(), 401)
 
 
@@ -94,10 +94,10 @@ def test_each_role_may_do_what_the_table_says(lab: Running, role: str):
     rank = list(PEOPLE)
     wrong = {}
     with Api(lab, PEOPLE[role]) as client:
-        for name, (needed, given) in operations().items():
+        for name, (needed, arguments) in operations().items():
             if name == "DELETE /tokens/current":
-                given = {"headers": {"Authorization": f"Bearer {lab.token(PEOPLE[role])}"}}
-            status = call(client, name, given)
+                arguments = {"headers": {"Authorization": f"Bearer {lab.token(PEOPLE[role])}"}}
+            status = call(client, name, arguments)
             allowed = rank.index(role) >= rank.index(needed)
             if status == 401 or (status == 403) == allowed:
                 wrong[name] = status
@@ -108,6 +108,6 @@ def test_logins_of_other_roles_have_no_place(lab: Running):
     trust = identities.open_keyring(lab.settings)
     for role in (roles.Role.USER, roles.Role.AGENT):
         trust.passwords().set(f"a-{role}", role, "a long secret")
-        given = {"name": f"a-{role}", "password": "a long secret"}
-        assert httpx.post(f"{lab.url}{server.API}/tokens", json=given, timeout=30).status_code == 403
+        arguments = {"name": f"a-{role}", "password": "a long secret"}
+        assert httpx.post(f"{lab.url}{server.API}/tokens", json=arguments, timeout=30).status_code == 403
         trust.passwords().remove(f"a-{role}")

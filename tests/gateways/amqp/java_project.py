@@ -20,20 +20,20 @@ CACHE = Path.home() / ".cache" / "muster" / "jms-tests"
 
 @functools.cache
 def _digest(*projects: str) -> str:
-    found = hashlib.sha256()
+    actual = hashlib.sha256()
     for project in projects:
         for file in sorted((FOLDER / project).rglob("*.*")):
             if "target" not in file.parts and file.is_file():
-                found.update(file.read_bytes())
-    return found.hexdigest()[:12]
+                actual.update(file.read_bytes())
+    return actual.hexdigest()[:12]
 
 
 async def output(*command: str, cwd: Path) -> tuple[int, str]:
     made = await asyncio.create_subprocess_exec(
         *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
-    said, _ = await made.communicate()
-    return made.returncode or 0, said.decode()
+    replies, _ = await made.communicate()
+    return made.returncode or 0, replies.decode()
 
 
 def _copy(name: str, project: Path) -> None:
@@ -51,14 +51,16 @@ async def classpath(tmp_path: Path, name: str = "java") -> str:
     if not folder.exists():
         project = tmp_path / "java"
         await asyncio.to_thread(_copy, name, project)
-        code, said = await output(
+        code, replies = await output(
             *("env", f"MAVEN_OPTS=-Duser.home={Path.home()}", "mvn"),  # Java asks the system, not $HOME
             *("-q", "-B", "compile", "dependency:build-classpath", "-Dmdep.outputFile=classpath"),
             cwd=project,
         )
-        if code and "resolve" in said:
-            pytest.skip(f"Maven cannot reach its repository, so the Java client was not tried: {said[-300:]}")
-        assert code == 0, said
+        if code and "resolve" in replies:
+            pytest.skip(
+                f"Maven cannot reach its repository, so the Java client was not tried: {replies[-300:]}"
+            )
+        assert code == 0, replies
         await asyncio.to_thread(CACHE.mkdir, parents=True, exist_ok=True)
         await asyncio.to_thread(shutil.copytree, project, folder, dirs_exist_ok=True)
     return f"{folder}/target/classes:{(folder / 'classpath').read_text().strip()}"

@@ -11,14 +11,14 @@ import proton
 
 
 def _login(fields: bytes, count: int) -> bytes:
-    said = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, count)) + fields
-    return b"AMQP\x03\x01\x00\x00" + (len(said) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + said
+    frame = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, count)) + fields
+    return b"AMQP\x03\x01\x00\x00" + (len(frame) + 8).to_bytes(4, "big") + b"\x02\x01\x00\x00" + frame
 
 
 def plain(name: str, password: str) -> bytes:
     """Logs in with a password."""
-    said = f"\0{name}\0{password}".encode()
-    return _login(b"\xa3\x05PLAIN\xa0" + bytes((len(said),)) + said, 2)
+    encoded = f"\0{name}\0{password}".encode()
+    return _login(b"\xa3\x05PLAIN\xa0" + bytes((len(encoded),)) + encoded, 2)
 
 
 LOGIN = _login(b"\xa3\x09ANONYMOUS", 1)

@@ -25,7 +25,7 @@ NEWS = destinations.topic("news/sport")
 
 
 def _closed(raw: raw_client.Raw, *ended: Any) -> None:
-    raw.until(lambda: all(one.state & proton.Endpoint.REMOTE_CLOSED for one in ended))
+    raw.until(lambda: all(endpoint.state & proton.Endpoint.REMOTE_CLOSED for endpoint in ended))
 
 
 async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway: amqp_gateway.AmqpGateway):
@@ -56,9 +56,13 @@ async def test_links_and_sessions_that_were_closed_leave_nothing_behind(gateway:
         return raw
 
     raw = await asyncio.to_thread(work)
-    (one,) = gateway.connections
-    await eventually.eventually(lambda: not one.running._links)
-    assert (one.producer_links, one.outgoing_links, len(one.running._sessions)) == ({}, {}, 1)
+    (connection,) = gateway.connections
+    await eventually.eventually(lambda: not connection.running._links)
+    assert (connection.producer_links, connection.outgoing_links, len(connection.running._sessions)) == (
+        {},
+        {},
+        1,
+    )
     raw.socket.close()
 
 
@@ -122,8 +126,8 @@ async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
         receiver = raw_client.receiver(raw, "queue:done")
         raw.until(lambda: sender.credit > 0)
         delivery = sender.delivery("one")
-        said = proton.Message(id="mine", body="chairs", properties={"amount": 4}, priority=9, durable=True)
-        sender.send(said.encode())
+        output = proton.Message(id="mine", body="chairs", properties={"amount": 4}, priority=9, durable=True)
+        sender.send(output.encode())
         sender.advance()
         raw.until(lambda: delivery.remote_state)
         return raw, receiver
@@ -183,8 +187,8 @@ async def test_who_never_settles_costs_bounded_memory(
     producer = (await dial()).session().producer(NEWS, persistent=False)
     for number in range(100):
         await producer.send(f"{number} " + "x" * 1000)
-    (one,) = gateway.connections
-    (tap,) = one.outgoing_links.values()
+    (connection,) = gateway.connections
+    (tap,) = connection.outgoing_links.values()
     assert isinstance(tap, topics.TopicLink)
     session = tap.link.session
     await eventually.eventually(lambda: len(session.unsettled) + len(tap._waiting) == 100)

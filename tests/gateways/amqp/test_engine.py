@@ -124,7 +124,9 @@ def test_what_a_client_sends_arrives_whole_and_is_accepted_in_ranges(frame_bytes
         assert not settled
         world.server.accept(world.links[0], number)
     world.run()
-    assert all(one.remote_state == proton.Delivery.ACCEPTED and one.settled for one in deliveries)
+    assert all(
+        delivery.remote_state == proton.Delivery.ACCEPTED and delivery.settled for delivery in deliveries
+    )
     assert world.links[0].credit == 100 - len(SIZES)
 
 
@@ -211,14 +213,14 @@ def test_acceptances_are_read_together_and_counted_where_nothing_else_was_said()
             world.links[0], b"x", _token(place, key="" if place > 390 else "backlog"), settled=False
         )
     world.run()
-    said = [frames.disposition(0, number, number, frames.ACCEPTED_STATE) for number in range(300, 400)]
+    output = [frames.disposition(0, number, number, frames.ACCEPTED_STATE) for number in range(300, 400)]
     pushed = world.server.push
-    assert pushed(b"".join(said[:50]) + said[50][:7])
+    assert pushed(b"".join(output[:50]) + output[50][:7])
     assert (len(world.outcomes), world.server.accepted) == (50, 50)
-    assert pushed(said[50][7:] + said[51])
+    assert pushed(output[50][7:] + output[51])
     assert (len(world.outcomes), world.server.accepted) == (52, 2)
     other = frames.disposition(0, 0, 9, frames.ACCEPTED_STATE)
-    assert pushed(b"".join(said[52:60]) + other + b"".join(said[60:]))
+    assert pushed(b"".join(output[52:60]) + other + b"".join(output[60:]))
     assert (len(world.outcomes), world.server.accepted) == (101, 0), "something else was said too"
     assert sorted(world.links[0].session.unsettled) == list(range(10, 300))
     assert max(world.outcomes)[0] == 390, "of what is of no backlog one hears only what was not accepted"
@@ -261,29 +263,29 @@ def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions(
         memory_budget.GatewayLimits(links=3, unfinished_bytes=1000, unsettled_bytes=3000)
     )
     ample = memory_budget.GatewayLimits(links=100, unfinished_bytes=10_000, unsettled_bytes=2000)
-    one, other = (memory_budget.ConnectionBudget(ample, login) for _ in range(2))
+    first, other = (memory_budget.ConnectionBudget(ample, login) for _ in range(2))
     eased: list[str] = []
-    one.on_room = lambda: eased.append("one")
+    first.on_room = lambda: eased.append("one")
     login.on_room = lambda: eased.append("login")
-    assert [part.add_link() for part in (one, other, one, other)] == [True, True, True, False]
-    assert one.add_unfinished(600)
+    assert [part.add_link() for part in (first, other, first, other)] == [True, True, True, False]
+    assert first.add_unfinished(600)
     assert not other.add_unfinished(600)
     other.remove_unfinished(600)
     assert other.add_unfinished(400)
-    one.add_unsettled(2001)
-    assert (one.may_deliver, other.may_deliver) == (False, True)
+    first.add_unsettled(2001)
+    assert (first.may_deliver, other.may_deliver) == (False, True)
     other.add_unsettled(1000)
-    assert (one.may_deliver, other.may_deliver) == (False, False)
-    one.remove_unsettled(1400)
-    assert (eased, one.may_deliver) == (["one"], False)  # for the login's sake
+    assert (first.may_deliver, other.may_deliver) == (False, False)
+    first.remove_unsettled(1400)
+    assert (eased, first.may_deliver) == (["one"], False)  # for the login's sake
     other.close()
-    assert (eased, one.may_deliver) == (["one", "login"], True)
-    one.close()
+    assert (eased, first.may_deliver) == (["one", "login"], True)
+    first.close()
     assert (login.links, login.unfinished_bytes, login.unsettled_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent_bytes",
     [
         pytest.param((frames.TRANSFER, b"\xc0\x40\x05\x43\x43\xa0\x01a\x43" + bytes(56)), id="nested zeros"),
         pytest.param(
@@ -296,9 +298,9 @@ def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions(
         pytest.param((frames.ATTACH, b"\x45"), id="empty attach"),
     ],
 )
-def test_a_malformed_frame_of_a_client_that_logged_in_ends_with_an_error_close(said: tuple[int, bytes]):
+def test_a_malformed_frame_of_a_client_that_logged_in_ends_with_an_error_close(sent_bytes: tuple[int, bytes]):
     world = World()
-    code, body = said
+    code, body = sent_bytes
     performative = b"\x00\x53" + bytes((code,)) + body
     channel = 7 if code == frames.BEGIN else 0
     frame = (
@@ -316,8 +318,8 @@ def test_a_malformed_frame_of_a_client_that_logged_in_ends_with_an_error_close(s
 def test_a_message_without_credit_closes_its_link():
     world = World()
     sender = world.sender()
-    said = frames.transfer_head(frames.transfer_lead(0, 0), 0, 1, settled=False, more=False) + b"x"
-    world.server.push(said)
+    output = frames.transfer_head(frames.transfer_lead(0, 0), 0, 1, settled=False, more=False) + b"x"
+    world.server.push(output)
     world.run()
     assert world.taken == []
     assert sender.remote_condition.name == "amqp:link:transfer-limit-exceeded"
@@ -338,21 +340,21 @@ def test_who_does_not_care_for_a_sessions_window_is_not_heard_for_ever():
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent_bytes",
     [
         frames.transfer_head(frames.transfer_lead(0, 9), 0, 1, settled=False, more=False) + b"x",
         frames.flow(0, (0, 1, 0), (9, 0, 1)),
     ],
 )
-def test_an_unknown_handle_ends_its_session(said: bytes):
+def test_an_unknown_handle_ends_its_session(sent_bytes: bytes):
     world = World()
-    world.server.push(said)
+    world.server.push(sent_bytes)
     world.run()
     assert world.session.remote_condition.name == "amqp:session:unattached-handle"
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent_bytes",
     [
         frames.flow(7, (0, 1, 0)),  # a channel without a session
         b"\x00\x00\x00\x10\x02\x00\x00\x00\x00\x53\x14\xff\xff\xff\xff\xff",
@@ -361,9 +363,9 @@ def test_an_unknown_handle_ends_its_session(said: bytes):
         frames.disposition(0, 5, 2, frames.ACCEPTED_STATE),
     ],
 )
-def test_a_malformed_frame_closes_the_connection_and_says_so(said: bytes):
+def test_a_malformed_frame_closes_the_connection_and_says_so(sent_bytes: bytes):
     world = World()
-    assert not world.server.push(said)
+    assert not world.server.push(sent_bytes)
     data, _ = world.server.pull()
     world.hear(data)
     assert world.client.remote_condition.name == "amqp:decode-error"
@@ -380,12 +382,12 @@ def test_a_malformed_frame_closes_the_connection_and_says_so(said: bytes):
     strategies.integers(min_value=1, max_value=64),
 )
 @hypothesis.settings(max_examples=150, deadline=None)
-def test_no_bytes_trip_the_engine(said: list[tuple[int, bytes]], step: int):
+def test_no_bytes_trip_the_engine(sent_bytes: list[tuple[int, bytes]], step: int):
     world = World()
     world.sender()
     data = b"".join(
         (11 + len(body)).to_bytes(4, "big") + b"\x02\x00\x00\x00\x00\x53" + bytes([code]) + body
-        for code, body in said
+        for code, body in sent_bytes
     )
     for at in range(0, len(data), step):
         if not world.server.push(data[at : at + step]):

@@ -26,9 +26,11 @@ WAIT_S = 30
 
 
 def _outlet(gateway: amqp_gateway.AmqpGateway) -> Any:
-    (found,) = [one for bridge in gateway.connections for one in bridge.outgoing_links.values()]
-    assert isinstance(found, topics.TopicLink | consumers.DispatcherLink)
-    return found
+    (link,) = [
+        outgoing_link for bridge in gateway.connections for outgoing_link in bridge.outgoing_links.values()
+    ]
+    assert isinstance(link, topics.TopicLink | consumers.DispatcherLink)
+    return link
 
 
 async def _open(gateway: amqp_gateway.AmqpGateway, address: str, credit: int) -> tuple[raw_client.Raw, Any]:
@@ -74,9 +76,9 @@ async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
 
     before_ms = time.time_ns() // 1_000_000
     await asyncio.to_thread(say, "long", 60)
-    heard = await consumer.receive(WAIT_S)
-    assert heard is not None, "it was taken for expired"
-    assert before_ms < heard.expiration_ms - 59_000 < before_ms + 60_000
+    message = await consumer.receive(WAIT_S)
+    assert message is not None, "it was taken for expired"
+    assert before_ms < message.expiration_ms - 59_000 < before_ms + 60_000
     await asyncio.to_thread(say, "short", 0.05)
     await asyncio.to_thread(say, "last", 0)
     tap = _outlet(gateway)
@@ -126,8 +128,8 @@ def test_when_a_message_expires_is_read_as_proton_reads_it():
         made.ttl = sometimes([chance.randrange(1, 10**6) / 1000]) or 0
         made.group_id, made.content_type = sometimes(["g"]), sometimes(["text/plain"])
         made.annotations = sometimes([{proton.symbol("x"): "z" * chance.randrange(400)}])
-        wanted = round(made.expiry_time * 1000) or (5 + round(made.ttl * 1000) if made.ttl else 0)
-        assert amqp_types.expires_ms(bytes(made.encode()), 5) == wanted, made
+        expected = round(made.expiry_time * 1000) or (5 + round(made.ttl * 1000) if made.ttl else 0)
+        assert amqp_types.expires_ms(bytes(made.encode()), 5) == expected, made
     assert amqp_types.expires_ms(b"", 5) == amqp_types.expires_ms(b"\0Sp\xc0", 5) == 0
 
 

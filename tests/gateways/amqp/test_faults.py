@@ -47,15 +47,15 @@ async def test_what_a_vanished_client_had_comes_again_marked(
     assert (message.body(), message.redelivered) == ("one", True)
 
 
-@pytest.mark.parametrize("said", [b"", b"AMQP\x03\x01\x00\x00", "opened"])
+@pytest.mark.parametrize("sent_bytes", [b"", b"AMQP\x03\x01\x00\x00", "opened"])
 async def test_a_half_open_connection_is_given_up(
-    gateway: amqp_gateway.AmqpGateway, dispatcher: leadership.DispatcherLeadership, said: bytes | str
+    gateway: amqp_gateway.AmqpGateway, dispatcher: leadership.DispatcherLeadership, sent_bytes: bytes | str
 ):
-    opened = said == "opened"
+    opened = sent_bytes == "opened"
     async with amqp_gateway.AmqpGateway(gateway.connect, None, anonymous="nobody", idle_s=1.0) as impatient:
         reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
-        if isinstance(said, bytes):
-            writer.write(said)
+        if isinstance(sent_bytes, bytes):
+            writer.write(sent_bytes)
         else:
             frame = (len(raw_client.OPEN) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + raw_client.OPEN
             writer.write(raw_client.LOGIN + b"AMQP\x00\x01\x00\x00" + frame)
@@ -76,8 +76,8 @@ async def test_a_client_that_does_not_wait_for_answers_is_served(gateway: amqp_g
         session = made.session()
         link = session.sender("hasty")
         link.target.address = "queue:hasty"
-        for one in (made, session, link):
-            one.open()
+        for connection in (made, session, link):
+            connection.open()
         transport = proton.Transport()
         transport.bind(made)
         with socket.create_connection(("127.0.0.1", gateway.port), timeout=30) as over:
@@ -172,19 +172,25 @@ async def test_no_copy_of_its_own_travels_to_a_client_that_does_not_want_it(
         mine.until(lambda: receiver.current is not None and receiver.current.readable)
         got = proton.Message()
         got.decode(receiver.recv(receiver.current.pending))
-        outgoing_links = [one for bridge in deaf.connections for one in bridge.outgoing_links.values()]
-        rejected = [one.rejected for one in outgoing_links if isinstance(one, topics.TopicLink)]
-        for one in (mine, other):
-            one.socket.close()
+        outgoing_links = [
+            outgoing_link for bridge in deaf.connections for outgoing_link in bridge.outgoing_links.values()
+        ]
+        rejected = [
+            outgoing_link.rejected
+            for outgoing_link in outgoing_links
+            if isinstance(outgoing_link, topics.TopicLink)
+        ]
+        for client in (mine, other):
+            client.socket.close()
         return f"{got.body}, dropped {rejected}"
 
-    heard = await bus.subscribe(destinations.topic("hall").subject)
+    subscription = await bus.subscribe(destinations.topic("hall").subject)
     without_echo = None if dropped else connect_without_echo
     async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", connect_without_echo=without_echo
     ) as deaf:
         assert await asyncio.to_thread(work, deaf.port) == f"theirs, dropped [{dropped}]"
-    assert {(await heard.next(timeout_s=10)).data for _ in range(2)} == {b"mine", b"theirs"}
+    assert {(await subscription.next(timeout_s=10)).data for _ in range(2)} == {b"mine", b"theirs"}
 
 
 async def test_what_was_acknowledged_between_two_dispatchers_does_not_come_again(
@@ -290,8 +296,12 @@ async def test_a_link_without_credit_gets_nothing_and_holds_nothing_back(
         await session.producer(destinations.queue("orders")).send(f"{number}")
     consumer = await session.consumer(destinations.queue("orders"))
     got = [await consumer.receive(30) for _ in range(3)]
-    assert [one.body() for one in got if one] == ["0", "1", "2"]
-    (link,) = [one.link for bridge in gateway.connections for one in bridge.outgoing_links.values()]
+    assert [message.body() for message in got if message] == ["0", "1", "2"]
+    (link,) = [
+        outgoing_link.link
+        for bridge in gateway.connections
+        for outgoing_link in bridge.outgoing_links.values()
+    ]
     assert (link.credit, link.delivered) == (0, 0)
     raw.socket.close()
 
@@ -333,15 +343,15 @@ async def test_two_clients_cannot_have_one_id_at_whichever_gateway(gateway: amqp
         first.until(lambda: first.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         second.until(lambda: second.connection.state & proton.Endpoint.REMOTE_CLOSED)
         condition = second.connection.remote_condition
-        for one in (first, second):
-            one.socket.close()
+        for client in (first, second):
+            client.socket.close()
         return f"{condition.name} {condition.info}"
 
     async with amqp_gateway.AmqpGateway(gateway.connect, None, anonymous="nobody") as another:
         for port in (gateway.port, another.port):
-            said = await asyncio.to_thread(work, port)
-            assert "amqp:invalid-field" in said
-            assert "container-id" in said
+            replies = await asyncio.to_thread(work, port)
+            assert "amqp:invalid-field" in replies
+            assert "container-id" in replies
             await eventually.eventually(lambda: not gateway.connections and not gateway.tasks.pending)
 
 
@@ -439,7 +449,7 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
     accepted, rejected = 0x34, proton.Delivery.REJECTED  # the first: as a part of its transaction
 
     def work(port: int) -> list[object]:
-        found: list[object] = []
+        results: list[object] = []
         clients = [test_doubt.Transacting(port, name) for name in ("first", "second")]
         names = [client.declare() for client in clients]
         senders = [client.raw.session.sender("out") for client in clients]
@@ -450,13 +460,13 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
                 sender.target.address = "queue:orders"
                 sender.open()
                 raw.until(lambda: sender.credit)
-            delivery = sender.delivery(f"{len(found)}")
+            delivery = sender.delivery(f"{len(results)}")
             delivery.local.data = [names[number]]
             delivery.update(0x34)
             sender.send(proton.Message(body="x" * 60_000).encode())
             sender.advance()
             raw.until(lambda: delivery.remote_state)
-            found.append(delivery.remote_state)
+            results.append(delivery.remote_state)
 
         send(0)
         send(1)
@@ -465,7 +475,7 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
         send(1)
         for client in clients:
             client.raw.socket.close()
-        return found
+        return results
 
     async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", login_limits=limits

@@ -70,11 +70,12 @@ async def test_wrong_credentials_are_refused(gateway: amqp_gateway.AmqpGateway):
 
 
 @pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00", b"AMQP"]
+    "sent_bytes",
+    [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00", b"AMQP"],
 )
-async def test_strangers_are_shown_out(gateway: amqp_gateway.AmqpGateway, said: bytes):
+async def test_strangers_are_shown_out(gateway: amqp_gateway.AmqpGateway, sent_bytes: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(said)
+    writer.write(sent_bytes)
     writer.write_eof()
     async with asyncio.timeout(30):
         await reader.read()
@@ -96,13 +97,13 @@ async def test_qpid_jms_conforms(gateway: amqp_gateway.AmqpGateway, tmp_path: Pa
             f"amqps://127.0.0.1:{with_tls.port}?transport.trustStoreLocation={store}"
             "&transport.trustStorePassword=believed&transport.storeType=PKCS12"
         )
-        code, said = await java_project.output(
+        code, output = await java_project.output(
             *("java", "-cp", classpath),
             *("Conformance", url, secure),
             cwd=tmp_path,
         )
-    assert code == 0, said
-    assert "ok tls" in said
+    assert code == 0, output
+    assert "ok tls" in output
 
 
 def _door(folder: Path) -> tuple[ssl.SSLContext, certificates.CertificatePair]:
@@ -121,7 +122,8 @@ def _trust_store(bundle: bytes) -> bytes:
     from cryptography.hazmat.primitives.serialization import pkcs12
 
     believed = [
-        pkcs12.PKCS12Certificate(one, b"authority") for one in x509.load_pem_x509_certificates(bundle)
+        pkcs12.PKCS12Certificate(pem_x509_certificate, b"authority")
+        for pem_x509_certificate in x509.load_pem_x509_certificates(bundle)
     ]
     return pkcs12.serialize_java_truststore(believed, serialization.BestAvailableEncryption(b"believed"))
 
@@ -134,8 +136,8 @@ async def test_a_malformed_frame_ends_only_its_own_connection(gateway: amqp_gate
         b"AMQP\x03\x01\x00\x00" + frame + b"AMQP\x00\x01\x00\x00" + b"\x00\x00\x00\x09\x02\x00\x00\x00\xff"
     )
     async with asyncio.timeout(30):
-        said = await reader.read()
-    assert said.endswith(b"AMQP\x00\x01\x00\x00"), "it was let in, and shown out"
+        content = await reader.read()
+    assert content.endswith(b"AMQP\x00\x01\x00\x00"), "it was let in, and shown out"
     writer.close()
     await _in_thread(gateway, lambda connection: None, allowed_mechs="ANONYMOUS")
 
@@ -181,17 +183,17 @@ async def test_rhea_sends_and_receives(gateway: amqp_gateway.AmqpGateway, tmp_pa
     folder = java_project.CACHE.parent / "rhea-tests"
     if not (folder / "node_modules" / "rhea").exists():
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        code, said = await java_project.output(
+        code, output = await java_project.output(
             npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), "rhea@3.0.5", cwd=folder
         )
         if code:
-            pytest.skip(f"npm cannot reach its registry, so rhea was not tried: {said[-300:]}")
+            pytest.skip(f"npm cannot reach its registry, so rhea was not tried: {output[-300:]}")
     script = Path(__file__).parent / "rhea.js"
-    code, said = await java_project.output(
+    code, output = await java_project.output(
         "env", f"NODE_PATH={folder / 'node_modules'}", node, str(script), str(gateway.port), cwd=tmp_path
     )
-    assert code == 0, said
-    assert 'got hello {"n":4}' in said
+    assert code == 0, output
+    assert 'got hello {"n":4}' in output
 
 
 @pytest.mark.slow

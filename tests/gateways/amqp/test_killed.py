@@ -40,8 +40,8 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
         )
         return made, int((await made.line(r"serving (\d+)", timeout_s=60))[1])
 
-    wanted = settings.MessageSettings(connection_timeout_s=5)
-    async with conftest.serving(connect, wanted=wanted) as dispatcher:
+    message_settings = settings.MessageSettings(connection_timeout_s=5)
+    async with conftest.serving(connect, message_settings=message_settings) as dispatcher:
         await dispatcher.acting.wait()
         gateways = [await begin("g0"), await begin("g1")]
         addresses = ",".join(f"amqp://127.0.0.1:{port}" for _, port in gateways)
@@ -69,21 +69,21 @@ async def test_kill_9_of_gateways_keeps_transactions_whole_and_durable_subscript
                 gateways[number] = await begin(f"g{number}-{turn}", port)
         session = (await dial()).session(api.AcknowledgeMode.CLIENT)
         results = await session.consumer(OUT)
-        found: list[int] = []
+        actual: list[int] = []
         async with asyncio.timeout(120):
-            while len(set(found)) < TOTAL:
+            while len(set(actual)) < TOTAL:
                 message = await results.receive(60)
-                assert message is not None, f"only {len(set(found))} of {TOTAL} were moved"
-                found.append(int(str(message.body())))
+                assert message is not None, f"only {len(set(actual))} of {TOTAL} were moved"
+                actual.append(int(str(message.body())))
                 await message.acknowledge()
         await mover.kill()
         read: dict[int, None] = {}
         while len(read) < TOTAL:
-            said = await reader.line(r"read (\d+)( again)?", timeout_s=60)
-            assert int(said[1]) not in read or said[2], "what comes twice is marked"
-            read[int(said[1])] = None
+            output = await reader.line(r"read (\d+)( again)?", timeout_s=60)
+            assert int(output[1]) not in read or output[2], "what comes twice is marked"
+            read[int(output[1])] = None
         assert list(read) == list(range(1, TOTAL + 1)), "in order"
         await reader.kill()
-        assert sorted(found) == list(range(1, TOTAL + 1)), "each once: neither lost nor moved twice"
-        assert confirmed <= set(found), "what was confirmed happened"
+        assert sorted(actual) == list(range(1, TOTAL + 1)), "each once: neither lost nor moved twice"
+        assert confirmed <= set(actual), "what was confirmed happened"
         assert [message.body() async for message in session.browse(IN)] == []

@@ -139,7 +139,7 @@ async def test_topic_subscribers_and_browsers_of_the_python_api_get_large_messag
         assert message is not None
         assert message.body() == LARGE
     await session.producer(ORDERS).send(LARGE)
-    assert [found.body() async for found in session.browse(ORDERS)] == [LARGE]
+    assert [actual.body() async for actual in session.browse(ORDERS)] == [LARGE]
     taken = await (await session.consumer(ORDERS)).receive_nowait()
     assert taken is not None
     assert taken.body() == LARGE
@@ -255,8 +255,11 @@ async def test_a_transaction_with_a_message_above_the_limit_is_rolled_back(
 
 
 async def test_the_dispatcher_refuses_what_a_client_does_not_limit(connect: fixtures.Connect):
-    wanted = settings.MessageSettings(max_message_bytes=1 << 20)
-    async with conftest.serving(connect, wanted=wanted) as started, contextlib.AsyncExitStack() as stack:
+    message_settings = settings.MessageSettings(max_message_bytes=1 << 20)
+    async with (
+        conftest.serving(connect, message_settings=message_settings) as started,
+        contextlib.AsyncExitStack() as stack,
+    ):
         await started.acting.wait()
         connection = await stack.enter_async_context(client_api.Connection(await connect("client")))
         producer = connection.session().producer(ORDERS)

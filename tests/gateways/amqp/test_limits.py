@@ -36,20 +36,20 @@ async def test_the_connections_of_a_login_are_bounded(gateway: amqp_gateway.Amqp
     measured = metrics.Metrics()
 
     def work(port: int) -> list[str]:
-        found = []
+        matches = []
         with contextlib.ExitStack() as stack:
             for number in range(3):
                 raw, condition = _opened(port, f"client-{number}")
                 stack.callback(raw.socket.close)
-                found.append(condition)
-        return found
+                matches.append(condition)
+        return matches
 
     async with amqp_gateway.AmqpGateway(
         gateway.connect, None, anonymous="nobody", per_login_max=2, measure=measured
     ) as bounded:
         for _ in range(2):
-            found = await asyncio.to_thread(work, bounded.port)
-            assert found == ["", "", "amqp:resource-limit-exceeded"]
+            actual = await asyncio.to_thread(work, bounded.port)
+            assert actual == ["", "", "amqp:resource-limit-exceeded"]
             await eventually.eventually(lambda: not bounded.connections and not bounded._budgets)
     assert measured.value("muster_amqp_refused_connections_total", reason="login") == 2
 
@@ -58,10 +58,10 @@ async def test_the_connections_of_an_address_are_bounded(gateway: amqp_gateway.A
     measured = metrics.Metrics()
 
     def is_served(port: int) -> bool:
-        with contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as one:
+        with contextlib.closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
             with contextlib.suppress(ConnectionError):
-                one.sendall(raw_client.LOGIN)
-                return bool(one.recv(100))
+                connection.sendall(raw_client.LOGIN)
+                return bool(connection.recv(100))
             return False
 
     async with amqp_gateway.AmqpGateway(
@@ -109,7 +109,10 @@ async def test_connections_end_with_the_password_of_their_login(
         await asyncio.to_thread(ann.until, lambda: ann.connection.state & CLOSED)
         assert ann.connection.remote_condition.name == "amqp:unauthorized-access"
         await eventually.eventually(lambda: len(checking.connections) == 2)
-        assert {one.login.name for one in checking.connections if one.login} == {"bob", "nobody"}
+        assert {connection.login.name for connection in checking.connections if connection.login} == {
+            "bob",
+            "nobody",
+        }
         for raw, _ in opened.values():
             raw.socket.close()
 

@@ -101,7 +101,7 @@ async def test_what_one_says_on_a_topic_all_others_hear(
         heard_python = await session.consumer(TOPIC)
         loop = asyncio.get_running_loop()
         heard_amqp: asyncio.Queue[object] = asyncio.Queue()
-        said: asyncio.Event = asyncio.Event()
+        event: asyncio.Event = asyncio.Event()
 
         def amqp() -> None:
             made = proton_utils.BlockingConnection(
@@ -109,7 +109,7 @@ async def test_what_one_says_on_a_topic_all_others_hear(
             )
             receiver = made.create_receiver("topic:hall/seats")
             sender = made.create_sender("topic:hall/seats")
-            loop.call_soon_threadsafe(said.set)
+            loop.call_soon_threadsafe(event.set)
             for _ in range(4):
                 got = receiver.receive(timeout=30)
                 receiver.accept()
@@ -119,17 +119,17 @@ async def test_what_one_says_on_a_topic_all_others_hear(
             made.close()
 
         working = asyncio.create_task(asyncio.to_thread(amqp))
-        await said.wait()
+        await event.wait()
 
         async def all_hear(text: str) -> messages.JmsMessage:
             async with asyncio.timeout(30):
                 assert (await heard_plain.next()).data == text.encode()
                 assert await heard_amqp.get() == text
                 assert await mqtt.received() == ("topic/hall/seats", text.encode())
-                found = await heard_python.receive(20)
-            assert found is not None
-            assert found.body() == text
-            return found
+                first = await heard_python.receive(20)
+            assert first is not None
+            assert first.body() == text
+            return first
 
         mqtt.publish("topic/hall/seats", b"from mqtt")
         await all_hear("from mqtt")
@@ -137,7 +137,7 @@ async def test_what_one_says_on_a_topic_all_others_hear(
         await all_hear("from python")
         await plain.publish(SUBJECT, b"from plain")
         await all_hear("from plain")
-        found = await all_hear("from amqp")
-        assert found.properties["row"] == 4, "what JMS knows besides travels with it"
+        message = await all_hear("from amqp")
+        assert message.properties["row"] == 4, "what JMS knows besides travels with it"
         await working
     await mqtt.close()

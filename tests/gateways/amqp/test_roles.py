@@ -172,35 +172,35 @@ TEMPORARY_QUEUES = (*QUEUES, SENDER)
 
 #: The operations, and the identities that may carry them out.
 TABLE: dict[str, tuple[Callable[[Client], str], Collection[str]]] = {
-    "send to a topic": (lambda one: one.send("topic:news/eu"), TOPICS),
-    "send to an allowed topic": (lambda one: one.send("topic:meters/7"), (*TOPICS, METER)),
-    "send to a queue": (lambda one: one.send("queue:orders"), (*QUEUES, SENDER)),
-    "send to another queue": (lambda one: one.send("queue:bills"), QUEUES),
-    "send to dead letters": (lambda one: one.send("queue:dead-letters"), DEAD_LETTERS),
-    "relay to a topic": (lambda one: one.relay("topic:news/eu"), TOPICS),
-    "relay to a queue": (lambda one: one.relay("queue:orders"), (*QUEUES, SENDER)),
-    "relay to dead letters": (lambda one: one.relay("queue:dead-letters"), DEAD_LETTERS),
-    "receive from a topic": (lambda one: one.receive("topic:news/eu"), TOPICS),
-    "receive from all topics": (lambda one: one.receive("topic:>"), TOPICS),
-    "receive from an allowed topic": (lambda one: one.receive("topic:meters/7"), (*TOPICS, METER)),
-    "receive from a queue": (lambda one: one.receive("queue:orders", takes=True), QUEUES),
-    "receive dead letters": (lambda one: one.receive("queue:dead-letters", takes=True), DEAD_LETTERS),
-    "browse a queue": (lambda one: one.browse("queue:orders"), QUEUES),
-    "browse dead letters": (lambda one: one.browse("queue:dead-letters"), DEAD_LETTERS),
-    "subscribe durably": (lambda one: one.subscribe("topic:news/eu"), TOPICS),
+    "send to a topic": (lambda client: client.send("topic:news/eu"), TOPICS),
+    "send to an allowed topic": (lambda client: client.send("topic:meters/7"), (*TOPICS, METER)),
+    "send to a queue": (lambda client: client.send("queue:orders"), (*QUEUES, SENDER)),
+    "send to another queue": (lambda client: client.send("queue:bills"), QUEUES),
+    "send to dead letters": (lambda client: client.send("queue:dead-letters"), DEAD_LETTERS),
+    "relay to a topic": (lambda client: client.relay("topic:news/eu"), TOPICS),
+    "relay to a queue": (lambda client: client.relay("queue:orders"), (*QUEUES, SENDER)),
+    "relay to dead letters": (lambda client: client.relay("queue:dead-letters"), DEAD_LETTERS),
+    "receive from a topic": (lambda client: client.receive("topic:news/eu"), TOPICS),
+    "receive from all topics": (lambda client: client.receive("topic:>"), TOPICS),
+    "receive from an allowed topic": (lambda client: client.receive("topic:meters/7"), (*TOPICS, METER)),
+    "receive from a queue": (lambda client: client.receive("queue:orders", takes=True), QUEUES),
+    "receive dead letters": (lambda client: client.receive("queue:dead-letters", takes=True), DEAD_LETTERS),
+    "browse a queue": (lambda client: client.browse("queue:orders"), QUEUES),
+    "browse dead letters": (lambda client: client.browse("queue:dead-letters"), DEAD_LETTERS),
+    "subscribe durably": (lambda client: client.subscribe("topic:news/eu"), TOPICS),
     "end another's subscription": (
-        lambda one: one.handle_on_subscription(OTHERS_SUBSCRIPTION),
+        lambda client: client.handle_on_subscription(OTHERS_SUBSCRIPTION),
         ("operator",),
     ),
-    "make a temporary queue": (lambda one: one.make_temporary("temporary-queue"), TEMPORARY_QUEUES),
-    "make a temporary topic": (lambda one: one.make_temporary("temporary-topic"), (*TOPICS, METER)),
-    "send to another's temporary topic": (lambda one: one.send(one.others_topic), (*TOPICS, METER)),
-    "receive from another's temporary topic": (lambda one: one.receive(one.others_topic), ()),
-    "receive from a new temporary queue": (lambda one: one.receive("", dynamic=True), TEMPORARY_QUEUES),
-    "send to another's temporary queue": (lambda one: one.send(one.others), TEMPORARY_QUEUES),
-    "receive from another's temporary queue": (lambda one: one.receive(one.others), ()),
-    "browse another's temporary queue": (lambda one: one.browse(one.others), ()),
-    "begin a transaction": (lambda one: one.transaction(), IDENTITIES),
+    "make a temporary queue": (lambda client: client.make_temporary("temporary-queue"), TEMPORARY_QUEUES),
+    "make a temporary topic": (lambda client: client.make_temporary("temporary-topic"), (*TOPICS, METER)),
+    "send to another's temporary topic": (lambda client: client.send(client.others_topic), (*TOPICS, METER)),
+    "receive from another's temporary topic": (lambda client: client.receive(client.others_topic), ()),
+    "receive from a new temporary queue": (lambda client: client.receive("", dynamic=True), TEMPORARY_QUEUES),
+    "send to another's temporary queue": (lambda client: client.send(client.others), TEMPORARY_QUEUES),
+    "receive from another's temporary queue": (lambda client: client.receive(client.others), ()),
+    "browse another's temporary queue": (lambda client: client.browse(client.others), ()),
+    "begin a transaction": (lambda client: client.transaction(), IDENTITIES),
 }
 
 
@@ -246,11 +246,11 @@ async def serving(
 
 
 def outcomes(port: int, identity: str, temporary: tuple[str, str]) -> dict[str, str]:
-    with contextlib.closing(Client(port, identity, *temporary)) as one:
-        opened = one.opened()
+    with contextlib.closing(Client(port, identity, *temporary)) as item:
+        opened = item.opened()
         if opened != OK:
             return {"connect": opened}
-        return {name: operation(one) for name, (operation, _) in TABLE.items()}
+        return {name: operation(item) for name, (operation, _) in TABLE.items()}
 
 
 async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
@@ -263,11 +263,11 @@ async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monk
     wrong: dict[str, dict[str, str]] = {}
     async with serving(trust, tmp_path) as (_, port, temporary):
         for identity in IDENTITIES:
-            found = await asyncio.to_thread(outcomes, port, identity, temporary)
+            actual = await asyncio.to_thread(outcomes, port, identity, temporary)
             expected = {name: OK if identity in may else REFUSED for name, (_, may) in TABLE.items()}
             if identity in CANNOT_CONNECT:
                 expected = {"connect": REFUSED}
-            if differs := {name: got for name, got in found.items() if expected.get(name) != got}:
+            if differs := {name: got for name, got in actual.items() if expected.get(name) != got}:
                 wrong[identity] = differs
     assert wrong == {}
 
@@ -279,12 +279,12 @@ async def test_a_revoked_login_is_cut_off_and_refused(
     trust = keyring.Keyring.create(tmp_path / "keys", "north")
     trust.passwords().set("ann", roles.Role.USER, PASSWORD)
     async with serving(trust, tmp_path) as (url, port, temporary):
-        one = await asyncio.to_thread(Client, port, "ann", *temporary)
-        with contextlib.closing(one):
-            assert await asyncio.to_thread(one.opened) == OK
+        item = await asyncio.to_thread(Client, port, "ann", *temporary)
+        with contextlib.closing(item):
+            assert await asyncio.to_thread(item.opened) == OK
             await asyncio.to_thread(trust.revoke, "ann")
             await identities.publish_accounts(trust, [url])
-            await asyncio.to_thread(one.wait_for_end)  # fails after 30 s
+            await asyncio.to_thread(item.wait_for_end)  # fails after 30 s
         again = await asyncio.to_thread(outcomes, port, "ann", temporary)
         assert again == {"connect": REFUSED}
 
@@ -318,10 +318,10 @@ async def test_a_temporary_topic_is_private_to_its_connection(tmp_path: pathlib.
             await bob.session().consumer(everything),
             await bob.session().durable_consumer(everything, "all"),
         ]
-        heard = await ann.session().consumer(topic)
+        received = await ann.session().consumer(topic)
         for persistent in (True, False):
             await bob.session().producer(topic, persistent=persistent).send("a reply")
-            message = await heard.receive(30)
+            message = await received.receive(30)
             assert message is not None
             assert (message.body(), message.destination) == ("a reply", topic)
         await bob.session().producer(destinations.topic("news")).send("for all")

@@ -36,18 +36,18 @@ def _init(mechanism: str, initial: bytes) -> bytes:
 
 def _said(answer: bytes) -> tuple[int, list[bytes | None]]:
     """The code of the last frame, and its fields as far as they are bytes; an outcome's first is its code."""
-    found: tuple[int, list[bytes | None]] = (0, [])
+    reply: tuple[int, list[bytes | None]] = (0, [])
     at = 8 if answer[:4] == b"AMQP" else 0
     while at < len(answer):
         size = struct.unpack_from(">I", answer, at)[0]
         body = answer[at + 8 : at + size]
         if body[2] == 0x44:
             rest = body[14:]  # after the outcome's code
-            found = (0x44, [body[13:14], rest[5:] or None])
+            reply = (0x44, [body[13:14], rest[5:] or None])
         elif body[2] == 0x42:
-            found = sasl._parse(body)
+            reply = sasl._parse(body)
         at += size
-    return found
+    return reply
 
 
 def _attribute(text: bytes, name: str) -> str:
@@ -73,8 +73,8 @@ async def _scram(server: sasl.SaslServer, mechanism: str, password: str, name: s
     if outcome != b"\x00":
         return False
     server_key = hmac.digest(salted, b"Server Key", algorithm)
-    wanted = b"v=" + base64.b64encode(hmac.digest(server_key, signed, algorithm))
-    return data is not None and data.endswith(wanted)
+    expected = b"v=" + base64.b64encode(hmac.digest(server_key, signed, algorithm))
+    return data is not None and data.endswith(expected)
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])
@@ -106,10 +106,14 @@ async def test_anonymous_only_where_it_is_allowed(
     assert server.failed == (anonymous is None)
 
 
-@pytest.mark.parametrize("said", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"])
-async def test_who_does_not_speak_sasl_is_told_so(verifiers: password_checker.PasswordChecker, said: bytes):
+@pytest.mark.parametrize(
+    "sent_bytes", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"]
+)
+async def test_who_does_not_speak_sasl_is_told_so(
+    verifiers: password_checker.PasswordChecker, sent_bytes: bytes
+):
     with pytest.raises(errors.InvalidInput):
-        await sasl.SaslServer(verifiers).receive(said)
+        await sasl.SaslServer(verifiers).receive(sent_bytes)
 
 
 @pytest.mark.parametrize("mechanism", ["SCRAM-SHA-256", "SCRAM-SHA-512"])

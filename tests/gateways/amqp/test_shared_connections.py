@@ -45,7 +45,11 @@ class World:
 
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
-        taps = [one for bridge in self.gateway.connections for one in bridge.outgoing_links.values()]
+        taps = [
+            outgoing_link
+            for bridge in self.gateway.connections
+            for outgoing_link in bridge.outgoing_links.values()
+        ]
         return sorted(tap._sent for tap in taps if isinstance(tap, topics.TopicLink))
 
 
@@ -61,15 +65,15 @@ async def world(
 async def test_two_clients_have_one_connection_until_both_have_left(world: World):
     def work() -> list[str]:
         first, second = world.client(), world.client()
-        receivers = [one.create_receiver("topic:hall") for one in (first, second)]
+        receivers = [session.create_receiver("topic:hall") for session in (first, second)]
         sender = second.create_sender("topic:hall")
         sender.send(proton.Message(body="to both"))
-        heard = [one.receive(timeout=30).body for one in receivers]
+        bodies = [receiver.receive(timeout=30).body for receiver in receivers]
         first.close()
         sender.send(proton.Message(body="to one"))
-        heard.append(receivers[1].receive(timeout=30).body)
+        bodies.append(receivers[1].receive(timeout=30).body)
         second.close()
-        return heard
+        return bodies
 
     assert await asyncio.to_thread(work) == ["to both", "to both", "to one"]
     (bus,) = world.dialled
@@ -88,8 +92,8 @@ async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(
 
     def work() -> list[proton_utils.BlockingConnection]:
         clients = [world.client(), world.client()]
-        for one in clients:
-            one.create_receiver("hall", credit=count, name="team|global", options=Shared())
+        for item in clients:
+            item.create_receiver("hall", credit=count, name="team|global", options=Shared())
         sender = clients[0].create_sender("topic:hall")
         for number in range(count):
             sender.send(proton.Message(body=str(number)))
@@ -99,8 +103,8 @@ async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(
     await world.dialled[0].flush()  # so whatever was accepted has come
     assert len(world.sent()) == 2
     assert sum(world.sent()) == count, "each went to one of the two"
-    for one in clients:
-        await asyncio.to_thread(one.close)
+    for client in clients:
+        await asyncio.to_thread(client.close)
 
 
 async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
@@ -116,9 +120,9 @@ async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
         made = world.client()
         receiver = made.create_receiver("topic:hall")
         made.create_sender("topic:hall").send(proton.Message(body="here again"))
-        heard = receiver.receive(timeout=30).body
+        body = receiver.receive(timeout=30).body
         made.close()
-        return str(heard)
+        return str(body)
 
     assert await asyncio.to_thread(again) == "here again"
     assert len(world.dialled) == 2
@@ -131,7 +135,7 @@ async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fix
         def __init__(self, owner: str) -> None:
             self.owner = owner
 
-        def offer(self, heard: topic_listeners.TopicMessage) -> None:
+        def offer(self, message: topic_listeners.TopicMessage) -> None:
             order.append(self.owner)
 
     bus = await connect("listens")
@@ -155,7 +159,7 @@ async def test_connections_take_turns_however_many_listeners_each_has():
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def offer(self, heard: topic_listeners.TopicMessage) -> None:
+        def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
             heard_by.append(self.name)
 
     class Bridge(connection.AmqpConnection):
@@ -168,38 +172,38 @@ async def test_connections_take_turns_however_many_listeners_each_has():
     gateway = amqp_gateway.AmqpGateway(_nobody, None)
     many, few, alone = Bridge(gateway), Bridge(gateway), Bridge(gateway)
     crowd: Any = (Tap("many"),) * connection.TURN_DELIVERIES
-    some: Any = (Tap("few"),) * 5
+    values: Any = (Tap("few"),) * 5
     single: Any = (Tap("alone"),)
-    said: Any = _Said()
-    heard = topics.EncodedTopicMessage(said)
+    output: Any = _Said()
+    message = topics.EncodedTopicMessage(output)
     for _ in range(3):
-        many.enqueue_topic_message(crowd, heard)
-        few.enqueue_topic_message(some, heard)
-    alone.enqueue_topic_message(single, heard)
+        many.enqueue_topic_message(crowd, message)
+        few.enqueue_topic_message(values, message)
+    alone.enqueue_topic_message(single, message)
     assert heard_by == [], "not before its turn"
     await asyncio.sleep(0)
-    turns = ["many"] * len(crowd) + ["few"] * 3 * len(some) + ["alone"]
+    turns = ["many"] * len(crowd) + ["few"] * 3 * len(values) + ["alone"]
     assert heard_by[: len(turns)] == turns
-    total = 3 * (len(crowd) + len(some)) + 1
+    total = 3 * (len(crowd) + len(values)) + 1
     await eventually.eventually(lambda: len(heard_by) == total and many.written == total, timeout_s=30)
 
 
 async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connection, "PENDING_MAX", 5)
-    told: list[topics.EncodedTopicMessage] = []
+    topic_messages: list[topics.EncodedTopicMessage] = []
 
     class Tap:
-        def offer(self, heard: topics.EncodedTopicMessage) -> None:
-            told.append(heard)
+        def offer(self, topic_message: topics.EncodedTopicMessage) -> None:
+            topic_messages.append(topic_message)
 
     taps: Any = (Tap(),)
     made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
-    said: Any = _Said()
-    messages = [topics.EncodedTopicMessage(said) for _ in range(20)]
-    for one in messages:
-        made.enqueue_topic_message(taps, one)
-    assert told == messages[:15], "without waiting for a turn"
-    await eventually.eventually(lambda: told == messages, timeout_s=30)
+    output: Any = _Said()
+    messages = [topics.EncodedTopicMessage(output) for _ in range(20)]
+    for message in messages:
+        made.enqueue_topic_message(taps, message)
+    assert topic_messages == messages[:15], "without waiting for a turn"
+    await eventually.eventually(lambda: topic_messages == messages, timeout_s=30)
 
 
 async def test_gateways_may_share_a_port():
@@ -221,17 +225,17 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
         def __init__(self) -> None:
             self.heard = self.expired = 0
 
-        def offer(self, heard: topics.EncodedTopicMessage) -> None:
+        def offer(self, message: topics.EncodedTopicMessage) -> None:
             self.heard += 1
 
     class Short(topics.EncodedTopicMessage):
         expires_ms = 1
 
     made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
-    said: Any = _Said()
+    output: Any = _Said()
     tap: Any = Tap()
     for kind in (topics.EncodedTopicMessage, Short, topics.EncodedTopicMessage):
-        made.enqueue_topic_message((tap,) * connection.TURN_DELIVERIES, kind(said))
+        made.enqueue_topic_message((tap,) * connection.TURN_DELIVERIES, kind(output))
     await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)
     assert tap.expired == connection.TURN_DELIVERIES
 

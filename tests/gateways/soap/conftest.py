@@ -43,10 +43,10 @@ class Echo:
     async def handle(self, call: endpoint.SoapRequest) -> endpoint.SoapResponse:
         self.calls.append(call)
         self.called.set()
-        asked = call.envelope.first
-        if asked is None:
+        first_element = call.envelope.first
+        if first_element is None:
             return endpoint.SoapResponse()
-        match asked.local:
+        match first_element.local:
             case "Missing":
                 raise errors.NotFound("no such thing", hint="look elsewhere")
             case "Bug":
@@ -63,7 +63,7 @@ class Echo:
             case "Long":
                 return endpoint.SoapResponse([xml.XmlElement(NS("a"), "x" * 5000)], bytes_max=4000)
         headers = [xml.XmlElement(NS("caller"), call.caller.name)] if call.caller else []
-        return endpoint.SoapResponse([asked], headers)
+        return endpoint.SoapResponse([first_element], headers)
 
     def counted(self, reason: str) -> bool:
         text = self.measure.exposition("")[1].decode()

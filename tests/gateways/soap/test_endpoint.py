@@ -21,7 +21,7 @@ def body(response) -> xml.XmlElement:
     return envelope.read(xml.parse(response.body)).body[0]
 
 
-def told(response) -> tuple[str, str]:
+def fault_codes(response) -> tuple[str, str]:
     """A fault's code and subcode."""
     fault = body(response)
     if fault.name == V11("Fault"):
@@ -40,10 +40,10 @@ def told(response) -> tuple[str, str]:
 async def test_the_answer_has_the_version_of_the_question(echo, version):
     response = await echo.endpoint.respond(request(message("<e:Hello>ä</e:Hello>", version=version)))
     assert (response.status, response.content_type) == (200, version.content_type)
-    found = envelope.read(xml.parse(response.body))
-    assert found.version is version
-    assert found.body[0] == xml.XmlElement(NS("Hello"), "ä")
-    assert found.headers[0].text == "ann"
+    content = envelope.read(xml.parse(response.body))
+    assert content.version is version
+    assert content.body[0] == xml.XmlElement(NS("Hello"), "ä")
+    assert content.headers[0].text == "ann"
 
 
 async def test_an_empty_body_is_answered_by_an_empty_body(echo):
@@ -90,7 +90,7 @@ async def test_requests_to_services_state_the_endpoint_and_the_address(echo):
 )
 async def test_each_kind_of_refusal(echo, sent, code, status, reason):
     response = await echo.endpoint.respond(request(sent))
-    assert told(response)[0] == code
+    assert fault_codes(response)[0] == code
     assert response.status == status
     assert echo.counted(reason)
     assert b"secret" not in response.body
@@ -98,10 +98,10 @@ async def test_each_kind_of_refusal(echo, sent, code, status, reason):
 
 async def test_a_fault_of_the_service_in_both_versions(echo):
     response = await echo.endpoint.respond(request(message("<e:Fault/>")))
-    assert told(response) == ("Sender", NS("Denied"))
+    assert fault_codes(response) == ("Sender", NS("Denied"))
     assert b"<s:Detail><e:why>so</e:why></s:Detail>" in response.body
     response = await echo.endpoint.respond(request(message("<e:Fault/>", version=V11)))
-    assert (told(response)[0], response.status) == ("Client", 500)
+    assert (fault_codes(response)[0], response.status) == ("Client", 500)
     assert b"<detail><e:why>so</e:why></detail>" in response.body
     response = await echo.endpoint.respond(request(message("<e:Missing/>", version=V11)))
     assert b"<faultstring>no such thing (look elsewhere)</faultstring>" in response.body
@@ -109,10 +109,10 @@ async def test_a_fault_of_the_service_in_both_versions(echo):
 
 async def test_a_header_that_must_be_understood(echo):
     response = await echo.endpoint.respond(request(message(headers='<e:h s:mustUnderstand="1"/>')))
-    found = envelope.read(xml.parse(response.body))
-    assert found.headers[0].name == V12("NotUnderstood")
-    assert (found.headers[0].namespaces or {})["h"] == NS
-    assert found.headers[0].get("qname") == "h:h"
+    content = envelope.read(xml.parse(response.body))
+    assert content.headers[0].name == V12("NotUnderstood")
+    assert (content.headers[0].namespaces or {})["h"] == NS
+    assert content.headers[0].get("qname") == "h:h"
     for header in (
         '<e:h mustUnderstand="true"/>',  # unqualified: says nothing
         '<e:h s:mustUnderstand="0"/>',
@@ -125,7 +125,7 @@ async def test_a_header_that_must_be_understood(echo):
 async def test_a_version_that_the_door_does_not_take_is_told_what_it_does(echo):
     echo.endpoint.versions = (V12,)
     response = await echo.endpoint.respond(request(message(version=V11)))
-    assert told(response)[0] == "VersionMismatch"
+    assert fault_codes(response)[0] == "VersionMismatch"
     upgrade = envelope.read(xml.parse(response.body)).headers[0]
     assert upgrade.name == faults.SOAP12("Upgrade")
     assert (upgrade.children[0].namespaces or {})["s"] == V12.value
@@ -211,12 +211,17 @@ async def test_addressing_of_both_namespaces():
             f'<w:ReplyTo xmlns:w="{wsa}"><w:Address>http://back/</w:Address><w:ReferenceParameters>'
             f"<e:key>7</e:key></w:ReferenceParameters></w:ReplyTo>"
         )
-        found = addressing.read(envelope.read(xml.parse(message(headers=headers))))
-        assert found is not None
-        assert (found.wsa, found.message_id, found.action, found.repeated) == (wsa, "id-1", "urn:do", [])
-        assert not found.replies_on_connection()
-        reply = found.reply_headers("urn:done", new_id=lambda: "id-2")
-        assert [(one.local, one.text) for one in reply] == [
+        content = addressing.read(envelope.read(xml.parse(message(headers=headers))))
+        assert content is not None
+        assert (content.wsa, content.message_id, content.action, content.repeated) == (
+            wsa,
+            "id-1",
+            "urn:do",
+            [],
+        )
+        assert not content.replies_on_connection()
+        reply = content.reply_headers("urn:done", new_id=lambda: "id-2")
+        assert [(reply_header.local, reply_header.text) for reply_header in reply] == [
             ("To", "http://back/"),
             ("Action", "urn:done"),
             ("MessageID", "id-2"),

@@ -130,8 +130,8 @@ async def test_clients_without_a_login_have_a_budget(echo: Echo):
     async with soap_server.SoapServer(application) as server, httpx.AsyncClient() as client:
 
         async def post(**headers: str) -> httpx.Response:
-            given = {"content-type": "text/xml", **headers}
-            return await client.post(f"{server.url}/echo", content=message("<e:Open/>"), headers=given)
+            arguments = {"content-type": "text/xml", **headers}
+            return await client.post(f"{server.url}/echo", content=message("<e:Open/>"), headers=arguments)
 
         assert [(await post()).status_code for _ in range(4)] == [200, 200, 200, 429]
         assert (await post(authorization=HEADERS["authorization"])).status_code == 200

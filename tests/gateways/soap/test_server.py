@@ -45,8 +45,8 @@ async def test_a_body_that_is_too_long_gets_its_fault(echo, url):
 
 async def test_a_body_in_pieces_and_one_that_waits_to_be_asked_for(echo, url):
     async def pieces() -> AsyncIterator[bytes]:
-        for one in message():
-            yield bytes([one])
+        for piece in message():
+            yield bytes([piece])
 
     async with httpx.AsyncClient(headers=HEADERS) as client:
         assert (await client.post(url, content=pieces())).status_code == 200
@@ -58,13 +58,13 @@ async def test_a_body_that_never_ends_and_a_head_that_never_ends_are_given_up(ec
     monkeypatch.setattr(asgi, "BODY_TIMEOUT_S", 0.1)
     monkeypatch.setattr(asgi_server, "HEAD_TIMEOUT_S", 0.1)
     port = httpx.URL(url).port
-    for said in (
+    for output in (
         b"",
         b"POST /echo HTTP/1.1\r\nHost: x\r\n",
         b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: text/xml\r\nContent-Length: 9\r\n\r\nabc",
     ):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
+        writer.write(output)
         async with asyncio.timeout(30):
             answer = await reader.read(12)
         assert answer in (b"", b"HTTP/1.1 408")

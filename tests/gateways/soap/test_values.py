@@ -105,6 +105,6 @@ def test_what_could_not_be_called_is_refused_as_such(url):
 
 @given(st.text(max_size=60))
 def test_no_text_breaks_the_check(url):
-    for one in (url, f"http://{url}", f"http://127.0.0.1:9000/events{url}"):
+    for item in (url, f"http://{url}", f"http://127.0.0.1:9000/events{url}"):
         with contextlib.suppress(errors.InvalidInput, callbacks.CallbackNotAllowed):
-            callbacks.check(one, ALLOWED)
+            callbacks.check(item, ALLOWED)

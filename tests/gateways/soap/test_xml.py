@@ -97,7 +97,7 @@ def test_names_and_scopes():
     assert b is not None
     assert dict(b.attributes) == {OTHER("c"): "1", "d": "2"}
     assert (b.text, b.exact_text, b.qname()) == ("q:e", " q:e ", OTHER("e"))
-    assert [one.name for one in root.children] == [OTHER("b"), "f"]
+    assert [child.name for child in root.children] == [OTHER("b"), "f"]
     assert xml.parse(b"<a>x:y</a>").qname() is None
 
 
@@ -114,10 +114,10 @@ def test_prefixes_are_as_asked_for_and_stand_at_the_root():
 def test_what_was_read_keeps_its_prefixes_inside_what_is_written():
     part = xml.parse(b'<s:x xmlns:s="urn:mine" xmlns:t="urn:t" k="t:v"><s:y>t:z</s:y></s:x>')
     data = xml.write(xml.XmlElement(NS("a"), part), {"urn:a": "s"})
-    found = xml.parse(data).children[0]
-    assert found == part
-    assert (found.namespaces or {})["t"] == "urn:t"
-    assert found.children[0].qname() == "{urn:t}z"
+    child = xml.parse(data).children[0]
+    assert child == part
+    assert (child.namespaces or {})["t"] == "urn:t"
+    assert child.children[0].qname() == "{urn:t}z"
 
 
 def test_characters_that_xml_cannot_hold_do_not_break_it():
@@ -149,13 +149,13 @@ def elements() -> st.SearchStrategy[xml.XmlElement]:
 
 def joined(content: list[str | xml.XmlElement]) -> list[str | xml.XmlElement]:
     """Two texts in a row are one when they are read."""
-    found: list[str | xml.XmlElement] = []
-    for one in content:
-        if isinstance(one, str) and found and isinstance(found[-1], str):
-            found[-1] += one
+    merged: list[str | xml.XmlElement] = []
+    for item in content:
+        if isinstance(item, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += item
         else:
-            found.append(one)
-    return found
+            merged.append(item)
+    return merged
 
 
 @settings(max_examples=200, deadline=None)

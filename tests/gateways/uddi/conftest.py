@@ -54,28 +54,28 @@ class Uddi:
 
     async def say(self, body: str, path: str = "/uddi") -> xml.XmlElement | None:
         """The element in the body of the answer."""
-        asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
+        request = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
         response = await self.post(
             path,
-            f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}"><s:Body>{asked}</s:Body>'
+            f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}"><s:Body>{request}</s:Body>'
             "</s:Envelope>",
         )
         return envelope.read(xml.parse(response.content)).first
 
     async def ask(self, body: str, path: str = "/uddi") -> xml.XmlElement:
-        found = await self.say(body, path)
-        assert found is not None
-        assert found.local != "Fault", found
-        schema.validate(found)  # what we say keeps to the standard's schema as well
-        return found
+        element = await self.say(body, path)
+        assert element is not None
+        assert element.local != "Fault", element
+        schema.validate(element)  # what we say keeps to the standard's schema as well
+        return element
 
     async def fault(self, body: str, path: str = "/uddi") -> str:
         """The code of the error, after a look at the shape of its report."""
-        found = await self.say(body, path)
-        assert found is not None
-        assert found.local == "Fault", found
-        detail = found.find("detail")
-        assert detail is not None, found
+        element = await self.say(body, path)
+        assert element is not None
+        assert element.local == "Fault", element
+        detail = element.find("detail")
+        assert detail is not None, element
         assert isinstance(detail.content[0], xml.XmlElement), "the report comes first, before any white space"
         schema.validate(detail.content[0])
         (result,) = detail.content[0].children
@@ -83,8 +83,8 @@ class Uddi:
         return str(code)
 
     async def token(self, name: str = "ann") -> str:
-        found = await self.ask(f'<get_authToken userID="{name}" cred="{PASSWORDS[name]}"/>')
-        return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
+        element = await self.ask(f'<get_authToken userID="{name}" cred="{PASSWORDS[name]}"/>')
+        return f"<authInfo>{element.text_of(U('authInfo'))}</authInfo>"
 
 
 async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:

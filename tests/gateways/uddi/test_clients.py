@@ -80,7 +80,7 @@ def zeeped(client: Any) -> dict[str, Any]:
         ],
     )
     (business,) = saved.businessEntity
-    found = inquiry.find_service(
+    element = inquiry.find_service(
         findQualifiers={"findQualifier": ["approximateMatch", "caseInsensitiveMatch"]},
         name=[{"_value_1": "SNAKE%"}],
     )
@@ -95,7 +95,7 @@ def zeeped(client: Any) -> dict[str, Any]:
     return {
         "language": business.name[0].lang,
         "service": business.businessServices.businessService[0].serviceKey,
-        "found": [one.serviceKey for one in found.serviceInfos.serviceInfo],
+        "found": [item.serviceKey for item in element.serviceInfos.serviceInfo],
         "again": detail.businessEntity[0].name[0]._value_1,
         "refused": refused,
         "done": done,
@@ -140,8 +140,8 @@ async def test_npm_soap_publishes_and_finds(uddi, tmp_path):
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    out, said = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 0, said.decode()
+    out, output = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, output.decode()
     done = json.loads(out)
     assert done["found"] == [done["saved"]]
     assert "E_invalidKeyPassed" in done["code"]

@@ -30,27 +30,27 @@ async def published(uddi: Uddi) -> str:
     return token
 
 
-async def found(uddi: Uddi, body: str) -> list[str]:
+async def find_keys(uddi: Uddi, body: str) -> list[str]:
     answer = await uddi.ask(body)
     kinds = ("businessInfo", "serviceInfo", "tModelInfo", "bindingTemplate")
     name = {"businessList": 0, "serviceList": 1, "tModelList": 2, "bindingDetail": 3}[answer.local]
     keys = ("businessKey", "serviceKey", "tModelKey", "bindingKey")
-    return [one.get(keys[name]) or "" for one in answer.walk() if one.local == kinds[name]]
+    return [node.get(keys[name]) or "" for node in answer.walk() if node.local == kinds[name]]
 
 
 async def test_what_is_published_is_found_here_and_by_predicates(uddi):
     await published(uddi)
-    assert await found(uddi, "<find_business><name>Example Printing</name></find_business>") == [
+    assert await find_keys(uddi, "<find_business><name>Example Printing</name></find_business>") == [
         "uddi:example.org:b1"
     ]
     detail = await uddi.ask(
         "<get_businessDetail><businessKey>uddi:example.org:B1</businessKey></get_businessDetail>"
     )
-    (service,) = [one for one in detail.walk() if one.local == "businessService"]
+    (service,) = [node for node in detail.walk() if node.local == "businessService"]
     assert service.get("businessKey") == "uddi:example.org:b1"
     assert service.text_of(U("name")) == "Printer three", "white space collapses"
     hits = await uddi.contexts.find("floor >= 2 AND name = 'Printer three'")
-    assert [one.key for one in hits.contexts] == ["service/example.org:s1"]
+    assert [context.key for context in hits.contexts] == ["service/example.org:s1"]
     (entry,) = await uddi.services.find("categories CONTAINS 'uddi:example.org:colour=blue'")
     assert entry.access == ("http://127.0.0.1:1/print",)
     assert entry.owner == "ann"
@@ -67,15 +67,15 @@ async def test_a_plain_entry_is_a_service_with_keywords_a_box_and_a_lease(uddi):
     )
     key = f"uddi:{saved.id}"
     by_name = '<find_service businessKey="uddi:muster:domain"><name>scanner</name></find_service>'
-    assert await found(uddi, by_name) == [key]
-    assert await found(
+    assert await find_keys(uddi, by_name) == [key]
+    assert await find_keys(
         uddi,
         f'<find_service><categoryBag><keyedReference tModelKey="{KEYWORDS}" keyName="floor" keyValue="3"/>'
         "</categoryBag></find_service>",
     ) == [key]
     detail = await uddi.ask(f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>")
     names = {
-        one.get("keyName"): one.get("keyValue") for one in detail.walk() if one.local == "keyedReference"
+        node.get("keyName"): node.get("keyValue") for node in detail.walk() if node.local == "keyedReference"
     }
     assert names["floor"] == "3"
     assert names["expires_at"].endswith("Z")
@@ -87,10 +87,10 @@ async def test_a_plain_entry_is_a_service_with_keywords_a_box_and_a_lease(uddi):
 
 async def test_a_plain_entry_whose_name_is_no_key_is_read_under_the_key_it_is_found_by(uddi):
     await uddi.services.save(service_entries.ServiceEntry(id="Scanner 1%", name="scanner"))
-    (key,) = await found(uddi, "<find_service><name>scanner</name></find_service>")
+    (key,) = await find_keys(uddi, "<find_service><name>scanner</name></find_service>")
     assert key == "uddi:%53canner%201%25"
     detail = await uddi.ask(f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>")
-    assert [one.text for one in detail.walk() if one.local == "name"] == ["scanner"]
+    assert [node.text for node in detail.walk() if node.local == "name"] == ["scanner"]
 
 
 async def test_more_than_can_be_looked_at_is_said(uddi, monkeypatch):
@@ -119,11 +119,11 @@ async def test_services_are_found_in_a_box(uddi):
     )
     key = saved.children[0].get("serviceKey")
     for box in ((8, 47, 9, 48), (170, 40, 9, 50)):
-        assert await found(uddi, f"<find_service>{group(box)}</find_service>") == [key]
+        assert await find_keys(uddi, f"<find_service>{group(box)}</find_service>") == [key]
     for box in ((9, 47, 10, 48), (8, 48, 9, 49)):
-        assert await found(uddi, f"<find_service>{group(box)}</find_service>") == []
+        assert await find_keys(uddi, f"<find_service>{group(box)}</find_service>") == []
     near = await uddi.services.find(box=service_entries.GeoBox(8, 47, 9, 48))
-    assert [one.name for one in near] == ["map"]
+    assert [match.name for match in near] == ["map"]
 
 
 async def test_a_service_whose_lease_ends_is_gone(uddi):
@@ -137,17 +137,17 @@ async def test_a_service_whose_lease_ends_is_gone(uddi):
     async for change in uddi.contexts.watch(f"service/{key.removeprefix('uddi:')}"):
         if change.reason == "expire":
             break
-    asked = f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>"
-    assert await uddi.fault(asked) == "E_invalidKeyPassed"
+    request = f"<get_serviceDetail><serviceKey>{key}</serviceKey></get_serviceDetail>"
+    assert await uddi.fault(request) == "E_invalidKeyPassed"
 
 
 async def test_find_qualifiers(uddi):
     await published(uddi)
 
     async def service(name: str, *qualifiers: str) -> bool:
-        words = "".join(f"<findQualifier>{one}</findQualifier>" for one in qualifiers)
+        words = "".join(f"<findQualifier>{qualifier}</findQualifier>" for qualifier in qualifiers)
         listed = f"<findQualifiers>{words}</findQualifiers>" if words else ""
-        return bool(await found(uddi, f"<find_service>{listed}<name>{name}</name></find_service>"))
+        return bool(await find_keys(uddi, f"<find_service>{listed}<name>{name}</name></find_service>"))
 
     assert await service("Printer three")
     assert not await service("printer three")
@@ -171,22 +171,22 @@ async def test_bags_and_fingerprints(uddi):
     blue, red = ("uddi:example.org:colour", "blue"), ("uddi:example.org:colour", "red")
     either = "<findQualifiers><findQualifier>orAllKeys</findQualifier></findQualifiers>"
     like = "<findQualifiers><findQualifier>orLikeKeys</findQualifier></findQualifiers>"
-    assert await found(uddi, f"<find_service>{bag(blue)}</find_service>")
-    assert not await found(uddi, f"<find_service>{bag(blue, red)}</find_service>")
-    assert await found(uddi, f"<find_service>{either}{bag(blue, red)}</find_service>")
-    assert await found(uddi, f"<find_service>{like}{bag(blue, red)}</find_service>")
+    assert await find_keys(uddi, f"<find_service>{bag(blue)}</find_service>")
+    assert not await find_keys(uddi, f"<find_service>{bag(blue, red)}</find_service>")
+    assert await find_keys(uddi, f"<find_service>{either}{bag(blue, red)}</find_service>")
+    assert await find_keys(uddi, f"<find_service>{like}{bag(blue, red)}</find_service>")
     other = ("uddi:example.org:size", "a4")
-    assert not await found(uddi, f"<find_service>{like}{bag(blue, red, other)}</find_service>")
+    assert not await find_keys(uddi, f"<find_service>{like}{bag(blue, red, other)}</find_service>")
     subset = "<findQualifiers><findQualifier>{}</findQualifier></findQualifiers>"
-    assert not await found(uddi, f"<find_business>{bag(blue)}</find_business>")
+    assert not await find_keys(uddi, f"<find_business>{bag(blue)}</find_business>")
     for word in ("serviceSubset", "combineCategoryBags"):
-        assert await found(uddi, f"<find_business>{subset.format(word)}{bag(blue)}</find_business>")
+        assert await find_keys(uddi, f"<find_business>{subset.format(word)}{bag(blue)}</find_business>")
     fingerprint = "<tModelBag><tModelKey>uddi:example.org:IPP</tModelKey></tModelBag>"
-    assert await found(uddi, f"<find_binding>{fingerprint}</find_binding>") == ["uddi:example.org:t1"]
-    assert await found(uddi, f"<find_business>{fingerprint}</find_business>") == ["uddi:example.org:b1"]
+    assert await find_keys(uddi, f"<find_binding>{fingerprint}</find_binding>") == ["uddi:example.org:t1"]
+    assert await find_keys(uddi, f"<find_business>{fingerprint}</find_business>") == ["uddi:example.org:b1"]
     vat = '<identifierBag><keyedReference tModelKey="uddi:example.org:vat" keyValue="{}"/></identifierBag>'
-    assert await found(uddi, f"<find_business>{vat.format(7)}</find_business>")
-    assert not await found(uddi, f"<find_business>{vat.format(8)}</find_business>")
+    assert await find_keys(uddi, f"<find_business>{vat.format(7)}</find_business>")
+    assert not await find_keys(uddi, f"<find_business>{vat.format(8)}</find_business>")
 
 
 async def test_answers_come_in_pages_and_in_order(uddi):
@@ -200,10 +200,10 @@ async def test_answers_come_in_pages_and_in_order(uddi):
             f"<find_service {attributes}><findQualifiers>{words}</findQualifiers><name>s%</name>"
             "</find_service>"
         )
-        counts = [one.text for one in answer.children[0].children]
+        counts = [child.text for child in answer.children[0].children]
         assert counts[1] == "3"
         assert (answer.get("truncated") == "true") == (attributes == 'maxRows="2"')
-        return [one.text for one in answer.walk() if one.local == "name"]
+        return [node.text for node in answer.walk() if node.local == "name"]
 
     assert await names("", "sortByNameAsc") == ["s0", "s1", "s2"]
     assert await names('maxRows="2"', "sortByNameDesc") == ["s2", "s1"]
@@ -217,15 +217,15 @@ async def test_saving_again_replaces_and_deleting_takes_what_is_inside(uddi):
         f'<save_business>{token}<businessEntity businessKey="uddi:example.org:b1"><name>New</name>'
         "</businessEntity></save_business>"
     )
-    asked = "<get_serviceDetail><serviceKey>uddi:example.org:s1</serviceKey></get_serviceDetail>"
-    assert await uddi.fault(asked) == "E_invalidKeyPassed", "a service that is not in the new one is gone"
+    request = "<get_serviceDetail><serviceKey>uddi:example.org:s1</serviceKey></get_serviceDetail>"
+    assert await uddi.fault(request) == "E_invalidKeyPassed", "a service that is not in the new one is gone"
     await uddi.ask(f"<save_business>{token}{PRINTING}</save_business>")
     binding = f"<delete_binding>{token}<bindingKey>uddi:example.org:t1</bindingKey></delete_binding>"
     assert await uddi.say(binding) is None
-    assert "bindingTemplate" not in str(await uddi.ask(asked))
+    assert "bindingTemplate" not in str(await uddi.ask(request))
     gone = f"<delete_business>{token}<businessKey>uddi:example.org:b1</businessKey></delete_business>"
     assert await uddi.say(gone) is None
-    assert await uddi.fault(asked) == "E_invalidKeyPassed"
+    assert await uddi.fault(request) == "E_invalidKeyPassed"
     assert not (await uddi.contexts.find("kind = 'service' OR kind = 'business'")).contexts
 
 
@@ -243,8 +243,8 @@ async def test_a_binding_can_be_saved_alone_and_moves(uddi):
         "<accessPoint>http://127.0.0.1:1/moved</accessPoint></bindingTemplate></save_binding>"
     )
     by_service = f'<find_binding serviceKey="{key}"/>'
-    assert await found(uddi, by_service) == ["uddi:example.org:t1"]
-    assert await found(uddi, '<find_binding serviceKey="uddi:example.org:s1"/>') == []
+    assert await find_keys(uddi, by_service) == ["uddi:example.org:t1"]
+    assert await find_keys(uddi, '<find_binding serviceKey="uddi:example.org:s1"/>') == []
 
 
 async def test_a_deleted_model_is_hidden_and_comes_back_when_saved(uddi):
@@ -252,13 +252,13 @@ async def test_a_deleted_model_is_hidden_and_comes_back_when_saved(uddi):
     key = "<tModelKey>uddi:example.org:keygenerator</tModelKey>"
     assert await uddi.say(f"<delete_tModel>{token}{key}</delete_tModel>") is None
     find = "<find_tModel><name>keys of example.org</name></find_tModel>"
-    assert await found(uddi, find) == []
+    assert await find_keys(uddi, find) == []
     detail = await uddi.ask(f"<get_tModelDetail>{key}</get_tModelDetail>")
     assert detail.children[0].get("deleted") == "true"
     hidden = await uddi.ask(f'<get_registeredInfo infoSelection="hidden">{token}</get_registeredInfo>')
     assert "keygenerator" in str(hidden)
     await uddi.ask(f"<save_tModel>{token}{GENERATOR}</save_tModel>")
-    assert len(await found(uddi, find)) == 1
+    assert len(await find_keys(uddi, find)) == 1
 
 
 async def test_what_is_mine_and_since_when(uddi):
@@ -271,10 +271,10 @@ async def test_what_is_mine_and_since_when(uddi):
     )
     assert theirs.children == []
     keys = "".join(
-        f"<entityKey>uddi:example.org:{one}</entityKey>" for one in ("b1", "s1", "t1", "keygenerator")
+        f"<entityKey>uddi:example.org:{name}</entityKey>" for name in ("b1", "s1", "t1", "keygenerator")
     )
     infos = (await uddi.ask(f"<get_operationalInfo>{keys}</get_operationalInfo>")).children
-    assert [one.text_of(U("authorizedName")) for one in infos] == ["ann"] * 4
+    assert [info.text_of(U("authorizedName")) for info in infos] == ["ann"] * 4
     assert infos[0].text_of(U("modifiedIncludingChildren")) >= infos[0].text_of(U("created"))
 
 
@@ -285,33 +285,33 @@ async def two_publishers(uddi: Uddi) -> tuple[str, str, str, str]:
         f"<save_business>{other}<businessEntity><name>Paper</name></businessEntity></save_business>"
     )
     paper = saved.children[0].get("businessKey")
-    said = (
+    output = (
         f"<publisherAssertion><fromKey>uddi:example.org:b1</fromKey><toKey>{paper}</toKey>"
         '<keyedReference tModelKey="uddi:uddi.org:relationships" keyName="buys" keyValue="peer-peer"/>'
         "</publisherAssertion>"
     )
     assert paper is not None
-    return token, other, paper, said
+    return token, other, paper, output
 
 
 async def test_relations_count_when_both_have_said_them(uddi):
-    token, other, paper, said = await two_publishers(uddi)
+    token, other, paper, output = await two_publishers(uddi)
     related = (
         "<find_relatedBusinesses><businessKey>uddi:example.org:b1</businessKey></find_relatedBusinesses>"
     )
     status = "<get_assertionStatusReport>{}</get_assertionStatusReport>"
-    assert await uddi.say(f"<add_publisherAssertions>{token}{said}</add_publisherAssertions>") is None
+    assert await uddi.say(f"<add_publisherAssertions>{token}{output}</add_publisherAssertions>") is None
     assert len((await uddi.ask(related)).children) == 2, "one side alone makes no relation"
     report = await uddi.ask(status.format(other))
     assert report.children[0].get("completionStatus") == "status:toKey_incomplete"
-    both = await uddi.ask(f"<set_publisherAssertions>{other}{said}</set_publisherAssertions>")
+    both = await uddi.ask(f"<set_publisherAssertions>{other}{output}</set_publisherAssertions>")
     assert both.local == "publisherAssertions"
     assert paper in str(await uddi.ask(related))
     report = await uddi.ask(status.format(token))
     assert report.children[0].get("completionStatus") == "status:complete"
     mine = await uddi.ask(f"<get_publisherAssertions>{token}</get_publisherAssertions>")
     assert len(mine.children) == 1
-    again = f"<delete_publisherAssertions>{token}{said}</delete_publisherAssertions>"
+    again = f"<delete_publisherAssertions>{token}{output}</delete_publisherAssertions>"
     assert await uddi.say(again) is None
     assert await uddi.fault(again) == "E_assertionNotFound"
     assert len((await uddi.ask(related)).children) == 2
@@ -319,8 +319,8 @@ async def test_relations_count_when_both_have_said_them(uddi):
 
 async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
     """Anybody of the domain may write contexts, under the prefixes of UDDI as well."""
-    token, _, paper, said = await two_publishers(uddi)
-    await uddi.say(f"<add_publisherAssertions>{token}{said}</add_publisherAssertions>")
+    token, _, paper, output = await two_publishers(uddi)
+    await uddi.say(f"<add_publisherAssertions>{token}{output}</add_publisherAssertions>")
     service = (
         '<businessService xmlns="{}" serviceKey="{}" businessKey="uddi:example.org:b1"><name>forged</name>'
     )
@@ -333,7 +333,7 @@ async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
             f'<businessEntity xmlns="{U}" businessKey="uddi:example.org:b1"><name>forged</name>'
             "</businessEntity>",
         ),
-        "uddi/assertion/a/bob": ("assertion", said.replace("Assertion>", f'Assertion xmlns="{U}">', 1)),
+        "uddi/assertion/a/bob": ("assertion", output.replace("Assertion>", f'Assertion xmlns="{U}">', 1)),
         "uddi/assertion/b/bob": ("assertion", "no XML"),
         "uddi/assertion/c/bob": ("assertion", f'<name xmlns="{U}">forged</name>'),
     }
@@ -353,20 +353,23 @@ async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
     )
     group = f'<keyedReferenceGroup tModelKey="uddi:muster:boundingbox">{box}</keyedReferenceGroup>'
     business = "<businessKey>uddi:example.org:b1</businessKey>"
-    assert await found(uddi, f"<find_service>{anything}</find_service>") == ["uddi:example.org:s1", "uddi:k"]
-    assert await found(uddi, f"<find_service><categoryBag>{group}</categoryBag></find_service>") == []
-    for asked in (
+    assert await find_keys(uddi, f"<find_service>{anything}</find_service>") == [
+        "uddi:example.org:s1",
+        "uddi:k",
+    ]
+    assert await find_keys(uddi, f"<find_service><categoryBag>{group}</categoryBag></find_service>") == []
+    for request in (
         f"<find_business>{anything}</find_business>",
         f"<get_businessDetail>{business}</get_businessDetail>",
     ):
-        assert "forged" not in str(await uddi.ask(asked))
+        assert "forged" not in str(await uddi.ask(request))
     for key in ("h", "i", "j"):
-        asked = f"<get_serviceDetail><serviceKey>uddi:{key}</serviceKey></get_serviceDetail>"
-        assert await uddi.fault(asked) == "E_invalidKeyPassed"
+        request = f"<get_serviceDetail><serviceKey>uddi:{key}</serviceKey></get_serviceDetail>"
+        assert await uddi.fault(request) == "E_invalidKeyPassed"
     related = await uddi.ask(f"<find_relatedBusinesses>{business}</find_relatedBusinesses>")
     assert paper not in str(related), "bob has not said it"
     report = await uddi.ask(f"<get_assertionStatusReport>{token}</get_assertionStatusReport>")
-    assert [one.get("completionStatus") for one in report.children] == ["status:toKey_incomplete"]
+    assert [child.get("completionStatus") for child in report.children] == ["status:toKey_incomplete"]
     assert await uddi.say(f"<delete_business>{token}{business}</delete_business>") is None
 
 
@@ -388,8 +391,8 @@ async def test_owners_keys_and_tokens(uddi):
     assert await uddi.fault(save.format(other, "")) == "E_authTokenExpired"
     uddi.clock.ahead_s = 2_000
     assert await uddi.fault(save.format(token, "")) == "E_authTokenExpired"
-    assert [one.version for one in (await uddi.contexts.find("kind = 'business'")).contexts] == [
-        one.version for one in before.contexts
+    assert [context.version for context in (await uddi.contexts.find("kind = 'business'")).contexts] == [
+        context.version for context in before.contexts
     ]
 
 
@@ -453,9 +456,9 @@ async def test_of_a_save_with_one_fault_nothing_is_written(uddi):
         ),
         (many, "E_messageTooLarge"),
     ):
-        asked = f"<save_service>{token}{good}{service.format('bad', wrong)}</save_service>"
-        assert await uddi.fault(asked) == code
-    assert await found(uddi, "<find_service><name>good</name></find_service>") == []
+        request = f"<save_service>{token}{good}{service.format('bad', wrong)}</save_service>"
+        assert await uddi.fault(request) == code
+    assert await find_keys(uddi, "<find_service><name>good</name></find_service>") == []
 
 
 async def test_each_port_answers_only_its_own(uddi):

@@ -79,8 +79,8 @@ async def test_the_standard_models_are_there_from_the_start(uddi: Uddi):
     for key in ("uddi:uddi.org:keygenerator", TYPES, matcher.KEYWORDS, matcher.LEASE):
         detail = await uddi.ask(f"<get_tModelDetail><tModelKey>{key}</tModelKey></get_tModelDetail>")
         assert detail.children[0].get("tModelKey") == key
-    found = await uddi.ask("<find_tModel><name>uddi-org:types</name></find_tModel>")
-    assert TYPES in str(found)
+    actual = await uddi.ask("<find_tModel><name>uddi-org:types</name></find_tModel>")
+    assert TYPES in str(actual)
     token = await uddi.token()
     gone = f"<delete_tModel>{token}<tModelKey>{TYPES}</tModelKey></delete_tModel>"
     assert await uddi.fault(gone) == "E_userMismatch"
@@ -133,9 +133,9 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
     known = passwords.PasswordStore(tmp_path)
     checked = password_checker.PasswordChecker(known)
 
-    async def login(name: str, given: str, address: str) -> endpoint.SoapCaller:
-        found = await checked.check(name, given, address)
-        return endpoint.SoapCaller(found.name, found.role.value, found.verifier)
+    async def login(name: str, given_password: str, address: str) -> endpoint.SoapCaller:
+        actual = await checked.check(name, given_password, address)
+        return endpoint.SoapCaller(actual.name, actual.role.value, actual.verifier)
 
     async def is_current(caller: endpoint.SoapCaller) -> bool:
         return await checked.stands(
@@ -145,8 +145,8 @@ async def test_a_token_ends_when_the_password_or_the_role_changes(tmp_path, role
     made = endpoints.UddiEndpoints(registry.UddiRegistry(_no_bus), login, is_current=is_current)
 
     async def token(cred: str) -> str:
-        asked = xml.XmlElement(U("get_authToken"), attributes={"userID": "bob", "cred": cred})
-        answer = await made._operation(schema.validate(asked))
+        element = xml.XmlElement(U("get_authToken"), attributes={"userID": "bob", "cred": cred})
+        answer = await made._operation(schema.validate(element))
         assert answer is not None
         return answer.text_of(U("authInfo"))
 
@@ -170,8 +170,8 @@ async def test_contexts_that_are_no_entities_do_not_break_inquiries(uddi: Uddi):
     await uddi.contexts.put("service/many", b"<a>" + b"<b/>" * 50_001 + b"</a>", attributes=service)
     await uddi.contexts.put("uddi/assertion/x", b"<a>" * 65, attributes={"kind": "assertion"})
     await uddi.contexts.put("uddi/business/x", b"\xff", attributes={"kind": "business", "uddi": True})
-    found = await uddi.ask("<find_service><name>Printer</name></find_service>")
-    assert "uddi:printer" in str(found)
+    actual = await uddi.ask("<find_service><name>Printer</name></find_service>")
+    assert "uddi:printer" in str(actual)
     await uddi.ask("<find_business><name>Muster</name></find_business>")
     detail = "<get_serviceDetail><serviceKey>uddi:deep</serviceKey></get_serviceDetail>"
     assert await uddi.fault(detail) == "E_invalidKeyPassed"
@@ -187,8 +187,8 @@ async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: U
     before = await held.get("service", "uddi:printer")
     assert before is not None
     publication = uddi.publication(held)
-    asked = xml.XmlElement(U("delete_binding"), xml.XmlElement(U("bindingKey"), "uddi:printer:2"))
-    await publication.delete_binding(asked, mine)
+    element = xml.XmlElement(U("delete_binding"), xml.XmlElement(U("bindingKey"), "uddi:printer:2"))
+    await publication.delete_binding(element, mine)
     context = await uddi.contexts.get("service/printer", max_staleness_s=0.0)
     after = service_entries.from_context(context)
     assert after.access == ("http://a", "http://c")
@@ -204,7 +204,9 @@ async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: U
 def test_only_what_a_plain_entry_has_a_place_for_is_changed():
     shown = records.from_entry(ENTRY)
     assert plain_entries.edited(ENTRY, shown) == ENTRY
-    renamed = [xml.XmlElement(U("name"), "Plotter") if one.local == "name" else one for one in shown.children]
+    renamed = [
+        xml.XmlElement(U("name"), "Plotter") if child.local == "name" else child for child in shown.children
+    ]
     changed = plain_entries.edited(ENTRY, xml.XmlElement(shown.name, *renamed, attributes=shown.attributes))
     assert (changed.name, changed.metadata, changed.access) == ("Plotter", ENTRY.metadata, ENTRY.access)
     for more in (xml.XmlElement(U("name"), "second"), xml.XmlElement(U("description"), "text")):

@@ -38,19 +38,19 @@ def home(tmp_path: Path) -> Iterator[Path]:
     assert started.code == 0, started.err
     for name, password in PASSWORDS.items():
         role = "viewer" if name == "vera" else "user"
-        told = driver.quick("gateway", "password", name, "--role", role, home=place, stdin=f"{password}\n")
-        assert told.code == 0, told.err
+        result = driver.quick("gateway", "password", name, "--role", role, home=place, stdin=f"{password}\n")
+        assert result.code == 0, result.err
     yield place
     assert driver.run("down", home=place, timeout_s=150).code == 0
 
 
 def say(url: str, body: str) -> xml.XmlElement | None:
     """The element in the body of the answer."""
-    asked = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
+    request = re.sub(r"<(/?)([A-Za-z])", r"<\1u:\2", body)
     answer = httpx.post(
         url,
         content=f'<s:Envelope xmlns:s="{envelope.SoapVersion.V11.value}" xmlns:u="{U}">'
-        f"<s:Body>{asked}</s:Body>"
+        f"<s:Body>{request}</s:Body>"
         "</s:Envelope>",
         headers={"content-type": "text/xml"},
         timeout=40,
@@ -59,45 +59,45 @@ def say(url: str, body: str) -> xml.XmlElement | None:
 
 
 def ask(url: str, body: str) -> xml.XmlElement:
-    found = say(url, body)
-    assert found is not None
-    assert found.local != "Fault", found
-    return found
+    element = say(url, body)
+    assert element is not None
+    assert element.local != "Fault", element
+    return element
 
 
 def fault(url: str, body: str) -> str | None:
     """The code of the error; None where there is none."""
-    found = say(url, body)
-    said = found.walk() if found is not None else ()
-    return next((one.get("errCode") for one in said if one.local == "errInfo"), None)
+    element = say(url, body)
+    elements = element.walk() if element is not None else ()
+    return next((node.get("errCode") for node in elements if node.local == "errInfo"), None)
 
 
 def token(url: str, name: str) -> str:
     """As it stands in a message."""
-    found = ask(url, f'<get_authToken userID="{name}" cred="{PASSWORDS[name]}"/>')
-    return f"<authInfo>{found.text_of(U('authInfo'))}</authInfo>"
+    element = ask(url, f'<get_authToken userID="{name}" cred="{PASSWORDS[name]}"/>')
+    return f"<authInfo>{element.text_of(U('authInfo'))}</authInfo>"
 
 
 @pytest.mark.timeout(300)
 def test_users_of_a_domain_log_in_and_own_what_they_publish(home: Path):
     status: Any = json.loads(driver.quick("status", "-o", "json", home=home).out)
-    url = next(one["url"] for one in status["soap"] if one["endpoint"] == "/uddi")
+    url = next(row["url"] for row in status["soap"] if row["endpoint"] == "/uddi")
     assert fault(url, '<get_authToken userID="ann" cred="guessed"/>') == "E_unknownUser"
     assert fault(url, '<get_authToken userID="eve" cred="ann\'s own secret"/>') == "E_unknownUser"
 
     ann = token(url, "ann")
     saved = ask(url, BUSINESS.format(ann))
-    key = next(one.get("businessKey") for one in saved.walk() if one.local == "businessEntity")
+    key = next(node.get("businessKey") for node in saved.walk() if node.local == "businessEntity")
     entries = driver.quick("inform", "find", "name = 'printer seven'", "-o", "json", home=home)
-    assert [one["writer"] for one in entries.json()] == ["ann"]
+    assert [row["writer"] for row in entries.json()] == ["ann"]
 
     bob, vera = token(url, "bob"), token(url, "vera")
     delete = "<delete_business>{}<businessKey>" + str(key) + "</businessKey></delete_business>"
     assert fault(url, delete.format(bob)) == "E_userMismatch"
     assert fault(url, BUSINESS.format(vera)) == "E_userMismatch", "viewers publish nothing"
     assert fault(url, delete.format("<authInfo>made up</authInfo>")) == "E_authTokenRequired"
-    found = ask(url, "<find_business><name>Printing</name></find_business>")
-    assert [one.get("businessKey") for one in found.walk() if one.local == "businessInfo"] == [key]
+    element = ask(url, "<find_business><name>Printing</name></find_business>")
+    assert [node.get("businessKey") for node in element.walk() if node.local == "businessInfo"] == [key]
 
     assert fault(url, f"<discard_authToken>{bob}</discard_authToken>") is None
     assert fault(url, BUSINESS.format(bob)) == "E_authTokenExpired"

@@ -63,10 +63,10 @@ class WsContext:
         )
         if answer.status_code == 202:
             return xml.XmlElement("accepted")
-        found = envelope.read(xml.parse(answer.content))
-        assert found.version is self.version
-        assert found.first is not None
-        return found.first
+        content = envelope.read(xml.parse(answer.content))
+        assert content.version is self.version
+        assert content.first is not None
+        return content.first
 
     async def begin(self, context: str | None = None, body: str = "<begin/>") -> str:
         answer = await self.ask(body, context)
@@ -77,9 +77,9 @@ class WsContext:
         """The name of the element in the fault's detail."""
         answer = await self.ask(body, context, headers)
         assert answer.local == "Fault", answer
-        detail = next(one for one in answer.children if one.local.lower() == "detail")
+        detail = next(child for child in answer.children if child.local.lower() == "detail")
         if self.version is envelope.SoapVersion.V12:
-            subcode = [one.qname() for one in answer.walk() if one.local == "Value"][1]
+            subcode = [node.qname() for node in answer.walk() if node.local == "Value"][1]
             assert subcode == detail.children[0].name
         return detail.children[0].local
 

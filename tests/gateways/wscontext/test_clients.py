@@ -53,9 +53,9 @@ async def test_zeep(wscontext, binding):
             assert service.getStatus(_soapheaders=about(id)) == "ACTIVE"
             content = etree.fromstring("<g:group xmlns:g='urn:g'><g:name>maps</g:name></g:group>")
             manager.setContents(_value_1=[content], _soapheaders=about(id))
-            found = manager.getContents(_soapheaders=about(id))
-            assert found["context-identifier"] == id
-            assert etree.tostring(found["_value_1"][0]).count(b"maps") == 1
+            getContents = manager.getContents(_soapheaders=about(id))
+            assert getContents["context-identifier"] == id
+            assert etree.tostring(getContents["_value_1"][0]).count(b"maps") == 1
             with pytest.raises(zeep.exceptions.Fault) as caught:
                 service.complete(_soapheaders=about(id))
             assert b"childActivityPendingFault" in etree.tostring(caught.value.detail)
@@ -134,10 +134,10 @@ async def test_npm_soap(wscontext):
     async with asyncio.timeout(60):
         output, faults = await process.communicate()
     assert process.returncode == 0, faults.decode()
-    told = json.loads(output)
-    assert told["id"].startswith("urn:uuid:")
-    assert told["parent"] == told["id"]
-    assert (told["status"], told["after"]) == ("ACTIVE", "COMPLETED")
-    assert "maps" in told["contents"]
-    assert "childActivityPendingFault" in told["fault"]
-    assert int(told["timeout"]) == 3600
+    document = json.loads(output)
+    assert document["id"].startswith("urn:uuid:")
+    assert document["parent"] == document["id"]
+    assert (document["status"], document["after"]) == ("ACTIVE", "COMPLETED")
+    assert "maps" in document["contents"]
+    assert "childActivityPendingFault" in document["fault"]
+    assert int(document["timeout"]) == 3600

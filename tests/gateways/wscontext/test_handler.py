@@ -22,15 +22,17 @@ async def test_an_activity_from_its_beginning_to_its_end(wscontext, version):
     assert (
         await wscontext.ask("<setContents><x:a k='1'>one</x:a><x:b/></setContents>", id)
     ).local == "contentsSet"
-    found = (await wscontext.ask("<getContents/>", id)).children[0]
-    assert found.name == WSCTX("context")
-    assert found.get("expiresAt", "").endswith("Z")
-    assert found.children[-2:] == [
+    child = (await wscontext.ask("<getContents/>", id)).children[0]
+    assert child.name == WSCTX("context")
+    assert child.get("expiresAt", "").endswith("Z")
+    assert child.children[-2:] == [
         xml.XmlElement("{urn:x}a", "one", attributes={"k": "1"}),
         xml.XmlElement("{urn:x}b"),
     ]
     assert (await wscontext.ask("<setContents><x:c/></setContents>", id)).local == "contentsSet"  # replaces
-    assert [one.local for one in (await wscontext.ask("<getContents/>", id)).children[0].children][-1] == "c"
+    assert [element.local for element in (await wscontext.ask("<getContents/>", id)).children[0].children][
+        -1
+    ] == "c"
     assert (await wscontext.ask("<complete/>", id)).local == "completed"
     assert (await wscontext.ask("<getStatus/>", id)).text == "COMPLETED"
     assert await wscontext.fault("<complete/>", id) == "invalidStateFault"
@@ -41,13 +43,13 @@ async def test_an_activity_from_its_beginning_to_its_end(wscontext, version):
 async def test_activities_inside_others(wscontext):
     outer = await wscontext.begin(body="<begin><timeout>60</timeout></begin>")
     inner = await wscontext.begin(outer, "<begin><timeout>3600</timeout></begin>")
-    found = (await wscontext.ask("<getContents/>", inner)).children[0]
-    parent = found.find(WSCTX("parent-context"))
+    child = (await wscontext.ask("<getContents/>", inner)).children[0]
+    parent = child.find(WSCTX("parent-context"))
     assert parent is not None
     assert parent.text_of(WSCTX("context-identifier")) == outer
     ends = [
-        xsd_types.parse_datetime((await wscontext.ask("<getContents/>", one)).children[0].get("expiresAt"))
-        for one in (outer, inner)
+        xsd_types.parse_datetime((await wscontext.ask("<getContents/>", item)).children[0].get("expiresAt"))
+        for item in (outer, inner)
     ]
     assert abs((ends[0] - ends[1]).total_seconds()) < 1  # a child does not outlive its parent
     assert await wscontext.fault("<complete/>", outer) == "childActivityPendingFault"
@@ -106,9 +108,9 @@ async def test_faults_and_nothing_changed(wscontext, connect):
     ]:
         assert await wscontext.fault(body, context, headers) == expected, body
     assert (await wscontext.ask("<getContents/>", id)).children[0].children[-1].name == "{urn:x}a"
-    found = await client.InformClient(await connect("eve")).find("kind = 'session'")
-    assert len(found.contexts) == 1
-    assert isinstance(found.contexts[0], protocol.Context)
+    matches = await client.InformClient(await connect("eve")).find("kind = 'session'")
+    assert len(matches.contexts) == 1
+    assert isinstance(matches.contexts[0], protocol.Context)
 
 
 async def test_contents_that_are_no_xml(wscontext, connect):

@@ -84,15 +84,15 @@ class WsMan:
 
     async def fault(self, *arguments: Any, **options: Any) -> tuple[str, str, str]:
         """Code, subcode and detail, without what stands before them."""
-        return told(await self.ask(*arguments, **options))
+        return fault_details(await self.ask(*arguments, **options))
 
 
-def told(answer: envelope.SoapEnvelope) -> tuple[str, str, str]:
+def fault_details(answer: envelope.SoapEnvelope) -> tuple[str, str, str]:
     fault = answer.first
     assert fault is not None
     assert fault.name == V12("Fault"), fault
-    values = [one.text for one in fault.walk() if one.name == V12("Value")]
-    detail = [one.text for one in fault.walk() if one.name == namespaces.WSMAN("FaultDetail")]
+    values = [node.text for node in fault.walk() if node.name == V12("Value")]
+    detail = [node.text for node in fault.walk() if node.name == namespaces.WSMAN("FaultDetail")]
     subcode = values[1] if len(values) > 1 else ""
     return values[0], subcode, detail[0].rpartition("/")[2] if detail else ""
 

@@ -33,10 +33,10 @@ def named(name: str) -> pypsrp.wsman.SelectorSet:
     return chosen
 
 
-def text(found: ET.Element, name: str) -> str:
-    one = found.find(f".//{name}")
-    assert one is not None, ET.tostring(found)
-    return one.text or ""
+def text(element: ET.Element, name: str) -> str:
+    matches = element.find(f".//{name}")
+    assert matches is not None, ET.tostring(element)
+    return matches.text or ""
 
 
 async def test_pypsrp(wsman, create):
@@ -52,8 +52,8 @@ async def test_pypsrp(wsman, create):
             username=NAME,
             password=PASSWORD,
         ) as client:
-            found = client.get(P, None, selector_set=named("first"))
-            assert text(found, P("State")) == "up"
+            entry = client.get(P, None, selector_set=named("first"))
+            assert text(entry, P("State")) == "up"
 
             resource = ET.fromstring(
                 f"<p:Resource xmlns:p='{P}'><p:Name>second</p:Name><p:Type>memory</p:Type>"
@@ -76,13 +76,13 @@ async def test_pypsrp(wsman, create):
                         "</n:EnumerationContext></n:Pull>"
                     ),
                 )
-                seen += [one.text for one in pulled.iter(P("Name"))]
+                seen += [element.text for element in pulled.iter(P("Name"))]
                 more = pulled.find(f".//{namespaces.WSEN('EnumerationContext')}")
                 context = (more.text or "") if more is not None else ""
             assert seen == ["first", "second"]
             optimised = "<w:OptimizeEnumeration/><w:MaxElements>10</w:MaxElements>"
             answer = client.enumerate(P, ET.fromstring(ENUMERATE.format(optimised)))
-            assert [one.text for one in answer.iter(P("Name"))] == ["first", "second"]
+            assert [element.text for element in answer.iter(P("Name"))] == ["first", "second"]
             assert answer.find(f".//{namespaces.WSMAN('EndOfSequence')}") is not None
 
             # Put what was got, with another wish.
@@ -93,8 +93,8 @@ async def test_pypsrp(wsman, create):
             desired.text = "down"
             assert text(client.put(P, body, selector_set=named("second")), P("Desired")) == "down"
 
-            said = ET.fromstring(f"<p:echo_INPUT xmlns:p='{P}'><p:text>hello</p:text></p:echo_INPUT>")
-            answer = client.invoke(f"{P}/echo", P, said, selector_set=named("first"))
+            argument = ET.fromstring(f"<p:echo_INPUT xmlns:p='{P}'><p:text>hello</p:text></p:echo_INPUT>")
+            answer = client.invoke(f"{P}/echo", P, argument, selector_set=named("first"))
             assert text(answer, P("Result")) == "hello"
             renamed = ET.fromstring(
                 f"<p:Rename_INPUT xmlns:p='{P}'><p:NewName>third</p:NewName></p:Rename_INPUT>"
@@ -131,7 +131,7 @@ async def test_pypsrp_subscribes(wsman, create, sink):
         f"<e:Subscribe xmlns:e='{namespaces.WSE}' xmlns:a='{namespaces.WSA}'><e:Delivery><e:NotifyTo>"
         f"<a:Address>{sink.url}</a:Address></e:NotifyTo></e:Delivery><e:Expires>PT1M</e:Expires></e:Subscribe>"
     )
-    answer = await asyncio.to_thread(client, lambda one: one.invoke(namespaces.SUBSCRIBE, P, body))
+    answer = await asyncio.to_thread(client, lambda value: value.invoke(namespaces.SUBSCRIBE, P, body))
     assert text(answer, namespaces.WSE("Expires")) == "PT60S"
     assert text(answer, namespaces.WSE("Identifier")).startswith("uuid:")
     await wsman.fleet.client.put("a", desired="down")
@@ -155,14 +155,14 @@ async def test_pywinrm(wsman, create):
             if name:
                 message["env:Header"]["w:SelectorSet"] = {"w:Selector": {"@Name": "Name", "#text": name}}
             message["env:Body"] = body
-            found: dict[str, Any] = xmltodict.parse(
+            actual: dict[str, Any] = xmltodict.parse(
                 client.send_message(xmltodict.unparse({"env:Envelope": message})),
                 process_namespaces=True,
                 namespaces={str(P): None, str(namespaces.WSMAN): "w", str(namespaces.WSEN): "n",
                             str(namespaces.WXF): "x",
                             "http://www.w3.org/2003/05/soap-envelope": "s"},
             )  # fmt: skip
-            return dict(found["s:Envelope"]["s:Body"] or {})
+            return dict(actual["s:Envelope"]["s:Body"] or {})
 
         assert ask(namespaces.GET, {}, "first")["Resource"]["State"] == "up"
         made = {"@xmlns:p": str(P), "p:Name": "second", "p:Type": "memory", "p:Agent": "host-a"}
@@ -171,7 +171,7 @@ async def test_pywinrm(wsman, create):
         items = ask(namespaces.ENUMERATE, {"n:Enumerate": optimised})["n:EnumerateResponse"]["w:Items"][
             "Resource"
         ]
-        assert [one["Name"] for one in items] == ["first", "second"]
+        assert [row["Name"] for row in items] == ["first", "second"]
         echo = {"p:echo_INPUT": {"@xmlns:p": str(P), "p:text": "hello"}}
         assert ask(f"{P}/echo", echo, "first")["echo_OUTPUT"]["Result"] == "hello"
         assert ask(namespaces.DELETE, {}, "second") == {}
@@ -211,9 +211,9 @@ async def test_wsl(wsman, create, tmp_path):
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         async with asyncio.timeout(60):
-            output, _ = await process.communicate()
-        assert process.returncode == 0, output.decode()
-        return output.decode()
+            argument, _ = await process.communicate()
+        assert process.returncode == 0, argument.decode()
+        return argument.decode()
 
     uri = str(P)
     assert "ProductVendor" in await run("wslid", "ident")
@@ -253,5 +253,5 @@ async def put(folder: Any, environment: dict[str, str], *arguments: str) -> None
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     async with asyncio.timeout(60):
-        output, _ = await process.communicate()
-    assert "PutResponse" in output.decode(), output.decode()
+        argument, _ = await process.communicate()
+    assert "PutResponse" in argument.decode(), argument.decode()

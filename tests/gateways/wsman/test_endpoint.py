@@ -10,31 +10,33 @@ from muster.core.formats import xml
 from muster.gateways.wsman import enumeration_contexts
 from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
-from tests.gateways.wsman.conftest import V12, told
+from tests.gateways.wsman.conftest import V12, fault_details
 
 P = namespaces.RESOURCE
 
 
 def child(element: xml.XmlElement | None, name: str) -> xml.XmlElement:
     assert element is not None
-    found = element.find(name)
-    assert found is not None, (name, element)
-    return found
+    matches = element.find(name)
+    assert matches is not None, (name, element)
+    return matches
 
 
 async def test_identify_needs_no_login(wsman):
-    said = (
+    request_text = (
         f'<s:Envelope xmlns:s="{V12.value}" xmlns:i="{namespaces.WSMID}"><s:Header/>'
         "<s:Body><i:Identify/></s:Body></s:Envelope>"
     )
     answer = await wsman.http.post(
-        wsman.url, content=said, headers={"content-type": "application/soap+xml;charset=UTF-8"}
+        wsman.url, content=request_text, headers={"content-type": "application/soap+xml;charset=UTF-8"}
     )
     assert answer.status_code == 200
     assert f"<wsmid:ProtocolVersion>{namespaces.WSMAN}</wsmid:ProtocolVersion>" in answer.text
     assert "http/basic" in answer.text
     other = await wsman.http.post(
-        wsman.url, content=said.replace("Identify", "Other"), headers={"content-type": "application/soap+xml"}
+        wsman.url,
+        content=request_text.replace("Identify", "Other"),
+        headers={"content-type": "application/soap+xml"},
     )
     assert other.status_code == 401
 
@@ -51,7 +53,7 @@ async def test_create_get_put_rename_delete(wsman):
     created = answer.first
     assert created is not None
     assert created.name == namespaces.WXF("ResourceCreated")
-    assert [one.text for one in created.walk() if one.name == namespaces.WSMAN("Selector")] == ["a-1"]
+    assert [node.text for node in created.walk() if node.name == namespaces.WSMAN("Selector")] == ["a-1"]
     assert (answer.header(namespaces.WSA("RelatesTo")) or created).text == "uuid:1"
     assert (answer.header(namespaces.WSA("Action")) or created).text == f"{namespaces.CREATE}Response"
     await wsman.fleet.client.wait("a-1", "up")
@@ -60,12 +62,12 @@ async def test_create_get_put_rename_delete(wsman):
     assert described.spec.labels == {"tier": "front"}
     assert described.applied_by == "wsman-ann"
 
-    found = (await wsman.ask(namespaces.GET, name="a-1")).first
-    assert found is not None
-    assert (found.text_of(P("Name")), found.text_of(P("State"))) == ("a-1", "up")
+    actual = (await wsman.ask(namespaces.GET, name="a-1")).first
+    assert actual is not None
+    assert (actual.text_of(P("Name")), actual.text_of(P("State"))) == ("a-1", "up")
 
     # What was read is sent back with one property changed.
-    sent = xml.write(found).decode().replace("<p:Desired>up", "<p:Desired>down")
+    sent = xml.write(actual).decode().replace("<p:Desired>up", "<p:Desired>down")
     changed = (await wsman.ask(namespaces.PUT, sent, name="a-1")).first
     assert changed is not None
     assert changed.text_of(P("Desired")) == "down"
@@ -79,7 +81,7 @@ async def test_create_get_put_rename_delete(wsman):
     answer = await wsman.ask(namespaces.PUT, renamed, name="a-1", headers="<w:RequestEPR/>")
     reference = answer.header(namespaces.WSMAN("RequestedEPR"))
     assert reference is not None
-    assert [one.text for one in reference.walk() if one.name == namespaces.WSMAN("Selector")] == ["b-1"]
+    assert [node.text for node in reference.walk() if node.name == namespaces.WSMAN("Selector")] == ["b-1"]
     # So does the method, once that is done.
     await wsman.fleet.client.wait("b-1", "down")
     answer = await wsman.ask(
@@ -160,15 +162,15 @@ async def pull_all(wsman, answer, **options) -> list[xml.XmlElement]:
     while context:
         more = options.get("pull", "")
         body = f"<n:Pull><n:EnumerationContext>{context}</n:EnumerationContext>{more}</n:Pull>"
-        told = (
+        reported = (
             await wsman.ask(
                 namespaces.PULL, body, uri=options.get("uri", P), size=options.get("size", 153600)
             )
         ).first
-        found = told.find(namespaces.WSEN("EnumerationContext"))
-        items += child(told, namespaces.WSEN("Items")).children
-        assert (found is None) == (told.find(namespaces.WSEN("EndOfSequence")) is not None)
-        context = found.text if found is not None else ""
+        matches = reported.find(namespaces.WSEN("EnumerationContext"))
+        items += child(reported, namespaces.WSEN("Items")).children
+        assert (matches is None) == (reported.find(namespaces.WSEN("EndOfSequence")) is not None)
+        context = matches.text if matches is not None else ""
     return items
 
 
@@ -176,7 +178,7 @@ async def test_enumerations(wsman, create):
     for number in range(5):
         await create(f"r-{number}", tier="front" if number % 2 else "back", text="x" * 900)
     one_by_one = await pull_all(wsman, await wsman.ask(namespaces.ENUMERATE, "<n:Enumerate/>"))
-    assert [one.text_of(P("Name")) for one in one_by_one] == [f"r-{n}" for n in range(5)]
+    assert [element.text_of(P("Name")) for element in one_by_one] == [f"r-{n}" for n in range(5)]
     assert len(wsman.wsman_endpoint.enumeration.contexts) == 0
 
     # Optimised, in one answer: the context is empty, and the items are WS-Management's.
@@ -195,10 +197,10 @@ async def test_enumerations(wsman, create):
     mode = "<w:EnumerationMode>{}</w:EnumerationMode>"
     answer = await wsman.ask(namespaces.ENUMERATE, body.format(mode.format("EnumerateEPR")))
     items = child(answer.first, namespaces.WSMAN("Items")).children
-    assert {one.name for one in items} == {namespaces.WSA("EndpointReference")}
+    assert {element.name for element in items} == {namespaces.WSA("EndpointReference")}
     answer = await wsman.ask(namespaces.ENUMERATE, body.format(mode.format("EnumerateObjectAndEPR")))
     items = child(answer.first, namespaces.WSMAN("Items")).children
-    assert [one.local for one in items[0].children] == ["Resource", "EndpointReference"]
+    assert [element.local for element in items[0].children] == ["Resource", "EndpointReference"]
     refused = await wsman.fault(namespaces.ENUMERATE, body.format(mode.format("EnumerateNothing")))
     assert refused == ("s:Sender", "wsman:UnsupportedFeature", "EnumerationMode")
 
@@ -224,9 +226,9 @@ async def test_filters(wsman, create):
         ("w", namespaces.QUERIES[2], "SELECT * FROM Resource", ["a", "b"]),
         ("w", namespaces.SELECTOR_FILTER, SELECTOR_A, ["a"]),
     ]:
-        given = f'<{space}:Filter Dialect="{dialect}">{text}</{space}:Filter>'
-        answer = await wsman.ask(namespaces.ENUMERATE, f"<n:Enumerate>{given}</n:Enumerate>")
-        assert [one.text_of(P("Name")) for one in await pull_all(wsman, answer)] == expected, text
+        filter_element = f'<{space}:Filter Dialect="{dialect}">{text}</{space}:Filter>'
+        answer = await wsman.ask(namespaces.ENUMERATE, f"<n:Enumerate>{filter_element}</n:Enumerate>")
+        assert [element.text_of(P("Name")) for element in await pull_all(wsman, answer)] == expected, text
 
 
 async def test_filters_that_cannot_be(wsman):
@@ -278,7 +280,7 @@ async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeyp
     assert await wsman.fault(namespaces.PULL, pull(context)) == lost
     wsman.user = "ann"
     assert (await wsman.fault(namespaces.PULL, pull(context), uri=namespaces.AGENT))[0] == "s:Sender"
-    assert told(
+    assert fault_details(
         await wsman.ask(
             namespaces.PULL, pull(context).replace("</n:Pull>", "<n:MaxElements>x</n:MaxElements></n:Pull>")
         )
@@ -304,13 +306,13 @@ async def test_agents_and_managers_can_be_read(wsman):
     await eventually(wsman.fleet.client.agents)
     await eventually(wsman.fleet.client.managers)
     for uri, name in ((namespaces.AGENT, "host-a"), (namespaces.MANAGER, "manager-1")):
-        found = (await wsman.ask(namespaces.GET, uri=uri, name=name)).first
-        assert found is not None
-        assert found.text_of(uri("Name")) == name
+        actual = (await wsman.ask(namespaces.GET, uri=uri, name=name)).first
+        assert actual is not None
+        assert actual.text_of(uri("Name")) == name
         listed = await pull_all(
             wsman, await wsman.ask(namespaces.ENUMERATE, "<n:Enumerate/>", uri=uri), uri=uri
         )
-        assert [one.text_of(uri("Name")) for one in listed] == [name]
+        assert [element.text_of(uri("Name")) for element in listed] == [name]
         assert (await wsman.fault(namespaces.DELETE, uri=uri, name=name))[1] == "wsa:ActionNotSupported"
     assert (await wsman.fault(namespaces.GET, uri=namespaces.AGENT, name="host-z"))[
         1
@@ -373,9 +375,11 @@ async def test_what_is_refused_has_its_fault_and_changes_nothing(wsman, create):
     await create("b")
     before = {name: await described(wsman, name) for name in ("a", "b")}
     for options, expected in REFUSED:
-        asked: dict[str, Any] = {"action": namespaces.GET, "name": "a", "body": "", **options}
-        answer = await wsman.ask(asked.pop("action"), asked.pop("body"), **asked)
-        assert told(answer) == expected, options
+        request_options: dict[str, Any] = {"action": namespaces.GET, "name": "a", "body": "", **options}
+        answer = await wsman.ask(
+            request_options.pop("action"), request_options.pop("body"), **request_options
+        )
+        assert fault_details(answer) == expected, options
         assert wsman.last.status_code == (400 if expected[0] == "s:Sender" else 500)
         action = answer.header(namespaces.WSA("Action"))
         assert action is not None
@@ -385,8 +389,8 @@ async def test_what_is_refused_has_its_fault_and_changes_nothing(wsman, create):
 
 async def described(wsman, name: str) -> dict[str, Any]:
     """Without the time of its state: on a slow machine it may be late for a moment."""
-    found = msgspec.structs.asdict(await wsman.fleet.client.describe(name))
-    return {key: value for key, value in found.items() if key not in ("since_ms", "status")}
+    actual = msgspec.structs.asdict(await wsman.fleet.client.describe(name))
+    return {key: value for key, value in actual.items() if key not in ("since_ms", "status")}
 
 
 async def test_hostile_xml(wsman, create):
@@ -405,7 +409,9 @@ async def test_hostile_xml(wsman, create):
         (b"<html/>", "", ""),
     ]:  # fmt: skip
         answer = await wsman.post(data)
-        assert told(answer)[:1] + told(answer)[1:] == ("s:Sender", subcode, detail), data[:60]
+        assert fault_details(answer)[:1] + fault_details(answer)[1:] == ("s:Sender", subcode, detail), data[
+            :60
+        ]
         assert "root:" not in wsman.last.text
     old = good.replace(V12.value.encode(), b"http://schemas.xmlsoap.org/soap/envelope/")
     await wsman.post(old)

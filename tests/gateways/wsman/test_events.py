@@ -6,25 +6,25 @@ from muster.gateways.soap import envelope, faults
 from muster.gateways.wsman import event_delivery
 from muster.gateways.wsman.wire import namespaces
 from muster.testing.eventually import eventually
-from tests.gateways.wsman.conftest import V12, told
+from tests.gateways.wsman.conftest import V12, fault_details
 
 P = namespaces.RESOURCE
 
 
 def subscribe(url: str, more: str = "", mode: str = "", end_to: str = "") -> str:
-    given = f' Mode="{mode}"' if mode else ""
+    attribute = f' Mode="{mode}"' if mode else ""
     return (
-        f"<e:Subscribe>{end_to}<e:Delivery{given}><e:NotifyTo><a:Address>{url}</a:Address>"
+        f"<e:Subscribe>{end_to}<e:Delivery{attribute}><e:NotifyTo><a:Address>{url}</a:Address>"
         "<a:ReferenceParameters><x:key xmlns:x='urn:x'>7</x:key></a:ReferenceParameters></e:NotifyTo>"
         f"</e:Delivery>{more}</e:Subscribe>"
     )
 
 
-async def begin(wsman, *arguments, **options) -> str:
-    answer = (await wsman.ask(namespaces.SUBSCRIBE, subscribe(*arguments, **options))).first
+async def begin(wsman, *attribute, **options) -> str:
+    answer = (await wsman.ask(namespaces.SUBSCRIBE, subscribe(*attribute, **options))).first
     assert answer is not None
     assert answer.name == namespaces.WSE("SubscribeResponse"), answer
-    return str(next(one.text for one in answer.walk() if one.name == namespaces.WSE("Identifier")))
+    return str(next(node.text for node in answer.walk() if node.name == namespaces.WSE("Identifier")))
 
 
 def about(id: str) -> str:
@@ -44,8 +44,12 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     assert event.first is not None
     assert event.first.name == P("StateChanged")
     assert event.first.text_of(P("Name")) == "a"
-    said = {one.local: one.text for one in event.headers}
-    assert (said["To"], said["Action"], said["key"]) == (sink.url, f"{P}/StateChanged", "7")
+    header_texts = {header.local: header.text for header in event.headers}
+    assert (header_texts["To"], header_texts["Action"], header_texts["key"]) == (
+        sink.url,
+        f"{P}/StateChanged",
+        "7",
+    )
 
     answer = await wsman.ask(
         namespaces.RENEW, "<e:Renew><e:Expires>PT300.000000S</e:Expires></e:Renew>", headers=about(id)
@@ -164,11 +168,11 @@ async def test_what_is_not_offered_is_refused(wsman, sink):
         ("<e:Subscribe/>", ("wsman:SchemaValidationError", "")),
         ("<e:Subscribe><e:Delivery/></e:Subscribe>", ("wsman:SchemaValidationError", "")),
     ]:
-        assert told(await wsman.ask(namespaces.SUBSCRIBE, body))[1:] == expected, body
+        assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, body))[1:] == expected, body
     heartbeats = subscribe(sink.url).replace(
         "</e:Delivery>", "<w:Heartbeats>PT5S</w:Heartbeats></e:Delivery>"
     )
-    assert told(await wsman.ask(namespaces.SUBSCRIBE, heartbeats))[1:] == (
+    assert fault_details(await wsman.ask(namespaces.SUBSCRIBE, heartbeats))[1:] == (
         "wsman:UnsupportedFeature",
         "Heartbeats",
     )

@@ -120,10 +120,10 @@ async def test_an_event_that_cannot_be_shown_is_passed_over(
     await subscriptions.begin(ANN, subscription(), [], "", 600)
     shown = representations.event
 
-    def broken(one: protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
-        if one.what == "bad":
+    def broken(event: protocol.ResourceEvent) -> tuple[str, xml.XmlElement]:
+        if event.what == "bad":
             raise ZeroDivisionError
-        return shown(one)
+        return shown(event)
 
     monkeypatch.setattr(representations, "event", broken)
     for what in ("bad", "good"):
@@ -167,7 +167,7 @@ async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_lo
     [("Config/Item[2]", ["one", "new", "three"]), ("Config/Item", ["new"]), ("Config/Item[0]", None)],
 )
 def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | None):
-    items = (xml.XmlElement(P("Item"), one, attributes={"Name": one}) for one in ("one", "two", "three"))
+    items = (xml.XmlElement(P("Item"), name, attributes={"Name": name}) for name in ("one", "two", "three"))
     resource = xml.XmlElement(
         P("Resource"), xml.XmlElement(P("Name"), "a"), xml.XmlElement(P("Config"), *items)
     )
@@ -181,7 +181,7 @@ def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | 
         return
     config = fragments.put(resource, selected, fragment, text=text).find(P("Config"))
     assert config is not None
-    assert [one.get("Name") for one in config.children] == left
+    assert [child.get("Name") for child in config.children] == left
 
 
 @pytest.mark.parametrize("text", ["\x1b[1mok\x0c", "\x00", "\ufffe", "plain", " \r\n\t", "", '"\\u001b"'])
@@ -248,11 +248,15 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
             xml.XmlElement(namespaces.WSMAN("SelectorSet"), selector),
         ],
     )
-    given = {"content-type": "application/soap+xml", "authorization": "Basic YTpi", "soapaction": soap_action}
+    request_headers = {
+        "content-type": "application/soap+xml",
+        "authorization": "Basic YTpi",
+        "soapaction": soap_action,
+    }
     answer = (
         await endpoint.WsManEndpoint(visit)
         .soap_endpoint(authenticate)
-        .respond(soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=given, body=data))
+        .respond(soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=request_headers, body=data))
     )
     assert (b"ActionMismatch" in answer.body) == refused
     assert bool(done) != refused

@@ -79,7 +79,7 @@ def test_what_a_put_leaves_out():
     st.builds(lambda kind, text: f'<i Name="n" Type="{kind}">{text}</i>',
               st.sampled_from(["string", "integer", "number", "boolean", "null", "list", "map", "x"]),
               st.sampled_from(["", "1", "true", "1e999", "NaN", "-", "99999999999999999999", "{}"])),
-    lambda inner: st.lists(inner, max_size=3).map(lambda found: f'<i Type="map">{"".join(found)}</i>'),
+    lambda inner: st.lists(inner, max_size=3).map(lambda actual: f'<i Type="map">{"".join(actual)}</i>'),
     max_leaves=6,
 ))  # fmt: skip
 def test_any_item_is_read_or_refused(text):

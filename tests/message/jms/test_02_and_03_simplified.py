@@ -60,32 +60,32 @@ def _received(message: messages.JmsMessage) -> messages.JmsMessage:
 @pytest.mark.parametrize(
     ("message", "write"),
     [
-        (messages.TextMessage("a"), lambda one: setattr(one, "text", "b")),
-        (messages.BytesMessage(b"a"), lambda one: setattr(one, "data", b"b")),
-        (messages.MapMessage({"a": 1}), lambda one: one.items.set("a", 2)),
-        (messages.StreamMessage(["a"]), lambda one: one.write("b")),
-        (messages.ObjectMessage(["a"]), lambda one: setattr(one, "value", ["b"])),
+        (messages.TextMessage("a"), lambda value: setattr(value, "text", "b")),
+        (messages.BytesMessage(b"a"), lambda value: setattr(value, "data", b"b")),
+        (messages.MapMessage({"a": 1}), lambda value: value.items.set("a", 2)),
+        (messages.StreamMessage(["a"]), lambda value: value.write("b")),
+        (messages.ObjectMessage(["a"]), lambda value: setattr(value, "value", ["b"])),
     ],
 )
 def test_3_10_a_received_body_is_read_only_until_it_is_cleared(message, write):
-    found = _received(message)
+    actual = _received(message)
     with pytest.raises(message_errors.NotWriteable):
-        write(found)
-    assert found.body() == message.body()
-    found.clear_body()
-    write(found)
-    assert found.body() != message.body()
+        write(actual)
+    assert actual.body() == message.body()
+    actual.clear_body()
+    write(actual)
+    assert actual.body() != message.body()
 
 
 def test_3_10_received_properties_are_read_only_until_they_are_cleared():
-    found = _received(messages.TextMessage("a", properties={"n": 1}))
+    message = _received(messages.TextMessage("a", properties={"n": 1}))
     with pytest.raises(message_errors.NotWriteable):
-        found.properties["n"] = 2
+        message.properties["n"] = 2
     with pytest.raises(message_errors.NotWriteable):
-        del found.properties["n"]
-    found.clear_properties()
-    found.properties["n"] = 2
-    assert found.body() == "a", "clearing the properties leaves the body"
+        del message.properties["n"]
+    message.clear_properties()
+    message.properties["n"] = 2
+    assert message.body() == "a", "clearing the properties leaves the body"
 
 
 def test_3_11_3_a_stream_is_written_then_reset_then_read():
@@ -104,28 +104,28 @@ async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
 ):
     session = (await dial()).session()
     producer = session.producer(QUEUE)
-    heard: list[tuple[object, errors.MusterError | None]] = []
+    received: list[tuple[object, errors.MusterError | None]] = []
     sent = [
-        producer.submit(f"{number}", listener=lambda message, error: heard.append((message.body(), error)))
+        producer.submit(f"{number}", listener=lambda message, error: received.append((message.body(), error)))
         for number in range(20)
     ]
     await asyncio.gather(*sent)
-    await eventually.eventually(lambda: len(heard) == 20)
-    assert heard == [(f"{number}", None) for number in range(20)]
+    await eventually.eventually(lambda: len(received) == 20)
+    assert received == [(f"{number}", None) for number in range(20)]
 
 
 async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
-    heard: list[errors.MusterError | None] = []
+    failures: list[errors.MusterError | None] = []
     temporary = await session.temporary_queue()
     await session.delete_temporary(temporary)
-    sending = session.producer(temporary).submit("x", listener=lambda message, error: heard.append(error))
+    sending = session.producer(temporary).submit("x", listener=lambda message, error: failures.append(error))
     with pytest.raises(message_errors.InvalidDestination):
         await sending
-    await eventually.eventually(lambda: heard)
-    assert isinstance(heard[0], errors.MusterError)
+    await eventually.eventually(lambda: failures)
+    assert isinstance(failures[0], errors.MusterError)
 
 
 async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing(
@@ -149,12 +149,12 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
     working = asyncio.create_task(send())
     await eventually.eventually(lambda: sending.holds.hold_count > 0, timeout_s=30)
     assert sent < total, "the producer waits"
-    found: list[object] = []
-    while len(found) < total:
+    actual: list[object] = []
+    while len(actual) < total:
         message = await consumer.receive(30)
-        assert message is not None, f"only {len(found)} of {total} came"
-        found.append(message.body())
+        assert message is not None, f"only {len(actual)} of {total} came"
+        actual.append(message.body())
     await working
-    assert found == [f"{number}" for number in range(total)]
+    assert actual == [f"{number}" for number in range(total)]
     assert isinstance(consumer, consumers.TopicConsumer)
     assert consumer.dropped == 0

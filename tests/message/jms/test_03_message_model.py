@@ -45,15 +45,15 @@ def _travelled(message: messages.JmsMessage) -> messages.JmsMessage:
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-@pytest.mark.parametrize("wanted", SAMPLES)
-def test_3_5_4_property_conversion(kind, wanted):
+@pytest.mark.parametrize("expected", SAMPLES)
+def test_3_5_4_property_conversion(kind, expected):
     properties = values.Properties()
     properties.set("p", SAMPLES[kind], kind)
-    if wanted.value in READABLE[kind]:
-        properties.get_as("p", wanted)
+    if expected.value in READABLE[kind]:
+        properties.get_as("p", expected)
     else:
         with pytest.raises(message_errors.FormatError):
-            properties.get_as("p", wanted)
+            properties.get_as("p", expected)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_3_5_4_numbers_are_written_as_java_writes_them(number, single, double):
 
 def test_3_5_4_a_string_that_is_no_number_and_a_missing_property():
     properties = values.Properties({"p": "seven"})
-    for wanted in (K.INT, K.DOUBLE):
+    for expected in (K.INT, K.DOUBLE):
         with pytest.raises(message_errors.FormatError):
-            properties.get_as("p", wanted)
+            properties.get_as("p", expected)
     assert properties.get_as("p", K.BOOLEAN) is False
     assert properties.get_as("missing", K.STRING) is None
     assert properties.get_as("missing", K.BOOLEAN) is False
@@ -112,10 +112,10 @@ value = st.one_of(
 @given(st.lists(st.one_of(value, st.binary())), st.dictionaries(st.sampled_from("abcdef"), value))
 def test_3_11_streams_maps_and_properties_travel_without_loss(items, properties):
     stream = messages.StreamMessage(items, properties=properties)
-    found = _travelled(stream)
-    assert isinstance(found, messages.StreamMessage)
-    assert found.items == stream.items
-    assert found.properties.typed == stream.properties.typed
+    message = _travelled(stream)
+    assert isinstance(message, messages.StreamMessage)
+    assert message.items == stream.items
+    assert message.properties.typed == stream.properties.typed
     table = messages.MapMessage(dict(zip("abcdefgh", items, strict=False)))
     again = _travelled(table)
     assert isinstance(again, messages.MapMessage)
@@ -128,9 +128,9 @@ def test_3_11_3_every_type_keeps_its_type(kind):
     sample = (SAMPLES | extra)[kind]
     table = messages.MapMessage()
     table.items.set("v", sample, kind)
-    found = _travelled(table)
-    assert isinstance(found, messages.MapMessage)
-    assert found.items.typed["v"] == values.TypedValue(kind, sample)
+    message = _travelled(table)
+    assert isinstance(message, messages.MapMessage)
+    assert message.items.typed["v"] == values.TypedValue(kind, sample)
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf])
@@ -157,9 +157,9 @@ def test_3_4_headers_travel_and_the_payload_is_what_a_plain_client_expects():
     text.reply_to = destinations.queue("répliques")
     _, data = text.meta()
     assert data == "héllo".encode()
-    found = _travelled(text)
-    assert (found.correlation_id, found.type, found.priority) == ("c", "greeting", 9)
-    assert found.reply_to == text.reply_to
+    message = _travelled(text)
+    assert (message.correlation_id, message.type, message.priority) == ("c", "greeting", 9)
+    assert message.reply_to == text.reply_to
     assert messages.MapMessage({"a": 1}).meta()[1] == b'{"a":1}'
     assert _travelled(messages.TextMessage(None)).body() is None
     assert _travelled(messages.TextMessage("")).body() == ""
@@ -195,22 +195,22 @@ def test_3_8_a_bad_selector_is_refused_where_it_is_wrong():
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=30), st.integers(0, 3))
 def test_3_8_the_index_finds_exactly_what_each_selector_accepts(filed, number):
     index: selectors.SelectorIndex[int] = selectors.SelectorIndex()
-    wanted = {}
+    expected = {}
     for key, (name, other) in enumerate(filed):
-        wanted[key] = (
+        expected[key] = (
             f"{name} = {other}"
             if key % 3
             else f"{name} = {other} AND b < 2"
             if key % 2
             else f"{name} > {other}"
         )
-        index.add(key, wanted[key])
-    for key in list(wanted)[::4]:
+        index.add(key, expected[key])
+    for key in list(expected)[::4]:
         index.remove(key)
-        del wanted[key]
+        del expected[key]
     meta = messages.JmsMessage(properties={"a": number, "b": 1, "c": number % 2}).meta()[0]
-    found = list(index.matching(meta))
-    assert sorted(found) == [key for key, text in wanted.items() if selectors.accepts(text, meta)]
+    actual = list(index.matching(meta))
+    assert sorted(actual) == [key for key, text in expected.items() if selectors.accepts(text, meta)]
 
 
 def test_3_8_a_message_costs_with_the_selectors_that_may_match(monkeypatch: pytest.MonkeyPatch):

@@ -96,8 +96,8 @@ async def test_6_2_7_a_transaction_may_be_larger_than_a_message_of_the_bus(
     await session.commit()
     watching = (await dial()).session()
     for place, out in enumerate(done):
-        found = [str(message.body()).split()[0] async for message in watching.browse(out)]
-        assert found == [str(number) for number in range(place, 12, 2)]
+        actual = [str(message.body()).split()[0] async for message in watching.browse(out)]
+        assert actual == [str(number) for number in range(place, 12, 2)]
     await session.close()
 
 
@@ -113,7 +113,11 @@ async def test_4_2_and_6_2_7_topics_copies_wildcards_and_rollback(dial: conftest
     assert [await _text(first) for _ in range(2)] == ["0", "1"]
     await transacted.rollback()
     again = [await first.receive(30) for _ in range(3)]
-    assert [(one.body(), one.redelivered) for one in again if one] == [("0", True), ("1", True), ("2", False)]
+    assert [(message.body(), message.redelivered) for message in again if message] == [
+        ("0", True),
+        ("1", True),
+        ("2", False),
+    ]
     await transacted.commit()
 
 
@@ -220,8 +224,8 @@ async def test_8_3_2_a_new_dispatcher_knows_who_shares_what(dial: conftest.Dial,
         producer = other.session().producer(NEWS, persistent=False)
         await producer.send(messages.TextMessage("still heard", properties={"n": 1}))
         assert await _text(consumer) == "still heard"
-        for one in (connection, other):
-            await one.close()
+        for client in (connection, other):
+            await client.close()
 
 
 async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
@@ -245,8 +249,8 @@ async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
         assert (shared.closed, durable.closed, orders.closed) == (True, True, False)
         await late.session().producer(ORDERS).send("the rest goes on")
         assert await _text(orders) == "the rest goes on"
-        for one in (late, quick.connection):
-            await one.close()
+        for client in (late, quick.connection):
+            await client.close()
 
 
 async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
@@ -254,9 +258,9 @@ async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
 ):
     session = (await dial("clerk")).session()
 
-    async def outcome(asked: Awaitable[consumers.Consumer]) -> bool:
+    async def outcome(requests: Awaitable[consumers.Consumer]) -> bool:
         try:
-            await asked
+            await requests
         except message_errors.IllegalState:
             return False
         return True
@@ -270,10 +274,10 @@ async def test_8_3_3_and_8_3_4_of_two_who_ask_at_once_both_are_judged(
     for number in range(6):
         await producer.send(f"{number}")
     async with asyncio.timeout(30):
-        found: set[object] = set()
-        while len(found) < 6:
-            got = [await one.receive(0.1) for one in alike]
-            found |= {one.body() for one in got if one is not None}
+        actual: set[object] = set()
+        while len(actual) < 6:
+            got = [await consumer.receive(0.1) for consumer in alike]
+            actual |= {message.body() for message in got if message is not None}
 
 
 async def test_8_3_3_a_client_id_with_a_colon_is_no_other_client(

@@ -26,21 +26,21 @@ NEWS = destinations.topic("news/sport")
 
 
 async def _texts(consumer: client_consumers.Consumer, count: int) -> list[object]:
-    found: list[object] = []
+    bodies: list[object] = []
     for _ in range(count):
         message = await consumer.receive(30)
-        assert message is not None, f"only {found} came"
-        found.append(message.body())
-    return found
+        assert message is not None, f"only {bodies} came"
+        bodies.append(message.body())
+    return bodies
 
 
 async def _shared(consumers: tuple[client_consumers.Consumer, ...], count: int) -> list[object]:
     """``count`` messages, whoever of them gets each."""
-    found: list[object] = []
-    while len(found) < count:
+    bodies: list[object] = []
+    while len(bodies) < count:
         got = [await consumer.receive(0.1) for consumer in consumers]
-        found += [message.body() for message in got if message is not None]
-    return found
+        bodies += [message.body() for message in got if message is not None]
+    return bodies
 
 
 async def test_7_7_non_persistent_topic_needs_no_dispatcher_and_meets_plain_clients(
@@ -67,12 +67,12 @@ async def test_4_1_queue_survives_and_shares(
         await producer.send(f"order {number}")
     first = await (await dial()).session().consumer(ORDERS, prefetch=1)
     second = await (await dial()).session().consumer(ORDERS, prefetch=1)
-    found: set[object] = set()
-    while len(found) < 10:
+    actual: set[object] = set()
+    while len(actual) < 10:
         for consumer in (first, second):
             if (message := await consumer.receive(0.2)) is not None:
-                found.add(message.body())
-    assert found == {f"order {number}" for number in range(10)}
+                actual.add(message.body())
+    assert actual == {f"order {number}" for number in range(10)}
 
 
 async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
@@ -107,7 +107,7 @@ async def test_4_2_topics_are_named_by_paths_and_by_tags_with_wildcards(
     await producer.send("C++", to=destinations.topic("Course=CPS616,Session=C++"))
     await producer.send("by tags", to=destinations.topic("Course=CPS616,Session=HPJava"))
     await producer.send("by path", to=destinations.topic("Course/CPS714/Session/HPJava"))
-    assert [await _texts(one, 2) for one in consumers] == [
+    assert [await _texts(consumer, 2) for consumer in consumers] == [
         ["by tags", "by path"],
         ["by tags", "by path"],
         ["C++", "by tags"],
@@ -120,7 +120,7 @@ async def test_8_3_3_durable_subscriptions_are_no_consumers_of_the_broker(
     session = (await dial("reader")).session()
     consumers = [await session.durable_consumer(NEWS, f"{number}") for number in range(5)]
     await session.producer(NEWS).send("one")
-    assert [await _texts(one, 1) for one in consumers] == 5 * [["one"]]
+    assert [await _texts(consumer, 1) for consumer in consumers] == 5 * [["one"]]
     looking = await connect("looking")
     assert (await looking.storage.call(f"STREAM.INFO.{protocol.STREAM}"))["state"]["consumer_count"] == 0
 
@@ -137,7 +137,7 @@ async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
     old.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:z"]), failed=failed.append))
     with pytest.raises(errors.Conflict):
         await old._store(old._next_batch())
-    assert [type(one) for one in failed] == [errors.NotConnected], "its client asks the next one"
+    assert [type(error) for error in failed] == [errors.NotConnected], "its client asks the next one"
     assert (await stream.state()).last_sequence == 2
 
 
@@ -289,10 +289,10 @@ async def test_6_2_2_temporary_queue_serves_requests(
     request.reply_to = replies
     await session.producer(ORDERS).send(request)
     serving = (await dial()).session()
-    asked = await (await serving.consumer(ORDERS)).receive(30)
-    assert asked is not None
-    assert asked.reply_to == replies
-    await serving.producer(asked.reply_to).send("four")
+    message = await (await serving.consumer(ORDERS)).receive(30)
+    assert message is not None
+    assert message.reply_to == replies
+    await serving.producer(message.reply_to).send("four")
     assert await _texts(answers, 1) == ["four"]
     with pytest.raises(errors.Forbidden):
         await serving.consumer(replies)
@@ -308,9 +308,9 @@ async def test_3_5_9_a_group_stays_with_its_consumer(
         await producer.send(messages.TextMessage(str(number), properties={"JMSXGroupID": "g"}))
 
     async def whoever_has_some() -> client_consumers.Consumer | None:
-        for one in (first, second):
-            if await one.receive(0.1) is not None:
-                return one
+        for consumer in (first, second):
+            if await consumer.receive(0.1) is not None:
+                return consumer
         return None
 
     taker = await eventually.eventually(whoever_has_some)
@@ -354,10 +354,10 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         await others.send("yours")
         assert await _texts(tap, 1) == ["yours"]
         for everything in (hears_all, durable):
-            heard = await _texts(everything, 5)
+            texts = await _texts(everything, 5)
             if "delay_s" in options:  # two that are due at about the same time may overtake each other
-                heard.sort(key=str)
-            assert heard == ["first", "mine 0", "mine 1", "mine 2", "yours"]
+                texts.sort(key=str)
+            assert texts == ["first", "mine 0", "mine 1", "mine 2", "yours"]
         await connection.publish_bus.flush()
         assert tap.rejected == 0, "it came and was dropped"
         assert await durable.receive_nowait() is None, "none is kept twice"
@@ -367,27 +367,27 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
 async def test_8_3_4_shared_durable_subscription(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
-    one = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
+    consumer = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
     two = await (await dial()).session().shared_durable_consumer(NEWS, "share", prefetch=1)
     with pytest.raises(message_errors.IllegalState):
         await (await dial()).session().shared_durable_consumer(NEWS, "share", "size > 1")
     producer = (await dial()).session().producer(NEWS)
     for number in range(6):
         await producer.send(str(number))
-    found = await _shared((one, two), 6)
-    assert sorted(map(str, found)) == [str(number) for number in range(6)]
+    actual = await _shared((consumer, two), 6)
+    assert sorted(map(str, actual)) == [str(number) for number in range(6)]
 
 
 async def test_8_3_2_shared_non_durable_subscription(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
-    one = await (await dial()).session().shared_consumer(NEWS, "share")
+    consumer = await (await dial()).session().shared_consumer(NEWS, "share")
     two = await (await dial()).session().shared_consumer(NEWS, "share")
     producer = (await dial()).session().producer(NEWS, persistent=False)
     for number in range(20):
         await producer.send(str(number))
-    found = await _shared((one, two), 20)
-    assert len(set(found)) == 20
+    actual = await _shared((consumer, two), 20)
+    assert len(set(actual)) == 20
 
 
 async def test_8_3_3_one_active_consumer_and_unsubscribe(
@@ -445,7 +445,7 @@ async def test_4_1_6_a_browser_takes_nothing_and_selects(
     producer = session.producer(ORDERS)
     for number in range(5):
         await producer.send(messages.TextMessage(str(number), properties={"n": number}))
-    assert [one.body() async for one in session.browse(ORDERS, "n > 2")] == ["3", "4"]
+    assert [message.body() async for message in session.browse(ORDERS, "n > 2")] == ["3", "4"]
     assert await _texts(await session.consumer(ORDERS), 5) == ["0", "1", "2", "3", "4"]
 
 
@@ -461,15 +461,15 @@ async def test_4_1_6_a_browser_goes_on_while_others_consume(
         await producer.send(messages.TextMessage(f"{number:03}", properties={"n": number % 2}))
     consumer = await (await dial()).session().consumer(ORDERS, "n = 1")
     shown: list[str] = []
-    async for one in session.browse(ORDERS):
-        shown.append(str(one.body()))
+    async for message in session.browse(ORDERS):
+        shown.append(str(message.body()))
         if len(shown) == 1:
             await _texts(consumer, total // 2)
             await consumer.session.connection.outbox.wait_idle()
     assert shown == sorted(set(shown))
     assert {f"{number:03}" for number in range(0, total, 2)} <= set(shown)
     assert len(shown) < total, "what was taken before its page was asked for is not shown"
-    assert [str(one.body()) async for one in session.browse(ORDERS)] == [
+    assert [str(browsed.body()) async for browsed in session.browse(ORDERS)] == [
         f"{number:03}" for number in range(0, total, 2)
     ]
 
@@ -484,7 +484,7 @@ async def test_4_1_6_a_browser_sees_what_its_session_did_before(
         await producer.send(messages.TextMessage(str(number), properties={"n": 0}))
         await producer.send(messages.TextMessage(f"kept {number}", properties={"n": 1}))
         assert await _texts(consumer, 1) == [str(number)]
-        shown = [one.body() async for one in session.browse(ORDERS)]
+        shown = [message.body() async for message in session.browse(ORDERS)]
         assert shown == [f"kept {other}" for other in range(number + 1)]
 
 
@@ -493,7 +493,7 @@ async def test_a_backlog_larger_than_the_memory_is_delivered_whole(
 ):
     monkeypatch.setattr(message_cache, "LAST_MAX", 5)
     monkeypatch.setattr(backlog_reader, "READ_AHEAD", 10)
-    async with conftest.serving(connect, wanted=settings.MessageSettings(checkpoint_records=10)):
+    async with conftest.serving(connect, message_settings=settings.MessageSettings(checkpoint_records=10)):
         connection = await dial()
         session = connection.session(client_api.AcknowledgeMode.CLIENT)
         producer = session.producer(ORDERS)

@@ -44,28 +44,28 @@ async def test_8_7_a_listener_acknowledges_and_commits_what_it_was_handed(
     plain = connection.session()
     for mode in KEEPING:
         session = connection.session(mode)
-        heard: list[tuple[object, bool]] = []
+        received: list[tuple[object, bool]] = []
 
         async def handle(
             message: messages.JmsMessage,
             session: api.Session = session,
-            heard: list[tuple[object, bool]] = heard,
+            log: list[tuple[object, bool]] = received,
         ) -> None:
-            heard.append((message.body(), message.redelivered))
+            log.append((message.body(), message.redelivered))
             if message.body() == "bad" and not message.redelivered:
                 raise ValueError("not this one")
-            if len(heard) == 2:
+            if len(log) == 2:
                 await _give_back(session)
                 return
             await _acknowledge(session, message)
-            if len(heard) == 4:
+            if len(log) == 4:
                 await session.close()
 
         for body in ("bad", "good"):
             await plain.producer(ORDERS).send(body)
         await (await session.consumer(ORDERS)).listen(handle)
         # The one that it failed with is not repeated at once: it is the session's, as the next one is.
-        assert heard == [("bad", False), ("good", False), ("bad", True), ("good", True)]
+        assert received == [("bad", False), ("good", False), ("bad", True), ("good", True)]
         assert await _left(plain) == []
 
 
@@ -169,9 +169,9 @@ async def test_6_2_2_a_temporary_destination_is_its_connections(
     for foreign in (queue, destinations.queue(queue.name), topic, destinations.topic(topic.name)):
         with pytest.raises(errors.Forbidden):
             await stranger.consumer(foreign)
-    heard = await session.consumer(topic)
+    received = await session.consumer(topic)
     await stranger.producer(topic).send("for you")
-    assert (await _next(heard)).body() == "for you"
+    assert (await _next(received)).body() == "for you"
     with pytest.raises(errors.MusterError):
         await session.connection.request(
             protocol.AttachConsumer(owner.name, 99, str(topic), subscription="x", durable=True, shared=True)

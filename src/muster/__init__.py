@@ -18,9 +18,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muster import blocking
+    from muster import blocking_connection as blocking
     from muster.client.front import AsyncMuster, open_async
-    from muster.client.messages import Message
+    from muster.client.messages import PublishedMessage as Message
     from muster.client.rows import Rows
     from muster.client.synchronous import Muster, open
     from muster.connection import connect
@@ -45,27 +45,27 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Imported when they are first used: `import muster` alone must stay quick.
-_MODULES = {
-    "Adapter": "muster.manage.adapters.base",
-    "AsyncMuster": "muster.client.front",
-    "Message": "muster.client.messages",
-    "Muster": "muster.client.synchronous",
-    "MusterError": "muster.core.errors",
-    "Rows": "muster.client.rows",
-    "connect": "muster.connection",
-    "open": "muster.client.synchronous",
-    "open_async": "muster.client.front",
+_PLACES = {
+    "Adapter": "muster.manage.adapters.base:Adapter",
+    "AsyncMuster": "muster.client.front:AsyncMuster",
+    "Message": "muster.client.messages:PublishedMessage",
+    "Muster": "muster.client.synchronous:Muster",
+    "MusterError": "muster.core.errors:MusterError",
+    "Rows": "muster.client.rows:Rows",
+    "blocking": "muster.blocking_connection",
+    "connect": "muster.connection:connect",
+    "errors": "muster.core.errors",
+    "open": "muster.client.synchronous:open",
+    "open_async": "muster.client.front:open_async",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "blocking":
-        return importlib.import_module("muster.blocking")
-    if name == "errors":
-        return importlib.import_module("muster.core.errors")
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'muster' has no attribute {name!r}")
+    module, _, attribute = _PLACES[name].partition(":")
+    imported = importlib.import_module(module)
+    return getattr(imported, attribute) if attribute else imported
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from muster.bus.brokers import broker, config, network, system_account
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.locator import client as locator_client
-from muster.bus.locator import ranking
+from muster.bus.locator import broker_order
 from muster.bus.locator import server as locator_server
 from muster.core import backoff, errors
 from muster.testing.eventually import eventually
@@ -30,13 +30,13 @@ HERE = ipaddress.ip_address("10.1.2.3")
 _ids = itertools.count()
 
 
-def candidate(**known: Any) -> ranking.BrokerCandidate:
+def candidate(**known: Any) -> broker_order.BrokerCandidate:
     number = next(_ids)
     host = known.pop("host", "10.1.2.9")
     defaults: dict[str, Any] = {
         "id": f"N{number}",
         "name": f"b{number}",
-        "hosts": (ranking.BrokerHost(host, host),),
+        "hosts": (broker_order.BrokerHost(host, host),),
         "port": 4222,
         "connections": 100,
         "connections_max": 1000,
@@ -45,10 +45,10 @@ def candidate(**known: Any) -> ranking.BrokerCandidate:
         "messages_per_s": 0.0,
         "uptime_s": 1e6,
     }
-    return ranking.BrokerCandidate(**(defaults | known))
+    return broker_order.BrokerCandidate(**(defaults | known))
 
 
-def names(choices: list[ranking.BrokerChoice]) -> list[str]:
+def names(choices: list[broker_order.BrokerChoice]) -> list[str]:
     return [choice.candidate.name for choice in choices]
 
 
@@ -85,36 +85,39 @@ def names(choices: list[ranking.BrokerChoice]) -> list[str]:
 )
 def test_the_better_broker_comes_first(better, worse):
     good, bad = candidate(**better), candidate(**worse)
-    assert names(ranking.rank([bad, good], HERE)) == [good.name, bad.name]
-    assert names(ranking.rank([good, bad], HERE)) == [good.name, bad.name]
+    assert names(broker_order.rank([bad, good], HERE)) == [good.name, bad.name]
+    assert names(broker_order.rank([good, bad], HERE)) == [good.name, bad.name]
 
 
 def test_a_broker_that_leaves_or_cannot_be_reached_is_no_candidate():
     leaving, loopback = candidate(leaving=True), candidate(host="127.0.0.1")
-    assert ranking.rank([leaving, loopback], HERE) == []
-    assert names(ranking.rank([leaving, loopback], ipaddress.ip_address("127.0.0.1"))) == [loopback.name]
+    assert broker_order.rank([leaving, loopback], HERE) == []
+    assert names(broker_order.rank([leaving, loopback], ipaddress.ip_address("127.0.0.1"))) == [loopback.name]
 
 
 def test_a_client_beside_the_locator_is_near_a_broker_beside_the_locator():
     beside, near = candidate(host="192.0.2.1", beside_locator=True), candidate(host="127.0.0.1", cores=1)
-    by_distance = ranking.rank([near, beside], ipaddress.ip_address("127.0.0.1"))
+    by_distance = broker_order.rank([near, beside], ipaddress.ip_address("127.0.0.1"))
     assert names(by_distance) == [beside.name, near.name]
-    assert {answer.distance for answer in by_distance} == {ranking.BrokerDistance.MACHINE}
+    assert {answer.distance for answer in by_distance} == {broker_order.BrokerDistance.MACHINE}
 
 
 def test_clients_that_were_sent_count_as_connected():
     first, other = candidate(), candidate(connections=110)
-    assert names(ranking.rank([first, other], HERE))[0] == first.name
-    assert names(ranking.rank([first, other], HERE, sent={first.id: 20}))[0] == other.name
+    assert names(broker_order.rank([first, other], HERE))[0] == first.name
+    assert names(broker_order.rank([first, other], HERE, sent={first.id: 20}))[0] == other.name
 
 
 def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for():
-    hosts = (ranking.BrokerHost("far.example", "192.0.2.1"), ranking.BrokerHost("near.example", "10.1.2.9"))
+    hosts = (
+        broker_order.BrokerHost("far.example", "192.0.2.1"),
+        broker_order.BrokerHost("near.example", "10.1.2.9"),
+    )
     broker_candidate = candidate(hosts=hosts, tls=True, websocket_port=8443)
-    (choice,) = ranking.rank([broker_candidate], HERE, protocol=ranking.BrokerProtocol.WEBSOCKET)
+    (choice,) = broker_order.rank([broker_candidate], HERE, protocol=broker_order.BrokerProtocol.WEBSOCKET)
     assert choice.url == "wss://near.example:8443"
-    assert ranking.rank([broker_candidate], HERE, protocol=ranking.BrokerProtocol.MQTT) == []
-    (choice,) = ranking.rank([candidate(host="2001:db8::1")], HERE)
+    assert broker_order.rank([broker_candidate], HERE, protocol=broker_order.BrokerProtocol.MQTT) == []
+    (choice,) = broker_order.rank([candidate(host="2001:db8::1")], HERE)
     assert choice.url == "nats://[2001:db8::1]:4222"
 
 
@@ -128,7 +131,7 @@ def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
         ([("hub.example", "10.1.2.9", 14222), ("172.17.0.2", "172.17.0.2", 4222)], "tls://hub.example:14222"),
     ):
         actual = locator_server.candidates([greeting(*item) for item in greetings], {})
-        assert ranking.rank(actual, HERE)[0].url == url
+        assert broker_order.rank(actual, HERE)[0].url == url
 
 
 def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch):
@@ -140,10 +143,10 @@ def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch)
 
     def reachable(client: str, *, tls: bool = False, via: str | None = None) -> list[str]:
         info = {**greeted, "tls_required": tls}
-        where = ranking.parse_address(client)
+        where = broker_order.parse_address(client)
         known = locator_server.candidates([dataclasses.replace(greeting, info=info)], {})
         actual = [locator_server._reachable(item, where, via) for item in known]
-        return [choice.url for choice in ranking.rank(actual, where)]
+        return [choice.url for choice in broker_order.rank(actual, where)]
 
     assert reachable("10.1.2.3") == ["nats://10.1.2.1:4222"]
     assert reachable("10.1.2.3", tls=True) == [f"tls://{socket.gethostname()}:4222"]
@@ -152,7 +155,7 @@ def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch)
 
 
 def test_why_tells_what_counted():
-    (choice,) = ranking.rank([candidate(round_trip_s=0.0004, connections=960, uptime_s=3.0)], HERE)
+    (choice,) = broker_order.rank([candidate(round_trip_s=0.0004, connections=960, uptime_s=3.0)], HERE)
     assert choice.why == (
         "same network; 40 of 1000 connections free; crowded; load 20% of 4 cores; new; response time 0.4 ms"
     )
@@ -174,16 +177,16 @@ candidates = st.builds(
 
 @given(st.lists(candidates, max_size=8), addresses, st.randoms(use_true_random=False))
 def test_any_brokers_are_ranked_the_same_way_whatever_their_order(candidates, asker, random):
-    where = ranking.parse_address(asker)
-    ranked = ranking.rank(candidates, where)
+    where = broker_order.parse_address(asker)
+    ranked = broker_order.rank(candidates, where)
     random.shuffle(candidates)
-    assert names(ranking.rank(candidates, where)) == names(ranked)
+    assert names(broker_order.rank(candidates, where)) == names(ranked)
     assert {item.candidate.id for item in ranked} <= {item.id for item in candidates if not item.leaving}
     full = [item.candidate.connections is not None and _is_full(item.candidate) for item in ranked]
     assert full == sorted(full)  # whoever has a free slot comes before whoever has none
 
 
-def _is_full(broker_candidate: ranking.BrokerCandidate) -> bool:
+def _is_full(broker_candidate: broker_order.BrokerCandidate) -> bool:
     return bool(broker_candidate.connections_max) and (broker_candidate.connections or 0) >= (
         broker_candidate.connections_max or 0
     )
@@ -192,7 +195,7 @@ def _is_full(broker_candidate: ranking.BrokerCandidate) -> bool:
 @pytest.mark.parametrize("text", ["", "x", "1.2.3", "1.2.3.4.5", "::g", "host.example", "1.2.3.4/24"])
 def test_what_is_not_an_address_is_refused(text):
     with pytest.raises(errors.InvalidInput):
-        ranking.parse_address(text)
+        broker_order.parse_address(text)
 
 
 # With real brokers
@@ -309,7 +312,9 @@ async def test_any_of_several_locators_will_do(trio):
 
 
 async def test_connecting_by_a_locator_takes_the_best_and_does_without_it_if_it_must(trio, monkeypatch):
-    monkeypatch.setattr(ranking, "load", lambda value: 0.0)  # what other tests do costs these brokers CPU
+    monkeypatch.setattr(
+        broker_order, "load", lambda value: 0.0
+    )  # what other tests do costs these brokers CPU
     crowd = [await muster.connect(trio[name].url) for name in ("broker-1", "broker-3") * 5]
     async with (
         locator_server.Locator(trio.urls, access=ACCESS) as here,

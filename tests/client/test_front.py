@@ -156,7 +156,7 @@ def test_messages_in_all_forms_and_patterns(m: synchronous.Muster):
     with pytest.raises(errors.NotConnected):
         by_tag.next(timeout_s=1)
     with pytest.raises(errors.InvalidInput):
-        messages.Message("x", b"\xff").text  # noqa: B018
+        messages.PublishedMessage("x", b"\xff").text  # noqa: B018
     with pytest.raises(errors.InvalidInput):
         m.publish("", "nowhere")
     with pytest.raises(errors.Unavailable, match="no subscriber on nothing"):

@@ -33,7 +33,7 @@ from muster.message import protocol as message_protocol
 from muster.notify import models
 
 if TYPE_CHECKING:
-    from muster.client import monitoring
+    from muster.client import monitor
 
 H = TypeVar("H", bound=Callable[..., Any])
 A = TypeVar("A", bound=type[base.Adapter])
@@ -127,16 +127,16 @@ class AsyncMuster:
         return self.bus.identity
 
     @functools.cached_property
-    def alerts(self) -> monitoring.AsyncAlerts:
-        from muster.client import monitoring
+    def alerts(self) -> monitor.AsyncAlerts:
+        from muster.client import monitor
 
-        return monitoring.AsyncAlerts(self.bus)
+        return monitor.AsyncAlerts(self.bus)
 
     @functools.cached_property
-    def reports(self) -> monitoring.AsyncReports:
-        from muster.client import monitoring
+    def reports(self) -> monitor.AsyncReports:
+        from muster.client import monitor
 
-        return monitoring.AsyncReports(self.bus)
+        return monitor.AsyncReports(self.bus)
 
     # Messages of topics
 
@@ -194,7 +194,7 @@ class AsyncMuster:
         *,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
-    ) -> messages.Message:
+    ) -> messages.PublishedMessage:
         """Send a request to a topic and return the reply; `errors.Unavailable` if there is no subscriber."""
         await self._started()
         subject = messages.to_subject(topic)
@@ -204,9 +204,9 @@ class AsyncMuster:
             )
         except requests.NoResponders as error:
             raise errors.Unavailable(f"there is no subscriber on {topic}") from error
-        return messages.Message(topic, reply.data, reply.headers, reply)
+        return messages.PublishedMessage(topic, reply.data, reply.headers, reply)
 
-    async def reply(self, message: messages.Message, content: messages.Content) -> None:
+    async def reply(self, message: messages.PublishedMessage, content: messages.Content) -> None:
         """Reply to a received request."""
         if message.received is None:
             raise errors.InvalidInput("the message was not received from a topic")

@@ -36,8 +36,8 @@ def to_subject(topic: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Message:
-    """A received message.
+class PublishedMessage:
+    """A received message; users write `muster.Message`.
 
     >>> message = Message("orders/eu", b'{"boxes": 17}')
     >>> message
@@ -54,7 +54,7 @@ class Message:
     received: api.Message | None = field(default=None, compare=False)  # as the bus delivered it
 
     @classmethod
-    def from_bus(cls, message: api.Message) -> Message:
+    def from_bus(cls, message: api.Message) -> PublishedMessage:
         topic = message.subject
         with contextlib.suppress(errors.MusterError):
             topic = str(topics.Topic.from_subject(topic))
@@ -150,9 +150,9 @@ class AsyncSubscription:
 
         return cls(topic, opened, accepts)
 
-    async def next(self, *, timeout_s: float | None = None) -> Message:
+    async def next(self, *, timeout_s: float | None = None) -> PublishedMessage:
         """The next message; `errors.TimedOut` if there is none within ``timeout_s``."""
-        return Message.from_bus(await self.next_delivery(timeout_s=timeout_s))
+        return PublishedMessage.from_bus(await self.next_delivery(timeout_s=timeout_s))
 
     async def next_delivery(self, *, timeout_s: float | None = None) -> api.Message:
         """As `next`; the message as the bus delivered it."""
@@ -168,7 +168,7 @@ class AsyncSubscription:
             raise item
         return item
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[PublishedMessage]:
         while True:
             try:
                 yield await self.next()

@@ -52,7 +52,7 @@ def reader(handler: Handler) -> Reader:
 def _argument(message: Any, kind: Any) -> Any:
     if kind is Any or (isinstance(kind, type) and isinstance(message, kind)):
         return message
-    if isinstance(message, messages.Message):
+    if isinstance(message, messages.PublishedMessage):
         return message.text if kind is str else message.data if kind is bytes else message.json(kind)
     body = message.body() if isinstance(message, jms.JmsMessage) else dict(message.content)
     if isinstance(kind, type) and isinstance(body, kind):
@@ -83,7 +83,7 @@ def failed(handler: Handler, error: BaseException, **facts: Any) -> None:
 async def serve_topic(
     subscription: messages.AsyncSubscription,
     handler: Handler,
-    reply: Callable[[messages.Message, Any], Awaitable[None]],
+    reply: Callable[[messages.PublishedMessage, Any], Awaitable[None]],
 ) -> None:
     """Call the handler for each message; what it returns is the reply, if the sender requested one."""
     arguments = reader(handler)

@@ -6,17 +6,14 @@ in notebooks, which have a running one, and from several threads.  Each method i
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Self
 
-from muster import blocking
-from muster.client import contexts, fleet, front, history, messages, monitoring, notifications, queues
+from muster import blocking_connection as blocking
+from muster.client import contexts, fleet, front, history, messages, monitor, notifications, queues
 from muster.core import errors
 from muster.inform import protocol as inform_protocol
 from muster.manage import rows as manage_rows
@@ -24,88 +21,19 @@ from muster.message import messages as jms
 from muster.notify import client as notify_client
 from muster.notify import models as notify_models
 
-A = TypeVar("A")
-P = ParamSpec("P")
-T = TypeVar("T")
 COMPLETIONS_MAX = 1_000
 
-_ASYNC = re.compile(r"\basync (?=with|for|def)|\bawait ")
 
-
-def _wrap(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Any:
-    functools.update_wrapper(wrapper, method)
-    wrapper.__doc__ = _ASYNC.sub("", (method.__doc__ or "").replace("_async", ""))
-    del wrapper.__wrapped__  # type: ignore[attr-defined]  # else it counts as a coroutine function
-    wrapper.__signature__ = _signature(method)  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _signature(method: Callable[..., Any]) -> Any:
-    signature = inspect.signature(method)
-    returned = str(signature.return_annotation).replace("AsyncIterator", "Iterator")
-    return signature.replace(return_annotation=returned.replace("Async", ""))
-
-
-def sync(
-    method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], T]:
-    """The coroutine method as a blocking one."""
-
-    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
-        result: T = self._loop.wait(method(self._async, *args, **kwargs))
-        return result
-
-    wrapped: Callable[Concatenate[Any, P], T] = _wrap(method, call)
-    return wrapped
-
-
-def sync_iterator(
-    method: Callable[Concatenate[A, P], AsyncIterator[T]],
-) -> Callable[Concatenate[Any, P], Iterator[T]]:
-    """The asynchronous generator as a plain one."""
-
-    def call(self: Any, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-        items: Iterator[T] = self._loop.iterate(method(self._async, *args, **kwargs))
-        return items
-
-    wrapped: Callable[Concatenate[Any, P], Iterator[T]] = _wrap(method, call)
-    return wrapped
-
-
-def _documented(cls: type[Any]) -> Callable[[type[T]], type[T]]:
-    """Take over the documentation of the asynchronous class."""
-
-    def decorate(twin: type[T]) -> type[T]:
-        twin.__doc__ = _ASYNC.sub("", cls.__doc__ or "")
-        return twin
-
-    return decorate
-
-
-class _Twin(Generic[A]):
-    """``_async``: the asynchronous object; ``_loop``: where it runs."""
-
-    def __init__(self, asynchronous: A, loop: blocking.EventLoopThread) -> None:
-        self._async = asynchronous
-        self._loop = loop
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if not name.startswith("_")]
-
-    def __repr__(self) -> str:
-        return repr(self._async)
-
-
-@_documented(contexts.AsyncContexts)
-class Contexts(_Twin[contexts.AsyncContexts]):
-    get = sync(contexts.AsyncContexts.get)
-    put = sync(contexts.AsyncContexts.put)
-    delete = sync(contexts.AsyncContexts.delete)
-    find = sync(contexts.AsyncContexts.find)
-    keys = sync_iterator(contexts.AsyncContexts.keys)
-    history = sync(contexts.AsyncContexts.history)
-    watch = sync_iterator(contexts.AsyncContexts.watch)
-    where = sync(contexts.AsyncContexts.where)
+@blocking.documented_as(contexts.AsyncContexts)
+class Contexts(blocking.BlockingTwin[contexts.AsyncContexts]):
+    get = blocking.sync(contexts.AsyncContexts.get)
+    put = blocking.sync(contexts.AsyncContexts.put)
+    delete = blocking.sync(contexts.AsyncContexts.delete)
+    find = blocking.sync(contexts.AsyncContexts.find)
+    keys = blocking.sync_iterator(contexts.AsyncContexts.keys)
+    history = blocking.sync(contexts.AsyncContexts.history)
+    watch = blocking.sync_iterator(contexts.AsyncContexts.watch)
+    where = blocking.sync(contexts.AsyncContexts.where)
 
     def __getitem__(self, key: str) -> inform_protocol.Context:
         """Read a context.
@@ -148,15 +76,15 @@ class Contexts(_Twin[contexts.AsyncContexts]):
         return "<the contexts of the domain>"
 
 
-@_documented(queues.AsyncQueue)
-class Queue(_Twin[queues.AsyncQueue]):
-    send = sync(queues.AsyncQueue.send)
-    receive = sync(queues.AsyncQueue.receive)
-    messages = sync_iterator(queues.AsyncQueue.messages)
-    browse = sync_iterator(queues.AsyncQueue.browse)
-    depth = sync(queues.AsyncQueue.depth)
-    scheduled = sync(queues.AsyncQueue.scheduled)
-    cancel = sync(queues.AsyncQueue.cancel)
+@blocking.documented_as(queues.AsyncQueue)
+class Queue(blocking.BlockingTwin[queues.AsyncQueue]):
+    send = blocking.sync(queues.AsyncQueue.send)
+    receive = blocking.sync(queues.AsyncQueue.receive)
+    messages = blocking.sync_iterator(queues.AsyncQueue.messages)
+    browse = blocking.sync_iterator(queues.AsyncQueue.browse)
+    depth = blocking.sync(queues.AsyncQueue.depth)
+    scheduled = blocking.sync(queues.AsyncQueue.scheduled)
+    cancel = blocking.sync(queues.AsyncQueue.cancel)
 
     @property
     def name(self) -> str:
@@ -172,12 +100,12 @@ class Queue(_Twin[queues.AsyncQueue]):
         return self.messages()
 
 
-@_documented(notifications.AsyncReceiver)
-class Receiver(_Twin[notifications.AsyncReceiver]):
-    update = sync(notifications.AsyncReceiver.update)
-    policy = sync(notifications.AsyncReceiver.policy)
-    next = sync(notifications.AsyncReceiver.next)
-    leave = sync(notifications.AsyncReceiver.leave)
+@blocking.documented_as(notifications.AsyncReceiver)
+class Receiver(blocking.BlockingTwin[notifications.AsyncReceiver]):
+    update = blocking.sync(notifications.AsyncReceiver.update)
+    policy = blocking.sync(notifications.AsyncReceiver.policy)
+    next = blocking.sync(notifications.AsyncReceiver.next)
+    leave = blocking.sync(notifications.AsyncReceiver.leave)
 
     @property
     def name(self) -> str:
@@ -197,44 +125,32 @@ class Receiver(_Twin[notifications.AsyncReceiver]):
         self._loop.wait(self._async.__aexit__())
 
 
-@_documented(notifications.AsyncNotify)
-class Notify(_Twin[notifications.AsyncNotify]):
-    send = sync(notifications.AsyncNotify.send)
-    define = sync(notifications.AsyncNotify.define)
-    define_event = sync(notifications.AsyncNotify.define_event)
-    models = sync(notifications.AsyncNotify.models)
-    receivers = sync(notifications.AsyncNotify.receivers)
-    _join = sync(notifications.AsyncNotify.join)
-
-    def join(
-        self,
-        name: str,
-        model: str,
-        state: notify_models.State | None = None,
-        *,
-        policy: str,
-        durable: bool = False,
-    ) -> Receiver:
-        """Register a receiver. ``durable``: durable events are stored while it is disconnected."""
-        return Receiver(self._join(name, model, state, policy=policy, durable=durable), self._loop)
+@blocking.documented_as(notifications.AsyncNotify)
+class Notify(blocking.BlockingTwin[notifications.AsyncNotify]):
+    send = blocking.sync(notifications.AsyncNotify.send)
+    define = blocking.sync(notifications.AsyncNotify.define)
+    define_event = blocking.sync(notifications.AsyncNotify.define_event)
+    models = blocking.sync(notifications.AsyncNotify.models)
+    receivers = blocking.sync(notifications.AsyncNotify.receivers)
+    join = blocking.sync_twin(notifications.AsyncNotify.join, Receiver)
 
 
-@_documented(fleet.AsyncFleet)
-class Fleet(_Twin[fleet.AsyncFleet]):
-    resources = sync(fleet.AsyncFleet.resources)
-    describe = sync(fleet.AsyncFleet.describe)
-    apply = sync(fleet.AsyncFleet.apply)
-    plan = sync(fleet.AsyncFleet.plan)
-    delete = sync(fleet.AsyncFleet.delete)
-    execute = sync(fleet.AsyncFleet.execute)
-    execute_many = sync(fleet.AsyncFleet.execute_many)
-    operations = sync(fleet.AsyncFleet.operations)
-    logs = sync(fleet.AsyncFleet.logs)
-    wait = sync(fleet.AsyncFleet.wait)
-    watch = sync_iterator(fleet.AsyncFleet.watch)
-    names = sync(fleet.AsyncFleet.names)
-    agents = sync(fleet.AsyncFleet.agents)
-    managers = sync(fleet.AsyncFleet.managers)
+@blocking.documented_as(fleet.AsyncFleet)
+class Fleet(blocking.BlockingTwin[fleet.AsyncFleet]):
+    resources = blocking.sync(fleet.AsyncFleet.resources)
+    describe = blocking.sync(fleet.AsyncFleet.describe)
+    apply = blocking.sync(fleet.AsyncFleet.apply)
+    plan = blocking.sync(fleet.AsyncFleet.plan)
+    delete = blocking.sync(fleet.AsyncFleet.delete)
+    execute = blocking.sync(fleet.AsyncFleet.execute)
+    execute_many = blocking.sync(fleet.AsyncFleet.execute_many)
+    operations = blocking.sync(fleet.AsyncFleet.operations)
+    logs = blocking.sync(fleet.AsyncFleet.logs)
+    wait = blocking.sync(fleet.AsyncFleet.wait)
+    watch = blocking.sync_iterator(fleet.AsyncFleet.watch)
+    names = blocking.sync(fleet.AsyncFleet.names)
+    agents = blocking.sync(fleet.AsyncFleet.agents)
+    managers = blocking.sync(fleet.AsyncFleet.managers)
 
     def __getitem__(self, name: str) -> manage_rows.ResourceDescription:
         """All details of a resource, as `describe`."""
@@ -247,44 +163,44 @@ class Fleet(_Twin[fleet.AsyncFleet]):
         return self.names()[:COMPLETIONS_MAX]
 
 
-@_documented(monitoring.AsyncAlerts)
-class Alerts(_Twin[monitoring.AsyncAlerts]):
-    list = sync(monitoring.AsyncAlerts.list)
-    watch = sync_iterator(monitoring.AsyncAlerts.watch)
-    acknowledge = sync(monitoring.AsyncAlerts.acknowledge)
-    resolve = sync(monitoring.AsyncAlerts.resolve)
-    silence = sync(monitoring.AsyncAlerts.silence)
+@blocking.documented_as(monitor.AsyncAlerts)
+class Alerts(blocking.BlockingTwin[monitor.AsyncAlerts]):
+    list = blocking.sync(monitor.AsyncAlerts.list)
+    watch = blocking.sync_iterator(monitor.AsyncAlerts.watch)
+    acknowledge = blocking.sync(monitor.AsyncAlerts.acknowledge)
+    resolve = blocking.sync(monitor.AsyncAlerts.resolve)
+    silence = blocking.sync(monitor.AsyncAlerts.silence)
 
 
-@_documented(monitoring.AsyncReports)
-class Reports(_Twin[monitoring.AsyncReports]):
-    system = sync(monitoring.AsyncReports.system)
-    group = sync(monitoring.AsyncReports.group)
-    zone = sync(monitoring.AsyncReports.zone)
-    top = sync(monitoring.AsyncReports.top)
-    nodes = sync(monitoring.AsyncReports.nodes)
+@blocking.documented_as(monitor.AsyncReports)
+class Reports(blocking.BlockingTwin[monitor.AsyncReports]):
+    system = blocking.sync(monitor.AsyncReports.system)
+    group = blocking.sync(monitor.AsyncReports.group)
+    zone = blocking.sync(monitor.AsyncReports.zone)
+    top = blocking.sync(monitor.AsyncReports.top)
+    nodes = blocking.sync(monitor.AsyncReports.nodes)
 
 
-@_documented(history.AsyncHistory)
-class History(_Twin[history.AsyncHistory]):
-    sql = sync(history.AsyncHistory.sql)
-    search = sync(history.AsyncHistory.search)
+@blocking.documented_as(history.AsyncHistory)
+class History(blocking.BlockingTwin[history.AsyncHistory]):
+    sql = blocking.sync(history.AsyncHistory.sql)
+    search = blocking.sync(history.AsyncHistory.search)
 
     def at(self, root: str | Path) -> History:
         """The history in this folder or at this URL (``s3://…``)."""
         return History(self._async.at(root), self._loop)
 
 
-@_documented(messages.AsyncSubscription)
-class Subscription(_Twin[messages.AsyncSubscription]):
-    next = sync(messages.AsyncSubscription.next)
-    close = sync(messages.AsyncSubscription.close)
+@blocking.documented_as(messages.AsyncSubscription)
+class TopicSubscription(blocking.BlockingTwin[messages.AsyncSubscription]):
+    next = blocking.sync(messages.AsyncSubscription.next)
+    close = blocking.sync(messages.AsyncSubscription.close)
 
     @property
     def topic(self) -> str:
         return self._async.topic
 
-    def __iter__(self) -> Iterator[messages.Message]:
+    def __iter__(self) -> Iterator[messages.PublishedMessage]:
         return self._loop.iterate(aiter(self._async))
 
     def __enter__(self) -> Self:
@@ -294,13 +210,13 @@ class Subscription(_Twin[messages.AsyncSubscription]):
         self.close()
 
 
-@_documented(front.AsyncMuster)
-class Muster(_Twin[front.AsyncMuster]):
-    publish = sync(front.AsyncMuster.publish)
-    request = sync(front.AsyncMuster.request)
-    reply = sync(front.AsyncMuster.reply)
-    queues = sync(front.AsyncMuster.queues)
-    _subscribe = sync(front.AsyncMuster.subscribe)
+@blocking.documented_as(front.AsyncMuster)
+class Muster(blocking.BlockingTwin[front.AsyncMuster]):
+    publish = blocking.sync(front.AsyncMuster.publish)
+    request = blocking.sync(front.AsyncMuster.request)
+    reply = blocking.sync(front.AsyncMuster.reply)
+    queues = blocking.sync(front.AsyncMuster.queues)
+    subscribe = blocking.sync_twin(front.AsyncMuster.subscribe, TopicSubscription)
 
     def __init__(self, asynchronous: front.AsyncMuster, loop: blocking.EventLoopThread) -> None:
         super().__init__(asynchronous, loop)
@@ -321,20 +237,6 @@ class Muster(_Twin[front.AsyncMuster]):
     def home(self) -> Path | None:
         """The home of the domain, if it is on this machine."""
         return self._async.home
-
-    def subscribe(self, topic: str, *, where: str | None = None, group: str | None = None) -> Subscription:
-        """Receive the messages of a topic or a pattern of topics.
-
-        ``where``: only messages whose headers and JSON fields match this predicate. ``group``: share the
-        messages among the subscribers of this group.
-
-        >>> with m.subscribe("orders/>") as orders:
-        ...     m.publish("orders/eu", "17 boxes")
-        ...     order = orders.next(timeout_s=10)
-        >>> order
-        Message('orders/eu', '17 boxes')
-        """
-        return Subscription(self._subscribe(topic, where=where, group=group), self._loop)
 
     def queue(self, name: str) -> Queue:
         """The queue of this name; it exists as soon as a message is sent to it."""

@@ -7,9 +7,10 @@ Refused        ├── IllegalState         the object is closed or in the wro
                ├── NotReadable / NotWriteable
                ├── TransactionRolledBack
                ├── InvalidClientId      used by another connection of the identity, or too long
-               ├── LogFull              a LimitExceeded: nothing is stored until messages are consumed
-               └── MessageTooLarge      a LimitExceeded: larger than `message.max_message_bytes`
+               └── LogFull              a LimitExceeded: nothing is stored until messages are consumed
 NotFound       └── InvalidDestination
+
+A message larger than `message.max_message_bytes` is a `core.messages.MessageTooLarge`.
 """
 
 from __future__ import annotations
@@ -51,10 +52,6 @@ class InvalidClientId(errors.Refused):
 
 class LogFull(errors.LimitExceeded):
     code = "log-full"
-
-
-class MessageTooLarge(errors.LimitExceeded):
-    code = "message-too-large"
 
 
 class InvalidDestination(errors.NotFound):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from muster.core import messages as core_messages
 from muster.message import destinations, messages, protocol, settings
-from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.dispatcher import large_bodies, leadership
 from muster.testing import eventually, fixtures
@@ -263,7 +263,7 @@ async def test_the_dispatcher_refuses_what_a_client_does_not_limit(connect: fixt
         await started.acting.wait()
         connection = await stack.enter_async_context(client_api.Connection(await connect("client")))
         producer = connection.session().producer(ORDERS)
-        with pytest.raises(message_errors.MessageTooLarge, match="at most 1048576"):
+        with pytest.raises(core_messages.MessageTooLarge, match="at most 1048576"):
             await producer.send(LARGE)
         await producer.send("small")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from muster.bus.rpc import origin
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, endpoint, envelope, faults
+from muster.gateways.soap import addresses, endpoint, envelope, faults
 from tests.gateways.soap.conftest import NS, message, request
 
 ANN = "Basic YW5uOnNlc8OkbQ=="
@@ -117,7 +117,7 @@ async def test_a_header_that_must_be_understood(echo):
         '<e:h mustUnderstand="true"/>',  # unqualified: says nothing
         '<e:h s:mustUnderstand="0"/>',
         '<e:h s:mustUnderstand="1" s:role="urn:somebody-else"/>',
-        f'<w:To xmlns:w="{addressing.WSA04}" s:mustUnderstand="1">x</w:To>',
+        f'<w:To xmlns:w="{addresses.WSA04}" s:mustUnderstand="1">x</w:To>',
     ):
         assert (await echo.endpoint.respond(request(message(headers=header)))).status == 200
 
@@ -205,13 +205,13 @@ async def test_whatever_comes_is_answered(echo, data, headers, method):
 
 
 async def test_addressing_of_both_namespaces():
-    for wsa in (addressing.WSA04, addressing.WSA05):
+    for wsa in (addresses.WSA04, addresses.WSA05):
         headers = (
             f'<w:MessageID xmlns:w="{wsa}"> id-1 </w:MessageID><w:Action xmlns:w="{wsa}">urn:do</w:Action>'
             f'<w:ReplyTo xmlns:w="{wsa}"><w:Address>http://back/</w:Address><w:ReferenceParameters>'
             f"<e:key>7</e:key></w:ReferenceParameters></w:ReplyTo>"
         )
-        content = addressing.read(envelope.read(xml.parse(message(headers=headers))))
+        content = addresses.read(envelope.read(xml.parse(message(headers=headers))))
         assert content is not None
         assert (content.wsa, content.message_id, content.action, content.repeated) == (
             wsa,
@@ -228,9 +228,9 @@ async def test_addressing_of_both_namespaces():
             ("RelatesTo", "id-1"),
             ("key", "7"),
         ]
-        marked = reply[-1].get(addressing.WSA05("IsReferenceParameter"))
-        assert marked == ("true" if wsa == addressing.WSA05 else None)
-        twice = addressing.read(envelope.read(xml.parse(message(headers=headers + headers))))
+        marked = reply[-1].get(addresses.WSA05("IsReferenceParameter"))
+        assert marked == ("true" if wsa == addresses.WSA05 else None)
+        twice = addresses.read(envelope.read(xml.parse(message(headers=headers + headers))))
         assert twice is not None
         assert set(twice.repeated) == {"MessageID", "Action", "ReplyTo"}
-    assert addressing.read(envelope.read(xml.parse(message()))) is None
+    assert addresses.read(envelope.read(xml.parse(message()))) is None

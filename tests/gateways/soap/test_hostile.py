@@ -13,7 +13,7 @@ import pytest
 from muster.bus.http import asgi_server
 from muster.core import errors
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, asgi, client_budget, endpoint, envelope
+from muster.gateways.soap import addresses, asgi, client_budget, endpoint, envelope
 from muster.gateways.soap import server as soap_server
 from muster.testing import eventually
 from muster.trust import certificates
@@ -68,7 +68,7 @@ def test_writing_stops_at_its_bound():
 
 @pytest.mark.parametrize("count", [3, 20_000])
 async def test_an_answer_does_not_amplify_reference_parameters(echo: Echo, count: int):
-    wsa = addressing.WSA05
+    wsa = addresses.WSA05
     data = (
         f'<s:Envelope xmlns:s="{envelope.SoapVersion.V12.value}" {declarations(0, 60)}>'
         f'<s:Header xmlns:w="{wsa}" {declarations(60, 60)}><w:ReplyTo><w:Address>{wsa}/anonymous</w:Address>'

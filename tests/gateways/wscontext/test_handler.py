@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, envelope, xsd_types
+from muster.gateways.soap import addresses, envelope, xsd_types
 from muster.inform import activities, client, protocol
 from muster.testing.eventually import eventually
 from tests.gateways.wscontext.conftest import WSCTX
@@ -128,13 +128,13 @@ async def test_contents_that_are_no_xml(wscontext, connect):
 
 
 async def test_answers_go_elsewhere_only_where_allowed(wscontext):
-    def reply_to(url: str, wsa: str = addressing.WSA05) -> str:
+    def reply_to(url: str, wsa: str = addresses.WSA05) -> str:
         return (
             f'<w:MessageID xmlns:w="{wsa}">m-1</w:MessageID>'
             f'<w:ReplyTo xmlns:w="{wsa}"><w:Address>{url}</w:Address></w:ReplyTo>'
         )
 
-    for wsa in (addressing.WSA04, addressing.WSA05):
+    for wsa in (addresses.WSA04, addresses.WSA05):
         assert (await wscontext.ask("<begin/>", headers=reply_to(wscontext.sink_url, wsa))).name == "accepted"
         answer = wscontext.sink.pop()
         assert answer.first is not None
@@ -146,8 +146,8 @@ async def test_answers_go_elsewhere_only_where_allowed(wscontext):
     fault = wscontext.sink.pop().first
     assert fault is not None
     assert fault.local == "Fault"
-    assert (await wscontext.ask("<begin/>", headers=reply_to(addressing.NONE))).name == "accepted"
-    anonymous = await wscontext.ask("<getStatus/>", headers=reply_to(addressing.ANONYMOUS[addressing.WSA05]))
+    assert (await wscontext.ask("<begin/>", headers=reply_to(addresses.NONE))).name == "accepted"
+    anonymous = await wscontext.ask("<getStatus/>", headers=reply_to(addresses.ANONYMOUS[addresses.WSA05]))
     assert anonymous.text == "NO_ACTIVITY"
     assert "m-1" in wscontext.last.text
     for url in ("http://127.0.0.1:1/", wscontext.sink_url.replace("replies", "other"), "file:///etc/passwd"):
@@ -185,8 +185,8 @@ async def test_hostile_and_mistaken_messages(wscontext):
 
 async def test_answers_and_faults_go_where_the_request_wants_each(wscontext):
     """Of the four combinations none is lost, and none goes to the wrong side."""
-    wsa = addressing.WSA05
-    here, there = addressing.ANONYMOUS[wsa], wscontext.sink_url
+    wsa = addresses.WSA05
+    here, there = addresses.ANONYMOUS[wsa], wscontext.sink_url
     for body, local in (("<begin/>", "begun"), ("<complete/>", "Fault")):
         for reply_to, fault_to in ((here, there), (there, here), (there, there), (there, ""), (here, "")):
             wscontext.sink.clear()

@@ -14,7 +14,7 @@ from muster.bus.http import server
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import metrics
-from muster.gateways.soap import addressing, envelope, faults
+from muster.gateways.soap import addresses, envelope, faults
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman import endpoint, event_delivery
 from muster.gateways.wsman.wire import fragments, headers, namespaces, representations
@@ -96,7 +96,7 @@ async def subscriptions(
 
 
 def subscription() -> event_delivery.EventSubscription:
-    notify, end = addressing.EndpointReference(SINK), addressing.EndpointReference(f"{SINK}/end")
+    notify, end = addresses.EndpointReference(SINK), addresses.EndpointReference(f"{SINK}/end")
     return event_delivery.EventSubscription("ann", notify, end, namespaces.PUSH, "http://here/wsman")
 
 
@@ -244,7 +244,7 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
             xml.XmlElement(wsa("Action"), namespaces.GET),
             xml.XmlElement(wsa("MessageID"), "uuid:1"),
             xml.XmlElement(namespaces.WSMAN("ResourceURI"), str(P)),
-            xml.XmlElement(wsa("ReplyTo"), xml.XmlElement(wsa("Address"), addressing.ANONYMOUS[wsa])),
+            xml.XmlElement(wsa("ReplyTo"), xml.XmlElement(wsa("Address"), addresses.ANONYMOUS[wsa])),
             xml.XmlElement(namespaces.WSMAN("SelectorSet"), selector),
         ],
     )

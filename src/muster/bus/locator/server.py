@@ -2,8 +2,8 @@
 
 After section 4 of the JMS paper. It discovers the brokers itself: from the URL of any broker it finds the
 others (each broker lists its cluster to a client), and over the system account it requests their connections,
-limits and load. Then it ranks them for the client (`ranking`), probes the best ones, and returns those that
-respond.
+limits and load. Then it ranks them for the client (`broker_order`), probes the best ones, and returns those
+that respond.
 
 It has no permanent connections: it closes every connection before it responds. Connected clients do not
 depend on it, so there may be several locators without coordination. It surveys the brokers at most once in
@@ -33,7 +33,7 @@ from typing import Any, Self
 
 from muster.bus.brokers import config, system_account, topology
 from muster.bus.http import server
-from muster.bus.locator import ranking
+from muster.bus.locator import broker_order
 from muster.core import errors
 
 REFRESH_S = 1.0
@@ -61,7 +61,7 @@ class BrokerGreeting:
 @dataclass(frozen=True, slots=True)
 class BrokerSurvey:
     at_s: float
-    candidates: tuple[ranking.BrokerCandidate, ...]
+    candidates: tuple[broker_order.BrokerCandidate, ...]
 
 
 class Locator:
@@ -121,20 +121,20 @@ class Locator:
         self,
         client: str,
         *,
-        protocol: ranking.BrokerProtocol = ranking.BrokerProtocol.NATS,
+        protocol: broker_order.BrokerProtocol = broker_order.BrokerProtocol.NATS,
         count: int = 3,
         via: str | None = None,
-    ) -> list[ranking.BrokerChoice]:
+    ) -> list[broker_order.BrokerChoice]:
         """Up to ``count`` brokers for the client at this address, best first, each of which has just
         responded.
 
         ``via`` is the name under which the client reached this machine.
         """
-        where = ranking.parse_address(client)
+        where = broker_order.parse_address(client)
         survey = await self._fresh()
         known = [_reachable(candidate, where, via) for candidate in survey.candidates]
-        choices = ranking.rank(known, where, protocol=protocol, sent=self._sent)
-        alive: list[ranking.BrokerChoice] = []
+        choices = broker_order.rank(known, where, protocol=protocol, sent=self._sent)
+        alive: list[broker_order.BrokerChoice] = []
         while choices and len(alive) < count:
             tried, choices = choices[: count - len(alive)], choices[count - len(alive) :]
             async with self._probing:
@@ -154,7 +154,7 @@ class Locator:
 
     async def _answer(self, request: server.HttpRequest) -> server.HttpResponse:
         try:
-            protocol = ranking.BrokerProtocol(request.query.get("protocol", "nats"))
+            protocol = broker_order.BrokerProtocol(request.query.get("protocol", "nats"))
             count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
         except ValueError as error:
             raise errors.InvalidInput(f"invalid request: {error}") from None
@@ -162,7 +162,7 @@ class Locator:
         choices = await self.locate(
             request.query.get("client", request.peer), protocol=protocol, count=count, via=via
         )
-        return server.json_response({"brokers": ranking.summary(choices)})
+        return server.json_response({"brokers": broker_order.summary(choices)})
 
     # Survey
 
@@ -215,16 +215,16 @@ class Locator:
 
 def candidates(
     greetings: Iterable[BrokerGreeting], vitals: Mapping[str, Mapping[str, Any]]
-) -> list[ranking.BrokerCandidate]:
+) -> list[broker_order.BrokerCandidate]:
     """One candidate for each broker, from its greetings at each address and its statistics. Pure."""
-    by_id: dict[str, ranking.BrokerCandidate] = {}
+    by_id: dict[str, broker_order.BrokerCandidate] = {}
     for greeting in greetings:
         name, port = greeting.address
         page = vitals.get(_id(greeting), {})
         cores = page.get("cores")
         before = by_id.get(_id(greeting))
-        hosts = (*(before.hosts if before else ()), ranking.BrokerHost(name, greeting.reached, port))
-        by_id[_id(greeting)] = ranking.BrokerCandidate(
+        hosts = (*(before.hosts if before else ()), broker_order.BrokerHost(name, greeting.reached, port))
+        by_id[_id(greeting)] = broker_order.BrokerCandidate(
             id=_id(greeting),
             name=str(greeting.info.get("server_name", "")),
             hosts=tuple(dict.fromkeys(hosts)),
@@ -299,8 +299,8 @@ def address_of(url: str) -> Address:
 
 
 def _reachable(
-    candidate: ranking.BrokerCandidate, client: ranking.IPAddress, via: str | None
-) -> ranking.BrokerCandidate:
+    candidate: broker_order.BrokerCandidate, client: broker_order.IPAddress, via: str | None
+) -> broker_order.BrokerCandidate:
     """With the address of this machine that leads to the client, if the broker listens on all of them.
 
     Such a broker reports the addresses of its machine only to the members of its cluster, and none that the
@@ -314,11 +314,11 @@ def _reachable(
         return candidate
     name = via or (socket.gethostname() if candidate.tls else address)
     return dataclasses.replace(
-        candidate, hosts=(*candidate.hosts, ranking.BrokerHost(name, address, candidate.port))
+        candidate, hosts=(*candidate.hosts, broker_order.BrokerHost(name, address, candidate.port))
     )
 
 
-def _own_address(client: ranking.IPAddress) -> str | None:
+def _own_address(client: broker_order.IPAddress) -> str | None:
     """The local address of connections to the client."""
     family = socket.AF_INET if client.version == 4 else socket.AF_INET6
     try:
@@ -329,7 +329,7 @@ def _own_address(client: ranking.IPAddress) -> str | None:
         return None
 
 
-def _welcomes(greeting: BrokerGreeting | None, choice: ranking.BrokerChoice) -> bool:
+def _welcomes(greeting: BrokerGreeting | None, choice: broker_order.BrokerChoice) -> bool:
     """Whether it responded, is the expected broker, and is not shutting down."""
     return greeting is not None and _id(greeting) == choice.candidate.id and not greeting.info.get("ldm")
 

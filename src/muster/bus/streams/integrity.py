@@ -92,13 +92,13 @@ async def missing_sequences(
 
 def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
     """Ascending sequences as ranges."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for sequence in sequences:
-        if found and found[-1][1] == sequence - 1:
-            found[-1] = (found[-1][0], sequence)
+        if merged and merged[-1][1] == sequence - 1:
+            merged[-1] = (merged[-1][0], sequence)
         else:
-            found.append((sequence, sequence))
-    return found
+            merged.append((sequence, sequence))
+    return merged
 
 
 def describe(lost: Ranges) -> str:

@@ -24,7 +24,7 @@ from muster.bus.rpc import origin
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
-from muster.gateways.soap import addressing, envelope, faults
+from muster.gateways.soap import addresses, envelope, faults
 
 events = log.EventLog("soap")
 
@@ -81,7 +81,7 @@ class SoapRequest:
     """The input of a handler. ``caller`` is None if the endpoint or the message needs no login."""
 
     envelope: envelope.SoapEnvelope
-    addressing: addressing.Addressing | None
+    addressing: addresses.Addressing | None
     caller: SoapCaller | None
     action: str  # the SOAPAction header, or the action of the content type
     path: str
@@ -127,7 +127,7 @@ class SoapEndpoint:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     authenticate: Authenticate | None = None
     is_open: Callable[[envelope.SoapEnvelope], bool] | None = None
-    understood: Callable[[str], bool] = addressing.understood
+    understood: Callable[[str], bool] = addresses.understood
     fault_of: Callable[[errors.MusterError], faults.SoapFault] = faults.from_error
     fault_headers: Callable[[SoapRequest | None, faults.SoapFault], Sequence[xml.XmlElement]] = _no_headers
     documents: Mapping[str, Document] = field(default_factory=dict)
@@ -211,7 +211,7 @@ class SoapEndpoint:
             action = (request.headers.get("soapaction") or parameters.get("action", "")).strip().strip('"')
             call = SoapRequest(
                 message,
-                addressing.read(message),
+                addresses.read(message),
                 caller,
                 action,
                 request.path,

@@ -18,7 +18,7 @@ from muster.bus.http import client
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
-from muster.gateways.soap import addressing, envelope, faults, xsd_types
+from muster.gateways.soap import addresses, envelope, faults, xsd_types
 from muster.gateways.soap import callbacks as callbacks_
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wscontext import schema
@@ -87,7 +87,7 @@ class WsContextHandler:
             handle=handle,
             prefixes=schema.PREFIXES,
             authenticate=authenticate,
-            understood=lambda header: addressing.understood(header) or header == WSCTX("context"),
+            understood=lambda header: addresses.understood(header) or header == WSCTX("context"),
             fault_of=fault_of,
             fault_headers=_fault_headers,
             documents={"wsdl": lambda location: schema.document(operations, port, location)},
@@ -131,21 +131,21 @@ class WsContextHandler:
         await self._send(wsa, version, envelope.write(version, [response], headers, schema.PREFIXES))
         return soap_endpoint.SoapResponse(accepted=True)
 
-    def _check_callbacks(self, wsa: addressing.Addressing) -> None:
+    def _check_callbacks(self, wsa: addresses.Addressing) -> None:
         for endpoint in (wsa.reply_to, wsa.fault_to):
-            if endpoint is None or endpoint.address in ("", addressing.NONE, addressing.ANONYMOUS[wsa.wsa]):
+            if endpoint is None or endpoint.address in ("", addresses.NONE, addresses.ANONYMOUS[wsa.wsa]):
                 continue
             try:
                 callbacks_.check(endpoint.address, self._allowed)
             except (errors.Forbidden, errors.InvalidInput) as error:
-                raise addressing.invalid_header(wsa.wsa, faults.public_message(error)) from error
+                raise addresses.invalid_header(wsa.wsa, faults.public_message(error)) from error
 
     async def _send(
-        self, wsa: addressing.Addressing, version: envelope.SoapVersion, data: bytes, *, fault: bool = False
+        self, wsa: addresses.Addressing, version: envelope.SoapVersion, data: bytes, *, fault: bool = False
     ) -> None:
         """Send the reply to the address in the request: the callback style of the standard."""
         to = wsa.endpoint(fault=fault)
-        if to is None or to.address == addressing.NONE:
+        if to is None or to.address == addresses.NONE:
             return
         headers = {"Content-Type": version.content_type}
         try:
@@ -278,7 +278,7 @@ def _seconds(element: xml.XmlElement) -> int:
 def _context(
     activity: inform_activities.Activity, location: str, manager: str, *, contents: bool = False
 ) -> xml.XmlElement:
-    wsa = addressing.WSA05
+    wsa = addresses.WSA05
     base = location.rpartition("/")[0]
     address = xml.XmlElement(wsa("Address"), f"{base}/{manager.rpartition('/')[2]}")
     parent = None

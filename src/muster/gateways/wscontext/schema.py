@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, wsdl
+from muster.gateways.soap import addresses, wsdl
 
 WSCTX = xml.XmlNamespace("http://docs.oasis-open.org/ws-caf/2005/10/wsctx")
 OURS = xml.XmlNamespace("urn:muster:context:1")  # for contents that are not XML
-PREFIXES: dict[str, str] = {WSCTX: "wsctx", OURS: "m", addressing.WSA04: "wsa", addressing.WSA05: "wsa5"}
+PREFIXES: dict[str, str] = {WSCTX: "wsctx", OURS: "m", addresses.WSA04: "wsa", addresses.WSA05: "wsa5"}
 
 FAULTS = (
     "invalidStateFault",

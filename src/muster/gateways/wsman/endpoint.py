@@ -12,8 +12,8 @@ from muster.core.formats import xml
 from muster.core.telemetry import metrics
 from muster.gateways.soap import endpoint, envelope
 from muster.gateways.wsman import enumeration, event_delivery, transfer
-from muster.gateways.wsman import eventing as wsman_eventing
 from muster.gateways.wsman import request as wsman_request
+from muster.gateways.wsman import subscriptions as wsman_subscriptions
 from muster.gateways.wsman.wire import faults, headers, namespaces
 from muster.trust.permissions import roles
 
@@ -38,7 +38,7 @@ class WsManEndpoint:
         subscriptions = event_delivery.EventSubscriptions(connect_as, callbacks, measure=self._measure)
         self.transfer = transfer.TransferHandler(connect_as)
         self.enumeration = enumeration.EnumerationHandler(connect_as, now_s)
-        self.eventing = wsman_eventing.EventingHandler(subscriptions, now_s)
+        self.eventing = wsman_subscriptions.EventingHandler(subscriptions, now_s)
         # Read-only actions, which a viewer may use; then those that make changes.
         self._reads: dict[str, Action] = {
             namespaces.GET: self.transfer.get,

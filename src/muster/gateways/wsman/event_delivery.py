@@ -21,7 +21,7 @@ from muster.bus.http import server
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.telemetry import log, metrics
-from muster.gateways.soap import addressing, callbacks, envelope
+from muster.gateways.soap import addresses, callbacks, envelope
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman.wire import faults, namespaces, representations
 from muster.manage import client, protocol
@@ -51,8 +51,8 @@ class DeliveryRefused(errors.Refused):
 @dataclass(slots=True)
 class EventSubscription:
     user: str
-    notify_to: addressing.EndpointReference
-    end_to: addressing.EndpointReference | None
+    notify_to: addresses.EndpointReference
+    end_to: addresses.EndpointReference | None
     mode: str
     location: str
     ends_at_s: float = 0.0
@@ -62,7 +62,7 @@ class EventSubscription:
 
     def manager(self) -> xml.XmlElement:
         identifier = xml.XmlElement(namespaces.WSE("Identifier"), self.id)
-        return addressing.EndpointReference(self.location, [identifier]).element(
+        return addresses.EndpointReference(self.location, [identifier]).element(
             namespaces.WSE("SubscriptionManager")
         )
 
@@ -89,7 +89,7 @@ class EventSubscriptions:
     def __len__(self) -> int:
         return len(self._open)
 
-    def check_address(self, endpoint: addressing.EndpointReference) -> None:
+    def check_address(self, endpoint: addresses.EndpointReference) -> None:
         try:
             callbacks.check(endpoint.address, self._allowed)
         except (errors.Forbidden, errors.InvalidInput) as error:
@@ -211,7 +211,7 @@ class EventSubscriptions:
         acknowledged = subscription.mode == namespaces.PUSH_WITH_ACK
         more = []
         if acknowledged:
-            anonymous = addressing.EndpointReference(addressing.ANONYMOUS[namespaces.WSA])
+            anonymous = addresses.EndpointReference(addresses.ANONYMOUS[namespaces.WSA])
             more = [
                 anonymous.element(namespaces.WSA("ReplyTo")),
                 xml.XmlElement(namespaces.WSMAN("AckRequested")),
@@ -255,7 +255,7 @@ class EventSubscriptions:
 
 
 def _message(
-    to: addressing.EndpointReference,
+    to: addresses.EndpointReference,
     action: str,
     message_id: str,
     body: xml.XmlElement,
@@ -283,7 +283,7 @@ def _check(response: server.HttpResponse, acknowledges: str) -> None:
     if not 200 <= response.status < 300:
         raise errors.Unavailable(f"the receiver responded with {response.status}")
     if acknowledges:
-        wsa = addressing.read(reply) if reply is not None else None
+        wsa = addresses.read(reply) if reply is not None else None
         relates = reply.header(namespaces.WSA("RelatesTo")) if reply is not None else None
         if wsa is None or wsa.action not in (namespaces.ACK, namespaces.ACK_MISSPELT):
             raise errors.Unavailable("the receiver sent no acknowledgement")

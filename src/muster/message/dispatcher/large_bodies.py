@@ -17,6 +17,7 @@ import re
 from typing import Final
 
 from muster.core import errors, subjects
+from muster.core import messages as core_messages
 from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.dispatcher import state
@@ -47,7 +48,7 @@ class LargeBodies:
             raise errors.InvalidInput(f"a chunk has a body id and at most {protocol.CHUNK_BYTES} bytes")
         total = self._sizes.get(request.body, 0) + size
         if total > shared.settings.max_message_bytes:
-            raise message_errors.MessageTooLarge(
+            raise core_messages.MessageTooLarge(
                 f"a message has at most {shared.settings.max_message_bytes} bytes",
                 hint="the limit is `message.max_message_bytes`",
             )

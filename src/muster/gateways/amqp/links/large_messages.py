@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from muster.core import errors
-from muster.message import errors as message_errors
+from muster.core import messages as core_messages
 from muster.message import messages, protocol
 from muster.message.client import bodies
 
@@ -57,7 +57,7 @@ class IncomingLargeMessage:
         self._size += len(part)
         largest = self._connection.gateway.max_message_bytes
         if self._size > largest and self._error is None:
-            self._error = message_errors.MessageTooLarge(f"a message has at most {largest} bytes")
+            self._error = core_messages.MessageTooLarge(f"a message has at most {largest} bytes")
         if self._error is None:
             self._put(part)
 

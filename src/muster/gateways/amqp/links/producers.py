@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from muster.core import errors
+from muster.core import messages as core_messages
 from muster.gateways.amqp.links import large_messages
 from muster.gateways.amqp.protocol import conditions, engine, frames
 from muster.message import destinations, messages, protocol
@@ -112,7 +113,7 @@ class ProducerLink:
             self._connection.transactions.mark_failed(state, error)
         if not settled:
             self._connection.reject(self.link, number, error)
-        elif isinstance(error, message_errors.MessageTooLarge):
+        elif isinstance(error, core_messages.MessageTooLarge):
             self._connection.close_link(self.link, conditions.name(error), conditions.description(error))
 
     def _begin_large(self, number: int, data: bytes) -> large_messages.IncomingLargeMessage:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from muster.core import errors
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, callbacks, faults
+from muster.gateways.soap import addresses, callbacks, faults
 from muster.gateways.wsman.wire import namespaces
 
 SENDER, RECEIVER = faults.SoapFaultCode.SENDER, faults.SoapFaultCode.RECEIVER
@@ -102,10 +102,10 @@ def from_error(error: errors.MusterError) -> faults.SoapFault:
     )
 
 
-def headers(wsa: addressing.Addressing | None, error: faults.SoapFault) -> list[xml.XmlElement]:
+def headers(wsa: addresses.Addressing | None, error: faults.SoapFault) -> list[xml.XmlElement]:
     """The headers of a response with this fault; its action depends on the namespace of the subcode."""
     namespace = error.subcode.rpartition("}")[0][1:] if error.subcode else namespaces.WSA
     action = namespaces.FAULT_ACTIONS.get(
         xml.XmlNamespace(namespace), namespaces.FAULT_ACTIONS[namespaces.WSA]
     )
-    return (wsa or addressing.Addressing()).reply_headers(action)
+    return (wsa or addresses.Addressing()).reply_headers(action)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from muster.core import errors
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, envelope, xsd_types
+from muster.gateways.soap import addresses, envelope, xsd_types
 from muster.gateways.soap import endpoint as soap_endpoint
 from muster.gateways.wsman.wire import faults, namespaces
 
@@ -18,7 +18,7 @@ ENVELOPE_BYTES_MIN = 8192  # the smallest limit that a client may set
 ENVELOPE_BYTES = 32_767  # of responses without a MaxEnvelopeSize
 SELECTORS_MAX = 32
 TIMEOUT_S_MAX = 600.0
-_ANONYMOUS = addressing.ANONYMOUS[namespaces.WSA]
+_ANONYMOUS = addresses.ANONYMOUS[namespaces.WSA]
 _ONCE = (
     namespaces.WSMAN("ResourceURI"),
     namespaces.WSMAN("SelectorSet"),
@@ -35,7 +35,7 @@ _IGNORED = "http://schemas.microsoft.com/wbem/wsman/1/wsman.xsd"  # DataLocale, 
 
 @dataclass(frozen=True, slots=True)
 class WsManHeaders:
-    addressing: addressing.Addressing
+    addressing: addresses.Addressing
     resource: str
     action: str
     selectors: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class WsManHeaders:
 
 
 def understood(name: str) -> bool:
-    return name in _KNOWN or addressing.understood(name) or name.startswith(f"{{{_IGNORED}}}")
+    return name in _KNOWN or addresses.understood(name) or name.startswith(f"{{{_IGNORED}}}")
 
 
 def is_identify(message: envelope.SoapEnvelope) -> bool:

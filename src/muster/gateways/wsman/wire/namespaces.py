@@ -5,9 +5,9 @@ own.
 from __future__ import annotations
 
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, envelope
+from muster.gateways.soap import addresses, envelope
 
-WSA = addressing.WSA04
+WSA = addresses.WSA04
 WSMAN = xml.XmlNamespace("http://schemas.dmtf.org/wbem/wsman/1/wsman.xsd")
 WSMID = xml.XmlNamespace("http://schemas.dmtf.org/wbem/wsman/identity/1/wsmanidentity.xsd")
 WXF = xml.XmlNamespace("http://schemas.xmlsoap.org/ws/2004/09/transfer")

@@ -28,7 +28,7 @@ import msgspec
 
 from muster.core import errors
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, xsd_types
+from muster.gateways.soap import addresses, xsd_types
 from muster.gateways.wsman.wire import faults, namespaces
 from muster.manage import protocol, rows
 
@@ -292,4 +292,4 @@ def endpoint(address: str, kind: xml.XmlNamespace, name: str, tag: str) -> xml.X
         xml.XmlElement(namespaces.WSMAN("ResourceURI"), str(kind)),
         xml.XmlElement(namespaces.WSMAN("SelectorSet"), selector),
     ]
-    return addressing.EndpointReference(address, parameters).element(tag)
+    return addresses.EndpointReference(address, parameters).element(tag)

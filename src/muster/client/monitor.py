@@ -63,8 +63,8 @@ class AsyncReports:
 
     async def nodes(self, *, window_s: float = 60.0) -> rows.Rows[dict[str, Any]]:
         """The latest report of each machine in the last ``window_s``."""
-        from muster.monitor import client as monitor
+        from muster.monitor import client as monitor_client
         from muster.monitor import live_view
 
-        recent = await monitor.recent(self._bus, window_s=window_s)
+        recent = await monitor_client.recent(self._bus, window_s=window_s)
         return rows.Rows(table=live_view.latest(reports.batch for reports in recent))

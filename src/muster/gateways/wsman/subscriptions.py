@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.core.formats import xml
-from muster.gateways.soap import addressing, xsd_types
+from muster.gateways.soap import addresses, xsd_types
 from muster.gateways.wsman import enumeration_contexts, event_delivery
 from muster.gateways.wsman import request as wsman_request
 from muster.gateways.wsman.wire import faults, filters, headers, namespaces
@@ -48,8 +48,8 @@ class EventingHandler:
         ends_at_s = self._subscription_ends_at_s(body, now_s)
         subscription = event_delivery.EventSubscription(
             user=request.caller.name,
-            notify_to=addressing.EndpointReference.read(notify_to),
-            end_to=addressing.EndpointReference.read(end_to) if end_to is not None else None,
+            notify_to=addresses.EndpointReference.read(notify_to),
+            end_to=addresses.EndpointReference.read(end_to) if end_to is not None else None,
             mode=mode,
             location=request.call.location,
             ends_at_s=ends_at_s,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import duplicates
 from muster.core.duplicates import DuplicateVerdict
+from muster.core.reports import duplicate_columns
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from((7, 3)), st.integers(0, 100)), max_size=200))
@@ -59,3 +61,28 @@ def test_a_far_jump_forgets_what_was_before():
         duplicates.KEPT,
         1 << (duplicates.KEPT - 1) | 1,
     )
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, 300), st.integers(0, (1 << 64) - 1), st.integers(0, 300)), min_size=1)
+)
+def test_arrays_are_observed_like_single_numbers(states):
+    high, bits, sequence = zip(*states, strict=True)
+    new, highest, marked = duplicate_columns.observe(
+        np.array(high), np.array(bits, np.uint64), np.array(sequence)
+    )
+    for index, state in enumerate(states):
+        verdict, *after = duplicates.observe(*state)
+        assert new[index] == (verdict is DuplicateVerdict.NEW)
+        assert [int(highest[index]), int(marked[index])] == after
+
+
+def test_a_window_of_another_length():
+    verdicts = [duplicates.observe(1000, 1, sequence, 1024)[0] for sequence in (1000, 1, -23, -24)]
+    assert verdicts == [
+        DuplicateVerdict.DUPLICATE,
+        DuplicateVerdict.NEW,
+        DuplicateVerdict.NEW,
+        DuplicateVerdict.LATE,
+    ]
+    assert duplicates.observe(0, 1, 5000, 1024) == (DuplicateVerdict.NEW, 5000, 1)

@@ -58,9 +58,23 @@ def test_merging_distinct_counts_in_any_order_gives_the_same():
         assert bytes(merged) == complete
 
 
-@pytest.mark.parametrize("data", [b"x", b"\x93\x00\x80", b"\x93\x00\x81\xcd\xff\xff\x01\x80", b"\xff" * 9])
+@pytest.mark.parametrize(
+    "data", [b"x", b"\x93\x00\x80", b"\x93\x00\x81\xce\x00\x01\x00\x00\x01\x80", b"\xff" * 9]
+)
 def test_rubbish_is_no_sketch(data):
     with pytest.raises(errors.InvalidInput):
         sketches.QuantileSketch.from_bytes(data)
     with pytest.raises(errors.InvalidInput):
         sketches.DistinctSketch.from_bytes(data[:7])
+
+
+@given(st.floats(1e-300, 1e300))
+def test_a_bucket_of_fewer_bits_is_the_union_of_two(number):
+    fine, coarse = (
+        int(sketches.buckets(np.array([number]), bits)[0])
+        for bits in (sketches.MANTISSA_BITS, sketches.MANTISSA_BITS - 1)
+    )
+    assert fine >> 1 == coarse
+    middle = sketches.middles(np.array([fine]))
+    assert sketches.buckets(middle, sketches.MANTISSA_BITS - 1)[0] == coarse
+    assert abs(float(middle[0]) - number) <= sketches.RELATIVE_ERROR * number * 1.000001

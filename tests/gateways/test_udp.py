@@ -74,3 +74,11 @@ def test_loss_and_order_are_counted(monkeypatch):
         True,
     ]
     assert (receiver.lost, receiver.reordered) == (2, 1)
+
+
+def test_a_datagram_from_before_the_first_one_was_not_lost():
+    receiver = udp.UdpReceiver.__new__(udp.UdpReceiver)
+    receiver.lost = receiver.reordered = 0
+    known = udp._SenderState(udp._Key(1, bytes(32), 0))
+    assert [receiver._accept_number(known, number) for number in (5, 4, 4, 7)] == [True, True, False, True]
+    assert (receiver.lost, receiver.reordered) == (1, 1)

@@ -6,6 +6,8 @@ may come from a clock that was corrected later, so a lower boot is not an older 
 For each source the highest sequence of its current boot is stored, with a bit for each of the `KEPT` - 1
 sequences below it, so that items that arrive out of order are not taken for duplicates. The same is stored
 for the previous boot, because items of an earlier run may arrive after a restart.
+
+`muster.core.reports.duplicate_columns` is the same for arrays.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ import enum
 from collections.abc import Mapping
 
 KEPT = 64
-_BITS = (1 << KEPT) - 1
 
 #: The boot, the highest sequence, and a bit for each sequence seen: bit i is for the sequence i below the
 #: highest.
@@ -27,14 +28,14 @@ class DuplicateVerdict(enum.Enum):
     LATE = "late"  # too far below the highest to distinguish it from a duplicate
 
 
-def observe(high: int, bits: int, sequence: int) -> tuple[DuplicateVerdict, int, int]:
+def observe(high: int, bits: int, sequence: int, kept: int = KEPT) -> tuple[DuplicateVerdict, int, int]:
     """Whether ``sequence`` is new within its boot, and the new state in that case."""
     ahead = sequence - high
-    if ahead >= KEPT:  # equivalent: at exactly KEPT the line below gives the same
+    if ahead >= kept:  # equivalent: at exactly ``kept`` the line below gives the same
         return DuplicateVerdict.NEW, sequence, 1
     if ahead > 0:
-        return DuplicateVerdict.NEW, sequence, (bits << ahead | 1) & _BITS
-    if -ahead >= KEPT:
+        return DuplicateVerdict.NEW, sequence, (bits << ahead | 1) & (1 << kept) - 1
+    if -ahead >= kept:
         return DuplicateVerdict.LATE, high, bits
     if bits >> -ahead & 1:
         return DuplicateVerdict.DUPLICATE, high, bits

@@ -29,7 +29,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import aead
 
 from muster.bus import api
-from muster.core import errors, topics
+from muster.core import duplicates, errors, topics
 from muster.message import destinations, messages
 from muster.message.client import api as client_api
 from muster.message.client import producers
@@ -150,8 +150,9 @@ class _SenderState:
 
     def __init__(self, key: _Key) -> None:
         self.cipher = aead.AESGCM(key.key)
+        self.first: int | None = None  # the number of the first datagram that arrived
         self.highest = key.first - 1
-        self.seen: set[int] = set()
+        self.seen = 0  # see `duplicates.observe`
         self.token = ""
         self.last_seen = 0.0  # last reply over the bus
 
@@ -262,16 +263,15 @@ class UdpReceiver(asyncio.DatagramProtocol):
 
     def _accept_number(self, known: _SenderState, number: int) -> bool:
         """Whether the number is new; updates the counts of loss and reordering."""
-        if number > known.highest:
-            if known.seen:
-                self.lost += number - known.highest - 1
-            known.highest = number
-        elif number in known.seen or number <= known.highest - _WINDOW:
+        verdict, highest, seen = duplicates.observe(known.highest, known.seen, number, _WINDOW)
+        if verdict is not duplicates.DuplicateVerdict.NEW:
             return False
+        if known.first is None:
+            known.first = number
+        elif number > known.highest:
+            self.lost += number - known.highest - 1
         else:
             self.reordered += 1
-            self.lost -= 1
-        known.seen.add(number)
-        if len(known.seen) > 2 * _WINDOW:
-            known.seen = {old for old in known.seen if old > known.highest - _WINDOW}
+            self.lost -= number > known.first  # an earlier one was not counted as lost
+        known.highest, known.seen = highest, seen
         return True

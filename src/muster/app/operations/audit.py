@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import getpass
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,15 +53,8 @@ def audit_entry(
     outcome: messages.DecisionOutcome = messages.DecisionOutcome.DONE,
 ) -> messages.Decision:
     """An entry for a command of the user who is logged in here."""
-    return messages.Decision(
-        id=secrets.token_hex(8),
-        who=who,
-        what=subjects.token(what),
-        target=target[:256] or "-",
-        why=why[:4096] or f"requested by {who}",
-        at_ms=int(time.time() * 1000),
-        outcome=outcome,
-        details={"interface": "cli", "user": _user()},
+    return request_audit.activity(
+        who, what, target, why, outcome, details={"interface": "cli", "user": _user()}
     )
 
 
@@ -105,7 +97,7 @@ class FailedLogins:
 
     async def __call__(self, name: str, address: str) -> None:
         if self._refusals.admit(LOGIN):
-            await self._note(name, name, f"wrong name or password, from {address}", {"address": address})
+            await self._note(name, f"wrong name or password, from {address}", address=address)
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,24 +106,17 @@ class FailedLogins:
         await self._refusals.close()
 
     async def _summarise(self, _: str, count: int) -> None:
-        why = f"{count} failed logins were not recorded individually"
-        await self._note("-", "-", why, {"count": f"{count}"})
+        await self._note("", f"{count} failed logins were not recorded individually", count=f"{count}")
 
-    async def _note(self, who: str, target: str, why: str, details: dict[str, str]) -> None:
-        line = messages.Decision(
-            id=secrets.token_hex(8),
-            who=who or "-",
-            what=LOGIN,
-            target=target or "-",
-            why=why,
-            at_ms=int(time.time() * 1000),
-            outcome=messages.DecisionOutcome.REFUSED,
-            details={"interface": self._interface, **details},
+    async def _note(self, name: str, why: str, **details: str) -> None:
+        refused = messages.DecisionOutcome.REFUSED
+        entry = request_audit.activity(
+            name, LOGIN, name, why, refused, details={"interface": self._interface} | details
         )
         try:
-            await asyncio.to_thread(append_entry, self._folder, line)
+            await asyncio.to_thread(append_entry, self._folder, entry)
         except (OSError, errors.MusterError) as error:
-            events.error("not-recorded", what=LOGIN, target=target, error=error)
+            events.error("not-recorded", what=LOGIN, target=name, error=error)
 
 
 class AuditComponent:
@@ -144,11 +129,16 @@ class AuditComponent:
     def __init__(self) -> None:
         self._context: context_.ComponentContext
         self._server: server.RpcServer | None = None
-        self._stream: api.Stream | None = None
+        self._writer: request_audit.ActivityWriter
         self._entry_budget = request_audit.Refusals(self._summarise, ENTRY_BUDGET)
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
+        budget = context.settings.retention.decisions
+        limits = request_audit.stream_settings(
+            max_bytes=budget.max_bytes, max_age_s=budget.max_age_s, replicas=context.settings.bus.replicas
+        )
+        self._writer = request_audit.ActivityWriter(context.bus, PART, limits)
         act = server.RpcOperation(
             KIND, self._record, audited=False, decode=lambda data: messages.decode(data, messages.Decision)
         )
@@ -182,59 +172,38 @@ class AuditComponent:
             details={name: line.details[name][:TEXT_MAX] for name in DETAILS if name in line.details},
             trace_id="",
         )
-        await self._store(stored)
+        await self._writer.store(stored)
 
     async def _summarise(self, identity: str, count: int) -> None:
-        line = audit_entry(
-            identity,
-            request_audit.SUMMARY,
-            identity,
-            f"{count} entries of {identity} were not stored",
-            messages.DecisionOutcome.REFUSED,
-        )
+        why = f"{count} entries of {identity} were not stored"
+        refused = messages.DecisionOutcome.REFUSED
         try:
-            await self._store(msgspec.structs.replace(line, details={"count": f"{count}"}))
+            await self._writer.store(
+                request_audit.activity(
+                    identity, request_audit.SUMMARY, identity, why, refused, details={"count": f"{count}"}
+                )
+            )
         except errors.MusterError as error:
             events.error("not-recorded", what=request_audit.SUMMARY, target=identity, error=error)
 
     async def _import_notes(self) -> None:
         while True:
-            with contextlib.suppress(
-                errors.MusterError
-            ):  # only the domain sets the limits of the audit stream;
-                if self._stream is None:  # the first entry, or a restore, creates the stream
+            # Only the domain sets the limits of the stream, once the first entry or a restore created it.
+            with contextlib.suppress(errors.MusterError):
+                if not self._writer.is_open:
                     await self._context.bus.open_stream(messages.DECISIONS_STREAM)
-                    self._stream = await self._open()
+                    await self._writer.open()
             for path in await asyncio.to_thread(_notes, self._context.folder.root / FOLDER):
                 try:
                     data = await asyncio.to_thread(path.read_bytes)
-                    await self._store(messages.decode(data, messages.Decision))
-                except (
-                    errors.InvalidInput
-                ) as error:  # not an audit entry: drop it, or it would be retried forever
+                    await self._writer.store(messages.decode(data, messages.Decision))
+                except errors.InvalidInput as error:  # no audit entry: drop it, else it is retried forever
                     self._context.log.warning("invalid-audit-note", file=path.name, error=error)
                 except (errors.MusterError, OSError) as error:
                     self._context.log.warning("not-recorded", file=path.name, error=error)
                     break
                 await asyncio.to_thread(path.unlink)
             await asyncio.sleep(LOOK_S)
-
-    async def _store(self, line: messages.Decision) -> None:
-        if self._stream is None:
-            self._stream = await self._open()
-        subject = subjects.log_subject(PART, "decision", subjects.token(line.what))
-        # A note that is imported twice, because the process ended in between, is stored once.
-        await self._stream.publish(subject, messages.encode(line), message_id=line.id)
-
-    async def _open(self) -> api.Stream:
-        budget = self._context.settings.retention.decisions
-        return await self._context.bus.stream(
-            request_audit.stream_settings(
-                max_bytes=budget.max_bytes,
-                max_age_s=budget.max_age_s,
-                replicas=self._context.settings.bus.replicas,
-            )
-        )
 
 
 def _notes(folder: Path) -> list[Path]:

@@ -1,7 +1,8 @@
 """The audit of administrative requests: one `Decision` for each, in the stream ``decisions``.
 
-The service writes it, so it does not matter which program sent the request.  A record that cannot be stored
-is logged and counted; the act is not undone for it.
+`ActivityWriter` is the only writer of that stream.  A service writes the record of a request itself
+(`RequestAudit`), so it does not matter which program sent the request.  A record that cannot be stored is
+logged and counted; the act is not undone for it.
 
 The audit log is bounded in bytes, and any identity can cause rejected requests. So that an identity cannot
 displace the history of others in this way, records of rejected requests have a budget for each identity:
@@ -15,7 +16,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from muster.bus import api
 from muster.core import errors, leaky_buckets, messages, subjects
@@ -81,21 +82,69 @@ class Refusals:
         await self._tasks.wait_idle()
 
 
-def summary(key: str, count: int) -> dict[str, str]:
-    """The text of the record of suppressed records."""
-    return {
-        "what": SUMMARY,
-        "target": key,
-        "why": f"{count} refused or failed requests of {key} were not recorded one by one",
-        "count": f"{count}",
-    }
+def activity(
+    who: str,
+    what: str,
+    target: str,
+    why: str = "",
+    outcome: messages.DecisionOutcome = messages.DecisionOutcome.DONE,
+    *,
+    on_behalf_of: str = "",
+    epoch: int = 0,
+    details: Mapping[str, str] = {},
+) -> messages.Decision:
+    """A record of what happens now. Texts that are too long are cut."""
+    return messages.Decision(
+        id=secrets.token_hex(8),
+        who=who[:256] or "-",
+        on_behalf_of=on_behalf_of[:256],
+        what=what,
+        target=target[:256] or "-",
+        why=why[:4096] or f"requested by {who}",
+        at_ms=int(time.time() * 1000),
+        epoch=epoch,
+        outcome=outcome,
+        details={name: value[:1000] for name, value in details.items()},
+    )
+
+
+class ActivityWriter:
+    """Stores records of one part. ``settings``: the limits of the stream, given by the domain process only;
+    other processes use the existing stream or create it.
+    """
+
+    def __init__(self, bus: api.Bus, part: str, settings: api.StreamSettings | None = None) -> None:
+        self._bus = bus
+        self._part = part
+        self._settings = settings
+        self._stream: api.Stream | None = None
+
+    async def store(self, record: messages.Decision) -> None:
+        """A record that is stored twice is one record."""
+        subject = subjects.log_subject(self._part, "decision", subjects.token(record.what))
+        stream = await self.open()
+        await stream.publish(subject, messages.encode(record), message_id=record.id)
+
+    @property
+    def is_open(self) -> bool:
+        return self._stream is not None
+
+    async def open(self) -> api.Stream:
+        if self._stream is None:
+            self._stream = await self._open()
+        return self._stream
+
+    async def _open(self) -> api.Stream:
+        if self._settings is not None:
+            return await self._bus.stream(self._settings)
+        try:
+            return await self._bus.open_stream(messages.DECISIONS_STREAM)
+        except errors.NotFound:
+            return await self._bus.stream(stream_settings())
 
 
 class RequestAudit:
-    """Writes for the services of one part. ``epoch``: the term under which they act, if they have one.
-
-    It uses the existing stream or creates it: only the domain process may change its limits.
-    """
+    """Writes for the services of one part. ``epoch``: the term under which they act, if they have one."""
 
     def __init__(
         self,
@@ -110,18 +159,21 @@ class RequestAudit:
         self._bus = bus
         self._part = part
         self._epoch = epoch
-        self._stream: api.Stream | None = None
+        self._writer = ActivityWriter(bus, part)
 
     def use(self, bus: api.Bus) -> None:
         """Write over another connection from now on."""
         if bus is not self._bus:
-            self._bus, self._stream = bus, None
+            self._bus, self._writer = bus, ActivityWriter(bus, self._part)
 
     async def close(self) -> None:
         await self.refusals.close()
 
     async def _summarise(self, identity: str, count: int) -> None:
-        await self._store(who=identity, outcome=messages.DecisionOutcome.REFUSED, **summary(identity, count))
+        outcome = messages.DecisionOutcome.REFUSED
+        why = f"{count} refused or failed requests of {identity} were not recorded one by one"
+        details = {"count": f"{count}"}
+        await self._store(activity(identity, SUMMARY, identity, why, outcome, details=details))
 
     async def record(
         self,
@@ -142,45 +194,17 @@ class RequestAudit:
         of_others = outcome in _BOUNDED and who != self._bus.identity
         if of_others and not self.refusals.admit(budget or who):
             return
-        await self._store(what, target, why, who, outcome, on_behalf_of, **details)
+        epoch = self._epoch()
+        await self._store(
+            activity(who, what, target, why, outcome, on_behalf_of=on_behalf_of, epoch=epoch, details=details)
+        )
 
-    async def _store(
-        self,
-        what: str,
-        target: str,
-        why: str,
-        who: str,
-        outcome: messages.DecisionOutcome,
-        on_behalf_of: str = "",
-        **details: str,
-    ) -> None:
+    async def _store(self, record: messages.Decision) -> None:
         try:
-            decision = messages.Decision(
-                id=secrets.token_hex(8),
-                who=who[:256],
-                on_behalf_of=on_behalf_of[:256],
-                what=subjects.token(what),
-                target=target[:256] or "-",
-                why=why[:4096] or f"{who} asked",
-                at_ms=int(time.time() * 1000),
-                epoch=self._epoch(),
-                outcome=outcome,
-                details={name: value[:1000] for name, value in details.items()},
-            )
-            if self._stream is None:
-                self._stream = await self._open()
-            await self._stream.publish(
-                subjects.log_subject(self._part, "decision", what), messages.encode(decision)
-            )
+            await self._writer.store(record)
         except errors.MusterError as error:
             self.lost += 1
-            events.error("not-recorded", what=what, target=target, by=who, error=error)
-
-    async def _open(self) -> api.Stream:
-        try:
-            return await self._bus.open_stream(messages.DECISIONS_STREAM)
-        except errors.NotFound:
-            return await self._bus.stream(stream_settings())
+            events.error("not-recorded", what=record.what, target=record.target, by=record.who, error=error)
 
 
 def stream_settings(

@@ -6,10 +6,8 @@ the highest values.  A `CellTable` has a row for each cell, so that thousands of
 and stored by a few operations on arrays.  Tables can be merged in any order; `WindowCell` is a view of one
 row.
 
-A histogram bucket is the exponent of a number and the first five bits of its mantissa.  These are the upper
-bits of a float in memory, so one shift finds the bucket, without a logarithm.  Buckets are a 32nd of a power
-of two wide, and the relative error of a quantile is at most `RELATIVE_ERROR`.  Only non-empty buckets are
-stored.
+The buckets of histograms are those of `sketches`, with fewer bits: the relative error of a quantile is at
+most `RELATIVE_ERROR`.  Only non-empty buckets are stored.
 """
 
 from __future__ import annotations
@@ -33,15 +31,13 @@ Array = npt.NDArray[Any]
 
 METRICS = columns.STANDARD_METRICS
 STATES = (*(state.value for state in health.HealthState), "other")
-RELATIVE_ERROR = 1 / 64
+MANTISSA_BITS = sketches.MANTISSA_BITS - 1
+RELATIVE_ERROR = 0.5 / (1 << MANTISSA_BITS)
 
-_SHIFT = 18  # of the 23 bits behind a 32-bit float's exponent
-_FIRST = (127 - 10) << 5  # the bucket of 2^-10: smaller values count as zero, which is bucket 0
-BUCKETS = 60 * 32  # so the last one is that of 2^50, about 10^15
+_FIRST = -10 << MANTISSA_BITS  # the bucket of 2^-10: smaller values count as zero, which is bucket 0
+BUCKETS = 60 << MANTISSA_BITS  # so the last one is that of 2^50, about 10^15
 _WIDTH = len(METRICS) * BUCKETS  # the buckets of a metric follow those of the previous one
-_MIDDLES = np.array([0, *(np.arange(1, BUCKETS) - 1 + _FIRST << _SHIFT) + (1 << _SHIFT - 1)], np.int32).view(
-    np.float32
-)
+_MIDDLES = np.r_[0.0, sketches.middles(np.arange(BUCKETS - 1) + _FIRST, MANTISSA_BITS)]
 _NEVER = np.iinfo(np.int64).max  # in `CellTable.oldest_ms`: there is no report
 _CODEC = "lz4"
 
@@ -455,9 +451,7 @@ class WindowCell:
 
 
 def bucket_of(values: Floats) -> Ints:
-    with np.errstate(over="ignore", invalid="ignore"):
-        bits = values.astype(np.float32).view(np.int32)
-    buckets = (bits >> _SHIFT).astype(np.int64)  # negative numbers have the highest bit set
+    buckets = sketches.buckets(values, MANTISSA_BITS)
     buckets -= _FIRST - 1
     return np.clip(buckets, 0, BUCKETS - 1, out=buckets)
 

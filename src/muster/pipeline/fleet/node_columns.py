@@ -21,6 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from muster.core.reports import duplicate_columns
+
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -28,7 +30,6 @@ Ints = npt.NDArray[np.int64]
 GROUPS_MAX = 100_000
 ZONES_MAX = 1024
 
-_HISTORY_BITS = 64
 _CODEC = "lz4"
 
 #: For each column: the type, and the initial value of a new machine.
@@ -178,30 +179,18 @@ class NodeColumns:
     def _observe(self, prefix: str, place: Array, sequence: Array) -> Bools:
         """As `unseen`, for reports of one boot."""
         highest, bitmap = self.data[f"{prefix}sequence"], self.data[f"{prefix}seen"]
-        ahead, seen = sequence - highest[place], bitmap[place]
-        newer = ahead > 0
-        # The bitmap is shifted by ``ahead``; new sequences get their bit.
-        shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        kept = np.where(ahead < _HISTORY_BITS, seen << shift, np.uint64(0))
-        back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        bit = np.where(newer, np.uint64(1), np.uint64(1) << back)
-        known = ~newer & ((-ahead >= _HISTORY_BITS) | ((seen & bit) != 0))
-        bitmap[place] = np.where(known, seen, np.where(newer, kept, seen) | bit)
-        highest[place] = np.where(newer, sequence, highest[place])
-        unseen: Bools = ~known
+        unseen, highest[place], bitmap[place] = duplicate_columns.observe(
+            highest[place], bitmap[place], sequence
+        )
         return unseen
 
     def first_in_window(self, place: Array, window_ms: Array, counted: Array, width_ms: int) -> Bools:
         """Which of these reports (at most one for each machine) are the first of their machine in a window;
         records them. Only ``counted`` reports are considered."""
         last, bits = self.data["window_ms"][place], self.data["windows"][place]
-        ahead = (window_ms - last) // width_ms
-        shift = np.clip(ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        moved = np.where(ahead < _HISTORY_BITS, bits << shift, np.uint64(0))
-        back = np.clip(-ahead, 0, _HISTORY_BITS - 1).astype(np.uint64)
-        bit = np.uint64(1) << back
-        first: Bools = counted & ((ahead > 0) | ((bits & bit) == 0))
-        self.data["windows"][place] = np.where(first, moved | bit, bits)
+        unseen, _, marked = duplicate_columns.observe(last // width_ms, bits, window_ms // width_ms)
+        first: Bools = counted & unseen
+        self.data["windows"][place] = np.where(first, marked, bits)
         self.data["window_ms"][place] = np.where(counted, np.maximum(last, window_ms), last)
         return first
 

@@ -204,13 +204,7 @@ def _aggregated(nodes: delta.Snapshot, hour: int) -> Iterator[Iterator[pa.Record
         database.execute("SET TimeZone = 'UTC'")
         database.register("nodes", dataset)
         made = database.sql(_hour_sql(from_ms)).to_arrow_reader(ROWS_OF_FILE)
-
-        def batches() -> Iterator[pa.RecordBatch]:
-            for batch in made:
-                arrays = [batch.column(field.name).cast(field.type) for field in schema]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-        yield batches()
+        yield (columns.conform_schema(batch, schema) for batch in made)
 
 
 def _hour_sql(from_ms: int) -> str:

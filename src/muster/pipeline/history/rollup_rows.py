@@ -114,4 +114,4 @@ def load_baselines(
 
 def _table(named: dict[str, Any], table: str) -> pa.Table:
     schema = tables.definition(table).file_schema
-    return pa.Table.from_arrays([named[field.name].cast(field.type) for field in schema], schema=schema)
+    return pa.table(named).select(schema.names).cast(schema)

@@ -54,6 +54,7 @@ from muster import connection
 from muster.bus import api
 from muster.bus.client import client
 from muster.core import errors
+from muster.core.reports import columns
 from muster.pipeline.source import shard_keys
 
 SEQUENCE = "stream_sequence"
@@ -242,16 +243,12 @@ def decode(message: api.StoredMessage, schema: pa.Schema) -> Iterator[pa.RecordB
 
 
 def _fit(batch: pa.RecordBatch, schema: pa.Schema, sequence: int) -> pa.RecordBatch:
-    """Columns by name: a missing one is null, an unknown one is ignored, another type is cast or rejected."""
-    columns = []
-    for field in schema:
-        if field.name == SEQUENCE:
-            columns.append(pa.repeat(pa.scalar(sequence, field.type), batch.num_rows))
-        elif field.name == FAULT or (index := batch.schema.get_field_index(field.name)) < 0:
-            columns.append(pa.nulls(batch.num_rows, field.type))
-        else:
-            columns.append(batch.column(index).cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    """The columns of the schema, and the sequence."""
+    own = [name for name in (SEQUENCE, FAULT) if name in batch.schema.names]
+    numbered = batch.drop_columns(own).append_column(
+        SEQUENCE, pa.repeat(pa.scalar(sequence, pa.int64()), batch.num_rows)
+    )
+    return columns.conform_schema(numbered, schema)
 
 
 def _fault_row(schema: pa.Schema, sequence: int, fault: str) -> pa.RecordBatch:
@@ -261,22 +258,14 @@ def _fault_row(schema: pa.Schema, sequence: int, fault: str) -> pa.RecordBatch:
 
 
 def _raw_batch(messages: Sequence[api.StoredMessage], schema: pa.Schema) -> pa.RecordBatch:
-    columns = {
+    named = {
         "sequence": [m.sequence for m in messages],
         "subject": [m.subject for m in messages],
         "data": [m.data for m in messages],
         "headers": [list(m.headers.items()) for m in messages],
-        "stored_at": pa.array([m.stored_at_ns // 1000 for m in messages], pa.int64()).cast(
-            pa.timestamp("us", tz="UTC")
-        ),
+        "stored_at": [m.stored_at_ns // 1000 for m in messages],
     }
-    arrays = [
-        columns[field.name].cast(field.type)
-        if isinstance(columns[field.name], pa.Array)
-        else pa.array(columns[field.name], field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_pydict(named, schema=schema)
 
 
 def _batch_end(start: dict[str, int], available: dict[str, int], most: int | None) -> dict[str, int]:

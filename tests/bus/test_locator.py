@@ -20,8 +20,8 @@ import muster
 from muster.bus.brokers import broker, config, network, system_account
 from muster.bus.client import client
 from muster.bus.http import client as http_client
-from muster.bus.locator import client as locator_client
 from muster.bus.locator import broker_order
+from muster.bus.locator import client as locator_client
 from muster.bus.locator import server as locator_server
 from muster.core import backoff, errors
 from muster.testing.eventually import eventually

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 
@@ -21,6 +22,7 @@ from muster.bus import api
 from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core.settings import loader
+from muster.pipeline.job import checkpoint_label, state_copy
 from muster.store import backup as store_backup
 from muster.store import database
 from muster.testing import postgres
@@ -111,6 +113,93 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
     assert not any(path.stat().st_mode & 0o077 for path in (keys, *keys.rglob("*.seed")))
     async with domain.Domain(restored):
         pass
+
+
+# The pipeline's files
+
+
+def write_history(folder: Path) -> None:
+    log = folder / "nodes" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text('{"txn":{"appId":"r","version":3}}\n')
+    (log / f"{1:020}.json").write_text('{"txn":{"appId":"r","version":4}}\n')
+    (folder / "nodes" / "day=2030-01-01").mkdir()
+    (folder / "nodes" / "day=2030-01-01" / "a.parquet").write_bytes(b"rows")
+
+
+def write_pipeline(folder: Path) -> None:
+    """The checkpoint and alert state of a pipeline that has completed batch 3 of the run r."""
+    for name in ("offsets", "commits"):
+        (folder / "checkpoint" / "spark" / name).mkdir(parents=True)
+    for number in range(6):
+        (folder / "checkpoint" / "spark" / "offsets" / str(number)).write_text("v1")
+        (folder / "checkpoint" / "spark" / "commits" / str(number)).write_text("v1")
+    label = checkpoint_label.CheckpointLabel(
+        version=checkpoint_label.VERSION, run="r", shards=4, splits=2, partitions=2, window_s=10.0
+    )
+    (folder / "checkpoint" / checkpoint_label.LABEL).write_bytes(msgspec.json.encode(label))
+    (folder / checkpoint_label.STATE_NAME).write_text('{"batch":["r",3]}')
+
+
+def names_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+async def test_history_and_checkpoint_are_restored_as_of_one_batch(place: home.Home, tmp_path: Path):
+    folder, file = loaded(place).domain.folder, tmp_path / "lab.tar.gz"
+    write_history(folder / "history")
+    write_pipeline(folder / "pipeline")
+    made = await backup.backup(loaded(place), place, file)
+    assert made.elsewhere == {}
+    shutil.rmtree(place.root)
+    other = home.Home(tmp_path / "another")
+    _, settings = await backup.restore(file, other)
+    restored = settings.domain.folder
+    assert names_below(restored / "history") == {
+        f"nodes/_delta_log/{0:020}.json",
+        "nodes/day=2030-01-01/a.parquet",
+    }
+    spark = restored / "pipeline" / "checkpoint" / "spark"
+    assert names_below(spark) == {f"offsets/{n}" for n in range(4)} | {f"commits/{n}" for n in range(3)}
+    assert (restored / "pipeline" / checkpoint_label.STATE_NAME).read_text() == '{"batch":["r",3]}'
+    assert state_copy.read_restored(restored) is None
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_history_outside_of_the_home_is_restored_only_where_there_is_none(
+    tmp_path: Path, is_kept: bool
+):
+    place, file, history = (
+        home.Home(tmp_path / "home"),
+        tmp_path / "lab.tar.gz",
+        tmp_path / "data" / "history",
+    )
+    options = ["--set", f"pipeline.history_dir={history}"]
+    assert driver.quick("init", "--port", "0", *options, home=place.root).code == 0
+    write_history(history)
+    write_pipeline(loaded(place).domain.folder / "pipeline")
+    async with domain.Domain(loaded(place)) as running:
+        await fill(running)
+    await backup.backup(loaded(place), place, file)
+    shutil.rmtree(place.root)
+    if not is_kept:
+        shutil.rmtree(history)
+    _, settings = await backup.restore(file, place)
+    assert len(names_below(history)) == (3 if is_kept else 2)
+    restored = state_copy.read_restored(settings.domain.folder)
+    if is_kept:  # it has batches that the restored streams do not have
+        assert restored is not None
+        assert restored.streams["orders"] == 500
+    else:
+        assert restored is None
+
+
+def test_what_is_in_an_object_store_is_named(tmp_path: Path):
+    folder, s3 = tmp_path / "home", "pipeline.history_dir=s3://fleet/history"
+    assert driver.quick("init", "--port", "0", "--set", s3, home=folder).code == 0
+    answer = driver.quick("backup", str(tmp_path / "lab.tar.gz"), home=folder)
+    assert answer.code == 0, answer.err
+    assert "not included: the history in s3://fleet/history" in answer.out
 
 
 # A store outside of the home

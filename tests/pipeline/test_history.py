@@ -19,6 +19,7 @@ from muster.pipeline.job import batch_commit, query
 from tests.pipeline import traffic
 
 HOUR = 3_600_000
+REPORTS, SUMMARIES = batch_commit.POSITIONS.values()
 T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 
 
@@ -30,7 +31,7 @@ def node_rows(rows: list[messages.NodeReport], sequence: int = 0) -> pa.Table:
 def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> bool:
     """Commit a batch of reports as the pipeline does. Whether the table did not have it yet."""
     written = data_files.write(root, tables.NODES, node_rows(rows, batch), f"{run}-{batch}-0")
-    positions = {batch_commit.POSITIONS[0]: batch + 1}
+    positions = {REPORTS: batch + 1}
     return delta.HistoryTable(root, tables.NODES).commit(written.files, (run, batch), positions)
 
 
@@ -101,7 +102,7 @@ def test_a_summary_counts_by_what_it_is_asked(root):
 
 def test_an_empty_history_has_nothing(tmp_path):
     assert search_rows(tmp_path) == []
-    assert delta.position(tmp_path, tables.NODES, batch_commit.POSITIONS[0]) is None
+    assert delta.position(tmp_path, tables.NODES, REPORTS) is None
     assert search.summarise(tmp_path, search.HistorySearch(), of="cpu_percent", by=("group",)).num_rows == 0
     assert maintenance.run(tmp_path, T0 / 1000) == {"hours": 0, "compacted": 0, "deleted": 0, "removed": 0}
 
@@ -132,11 +133,11 @@ def test_two_processes_with_the_same_batch_commit_it_once(tmp_path):
 
 
 def test_the_position_in_the_stream_is_stored_with_the_rows(root):
-    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[0]) == 3
-    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[1]) is None
-    delta.HistoryTable(root, tables.NODES).commit([], ("r", 3), {batch_commit.POSITIONS[1]: 7})
-    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[1]) == 7
-    assert delta.position(root, tables.NODES, batch_commit.POSITIONS[0]) == 3
+    assert delta.position(root, tables.NODES, REPORTS) == 3
+    assert delta.position(root, tables.NODES, SUMMARIES) is None
+    delta.HistoryTable(root, tables.NODES).commit([], ("r", 3), {SUMMARIES: 7})
+    assert delta.position(root, tables.NODES, SUMMARIES) == 7
+    assert delta.position(root, tables.NODES, REPORTS) == 3
 
 
 def test_rows_are_in_the_partition_of_their_own_day(tmp_path):

@@ -92,7 +92,11 @@ def _use() -> None:
     assert sum(file.rows for file in delta.Snapshot(HISTORY, tables.NODES).files) == 27
     label = checkpoint_label.open_("s3a://fleet/checkpoint", settings.PipelineSettings())
     assert checkpoint_label.open_("s3a://fleet/checkpoint", settings.PipelineSettings()) == label
-    assert not checkpoint_label.has_offsets("s3a://fleet/checkpoint")
+    assert checkpoint_label.offsets("s3a://fleet/checkpoint", label) is None
+    renewed = checkpoint_label.renew("s3a://fleet/checkpoint", settings.PipelineSettings(), {"reports": 7})
+    assert renewed.run != label.run
+    assert renewed.folder != label.folder
+    assert checkpoint_label.open_("s3a://fleet/checkpoint", settings.PipelineSettings()) == renewed
     with pytest.raises(errors.InvalidInput, match="cannot be used"):
         storage.check("s3://no-such-bucket/history")
 

@@ -1,15 +1,19 @@
-"""Backup and restore of a domain in one file: settings, keys, certificates, the store and all streams.
+"""Backup and restore of a domain in one file: settings, keys, certificates, store, streams and pipeline.
 
 A backup works on a running domain, which continues meanwhile, and on a stopped one, whose brokers and store
-are started for it without any component.  The store is a consistent snapshot, and so is each stream, in that
-order: stream positions in the store are never ahead of the stream.  Not included: logs, the pipeline's
-history and checkpoint, and the data of agents; those are separate files.
+are started for it without any component.  The pipeline's files, the store and each stream are consistent
+snapshots, taken in that order: positions in the checkpoint and in the store are never ahead of a stream.  Not
+included: logs, the data of agents, and a history or checkpoint in an object store, which has its own backup.
 
     manifest.json     description, and the SHA-256 of every other file
     muster.toml       settings
     keys/, certs/     as in the domain's folder
     store.jsonl       `muster.store.backup`
     streams/NAME      `muster.bus.streams.snapshots`
+    pipeline/         history, checkpoint and alert state (`muster.pipeline.job.state_copy`)
+
+A history or checkpoint that is not restored with the streams may be ahead of them.  The pipeline then starts
+a new checkpoint, which continues at the end of the restored streams.
 
 The file contains the private keys, so its owner controls the domain.  It is readable by its owner only.
 """
@@ -39,6 +43,7 @@ from muster.core import errors
 from muster.core import files as core_files
 from muster.core.settings import loader
 from muster.core.settings import sections as settings_
+from muster.pipeline.job import state_copy
 from muster.store import backup as store_backup
 from muster.store import database
 from muster.trust import private_files
@@ -47,6 +52,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STORE = "store.jsonl"
 STREAMS = "streams"
+PIPELINE = "pipeline"
 PIECE_BYTES = 128 << 10
 
 Progress = Callable[[str, float], None]  # (current step, completed share)
@@ -66,6 +72,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     streams: tuple[StreamBackup, ...]
     files: dict[str, str]  # path: SHA-256
+    elsewhere: dict[str, str] = {}  # not included: parts of the pipeline in an object store, and their URLs
 
 
 async def backup(
@@ -82,10 +89,14 @@ async def backup(
         raise errors.NotFound(f"the folder {file.parent} does not exist", hint="create it first")
     with tempfile.TemporaryDirectory(prefix=".muster-backup-", dir=file.parent) as folder:
         work = pathlib.Path(folder)
+        progress("the pipeline", 0.0)
+        elsewhere = await asyncio.to_thread(
+            state_copy.take, settings.pipeline, settings.domain.folder, work / PIPELINE
+        )
         async with _connected(settings) as (bus, store):
             names = await bus.streams()
             steps = 2 + len(names)
-            progress("the store", 0.0)
+            progress("the store", 0.5 / steps)
             records = await store_backup.backup(store, work / STORE)
             await asyncio.to_thread((work / STREAMS).mkdir)
             streams = []
@@ -93,7 +104,7 @@ async def backup(
                 progress(f"stream {name}", done / steps)
                 streams.append(await _snapshot_stream(bus, name, work / STREAMS / name))
         progress("the archive", (steps - 1) / steps)
-        return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams))
+        return await asyncio.to_thread(_pack, settings, place, work, file, records, tuple(streams), elsewhere)
 
 
 async def restore(
@@ -112,7 +123,7 @@ async def restore(
         progress("checking the file", 0.0)
         manifest = await asyncio.to_thread(_unpack, file, work)
         fresh = home.Home(work / "home")
-        settings, keys_to = await asyncio.to_thread(_lay_out, work, fresh, place)
+        settings, outside = await asyncio.to_thread(_lay_out, work, fresh, place, manifest)
         steps = 2 + len(manifest.streams)
         progress("the store", 1 / steps)
         in_place = False
@@ -124,11 +135,11 @@ async def restore(
                         progress(f"stream {stream.name}", done / steps)
                         pieces = _pieces(work / STREAMS / stream.name)
                         await snapshots.restore(bus, stream.config, stream.state, pieces)
-                await asyncio.to_thread(_put_in_place, work / "keys", keys_to, fresh.root, place.root)
+                await asyncio.to_thread(_put_in_place, outside, fresh.root, place.root)
                 in_place = True
         except BaseException:
             if in_place:  # the final write to the store failed
-                await asyncio.to_thread(_remove, place.root, keys_to)
+                await asyncio.to_thread(_remove, place.root, *outside.values())
             raise
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
     return manifest, loaded
@@ -234,9 +245,14 @@ def _pack(
     file: pathlib.Path,
     records: int,
     streams: tuple[StreamBackup, ...],
+    elsewhere: dict[str, str],
 ) -> BackupManifest:
     members = {"muster.toml": place.settings_file, STORE: work / STORE}
-    for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
+    for name, folder in (
+        ("keys", settings.keys_folder),
+        ("certs", certificates.folder(settings)),
+        (PIPELINE, work / PIPELINE),
+    ):
         members |= {f"{name}/{path_.relative_to(folder)}": path_ for path_ in _files_below(folder)}
     members |= {f"{STREAMS}/{stream.name}": work / STREAMS / stream.name for stream in streams}
     manifest = BackupManifest(
@@ -247,6 +263,7 @@ def _pack(
         records=records,
         streams=streams,
         files={name: _digest(path) for name, path in members.items()},
+        elsewhere=elsewhere,
     )
     (work / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     draft = work / "archive"
@@ -312,9 +329,9 @@ def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.
 
 
 def _lay_out(
-    work: pathlib.Path, fresh: home.Home, place: home.Home
-) -> tuple[app_settings.Settings, pathlib.Path | None]:
-    """The settings for the restore, and the final location of the keys if it is outside of the home."""
+    work: pathlib.Path, fresh: home.Home, place: home.Home, manifest: BackupManifest
+) -> tuple[app_settings.Settings, dict[pathlib.Path, pathlib.Path]]:
+    """The settings for the restore, and the folders to be copied to locations outside of the home."""
     fresh.root.mkdir(mode=0o700)
     (work / "muster.toml").rename(fresh.settings_file)
     settings = loader.load(app_settings.Settings, file=fresh.settings_file)
@@ -338,34 +355,64 @@ def _lay_out(
             (work / name).rename(folder)
         if folder.exists():
             folder.chmod(0o700)
-    return settings, keys_to
+    outside = {} if keys_to is None else {work / "keys": keys_to}
+    return settings, outside | _lay_out_pipeline(settings, work / PIPELINE, fresh, place, manifest)
 
 
-def _put_in_place(
-    keys: pathlib.Path, keys_to: pathlib.Path | None, fresh: pathlib.Path, root: pathlib.Path
-) -> None:
-    """Move the home, and the keys if they are outside of it: both or none."""
+def _lay_out_pipeline(
+    settings: app_settings.Settings,
+    staged: pathlib.Path,
+    fresh: home.Home,
+    place: home.Home,
+    manifest: BackupManifest,
+) -> dict[pathlib.Path, pathlib.Path]:
+    """As `_lay_out`. Outside of the home only the history is restored, unless it exists."""
+    outside: dict[pathlib.Path, pathlib.Path] = {}
+    is_complete = True
+    for kind, folder in state_copy.places(settings.pipeline, settings.domain.folder).items():
+        final = None if folder is None else _outside(folder, fresh, place)
+        if folder is not None and final is None:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in (staged / kind).glob("*"):
+                path.rename(folder / path.name)
+        elif kind == state_copy.HISTORY and final is not None and not _is_used(final):
+            outside |= {staged / kind: final} if (staged / kind).is_dir() else {}
+        else:
+            is_complete = False
+    if not is_complete:
+        last = {stream.name: int(stream.state["last_seq"]) for stream in manifest.streams}
+        state_copy.write_restored(settings.domain.folder, last)
+    return outside
+
+
+def _is_used(folder: pathlib.Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _put_in_place(outside: dict[pathlib.Path, pathlib.Path], fresh: pathlib.Path, root: pathlib.Path) -> None:
+    """Move the home, and copy the folders outside of it: all or none."""
     _sync(fresh)
-    if keys_to is not None:
-        with private_files.staged_folder(keys_to) as draft:  # copied, because it may be on another disk
-            shutil.copytree(keys, draft, dirs_exist_ok=True)
-            _sync(draft)
+    copied: list[pathlib.Path] = []
     try:
+        for source, target in outside.items():
+            with private_files.staged_folder(target) as draft:  # copied, because it may be on another disk
+                shutil.copytree(source, draft, dirs_exist_ok=True)
+                _sync(draft)
+            copied.append(target)
         with contextlib.suppress(FileNotFoundError):
             root.rmdir()
         fresh.rename(root)
         core_files.sync_folder(root.parent)
     except BaseException:
-        if keys_to is not None:
-            shutil.rmtree(keys_to, ignore_errors=True)
+        for target in copied:
+            shutil.rmtree(target, ignore_errors=True)
         raise
 
 
-def _remove(root: pathlib.Path, keys: pathlib.Path | None) -> None:
+def _remove(*folders: pathlib.Path) -> None:
     """Undo `_put_in_place`."""
-    for folder in (root, keys):
-        if folder is not None:
-            shutil.rmtree(folder)
+    for folder in folders:
+        shutil.rmtree(folder)
 
 
 def _sync(folder: pathlib.Path) -> None:

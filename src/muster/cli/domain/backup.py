@@ -21,10 +21,11 @@ from muster.cli.domain import config as config_
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @command.pass_invocation
 def backup(invocation: command.Invocation, file: Path) -> None:
-    """Write settings, keys, store and streams to a file.
+    """Write settings, keys, store, streams and history to a file.
 
     The domain may run during the backup. The file contains the domain's private keys: protect it like the
-    keys. Not included: logs, the pipeline's history and checkpoint, and data of the resources on agents.
+    keys. Not included: logs, data of the resources on agents, and a history or checkpoint in an object store;
+    the command names them: back them up there, with versions or replicas of the bucket.
     """
     from muster.app import home
     from muster.app.operations import backup as operations_backup
@@ -34,9 +35,22 @@ def backup(invocation: command.Invocation, file: Path) -> None:
     with invocation.printer.progress(f"backing up {settings.domain.name}") as say:
         made = command.run(operations_backup.backup(settings, place, file.absolute(), progress=say))
     size = file.stat().st_size
+    history = sum(name.startswith("pipeline/history/") for name in made.files)
     invocation.printer.done(
-        {"file": str(file), "bytes": size, "records": made.records, "streams": len(made.streams)},
-        f"{file}: {size:,} bytes, {made.records} records, {len(made.streams)} streams",
+        {
+            "file": str(file),
+            "bytes": size,
+            "records": made.records,
+            "streams": len(made.streams),
+            "history_files": history,
+            "elsewhere": made.elsewhere,
+        },
+        f"{file}: {size:,} bytes, {made.records} records, {len(made.streams)} streams, "
+        f"{history} files of the history"
+        + "".join(
+            f"\nnot included: the {kind} in {url}; use versions or replicas of the object store"
+            for kind, url in made.elsewhere.items()
+        ),
     )
 
 

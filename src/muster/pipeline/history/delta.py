@@ -94,8 +94,7 @@ class HistoryTable:
             return False
         stored = [Transaction(application, version)]
         for name, position in (positions or {}).items():
-            before = self._table.transaction_version(name)
-            if before is None or position > before:
+            if position != self._table.transaction_version(name):  # lower ones follow restored streams
                 stored.append(Transaction(name, position))
         hours = sorted({hour for file in listed for hour in file.hours})
         self._write(_additions(listed), stored, hours)

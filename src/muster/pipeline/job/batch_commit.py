@@ -31,10 +31,9 @@ from muster.pipeline.job import query
 from muster.pipeline.source import shard_keys
 
 PUBLISH_AT_ONCE = 500
-STATE_NAME = "alerts.json"
 
 #: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
-POSITIONS = (f"stream-{columns.REPORTS_STREAM}", f"stream-{columns.SUMMARIES_STREAM}")
+POSITIONS = {stream: f"stream-{stream}" for stream in (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)}
 
 #: The pipeline's own rules: evaluated here, not by their conditions.
 LOSS = rules.AlertRule(
@@ -72,6 +71,8 @@ class CommitState(msgspec.Struct):
     unrecorded: list[messages.Alert] = msgspec.field(default_factory=list)
     recording: RecordedAlerts | None = None
     run: str = ""  # the checkpoint whose state the alerts follow
+    batch: tuple[str, int] | None = None  # the last one that was applied: its checkpoint and number
+    clock_ms: int = 0  # the broker's clock at the newest message read
 
 
 class HistoryWriter:
@@ -123,22 +124,20 @@ class BatchCommitter:
         self.machines = 0
         self.total_rows = 0
         self._lost = (0, 0)  # the last messages that were lost: when, and how many
-        self.clock_ms = 0  # the broker's clock at the newest message read
         self.done_ms = 0  # when the last batch was committed, by the local clock
         self._bus = bus
         self._top = settings.top
-        self._history = HistoryWriter(history, run, keep_s=settings.as_of_s)
-        self._run = run
+        self._history_root, self._keep_s = history, settings.as_of_s
         self._state_path = state_path
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
         stored = self._load_state()
+        self._batch = stored.batch
+        self.clock_ms = stored.clock_ms  # the broker's clock at the newest message read
         self.alert_tracker = tracker.AlertTracker(
             (*known, HISTORY, LOSS), stored.alerts, forget_s=settings.forget_s
         )
-        # Alerts of a former checkpoint that were not evaluated since: the state of a new one cannot end them.
         self._stored_run = stored.run or run
-        self._unconfirmed = set(self.alert_tracker.on()) if self._stored_run != run else set()
-        self._reconcile_at_ms: int | None = None
+        self.follow(run)
         self.sender = notifications.AlertNotificationSender(
             receivers, settings, unsent=stored.unsent, count=self.count
         )
@@ -153,6 +152,14 @@ class BatchCommitter:
         self._loop: asyncio.AbstractEventLoop
         self._results: api.Stream
         self._alerts: api.Stream
+
+    def follow(self, run: str) -> None:
+        """Commit the batches of this checkpoint from now on."""
+        self._run = run
+        self._history = HistoryWriter(self._history_root, run, keep_s=self._keep_s)
+        # Alerts of a former checkpoint that were not evaluated since: the state of a new one cannot end them.
+        self._unconfirmed = set(self.alert_tracker.on()) if self._stored_run != run else set()
+        self._reconcile_at_ms: int | None = None
 
     async def open(self, streams: Sequence[api.StreamSettings]) -> None:
         """``streams``: those of `protocol.streams`, in its order."""
@@ -202,7 +209,7 @@ class BatchCommitter:
         positions = {
             name: position
             for name, position in zip(
-                POSITIONS,
+                POSITIONS.values(),
                 (
                     max((output.reports for output in outputs), default=0),
                     max((output.summaries for output in outputs), default=0),
@@ -273,6 +280,7 @@ class BatchCommitter:
         machines: int,
     ) -> None:
         self.clock_ms = max(self.clock_ms, clock_ms)
+        self._batch = (self._run, number)
         outcome = self.alert_tracker.apply(verdicts, clock_ms)
         await _in_groups(self._publish(*result) for result in made)
         await self.publish_updates(outcome)
@@ -377,6 +385,8 @@ class BatchCommitter:
                 self._unrecorded,
                 self._recording,
                 self._stored_run,
+                self._batch,
+                self.clock_ms,
             )
         )
         try:

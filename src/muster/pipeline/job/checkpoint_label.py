@@ -8,12 +8,13 @@ one.  State whose layout differs nevertheless (`fleet.state.StateUnreadable`) en
 
 A checkpoint of an older version of Muster is moved aside, and a new one is created.  Reading continues after
 the last position in the history, so no report is missing or duplicated.  Only open windows and the state of
-silent machines start from scratch.
+silent machines start from scratch.  `renew` does the same for streams that were restored without their
+checkpoint: the label then records where reading continues.
 """
 
 from __future__ import annotations
 
-import os
+import secrets
 import time
 from typing import Any
 
@@ -28,6 +29,8 @@ events = log.EventLog("pipeline")
 
 VERSION = 4  # of the query and its state; increase it with every incompatible change
 LABEL = "muster-checkpoint.json"
+SPARK = "spark"  # the folder of Spark's own files
+STATE_NAME = "alerts.json"  # the alert state, which belongs to a batch (`batch_commit.CommitState`)
 
 
 class CheckpointLabel(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +40,8 @@ class CheckpointLabel(msgspec.Struct, frozen=True, kw_only=True):
     splits: int
     partitions: int
     window_s: float
+    folder: str = SPARK  # of Spark's files
+    after: dict[str, int] = {}  # streams whose reading starts after this sequence, not that of the history
 
 
 class CheckpointUnusable(errors.Conflict):
@@ -95,20 +100,53 @@ def open_(folder: str, settings: settings_.PipelineSettings) -> CheckpointLabel:
     return label
 
 
-def has_offsets(folder: str) -> bool:
-    """Whether Spark has planned a batch: then it continues from its own offsets."""
-    with storage.translated(folder):
-        return any(name[:1].isdigit() for name in _names(storage.filesystem(folder), "spark/offsets"))
+def renew(folder: str, settings: settings_.PipelineSettings, after: dict[str, int]) -> CheckpointLabel:
+    """Start a new checkpoint in the same folder, also in an object store; the files of the old one remain."""
+    run = _new_run()
+    return _make(folder, settings, run=run, spark=f"{SPARK}-{run}", after=after)
 
 
-def _make(folder: str, settings: settings_.PipelineSettings) -> CheckpointLabel:
+def offsets(folder: str, label: CheckpointLabel) -> dict[str, int] | None:
+    """The positions of the last batch that Spark planned, by stream; None if it planned none."""
+    path = f"{label.folder}/offsets"
+    with storage.translated(f"{folder}/{path}"):
+        store = storage.filesystem(folder)
+        batches = [int(name) for name in _names(store, path) if name.isdigit()]
+        if not batches:
+            return None
+        content = _read(store, f"{path}/{max(batches)}")
+    return parse_offsets(content or b"", f"{folder}/{path}/{max(batches)}")
+
+
+def parse_offsets(content: bytes, path: str) -> dict[str, int]:
+    """A file of Spark's log of offsets: its version, metadata, and the offset of each source, in lines."""
+    try:
+        return msgspec.json.decode(content.splitlines()[2], type=dict[str, int])
+    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointUnusable(f"Spark's offsets {path} cannot be read: {error}") from error
+
+
+def _new_run() -> str:
+    return time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{secrets.token_hex(3)}"
+
+
+def _make(
+    folder: str,
+    settings: settings_.PipelineSettings,
+    *,
+    run: str = "",
+    spark: str = SPARK,
+    after: dict[str, int] | None = None,
+) -> CheckpointLabel:
     label = CheckpointLabel(
         version=VERSION,
-        run=time.strftime("%Y%m%dT%H%M%S", time.gmtime()) + f"-{os.getpid()}",
+        run=run or _new_run(),
         shards=settings.shards,
         splits=settings.splits,
         partitions=settings.partitions,
         window_s=settings.window_s,
+        folder=spark,
+        after=after or {},
     )
     storage.replace_file(folder, LABEL, msgspec.json.encode(label))
     return label

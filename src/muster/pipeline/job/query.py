@@ -57,7 +57,7 @@ class QueryPlan:
     partitions: int = 2
     splits: int = 2
     max_messages: int = 4000
-    after: tuple[int, int] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
+    after: tuple[int, ...] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
 
 
 CommitBatch = Callable[[int, list[state.ShardOutput], dict[str, int]], None]

@@ -30,7 +30,7 @@ from muster.pipeline import settings as settings_
 from muster.pipeline.batch import cost_fit
 from muster.pipeline.fleet import state
 from muster.pipeline.history import delta, maintenance, storage, tables
-from muster.pipeline.job import batch_commit, checkpoint_label, request_handler
+from muster.pipeline.job import batch_commit, checkpoint_label, request_handler, state_copy
 from muster.pipeline.job import query as job_query
 from muster.pipeline.source import session
 from muster.supervision import tasks
@@ -44,6 +44,7 @@ TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
 MAINTAIN_S = 300.0
 VACUUM_S = 3600.0
+STREAM_SHORTER = "stream-shorter"  # counts streams that end before the position of the checkpoint
 BATCHES_KEPT = 400  # for requests about recent batches
 
 
@@ -80,14 +81,17 @@ class PipelineService:
         storage.check(self._history)
         self._checkpoint = settings.checkpoint_root(paths.folder)
         self._label = checkpoint_label.open_(self._checkpoint, settings)
+        is_renewed = self._follow_restored_streams()
         self._folder = settings.state_folder(paths.folder)
         self._committer = batch_commit.BatchCommitter(
             bus,
             settings,
             history=self._history,
             run=self._label.run,
-            state_path=self._folder / batch_commit.STATE_NAME,
+            state_path=self._folder / checkpoint_label.STATE_NAME,
         )
+        if is_renewed:
+            self._committer.count(STREAM_SHORTER)
         self._progress = protocol.BatchProgress(state="starting")
         self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
         self._request_handler = request_handler.PipelineRequestHandler(
@@ -143,6 +147,7 @@ class PipelineService:
         try:
             wait_s = 1.0
             while not self._stop.is_set():
+                await self._check_positions()
                 query = await asyncio.to_thread(self._start_query, spark)
                 started = time.monotonic()
                 try:
@@ -201,15 +206,64 @@ class PipelineService:
             },
         )
 
+    def _positions(self) -> dict[str, int]:
+        """The last sequence read from each stream: by the checkpoint, or else as the history has it."""
+        known = checkpoint_label.offsets(self._checkpoint, self._label)
+        if known is None:
+            known = self._label.after
+        return {
+            stream: known[stream]
+            if stream in known
+            else delta.position(self._history, tables.NODES, batch_commit.POSITIONS[stream]) or 0
+            for stream in batch_commit.POSITIONS
+        }
+
+    def _follow_restored_streams(self) -> bool:
+        """Continue where restored streams end, if the checkpoint or the history is not of the same backup.
+
+        What was read after the backup is in the history, but not in the streams: their sequences are used
+        again.
+        """
+        restored = state_copy.read_restored(self._paths.folder)
+        if restored is None:
+            return False
+        after = {
+            stream: min(position, restored.streams.get(stream, 0))
+            for stream, position in self._positions().items()
+        }
+        self._renew_checkpoint(after, "restored")
+        state_copy.forget_restored(self._paths.folder)
+        return True
+
+    async def _check_positions(self) -> None:
+        """Read a stream that ends before the position of the checkpoint from its first new message.
+
+        It was created again or lost its last messages.  New are those stored later than the newest message
+        that was read; until the next message is stored, the pipeline would skip them.
+        """
+        positions = await asyncio.to_thread(self._positions)
+        after = dict(positions)
+        for name, position in positions.items():
+            try:
+                stream = await self._bus.open_stream(name)
+            except errors.NotFound:
+                after[name] = 0
+                continue
+            if (await stream.state()).last_sequence < position:
+                after[name] = await _last_stored_by(stream, self._committer.clock_ms)
+        if after == positions:
+            return
+        await asyncio.to_thread(self._renew_checkpoint, after, "shorter")
+        self._committer.follow(self._label.run)
+        self._committer.count(STREAM_SHORTER)
+
+    def _renew_checkpoint(self, after: dict[str, int], reason: str) -> None:
+        self._label = checkpoint_label.renew(self._checkpoint, self._settings, after)
+        self._log.warning("checkpoint-renewed", reason=f"streams-{reason}", run=self._label.run, **after)
+
     def _start_query(self, spark: SparkSession) -> StreamingQuery:
         settings = self._settings
         session.activate(spark)
-        after = (0, 0)
-        if not checkpoint_label.has_offsets(self._checkpoint):  # else Spark's own offsets apply
-            reports, summaries = (
-                delta.position(self._history, tables.NODES, name) or 0 for name in batch_commit.POSITIONS
-            )
-            after = (reports, summaries)
         plan = job_query.QueryPlan(
             plan=state.FleetStatePlan(
                 window_s=settings.window_s,
@@ -224,14 +278,14 @@ class PipelineService:
             servers=self._paths.servers,
             credentials=self._paths.credentials,
             ca=self._paths.ca,
-            checkpoint=storage.spark_url(self._checkpoint, "spark"),
+            checkpoint=storage.spark_url(self._checkpoint, self._label.folder),
             history=self._history,
             run=self._label.run,
             shards=settings.shards,
             partitions=settings.partitions,
             splits=settings.splits,
             max_messages=settings.max_messages,
-            after=after,
+            after=tuple(self._positions().values()),
         )
         return job_query.start(spark, plan, self._committer.commit, trigger_s=settings.trigger_s)
 
@@ -340,6 +394,20 @@ class PipelineService:
             counts=shown,
             total_rows=done.total_rows,
         )
+
+
+async def _last_stored_by(stream: api.Stream, clock_ms: int) -> int:
+    """The sequence of the last message that was stored at this time or before."""
+    state_ = await stream.state()
+    low, high = state_.first_sequence - 1, state_.last_sequence
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            is_old = (await stream.get(middle)).stored_at_ns // 1_000_000 <= clock_ms
+        except errors.NotFound:  # removed meanwhile by the retention of the stream
+            is_old = True
+        low, high = (middle, high) if is_old else (low, middle - 1)
+    return low
 
 
 def _poll(query: StreamingQuery) -> tuple[bool, Any]:

@@ -141,6 +141,12 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         available = self._until or self._last_sequences()
+        for name, position in start.items():
+            if available.get(name, 0) < position:  # or else new messages would be skipped up to the position
+                raise errors.Conflict(
+                    f"the stream {name} ends at {available.get(name, 0)}, before the position {position} "
+                    "of the checkpoint: it was restored from a backup, created again or damaged"
+                )
         if isinstance(limit, ReadAllAvailable):
             return _batch_end(start, available, None)
         assert isinstance(limit, ReadMaxRows)

@@ -1,0 +1,211 @@
+"""A consistent copy of the history, the checkpoint and the alert state, taken while the pipeline runs.
+
+The three belong together: the history refuses a batch that it has, and the alert state does not change twice
+for the same batch.  A copy of them has to look like a pipeline that was killed during a batch, because that
+is what the pipeline recovers from.  The alert state names its batch, and everything else is copied as of the
+same batch:
+
+    alert state    as it is: after batch N
+    checkpoint     offsets of the batches up to N, commits of those up to N - 1, all state of the shards
+    history        commits up to N
+
+So batch N is repeated after a restore, with the same messages; the tables have it already.  Messages after it
+are read from the streams, which must be copied later than this.
+
+The files are never changed in place, so hard links suffice where the file system allows them.  Storage that
+is not local is not copied: the object store has its own versions and replicas.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from muster.core import errors, files
+from muster.pipeline import settings as settings_
+from muster.pipeline.history import storage
+from muster.pipeline.job import checkpoint_label
+
+HISTORY, CHECKPOINT, STATE = "history", "checkpoint", "state"  # folders of the copy
+RESTORED_NAME = "restored.json"
+ATTEMPTS = 5  # the pipeline may delete files while they are copied
+
+_LOG = "_delta_log"
+_VERSION = re.compile(r"(\d{20})\.")
+_TEMPORARY = re.compile(r"\..*|.*\.tmp|scratch|warehouse")
+
+
+class RestoredStreams(msgspec.Struct, frozen=True):
+    """Streams were restored, but not the history or not the checkpoint: these may have later batches."""
+
+    streams: dict[str, int]  # the last sequence of each
+
+
+class _Batch(msgspec.Struct, frozen=True):
+    """The part of `batch_commit.CommitState` that is needed here."""
+
+    batch: tuple[str, int] | None = None
+
+
+class _Transaction(msgspec.Struct, frozen=True, rename="camel"):
+    app_id: str
+    version: int
+
+
+class _LogAction(msgspec.Struct, frozen=True):
+    txn: _Transaction | None = None
+
+
+_ACTIONS = msgspec.json.Decoder(_LogAction)
+
+
+def take(settings: settings_.PipelineSettings, folder: Path, target: Path) -> dict[str, str]:
+    """Copy to the new folder ``target``. What is not local: its kind and URL."""
+    roots = {HISTORY: settings.history_root(folder), CHECKPOINT: settings.checkpoint_root(folder)}
+    parts = places(settings, folder)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _take(parts, target)
+            return {kind: root for kind, root in roots.items() if parts[kind] is None}
+        except FileNotFoundError as error:
+            shutil.rmtree(target, ignore_errors=True)
+            if attempt == ATTEMPTS:
+                raise errors.Unavailable(
+                    f"the pipeline deleted {error.filename} while it was copied",
+                    hint="repeat the backup, or stop the pipeline during it",
+                ) from error
+    raise AssertionError
+
+
+def _take(parts: dict[str, Path | None], target: Path) -> None:
+    state = parts[STATE]
+    assert state is not None
+    alerts = state / checkpoint_label.STATE_NAME
+    if alerts.is_file():
+        _copy(alerts, target / STATE / alerts.name)
+    run, last = _last_batch(target / STATE / alerts.name)
+    checkpoint = parts[CHECKPOINT]
+    if checkpoint is not None and (checkpoint / checkpoint_label.LABEL).is_file():
+        label = _copy_checkpoint(checkpoint, target / CHECKPOINT, run, last)
+        if label.run != run:  # its first batch is not complete
+            run, last = label.run, -1
+    history = parts[HISTORY]
+    if history is not None and history.is_dir():
+        for log in sorted(history.glob(f"*/{_LOG}")):
+            _copy_table(log.parent, target / HISTORY / log.parent.name, run, last)
+
+
+def _last_batch(path: Path) -> tuple[str, int]:
+    try:
+        stored = msgspec.json.decode(path.read_bytes(), type=_Batch)
+    except FileNotFoundError:
+        return "", -1
+    except msgspec.MsgspecError as error:
+        raise errors.Conflict(f"the alert state cannot be read: {error}") from error
+    return stored.batch or ("", -1)
+
+
+def _copy_checkpoint(source: Path, target: Path, run: str, last: int) -> checkpoint_label.CheckpointLabel:
+    content = (source / checkpoint_label.LABEL).read_bytes()
+    label = msgspec.json.decode(content, type=checkpoint_label.CheckpointLabel)
+    _place(target / checkpoint_label.LABEL, content)
+    if label.run != run or last < 0:
+        return label
+    spark, copied = source / label.folder, target / label.folder
+    # The files that a snapshot of RocksDB lists are older than the list: the lists are copied first.
+    paths = sorted(_files_below(spark), key=lambda path: "SSTs" in path.parts)
+    for path in paths:
+        kind, *names = path.relative_to(spark).parts
+        number = int(names[-1]) if names and names[-1].isdigit() else -1
+        if number <= {"offsets": last, "commits": last - 1}.get(kind, number):
+            _copy(path, copied / path.relative_to(spark))
+    needed = [f"offsets/{last}", *([f"commits/{last - 1}"] if last else [])]
+    for name in needed:  # deleted if the pipeline was faster than this
+        if not (copied / name).exists():
+            raise FileNotFoundError(errno.ENOENT, "", str(spark / name))
+    return label
+
+
+def _copy_table(source: Path, target: Path, run: str, last: int) -> None:
+    """The commits of a table up to those of batch ``last`` of ``run``, and all files of the table."""
+    until, later = -1, False
+    for path in sorted((source / _LOG).glob("*.json")):
+        match = _VERSION.match(path.name)
+        if match is None:
+            continue
+        later = later or any(
+            action.txn is not None and action.txn.app_id == run and action.txn.version > last
+            for action in _ACTIONS.decode_lines(path.read_bytes())
+        )
+        if later:
+            break
+        _copy(path, target / _LOG / path.name)
+        until = int(match[1])
+    if until < 0:
+        return
+    for path in _files_below(source):
+        relative = path.relative_to(source)
+        match = _VERSION.match(path.name)  # of the log, whose commits are copied already
+        is_older = match is not None and path.suffix != ".json" and int(match[1]) <= until
+        if relative.parts[0] != _LOG or is_older:
+            _copy(path, target / relative)
+
+
+def places(settings: settings_.PipelineSettings, folder: Path) -> dict[str, Path | None]:
+    """The folder of each part of a copy; None if it is not local."""
+    return {
+        HISTORY: storage.local_path(settings.history_root(folder)),
+        CHECKPOINT: storage.local_path(settings.checkpoint_root(folder)),
+        STATE: settings.state_folder(folder),
+    }
+
+
+def write_restored(folder: Path, streams: dict[str, int]) -> None:
+    """Record in a domain folder that its streams were restored without everything that follows them."""
+    _place(folder / "pipeline" / RESTORED_NAME, msgspec.json.encode(RestoredStreams(streams)))
+
+
+def read_restored(folder: Path) -> RestoredStreams | None:
+    path = folder / "pipeline" / RESTORED_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RestoredStreams)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise errors.Conflict(f"{path} cannot be read: {error}") from error
+
+
+def forget_restored(folder: Path) -> None:
+    (folder / "pipeline" / RESTORED_NAME).unlink(missing_ok=True)
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Without temporary files and checksums, which are written again."""
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if _TEMPORARY.fullmatch(entry.name):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _files_below(Path(entry.path))
+        elif entry.is_file(follow_symlinks=False):
+            yield Path(entry.path)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another disk, or a file system without links
+        shutil.copyfile(source, target)
+
+
+def _place(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.write(path, data)

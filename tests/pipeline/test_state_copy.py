@@ -1,0 +1,178 @@
+"""Copies of history, checkpoint and alert state, and a checkpoint whose streams were restored without it."""
+
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from muster.bus.client import client
+from muster.core import errors
+from muster.core.reports import columns
+from muster.pipeline import client as pipeline_client
+from muster.pipeline import settings
+from muster.pipeline.alerts import tracker
+from muster.pipeline.history import delta, tables
+from muster.pipeline.job import batch_commit, checkpoint_label, service, state_copy
+from muster.testing.eventually import eventually
+from tests.pipeline import test_checkpoint, test_history, test_job, traffic
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
+]
+RULES = """
+rules:
+  - {name: hot, scope: node, when: cpu_percent > 90}
+  - {name: silent, scope: node, when: age_s > 60}
+"""
+SETTINGS = settings.PipelineSettings()
+
+
+def write_batches(folder: Path, *, applied: int, planned: int, run: str = "") -> str:
+    """A checkpoint, alert state and history: ``applied`` is the last batch of the alert state."""
+    label = checkpoint_label.open_(str(folder / "pipeline" / "checkpoint"), SETTINGS)
+    spark = folder / "pipeline" / "checkpoint" / "spark"
+    for name in ("offsets", "commits", "state/0/0/SSTs"):
+        (spark / name).mkdir(parents=True)
+    for batch in range(planned + 1):
+        (spark / "offsets" / str(batch)).write_text(f'v1\n{{}}\n{{"reports":{batch + 1}}}')
+        (spark / "state/0/0" / f"{batch}.changelog").write_text("x")
+        if batch < planned:
+            (spark / "commits" / str(batch)).write_text("v1\n{}")
+            assert test_history.store(
+                folder / "history", batch, test_checkpoint.rows(batch + 1), run=label.run
+            )
+    (spark / "offsets" / f".{planned}.crc").write_text("x")
+    stored = batch_commit.CommitState(tracker.AlertTrackerState(), batch=(run or label.run, applied))
+    (folder / "pipeline" / checkpoint_label.STATE_NAME).write_bytes(msgspec.json.encode(stored))
+    return label.run
+
+
+def test_all_parts_of_a_copy_end_at_the_batch_of_the_alert_state(tmp_path):
+    folder, target = tmp_path / "domain", tmp_path / "copy"
+    run = write_batches(folder, applied=3, planned=6)
+    assert state_copy.take(SETTINGS, folder, target) == {}
+    spark = target / "checkpoint" / "spark"
+    assert sorted(path.name for path in (spark / "offsets").iterdir()) == ["0", "1", "2", "3"]
+    assert sorted(path.name for path in (spark / "commits").iterdir()) == ["0", "1", "2"]
+    assert len(list((spark / "state/0/0").glob("*.changelog"))) == 7
+    assert test_checkpoint.stored(target / "history") == sorted(
+        (f"m{n}", sequence) for sequence in (1, 2, 3, 4) for n in range(20)
+    )
+    assert delta.position(target / "history", tables.NODES, run) == 3
+    assert (target / "state" / checkpoint_label.STATE_NAME).exists()
+    # The original is still complete.
+    assert len(test_checkpoint.stored(folder / "history")) == 120
+
+
+def test_a_checkpoint_without_a_complete_batch_is_copied_as_new(tmp_path):
+    folder, target = tmp_path / "domain", tmp_path / "copy"
+    write_batches(folder, applied=5, planned=1, run="a former one")
+    state_copy.take(SETTINGS, folder, target)
+    assert [path.name for path in (target / "checkpoint").iterdir()] == [checkpoint_label.LABEL]
+    assert not (target / "history" / "nodes").exists() or not test_checkpoint.stored(target / "history")
+
+
+def test_a_copy_fails_clearly_when_the_pipeline_is_always_faster(tmp_path):
+    folder = tmp_path / "domain"
+    write_batches(folder, applied=3, planned=6)
+    (folder / "pipeline" / "checkpoint" / "spark" / "offsets" / "3").unlink()
+    with pytest.raises(errors.Unavailable, match=r"deleted .*offsets/3"):
+        state_copy.take(SETTINGS, folder, tmp_path / "copy")
+
+
+def test_storage_that_is_not_local_is_named(tmp_path):
+    elsewhere = settings.PipelineSettings(history_dir="s3://fleet/history")
+    write_batches(tmp_path / "domain", applied=0, planned=1)
+    named = state_copy.take(elsewhere, tmp_path / "domain", tmp_path / "copy")
+    assert named == {"history": "s3://fleet/history"}
+    assert not (tmp_path / "copy" / "history").exists()
+    assert (tmp_path / "copy" / "checkpoint" / checkpoint_label.LABEL).exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"v1\n{}", b"v1\n{}\n[]", b"v1\n{}\n\xff", b'v1\n{}\n{"reports":"x"}']
+)
+def test_offsets_that_cannot_be_read_are_named(content):
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="offsets/7 cannot be read"):
+        checkpoint_label.parse_offsets(content, "offsets/7")
+
+
+async def test_the_first_new_message_of_a_stream_is_found_by_its_time(broker):
+    await traffic.store(broker.url, *[b"x"] * 9)
+    async with await client.connect([broker.url], identity="ann") as bus:
+        stream = await bus.open_stream(columns.REPORTS_STREAM)
+        stored = [message.stored_at_ns // 1_000_000 async for message in stream.read(1)]
+        for clock_ms in (0, *stored, stored[-1] + 1):
+            expected = sum(at_ms <= clock_ms for at_ms in stored)
+            assert await service._last_stored_by(stream, clock_ms) == expected
+        await stream.purge(before=4)
+        assert await service._last_stored_by(stream, 0) == 3
+
+
+@pytest.mark.slow
+async def test_a_copy_of_a_running_pipeline_continues_without_loss_or_duplicates(broker, spark, tmp_path):
+    lost, restored, copy = tmp_path / "lost", tmp_path / "restored", tmp_path / "copy"
+    for folder in (lost, restored):
+        folder.mkdir()
+    await traffic.store(broker.url, traffic.body(test_checkpoint.rows(1)))
+    async with test_job.running(broker, spark, lost) as ask:
+        await eventually(lambda: test_job._read(ask, 20), timeout_s=300)
+        await traffic.store(broker.url, traffic.body(test_checkpoint.rows(2)))
+        state_copy.take(SETTINGS, lost, copy)
+        await eventually(lambda: test_job._read(ask, 40), timeout_s=300)
+    shutil.rmtree(lost)
+    (copy / "history").rename(restored / "history")
+    (restored / "pipeline").mkdir()
+    (copy / "checkpoint").rename(restored / "pipeline" / "checkpoint")
+    alerts = copy / "state" / checkpoint_label.STATE_NAME
+    alerts.rename(restored / "pipeline" / alerts.name)
+    await traffic.store(broker.url, traffic.body(test_checkpoint.rows(3)))
+
+    def has_all() -> bool:
+        return len(test_checkpoint.stored(restored / "history")) >= 60
+
+    async with test_job.running(broker, spark, restored) as ask:
+        await eventually(has_all, timeout_s=300)
+        assert service.STREAM_SHORTER not in (await ask.progress()).counts
+    assert test_checkpoint.stored(restored / "history") == sorted(
+        (f"m{n}", sequence) for sequence in (1, 2, 3) for n in range(20)
+    )
+
+
+async def counted_as_shorter(ask: pipeline_client.PipelineClient) -> bool:
+    return (await ask.progress()).counts.get(service.STREAM_SHORTER) == 1
+
+
+@pytest.mark.slow
+async def test_streams_that_end_before_the_checkpoint_are_read_from_their_first_new_message(
+    broker, spark, tmp_path
+):
+    """Once while the pipeline runs, once after a restore of the streams only."""
+    for sequence in (1, 2, 3):
+        await traffic.store(broker.url, traffic.body(test_checkpoint.rows(sequence)))
+    root = tmp_path / "history"
+    async with test_job.running(broker, spark, tmp_path, rules=RULES) as ask:
+        await eventually(lambda: test_job._read(ask, 60), timeout_s=300)
+        async with await client.connect([broker.url], identity="admin") as bus:
+            await bus.delete_stream(columns.REPORTS_STREAM)
+        await traffic.store(broker.url, traffic.body(test_checkpoint.rows(4)))
+        await eventually(lambda: len(test_checkpoint.stored(root)) >= 80, timeout_s=300)
+        await eventually(lambda: counted_as_shorter(ask), timeout_s=60)
+        assert not await ask.alerts()
+    # As after a restore in which the checkpoint and the history are kept: the stream is that of the backup.
+    async with await client.connect([broker.url], identity="admin") as bus:
+        await bus.delete_stream(columns.REPORTS_STREAM)
+    await traffic.store(broker.url, traffic.body(test_checkpoint.rows(4)))
+    state_copy.write_restored(tmp_path, {columns.REPORTS_STREAM: 1})
+    for sequence in range(5, 30):  # more than before the restore: the sequences alone do not show it
+        await traffic.store(broker.url, traffic.body(test_checkpoint.rows(sequence)))
+    async with test_job.running(broker, spark, tmp_path, rules=RULES) as ask:
+        await eventually(lambda: len(test_checkpoint.stored(root)) >= 580, timeout_s=300)
+        await eventually(lambda: counted_as_shorter(ask), timeout_s=60)
+        assert not await ask.alerts()
+    assert test_checkpoint.stored(root) == sorted(
+        (f"m{n}", sequence) for sequence in range(1, 30) for n in range(20)
+    )
+    assert state_copy.read_restored(tmp_path) is None

@@ -173,6 +173,28 @@ def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_
     assert not known.feed([], T0 + 2_000_000).closed
 
 
+def test_the_time_of_an_outage_is_no_silence_of_the_machines():
+    silent = rules.AlertRule(name="silent", scope="node", when="age_s > 3 * period_s")
+    plan = fleet_state.FleetStatePlan(rules=(silent,), forget_s=600)
+    known = fleet_state.FleetState(plan)
+    known.feed([arrival([traffic.report("dead", 1, T0)], T0)], T0, activity=[(T0, T0)])
+    down, up = T0 + 40_000, T0 + 40_000 + 86_400_000  # the domain is down for a day
+    late = [arrival([traffic.report("a", 1, down - 1000)], down - 1000, 2)]
+    before = known.feed(late, down - 500, activity=[(T0, down - 500)])
+    assert [(change.machine, change.on) for change in before.changes] == [("dead", True)]
+    known = again(known, plan)
+    # The last message before the outage and the first one after it are in the same batch.
+    rest = [arrival([traffic.report("b", 1, down)], down, 3)]
+    after = known.feed(rest, up + 20_000, activity=[(up, up + 20_000), (down, down)])
+    assert (after.machines, after.changes) == (3, [])
+    assert all(total.cell.machines for total in rollups.scope_totals(after.closed)), "none without reports"
+    known = again(known, plan)
+    later = known.feed([], up + 42_000, activity=[(up + 20_000, up + 42_000)])
+    assert {(change.machine, change.on) for change in later.changes} == {("a", True), ("b", True)}
+    totals = rollups.scope_totals(later.closed)
+    assert {(total.known, total.cell.machines) for total in totals} == {(3, 0)}
+
+
 def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
     hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", until="cpu_percent < 70")
     plan = fleet_state.FleetStatePlan(rules=(hot,))

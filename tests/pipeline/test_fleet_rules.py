@@ -505,7 +505,7 @@ def test_a_summary_that_is_too_old_to_be_distinguished_from_a_repeat_is_late():
 
 def test_state_of_another_layout_is_refused_with_both_numbers():
     packed = msgspec.msgpack.encode((99, 0, 0, {}, [], []))
-    with pytest.raises(state.StateUnreadable, match="layout is 99, expected 3"):
+    with pytest.raises(state.StateUnreadable, match=f"layout is 99, expected {state.LAYOUT}"):
         state.FleetState.unpack(packed, state.FleetStatePlan(), node_columns.NodeNames())
     with pytest.raises(state.StateUnreadable):
         state.FleetState.unpack(b"rubbish", state.FleetStatePlan(), node_columns.NodeNames())

@@ -63,6 +63,13 @@ def test_messages_are_joined_and_divided_by_machine():
     clocks = [row for row in rows if row["reports"] is None]
     assert {(row["shard"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
     assert [row["counts"] for row in clocks] == ['{"malformed":1}', None]
+    assert [row["activity"] for row in clocks] == ["[[1000,4000]]"] * 2
+
+
+def test_the_periods_in_which_messages_were_stored_are_known_to_every_shard():
+    times = (1, 16, 17, 33, 40)
+    rows = opened(*(stored(b"", at_s, subject="muster.monitor.from.p.batch.root.tick") for at_s in times))
+    assert [row["activity"] for row in rows] == ["[[1000,17000],[33000,40000]]"] * 2
 
 
 def test_lost_messages_are_counted_even_if_nothing_is_left():

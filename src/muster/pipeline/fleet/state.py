@@ -14,6 +14,10 @@ has passed its end by the watermark delay.  So a machine whose clock is ahead ca
 others; its reports are rejected (`FUTURE`).  A report for a closed window is `LATE`, a duplicate
 `DUPLICATED`.
 
+**Outages.**  While the domain itself is down, nothing is stored, not even the pipeline's own ticks.  That
+time does not count as silence of the machines, and windows in it are not reported as empty: after an outage
+or a restore from a backup, machines have as long to report as usual.
+
 **Summaries.**  Channels that merge send summaries instead of node reports.  They are added to the cells with
 the same figures, except those of single machines (ranks, staleness, rules about nodes).
 
@@ -43,7 +47,8 @@ UNUSABLE = "unusable"
 UNGROUPED = "too-many-groups"  # reports of groups beyond `node_columns.GROUPS_MAX`
 TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` names
 
-LAYOUT = 3  # of the data of `FleetState.pack`
+OUTAGE_MS = 15_000  # a longer time without any message is an outage: ticks are stored every second
+LAYOUT = 4  # of the data of `FleetState.pack`
 UNREADABLE = (
     "the state of the fleet in Spark's checkpoint cannot be read"  # identifies the error in Spark's message
 )
@@ -140,6 +145,7 @@ class FleetState:
         self._closed_ms = 0  # windows that end here or before are closed
         # By start and scope; the row of a cell is the code of its group or zone.
         self._open: dict[tuple[int, str], cells.CellTable] = {}
+        self._resumed_ms = 0  # the end of the last outage
         self._populated: dict[str, set[str]] = {scope: set() for scope in SCOPES}  # names with machines
         self._seen_messages = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
 
@@ -149,8 +155,12 @@ class FleetState:
         clock_ms: int,
         *,
         summaries: Iterable[blocks.DecodedMessage] = (),
+        activity: Iterable[tuple[int, int]] = (),
     ) -> ShardOutput:
-        """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it."""
+        """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it.
+
+        ``activity``: periods in which messages of any kind were stored; not known if empty.
+        """
         output = ShardOutput(max(clock_ms, self._clock_ms))
         changes = node_rules.Changes(self._plan.changes_max)
         words = blocks.MetricCodes()
@@ -161,6 +171,7 @@ class FleetState:
         output.count(TRUNCATED, words.dropped)
         for summary in sorted(summaries, key=lambda summary: summary.sequence):
             self._ingest_summaries(summary, output)
+        self._excuse_outages(activity)
         self._clock_ms = output.clock_ms
         self._close(output, changes)
         self._evaluator.evaluate_silence(self.nodes, self._clock_ms, changes)
@@ -311,6 +322,16 @@ class FleetState:
                         cells.add_counts(table.dropped.setdefault(code, {}), lost)
                 lost = {}  # reported once
 
+    def _excuse_outages(self, activity: Iterable[tuple[int, int]]) -> None:
+        """Do not count the time of outages as silence."""
+        active_ms = self._clock_ms
+        received_ms = self.nodes.data["received_ms"]
+        for start_ms, end_ms in sorted(activity):
+            if active_ms and start_ms - active_ms > OUTAGE_MS:
+                received_ms[received_ms <= active_ms] += start_ms - active_ms
+                self._resumed_ms = start_ms
+            active_ms = max(active_ms, end_ms)
+
     # Closing windows
 
     def _close(self, output: ShardOutput, changes: node_rules.Changes) -> None:
@@ -326,8 +347,8 @@ class FleetState:
             known = np.bincount(data[scope], minlength=len(words))
             silent = np.bincount(data[scope][stale], minlength=len(words))
             starts = {start_ms for start_ms, scope_ in self._open if scope_ == scope and start_ms <= last}
-            # The last window is closed even without reports.
-            is_due = self._closed_ms > 0 and bool(known.any())  # equivalent: times are far above 0
+            # The last window is closed even without reports, except just after an outage.
+            is_due = self._closed_ms > 0 and bool(known.any()) and last >= self._resumed_ms + OUTAGE_MS
             names = np.array(list(words), object)
             populated = set(names[known > 0].tolist())
             for start_ms in sorted({*starts, last} if is_due else starts):
@@ -416,6 +437,7 @@ class FleetState:
                 self.nodes.pack(),
                 open_cells,
                 self._populated,
+                self._resumed_ms,
             )
         )
 
@@ -432,14 +454,14 @@ class FleetState:
     ) -> FleetState:
         if fields[0] != LAYOUT:
             raise ValueError(f"its layout is {fields[0]!r:.20}, expected {LAYOUT}")
-        _, clock_ms, closed_ms, seen, packed, open_cells, populated = fields
+        _, clock_ms, closed_ms, seen, packed, open_cells, populated, resumed_ms = fields
         fleet = cls(
             plan,
             node_columns.NodeColumns.unpack(
                 packed, names, node_rules.NodeRuleEvaluator(plan.rules).column_schema
             ),
         )
-        fleet._clock_ms, fleet._closed_ms = clock_ms, closed_ms
+        fleet._clock_ms, fleet._closed_ms, fleet._resumed_ms = clock_ms, closed_ms, resumed_ms
         fleet._seen_messages = duplicates.DuplicateWindows(
             _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
         )

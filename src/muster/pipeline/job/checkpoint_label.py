@@ -27,7 +27,7 @@ from muster.pipeline.history import storage
 
 events = log.EventLog("pipeline")
 
-VERSION = 4  # of the query and its state; increase it with every incompatible change
+VERSION = 5  # of the query and its state; increase it with every incompatible change
 LABEL = "muster-checkpoint.json"
 SPARK = "spark"  # the folder of Spark's own files
 STATE_NAME = "alerts.json"  # the alert state, which belongs to a batch (`batch_commit.CommitState`)

@@ -122,6 +122,7 @@ class ShardProcessor:
         self._known = known
         self._counts: dict[str, int] = {}
         self._clock_ms = 0
+        self._activity: list[tuple[int, int]] = []
         self._summaries = 0
         self._reports = 0
         self._files: list[data_files.DataFile] = []
@@ -137,6 +138,8 @@ class ShardProcessor:
             if row["counts"]:
                 for reason, count in msgspec.json.decode(row["counts"]).items():
                     self._count(reason, count)
+            if row["activity"]:
+                self._activity += msgspec.json.decode(row["activity"], type=list[tuple[int, int]])
             if row["reports"] is not None:
                 pieces.append(blocks.ReportPiece.decode(sequence, row["reports"]))
                 self._reports = max(self._reports, sequence)
@@ -165,7 +168,7 @@ class ShardProcessor:
     def feed(
         self, pieces: list[blocks.ReportPiece], summaries: list[blocks.DecodedMessage]
     ) -> state.ShardOutput:
-        output = self._known.feed(pieces, self._clock_ms, summaries=summaries)
+        output = self._known.feed(pieces, self._clock_ms, summaries=summaries, activity=self._activity)
         output.summaries = self._summaries
         output.reports = self._reports
         output.files = self._files

@@ -2,8 +2,8 @@
 
 A machine belongs to the shard that the hash of its name selects (`fleet.state.shards_of`), a row of a summary
 to the shard of its group.  Successive messages are joined first, so that a row of Spark has thousands of
-reports of one shard.  Every shard also receives the time of the broker's clock, and one shard the counts of
-rejected messages.
+reports of one shard.  Every shard also receives the time of the broker's clock and the periods in which
+messages were stored, and one shard the counts of rejected messages.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ SCHEMA = pa.schema(
         ("reports", pa.binary()),  # a `blocks.ReportPiece`
         ("summaries", pa.binary()),  # a message
         ("counts", pa.string()),
+        ("activity", pa.string()),  # the first and last time of each period in which messages were stored
     ]
 )
-COLUMNS = "shard int, sequence bigint, stored_ms bigint, reports binary, summaries binary, counts string"
+COLUMNS = (
+    "shard int, sequence bigint, stored_ms bigint, reports binary, summaries binary, counts string, "
+    "activity string"
+)
 
 LOST = "lost-messages"
 ROWS = 16_384  # that are joined: a few megabytes
 
-Row = tuple[int, int, int, bytes | None, bytes | None, str | None]
+Row = tuple[int, int, int, bytes | None, bytes | None, str | None, str | None]
 
 
 def with_shard_key(
@@ -46,10 +50,15 @@ def with_shard_key(
     """``keys``: the state key of each shard; ``lost``: messages that the stream no longer has."""
     counts = {LOST: lost} if lost else {}
     clock_ms = 0
+    activity: list[list[int]] = []
     waiting = _Waiting()
     for message in messages:
         stored_ms = message.stored_at_ns // 1_000_000
         clock_ms = max(clock_ms, stored_ms)
+        if activity and stored_ms - activity[-1][1] <= fleet_state.OUTAGE_MS:
+            activity[-1][1] = clock_ms
+        else:
+            activity.append([stored_ms, stored_ms])
         if protocol.is_tick(message.subject):
             continue
         try:
@@ -69,9 +78,10 @@ def with_shard_key(
     if waiting.rows:
         yield _rows(waiting.divided(keys))
     if clock_ms or counts:
-        counted = msgspec.json.encode(counts).decode()
+        counted, active = (msgspec.json.encode(value).decode() for value in (counts, activity))
         yield _rows(
-            (key, 0, clock_ms, None, None, counted if place == 0 else None) for place, key in enumerate(keys)
+            (key, 0, clock_ms, None, None, counted if place == 0 else None, active)
+            for place, key in enumerate(keys)
         )
 
 
@@ -106,7 +116,7 @@ class _Waiting:
                     (int(place[row]) - start, counts) for row, counts in self._dropped if shard[row] == number
                 ]
                 piece = blocks.ReportPiece(sequence, ordered.slice(start, end - start), dropped)
-                yield keys[number], sequence, stored_ms, piece.encode(), None, None
+                yield keys[number], sequence, stored_ms, piece.encode(), None, None, None
 
 
 def _divided_summaries(
@@ -115,7 +125,7 @@ def _divided_summaries(
     shard = fleet_state.shards_of(batch.column("group"), len(keys))
     for number in np.unique(shard).tolist():
         rows = batch.filter(pa.array(shard == number))
-        yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None
+        yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None, None
         facts = msgspec.structs.replace(facts, dropped={})  # reported once
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Sequence
@@ -73,6 +74,8 @@ class SimulatedBus:
     def __init__(self, net: network.SimulatedNetwork, identity: str, node: str, session: int) -> None:
         self.net = net
         self.node = node
+        self.context = contextvars.copy_context()  # of its process
+        self.severed = False  # the brokers have closed the connection, and the process does not know it
         self._identity = identity
         self._connection: api.ConnectionId | None = None
         self._state = api.ConnectionState.CLOSED
@@ -126,6 +129,7 @@ class SimulatedBus:
     def gain_connection(self, connection: api.ConnectionId) -> None:
         again = self._state is api.ConnectionState.RECONNECTING
         self._connection = connection
+        self.severed = False
         if again:
             self._counts.add(counters.ConnectionCounter.RECONNECTED)
         unsent, self._unsent = self._unsent, []
@@ -169,7 +173,7 @@ class SimulatedBus:
         over = self._connection
 
         def arrive() -> None:
-            if self.net.is_plugged(self.node) and (over is None or over == self._connection):
+            if not self.severed and self.net.sends(self.node) and (over is None or over == self._connection):
                 action()
 
         if over is not None:
@@ -297,7 +301,9 @@ class SimulatedBus:
 
         def heard_by(count: int) -> None:
             if count == 0 and not repeated:
-                self.net.hop(self.node, "down", lambda: None if done.done() else done.set_result(True))
+                self.net.hop(
+                    self.node, "down", lambda: None if done.done() else done.set_result(True), self.context
+                )
 
         requester = f"{self._identity}.{self._session}"
         reply = subjects.reply_subject(subjects.responder(subject), requester, str(next(self._replies)))
@@ -343,7 +349,7 @@ class SimulatedBus:
             if not done.done():
                 done.set_result(True)
 
-        self._send(lambda: self.net.hop(self.node, "down", pong))
+        self._send(lambda: self.net.hop(self.node, "down", pong, self.context))
         if await self.wait(done, timeout_s) is None:
             raise errors.TimedOut(f"the broker did not respond within {timeout_s} s")
 
@@ -398,10 +404,10 @@ class SimulatedBus:
             return
 
         def answer() -> None:
-            if self.net.is_plugged(self.node) and not future.done():
+            if self.net.receives(self.node) and not future.done():
                 future.set_result((outcome,))
 
-        self.net.hop(self.node, "down", answer)
+        self.net.after_storage(lambda: self.net.hop(self.node, "down", answer, self.context))
 
     async def stream(self, settings: api.StreamSettings) -> streams.SimulatedStream:
         return await self._ensure(settings, markers=False)

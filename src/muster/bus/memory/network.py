@@ -9,24 +9,27 @@ All random events are drawn from one seed, and time is that of the event loop, s
 
 Each connection is on a node (by default with the name of its identity). A message takes two hops, to the
 brokers and on to its receiver; each hop has a delay, keeps the order unless reordering is configured, and may
-lose or duplicate messages.
+lose or duplicate messages. Whatever arrives at a connection runs in the `contextvars` context in which the
+connection was made, so a simulation can tell processes apart by a context variable.
 
-There are two kinds of partition. Nodes that are *cut* off have a broker on their side: they reach only each
+There are three kinds of partition. Nodes that are *cut* off have a broker on their side: they reach only each
 other, and stay connected. A node that is *unplugged* reaches no other node; after `NetworkFaults.silence_s`
-both ends close its connection, and the brokers report it, like every closed connection. Streams and key/value
-buckets are on the side of the quorum. A request to them or its reply may be lost: then its outcome is
-unknown, as with real brokers.
+both ends close its connection, and the brokers report it, like every closed connection. A node that is
+*blocked* only sends, or only receives, with the same end. Streams and key/value buckets are on the side of
+the quorum. A request to them or its reply may be lost: then its outcome is unknown, as with real brokers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import json
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from muster.bus import api, subject_patterns
 from muster.bus.memory import connection, storage
@@ -35,6 +38,9 @@ from muster.core import errors, subjects
 QUORUM = "quorum"  # the node where streams live
 EPOCH_NS = 1_700_000_000_000_000_000  # the wall clock when the loop's time is zero
 RECONNECT_S = 0.1
+
+#: To the brokers, or from them.
+Way = Literal["up", "down"]
 
 
 @dataclass(slots=True)
@@ -47,6 +53,7 @@ class NetworkFaults:
     duplication: float = 0.0
     reordering: float = 0.0
     silence_s: float = 40.0  # after so long, both ends of a cut connection give it up
+    storage_s_max: float = 0.0  # the time that streams take for an operation
 
 
 class SubscriptionTable:
@@ -94,6 +101,8 @@ class SimulatedNetwork:
         self._sides: dict[str, int] = {}
         self._cuts = 0
         self._unplugged: dict[str, int] = {}  # node: which unplugging
+        self._blocked: dict[tuple[str, Way], int] = {}  # node and way: which blocking
+        self._context = contextvars.copy_context()
         self._links: dict[tuple[str, str], float] = {}
         self._ears = SubscriptionTable()
         self._connections = 0
@@ -107,15 +116,21 @@ class SimulatedNetwork:
     def now_ns(self) -> int:
         return EPOCH_NS + round(asyncio.get_running_loop().time() * 1e9)
 
-    def hop(self, node: str, way: str, action: Callable[[], None]) -> None:
-        """Do it after a hop's delay, in order on that link."""
+    def hop(
+        self, node: str, way: Way, action: Callable[[], None], context: contextvars.Context | None = None
+    ) -> None:
+        """Do it after a hop's delay, in order on that link. ``context``: that of the receiver; by default
+        that of the brokers."""
+        if (node, way) in self._blocked:
+            self.lost += 1
+            return
         loop, faults = asyncio.get_running_loop(), self.faults
         at = loop.time() + self.random.uniform(faults.delay_s_min, faults.delay_s_max)
         if self.random.random() >= faults.reordering:
             # Slightly later than the last: timers of the same time have no order.
             at = max(at, math.nextafter(self._links.get((node, way), 0.0) + 1e-9, math.inf))
             self._links[node, way] = at
-        loop.call_at(at, action)
+        loop.call_at(at, action, context=(context or self._context).copy())
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability
@@ -128,11 +143,25 @@ class SimulatedNetwork:
         return self._sides.get(here, 0) == self._sides.get(other, 0)
 
     def is_plugged(self, node: str) -> bool:
-        """Whether it reaches a broker."""
-        return node not in self._unplugged
+        """Whether it reaches a broker, and a broker reaches it."""
+        return self._interruptions(node) == (None, None, None)
+
+    def sends(self, node: str) -> bool:
+        return node not in self._unplugged and (node, "up") not in self._blocked
+
+    def receives(self, node: str) -> bool:
+        return node not in self._unplugged and (node, "down") not in self._blocked
 
     def reaches_storage(self, node: str) -> bool:
         return self.reaches(node, QUORUM)
+
+    def after_storage(self, action: Callable[[], None]) -> None:
+        """Do it when the storage has completed an operation."""
+        if self.faults.storage_s_max:
+            delay_s = self.random.uniform(0.0, self.faults.storage_s_max)
+            asyncio.get_running_loop().call_later(delay_s, action, context=self._context.copy())
+        else:
+            action()
 
     def cut(self, *nodes: str) -> None:
         """These, and a broker with them, are cut off from the rest until `heal`."""
@@ -145,12 +174,19 @@ class SimulatedNetwork:
         self._cuts += 1
         for node in nodes:
             self._unplugged[node] = self._cuts
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.faults.silence_s, self._give_up, nodes, self._cuts)
+        self._give_up_later(nodes)
+
+    def block(self, way: Way, *nodes: str) -> None:
+        """These nodes send nothing ("up") or receive nothing ("down") until `heal`."""
+        self._cuts += 1
+        for node in nodes:
+            self._blocked[node, way] = self._cuts
+        self._give_up_later(nodes)
 
     def heal(self) -> None:
         self._sides.clear()
         self._unplugged.clear()
+        self._blocked.clear()
         for bus in list(self._buses):
             if bus.state is api.ConnectionState.RECONNECTING:
                 self._reconnect_soon(bus)
@@ -158,23 +194,43 @@ class SimulatedNetwork:
     def disconnect(self, bus: connection.SimulatedBus) -> None:
         """Its connection breaks; it makes another."""
         self.report_closed(bus)
-        bus.lose_connection()
+        bus.context.copy().run(bus.lose_connection)
         self._reconnect_soon(bus)
+
+    def sever(self, bus: connection.SimulatedBus) -> None:
+        """The brokers close its connection, as that of a process which does not reply. The process learns of
+        it when it runs again, and makes another."""
+        if bus.connection is None or bus.severed:
+            return
+        self.report_closed(bus)
+        bus.severed = True
+        self.hop(bus.node, "down", lambda: self._learn_of_loss(bus), bus.context)
+
+    def _learn_of_loss(self, bus: connection.SimulatedBus) -> None:
+        bus.lose_connection()
+        self._reconnect(bus)
 
     def crash(self, bus: connection.SimulatedBus) -> None:
         """Kill the process of the node: it sends and does nothing any more."""
         self.report_closed(bus)
         bus.end(errors.NotConnected("the process was killed"))
 
-    def _give_up(self, nodes: Sequence[str], unplugging: int) -> None:
+    def _give_up_later(self, nodes: Sequence[str]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.faults.silence_s, self._give_up, nodes, self._cuts, context=self._context.copy())
+
+    def _give_up(self, nodes: Sequence[str], number: int) -> None:
         for bus in list(self._buses):
-            if bus.node in nodes and self._unplugged.get(bus.node) == unplugging and bus.connection:
+            if bus.node in nodes and number in self._interruptions(bus.node) and bus.connection:
                 self.report_closed(bus)
-                bus.lose_connection()
+                bus.context.copy().run(bus.lose_connection)
+
+    def _interruptions(self, node: str) -> tuple[int | None, ...]:
+        return self._unplugged.get(node), self._blocked.get((node, "up")), self._blocked.get((node, "down"))
 
     def _reconnect_soon(self, bus: connection.SimulatedBus) -> None:
         delay_s = RECONNECT_S * (0.5 + self.random.random() / 2)
-        asyncio.get_running_loop().call_later(delay_s, self._reconnect, bus)
+        asyncio.get_running_loop().call_later(delay_s, self._reconnect, bus, context=bus.context.copy())
 
     def _reconnect(self, bus: connection.SimulatedBus) -> None:
         if bus.state is api.ConnectionState.RECONNECTING and self.is_plugged(bus.node):
@@ -221,7 +277,7 @@ class SimulatedNetwork:
         groups: dict[tuple[str, str], list[connection.SimulatedSubscription]] = {}
         chosen: list[connection.SimulatedSubscription] = []
         for ear in self._ears.for_subject(subject):
-            if self.reaches(node, ear.bus.node):
+            if ear.bus.connection is not None and not ear.bus.severed and self.reaches(node, ear.bus.node):
                 if ear.group:
                     groups.setdefault((ear.subject, ear.group), []).append(ear)
                 else:
@@ -250,7 +306,7 @@ class SimulatedNetwork:
                 ear.accept(message)
 
         for _ in range(copies):
-            self.hop(ear.bus.node, "down", arrive)
+            self.hop(ear.bus.node, "down", arrive, ear.bus.context)
 
     # Storage.
 

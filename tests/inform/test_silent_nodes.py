@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from muster.bus import api
-from muster.core import subjects
+from muster.core import errors, subjects
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
@@ -110,3 +110,28 @@ async def test_a_frozen_primary_is_replaced_within_seconds_and_a_slow_one_is_not
     assert loop.time() - began_s < settings.timeout_s
     for node in (p, q):
         await node.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_rejection_is_asked_for_again_if_another_attempt_is_under_way(simulated_network):
+    """The first attempt was rejected; without another one, its repetition might still be stored."""
+    bus = await simulated_network.connect("node")
+    codec = protocol.InformCodec("node")
+    written = protocol.WriteResult("k", 7, "", "node", 1)
+    attempts: list[bool] = []
+
+    async def serve(message: api.Message) -> None:
+        attempts.append(protocol.decode(message.data, protocol.DeleteContext).repeat)
+        if attempts == [False]:
+            await asyncio.sleep(client.SLOW_HEDGE_S + 0.5)
+            await message.respond(codec.error(errors.NotFound("no context 'k'")))
+        elif len(attempts) == 3:  # the second one is still under way
+            await message.respond(codec.result(written))
+
+    tasks: list[asyncio.Task[None]] = []
+    pattern = subjects.from_identity(protocol.PART, "*", "write", protocol.ANY, "*")
+    await bus.subscribe(pattern, handler=lambda message: tasks.append(asyncio.create_task(serve(message))))
+    inform = client.InformClient(await simulated_network.connect("ann"), timeout_s=15.0)
+    assert await inform.delete("k") == written
+    assert attempts == [False, True, True]
+    await asyncio.gather(*tasks)

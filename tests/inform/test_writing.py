@@ -631,9 +631,23 @@ async def test_a_lease_ends_at_its_moment_and_not_before(alone, monkeypatch):
     await alone.writer.write(put(lease_s=1.0), "ann")
     ends_ns = (await record(alone)).expires_at_ns
     for now_ns, number in ((ends_ns - 1, 1), (ends_ns, 2)):
-        monkeypatch.setattr(alone.state, "now_ns", lambda now_ns=now_ns: now_ns)
+        monkeypatch.setattr(alone.state, "log_now_ns", lambda now_ns=now_ns: now_ns)
         await alone.primary.expire("k")
         assert len(await entries(alone)) == number
+
+
+@pytest.mark.parametrize("ahead_s", [3600, -3600])
+async def test_a_clock_that_is_set_neither_ends_nor_extends_a_lease(
+    alone, simulated_network, monkeypatch, ahead_s
+):
+    alone._loops[-2].cancel()
+    await alone.writer.write(put(lease_s=30.0), "ann")
+    monkeypatch.setattr(alone.state, "now_ns", lambda: simulated_network.now_ns() + ahead_s * 10**9)
+    assert alone.reader.local("k") is not None
+    assert not await alone.primary.expire("k"), "before the log was asked for its time again"
+    await asyncio.sleep(31.0)
+    assert alone.reader.local("k") is None
+    assert await alone.primary.expire("k")
 
 
 async def test_a_lease_that_was_renewed_elsewhere_does_not_expire(alone):
@@ -734,11 +748,25 @@ async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_th
 async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
     first = await alone.writer.write(put(request="r"), "ann")
     stored = await record(alone)
-    alone.state.drop("k")
     other = msgspec.structs.replace(stored, stamp=stored.stamp + 1)
     entry = await alone.primary._append(other, first.version)
     assert (entry.record, entry.sequence) == (stored, first.version)
     assert alone.state.replicas.index["k"].stamp == stored.stamp
+
+
+async def test_a_record_that_was_read_before_the_replica_moved_does_not_bring_it_back(start: Start):
+    """Such a replica would stay, although the node is no holder, and would serve old values as fresh ones."""
+    p, q = [await start(name) for name in ("p", "q")]
+    await p.writer.write(put(value=b"old", request="r"), "ann")
+    read_before = await p.state.log.last("k")
+    assert read_before is not None
+    await p.primary.place("k", ("q",), before=("p",))
+    await q.state.refresh(1.0)
+    await q.writer.write(put(value=b"new"), "ann")
+    await p.state.refresh(1.0)
+    p.state.apply(read_before)
+    assert "k" not in p.state.replicas.index
+    assert (await p.reader.get(protocol.GetContext("k", 0.0), "ann")).value == b"new"
 
 
 async def test_a_repeated_delete_of_what_has_never_been_there_uses_up_its_id(alone):

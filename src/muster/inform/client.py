@@ -96,6 +96,18 @@ class InformClient:
         With ``repeat`` the write may have been sent before: within two minutes it is stored at most once.
         `errors.TimedOut`: it may have been stored.
         """
+        now_s = asyncio.get_running_loop().time
+        sent_at_s = now_s()
+        try:
+            return await self._write(write)
+        except (errors.Conflict, errors.NotFound):
+            if write.repeat or now_s() - sent_at_s < SLOW_HEDGE_S:
+                raise
+        # The first attempt was rejected, but a repetition of it may be under way and still be stored. The
+        # rejection of a repetition makes sure that no attempt is stored later.
+        return await self._write(msgspec.structs.replace(write, repeat=True))
+
+    async def _write(self, write: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
         verb = "put" if isinstance(write, protocol.PutContext) else "delete"
         try:
             message = await self._exchange(

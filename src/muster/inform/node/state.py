@@ -82,7 +82,8 @@ class NodeState:
         self.directory = peers.NodeDirectory(name, lost_after_s=settings.lost_after_s)
         self.holder_hints: dict[str, tuple[str, ...]] = {}  # holders of contexts without a local replica
         self.clock = clock.HybridClock(name)
-        self._log_ahead_ns = 0  # of the clock of the log, before that of this node
+        # Of the clock of the log, before `now_s`, which is never set. The wall clock is a first guess.
+        self._log_ahead_ns = now_ns() - _ns(uptime_s())
         self.demand = demand.DemandCounts()
         self.requests = 0  # of clients, since the last measurement of the load
         self.load = protocol.NodeLoad()
@@ -109,9 +110,15 @@ class NodeState:
     # Applying records.
 
     def apply(self, entry: context_log.ContextLogEntry, *, just_stamped: bool = False) -> None:
-        """Apply a record. ``just_stamped``: by this node, so its clock need not observe the stamp."""
+        """Apply a record. ``just_stamped``: by this node, so its clock need not observe the stamp.
+
+        Without a replica, a record that the follower has passed changes nothing: a later one has moved the
+        replica away.
+        """
         record = entry.record
         was = self.replicas.index.get(record.key)
+        if was is None and entry.sequence <= self.position:
+            return
         if not self.replicas.apply(record, entry.sequence, self.now_s()):
             return
         placed = was if record.reason == "place" else None
@@ -245,21 +252,23 @@ class NodeState:
 
     async def _read_log_end(self) -> int:
         async with asyncio.timeout(self.settings.timeout_s):
-            sent_at_ns = self.now_ns()
+            sent_at_s = self.now_s()
             end = await self.log.state()
-        self._observe_log_time(sent_at_ns, end.now_ns, self.now_ns())
+        self._observe_log_time(sent_at_s, end.now_ns, self.now_s())
         return end.last_sequence
 
     # Leases.
 
-    def _observe_log_time(self, sent_at_ns: int, log_ns: int, received_at_ns: int) -> None:
+    def _observe_log_time(self, sent_at_s: float, log_ns: int, received_at_s: float) -> None:
         """The log's clock was read between two readings of this node's. Change the difference no more than
         these three require: the round trip is not a difference."""
-        self._log_ahead_ns = max(log_ns - received_at_ns, min(self._log_ahead_ns, log_ns - sent_at_ns))
+        least_ns, most_ns = log_ns - _ns(received_at_s), log_ns - _ns(sent_at_s)
+        self._log_ahead_ns = max(least_ns, min(self._log_ahead_ns, most_ns))
 
     def log_now_ns(self) -> int:
-        """The time by the clock of the log. All nodes measure leases by it, whatever their own clocks say."""
-        return self.now_ns() + self._log_ahead_ns
+        """The time by the clock of the log. All nodes measure leases by it, whatever their wall clocks say,
+        and also while these are being set."""
+        return _ns(self.now_s()) + self._log_ahead_ns
 
     async def catch_up(self, timeout_s: float) -> None:
         """Wait until the follower has received all current records of the log."""
@@ -359,6 +368,10 @@ class NodeState:
                 await pong
         finally:
             pong.cancel()
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 def stamp_text(stamp: int, stamped_by: str) -> str:

@@ -13,7 +13,7 @@ LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-v
           --no-emit-index-url --no-emit-find-links --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-pythons test-wheels check format bench mutants lock picture build audit clean
+.PHONY: help setup demo test test-all test-fast test-pythons test-wheels check format bench sim mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -88,6 +88,10 @@ bench-%: setup ## one benchmark: make bench-bus
 
 outages: setup ## how long clients wait when one process is killed or frozen
 	@PYTHONPATH=src:. $(BIN)/python -m tests.faults.outages
+
+sim: setup ## the simulated domain: make sim SEED=17 replays a seed, make sim N=1000 searches
+	@PYTHONPATH=src:. PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--count $(or $(N),100)) \
+	    $(if $(FIRST),--first $(FIRST)) $(if $(PARTS),--parts $(PARTS)) $(if $(TROUBLE),--trouble-s $(TROUBLE)) $(if $(ALL),--all)
 
 mutants: setup ## mutation tests of a package's deciding cores: make mutants PACKAGE=manage
 	@$(BIN)/python -m tools.mutants $(PACKAGE)

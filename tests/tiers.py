@@ -67,7 +67,7 @@ FILES = {
     "tests/pipeline/test_latest.py": "Delta tables",
     "tests/inform/test_domain.py": "whole domains",
     "tests/*/test_*model*.py": "random models",
-    "tests/*/test_*simulation*.py": "random models",
+    "tests/sim/test_seeds.py": "a simulated domain",
     "tests/*/test_agreement.py": "random models",
 }
 PARAMETERS = ("postgres",)  # of a parametrised test

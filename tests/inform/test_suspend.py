@@ -12,7 +12,7 @@ import pytest
 from muster.bus import uptime
 from muster.inform import client
 from muster.inform.node import node as node_node
-from tests.inform import simulation
+from tests.sim.parts import contexts as simulated_contexts
 
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has no such clock")
@@ -55,7 +55,7 @@ async def test_a_node_has_that_clock(bus):
 @pytest.mark.virtual_time
 async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simulated_network):
     net, loop = simulated_network, asyncio.get_running_loop()
-    short = msgspec.structs.replace(simulation.SETTINGS, tombstone_s=300.0)
+    short = msgspec.structs.replace(simulated_contexts.SETTINGS, tombstone_s=300.0)
     slept_s = 0.0
     first = await node_node.start(await net.connect("n1"), settings=short, now_ns=net.now_ns)
     second = await node_node.start(
@@ -78,4 +78,28 @@ async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simu
     assert second.state.directory.nodes == ["n1"]
     assert second.state.replicas.index["kept"].holders == ("n1", "n2"), "nobody was lost"
     for node in (first, second):
+        await node.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_node_that_was_cut_off_for_longer_than_a_tombstone_drops_deleted_contexts(simulated_network):
+    net = simulated_network
+    short = msgspec.structs.replace(simulated_contexts.SETTINGS, tombstone_s=30.0)
+    nodes = [
+        await node_node.start(await net.connect(name), settings=short, now_ns=net.now_ns)
+        for name in ("n1", "n2")
+    ]
+    contexts = client.InformClient(await net.connect("ann"), node="n1", timeout_s=15.0)
+    await asyncio.sleep(5.0)
+    await contexts.put("kept", b"v", ack="replicated")
+    await contexts.put("deleted", b"v", ack="replicated")
+    net.cut("n2")
+    await contexts.delete("deleted")
+    await asyncio.sleep(100.0)
+    assert await nodes[0].state.log.last("deleted") is None, "its tombstone is purged"
+    net.heal()
+    await asyncio.sleep(20.0)
+    for node in nodes:
+        assert node.failure() is None
+        assert list(node.state.replicas.index) == ["kept"]
         await node.close()

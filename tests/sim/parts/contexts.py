@@ -1,0 +1,214 @@
+"""Information nodes, and clients that write, delete, read and watch contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+
+from muster.core import errors
+from muster.inform import client, protocol, settings
+from muster.inform.node import node as node_node
+from muster.inform.node.log import context_log
+from muster.store import api, database
+from tests.sim import domain as domain_
+from tests.sim import history, host
+
+NODES = ("node-1", "node-2", "node-3", "node-4")
+KEYS = ("alpha", "beta", "gamma")
+LEASES_S = (0.0, 0.0, 0.0, 2.0, 8.0)
+FRESHNESS_S = (None, 0.0, 0.0, 0.5, 3.0)
+TIMEOUT_S = 12.0
+WRITES_MAX = 60  # of a client: the check of a history takes long if many of its writes are concurrent
+
+SETTINGS = msgspec.convert(
+    {
+        "replicas": 3,
+        "timeout_s": 2.0,
+        "refresh_s": 1.0,
+        "lost_after_s": 6.0,
+        "interval_s": 5.0,
+        "history": 400,
+        "tombstone_s": 150.0,
+    },
+    settings.InformSettings,
+)
+
+
+class ContextPart:
+    def __init__(self, domain: domain_.Domain) -> None:
+        self._domain = domain
+        self._history = domain.history
+        self._nodes: dict[str, node_node.InformationNode] = {}
+        self._has_views = domain.chance("contexts").random() < 0.5
+        for name in NODES:
+            domain.add_host(name, self._node, role="information node")
+        for number in (1, 2):
+            domain.add_host(f"writer-{number}", self._writer)
+            domain.add_host(f"reader-{number}", self._reader)
+        domain.add_host("watcher", self._watcher)
+
+    # Programs.
+
+    async def _node(self, machine: host.Host) -> None:
+        self._nodes.pop(machine.name, None)
+        bus = await machine.connect()
+        store = None
+        if self._has_views:
+            options = api.StoreOptions(sync="normal")
+            store = await database.open(f"sqlite:{machine.folder / 'view.db'}", settings=options)
+        node = await node_node.start(bus, settings=SETTINGS, store=store, now_ns=machine.wall_ns)
+        self._nodes[machine.name] = node
+        self._history.note(machine.name, "serves")
+        while True:
+            await asyncio.sleep(1.0)
+            failure = node.failure()
+            if failure is not None and errors.NotConnected.__name__ not in failure:
+                raise errors.InvariantViolation(failure, story=[])
+
+    async def _writer(self, machine: host.Host) -> None:
+        contexts = client.InformClient(await machine.connect(), timeout_s=TIMEOUT_S)
+        chance = machine.chance
+        versions: dict[str, int] = {}
+        for number in range(WRITES_MAX):
+            if not await self._domain.pause(chance, 0.1, 1.5):
+                return await _forever()
+            key = chance.choice(KEYS)
+            expected = versions.get(key, 0) if chance.random() < 0.2 else None
+            if chance.random() < 0.15:
+                await self._delete(contexts, machine.name, key, expected, versions)
+            else:
+                value = f"{machine.name}.{number}"
+                await self._put(contexts, machine.name, key, value, expected, versions, chance)
+        return await _forever()
+
+    async def _put(
+        self,
+        contexts: client.InformClient,
+        actor: str,
+        key: str,
+        value: str,
+        expected: int | None,
+        versions: dict[str, int],
+        chance: random.Random,
+    ) -> None:
+        lease_s = chance.choice(LEASES_S)
+        operation = self._history.begin(
+            actor, "put", key=key, value=value, expected=expected, lease_s=lease_s
+        )
+        try:
+            written = await contexts.put(
+                key,
+                value.encode(),
+                expected_version=expected,
+                lease_s=lease_s,
+                ack="replicated" if chance.random() < 0.2 else "logged",
+            )
+        except errors.MusterError as error:
+            versions.pop(key, None)
+            self._failed(operation, error)
+        else:
+            versions[key] = written.version
+            self._history.end(operation, "ok", written.version)
+
+    async def _delete(
+        self,
+        contexts: client.InformClient,
+        actor: str,
+        key: str,
+        expected: int | None,
+        versions: dict[str, int],
+    ) -> None:
+        operation = self._history.begin(actor, "delete", key=key, expected=expected)
+        versions.pop(key, None)
+        try:
+            deleted = await contexts.delete(key, expected_version=expected)
+        except errors.MusterError as error:
+            self._failed(operation, error)
+        else:
+            self._history.end(operation, "ok", deleted.version)
+
+    def _failed(self, operation: history.Operation, error: errors.MusterError) -> None:
+        self._history.end(operation, "unknown" if isinstance(error, errors.TimedOut) else error.code, error)
+
+    async def _reader(self, machine: host.Host) -> None:
+        contexts = client.InformClient(await machine.connect(), timeout_s=TIMEOUT_S)
+        chance = machine.chance
+        while await self._domain.pause(chance, 0.05, 0.8):
+            await self._read(contexts, machine.name, chance.choice(KEYS), chance.choice(FRESHNESS_S))
+        return await _forever()
+
+    async def _read(
+        self, contexts: client.InformClient, actor: str, key: str, max_age_s: float | None
+    ) -> None:
+        operation = self._history.begin(actor, "get", key=key, max_age_s=max_age_s)
+        try:
+            context = await contexts.get(key, max_staleness_s=max_age_s)
+        except errors.MusterError as error:
+            self._history.end(operation, error.code, error)
+        else:
+            source = f"{context.source} ({context.replica_kind})"
+            result = (context.value.decode(), context.version, context.age_s, source)
+            self._history.end(operation, "ok", result)
+
+    async def _watcher(self, machine: host.Host) -> None:
+        contexts = client.InformClient(await machine.connect(), timeout_s=TIMEOUT_S)
+
+        async def watch(key: str) -> None:
+            async for change in contexts.watch(key):
+                value = None if change.value is None else change.value.decode()
+                self._history.event(machine.name, "watched", key=key, version=change.version, value=value)
+
+        await asyncio.gather(*(watch(key) for key in KEYS))
+
+    # The end.
+
+    async def finish(self) -> None:
+        """Read every context once more."""
+        machine = self._domain.hosts["reader-1"]
+        contexts = client.InformClient(await machine.connect("finisher"), timeout_s=TIMEOUT_S)
+        for key in KEYS:
+            await self._read(contexts, "finisher", key, 0.0)
+        for stored in self._domain.net.stored.get(protocol.STREAM, ()):
+            record = protocol.decode_record(stored.message.data)
+            if record.key != context_log.PURGED_KEY:
+                self._history.fact(
+                    "logged",
+                    key=record.key,
+                    sequence=stored.sequence,
+                    version=record.version or stored.sequence,
+                    reason=record.reason,
+                    value=None if record.value is None else record.value.decode(),
+                    holders=record.holders,
+                    stamp=record.stamp,
+                    stamped_by=record.stamped_by,
+                    at_s=stored.at_s,
+                )
+
+    def missing(self) -> str | None:
+        """What is not restored yet after the end of the faults."""
+        serving = [name for name, node in self._nodes.items() if self._domain.hosts[name].is_up and node]
+        if len(serving) < len(NODES):
+            return f"only {sorted(serving)} serve"
+        log = self._domain.net.logs[protocol.STREAM]
+        for key in KEYS:
+            sequence = log.last_of(protocol.log_subject(key))
+            stored = log.messages.get(sequence)
+            if stored is None:
+                continue
+            record = context_log.parse_entry(stored).record
+            if record.value is not None and len(record.holders) != SETTINGS.replicas:
+                return f"{key} has replicas on {record.holders}"
+            for name, node in self._nodes.items():
+                replica = node.state.replicas.index.get(key)
+                holds = replica is not None and not replica.temporary
+                if holds != (name in record.holders):
+                    return f"{name} {'holds' if holds else 'lacks'} {key}, whose holders are {record.holders}"
+                if holds and replica is not None and replica.sequence != sequence:
+                    return f"{name} has {key} at {replica.sequence}, not {sequence}"
+        return None
+
+
+async def _forever() -> None:
+    await asyncio.get_running_loop().create_future()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -210,6 +211,31 @@ def test_columns_may_be_added_at_any_time_and_older_rows_have_none(tmp_path, mon
     assert len(delta.Snapshot(tmp_path, tables.NODES).files) == 1
 
 
+def test_metrics_that_appear_within_an_hour_survive_compaction_and_are_in_its_row(tmp_path):
+    """Compaction once took the columns of the first file, and deleted the others with theirs."""
+    store(tmp_path, 0, [traffic.report("m", 1, T0, metrics={"cpu_percent": 10.0, "queue": 1.0})])
+    store(tmp_path, 1, [traffic.report("m", 2, T0 + 1000, metrics={"load_1m": 2.0, "gpu": 7.0})])
+    for batch, (metric, value) in enumerate((("queue", 5.0), ("gpu", 7.0))):
+        many = rollups.ScopeTotals("group", "web", T0 + 10_000 * batch)
+        many.cell.fold(_column(1.0))
+        zero = np.zeros(1, np.int64)
+        many.cell.table.add_extra(zero, zero, np.array([value]), [metric])
+        store_groups(tmp_path, batch, [many])
+    for day in (2, 3):  # a second time, too
+        maintenance.run(tmp_path, T0 / 1000 + day * 86400)
+        rows = {row["sequence"]: row for row in found(tmp_path)}
+        assert (dict(rows[1]["metrics"]), rows[1]["load_1m"]) == ({"queue": 1.0}, None)
+        assert (dict(rows[2]["metrics"]), rows[2]["load_1m"]) == ({"gpu": 7.0}, 2.0)
+        (hour,) = found(tmp_path, kind="hourly")
+        assert dict(hour["metrics"]) == {"queue": 1.0, "gpu": 7.0}
+        assert (hour["cpu_percent_mean"], hour["load_1m_mean"]) == (10.0, 2.0)
+        groups = sorted(found(tmp_path, kind="groups"), key=lambda row: row["window_start"])
+        assert [dict(row["metrics"]).get("queue_max") for row in groups] == [5.0, None]
+        assert [dict(row["metrics"]).get("gpu_max") for row in groups] == [None, 7.0]
+    for table in (tables.NODES, tables.GROUPS):
+        assert len(delta.Snapshot(tmp_path, table).files) == 1
+
+
 def test_a_column_of_another_type_is_refused(tmp_path):
     schema = tables.definition(tables.NODES).schema
     place = schema.get_field_index("cpu_percent")
@@ -237,8 +263,6 @@ def test_baselines_are_taught_by_the_history(tmp_path):
 
 
 def _column(value: float):
-    import numpy as np
-
     return np.full((len(columns.STANDARD_METRICS), 5), value)
 
 

@@ -14,6 +14,7 @@ from muster.core import errors, messages
 from muster.notify import client, protocol
 from muster.notify.matcher import kernels_numpy
 from muster.notify.notifier import notifier
+from muster.pipeline.batch import policy_replay as batch_replay
 from muster.testing.eventually import eventually
 from tests.cli import driver
 from tests.notify.conftest import MODELS, QUICK
@@ -145,7 +146,9 @@ async def _nothing() -> AsyncIterator[Any]:
     yield
 
 
-async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_whom_it_would(broker, spark):
+async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_whom_it_would(
+    broker, spark, monkeypatch
+):
     made = await played(broker.url)
     async with world(broker.url), await bus_client.connect([broker.url], identity="op") as bus:
         words = await policy_replay.load_vocabulary(bus)
@@ -161,13 +164,19 @@ async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_w
     ] == expected  # or this test does not know its own world
     assert [notification.would_reach for notification in as_it_was.notifications] == expected
     assert (as_it_was.events, as_it_was.deliveries) == (len(made.sent), sum(expected))
+    monkeypatch.setattr(batch_replay, "LISTED_MAX", 4)  # what is fetched is limited, what is counted is not
     others = await asyncio.to_thread(ask, "alert AND sender.entity = 'jester'")
+    newest = [notification.id for notification in as_it_was.notifications[-4:]]
+    assert [notification.id for notification in others.notifications] == newest
     reached = [meant for sender, _, meant in made.sent if sender == "jester"]
     assert others.deliveries == sum(map(len, reached))
     assert others.receivers == len(set().union(*reached))
     assert others.reached == sum(expected)
     with pytest.raises(errors.ParseError, match="treat_level"):
         await asyncio.to_thread(ask, "alert AND treat_level > 1")
+    monkeypatch.setattr(batch_replay, "ADDRESSES_MAX", len(set(ADDRESSES)) - 1)
+    with pytest.raises(errors.LimitExceeded, match="different addresses"):
+        await asyncio.to_thread(ask, POLICY)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ Values are stored as text with a prefix letter for their type, so that one colum
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ CHANGE, DECISION = "notify-applied/1", "notify-decided/1"
 LISTENS = "(policy)"  # pseudo-attribute: whether the receiver has a policy
 REGION = "region"  # the attribute that a grant's regional scope refers to
 ADDRESSES_AT_ONCE = 100
+ADDRESSES_MAX = 2_000
 LISTED_MAX = 10_000
 
 _VALUES = pa.map_(pa.string(), pa.string())
@@ -159,15 +161,14 @@ def _meet(
     policy: str,
     address: str | None,
 ) -> PolicyReplay:
+    from pyspark.sql import functions
+
+    if address is not None:
+        events = events.withColumn("address", functions.lit(address))
     events = events.cache()
     try:
         events.createOrReplaceTempView("past_events")
-        addresses = [
-            row["address"] for row in spark.sql("SELECT DISTINCT address FROM past_events").collect()
-        ]
-        addressed = {
-            text: parser.parse(text if address is None else address, home="receiver") for text in addresses
-        }
+        addressed = {text: parser.parse(text, home="receiver") for text in _addresses(spark)}
         attributes = {name.key for condition in addressed.values() for name in ast.names(condition)}
         attributes |= {LISTENS, REGION}
         raw.mapInArrow(_changes, _CHANGE_COLUMNS).createOrReplaceTempView("past_changes")
@@ -185,45 +186,68 @@ def _meet(
             )
             for conditions in _in_parts(addressed)
         ]
-        counts: dict[tuple[str, str], int] = {}
-        receivers = 0
-        if parts:
-            deliveries = parts[0]
-            for part in parts[1:]:
-                deliveries = deliveries.unionAll(part)
-            deliveries = deliveries.cache()
-            try:
-                rows = deliveries.groupBy("sender", "id").count().collect()
-                counts = {(row["sender"], row["id"]): row["count"] for row in rows}
-                receivers = deliveries.select("receiver").distinct().count()
-            finally:
-                deliveries.unpersist()
-        total = spark.sql("SELECT count(*) AS n, sum(reached) AS reached FROM past_events").collect()[0]
-        listed = spark.sql(
-            f"""
-            SELECT at.at_ms AS at_ms, type, sender, id, reached FROM past_events
-            ORDER BY at DESC LIMIT {LISTED_MAX}
-            """
-        ).collect()
+        deliveries = _union(spark, parts).cache()
+        try:
+            deliveries.createOrReplaceTempView("past_deliveries")
+            total = _row(
+                spark,
+                """
+                SELECT (SELECT count(*) FROM past_events) AS events,
+                       (SELECT sum(reached) FROM past_events) AS reached,
+                       count(*) AS deliveries, count(DISTINCT receiver) AS receivers
+                FROM past_deliveries
+                """,
+            )
+            listed = spark.sql(
+                f"""
+                WITH newest AS (
+                    SELECT at, type, sender, id, reached FROM past_events ORDER BY at DESC LIMIT {LISTED_MAX}
+                ), counts AS (
+                    SELECT sender, id, count(*) AS n FROM past_deliveries GROUP BY sender, id
+                )
+                SELECT at.at_ms AS at_ms, type, sender, id, reached, coalesce(n, 0) AS would_reach
+                FROM newest LEFT JOIN counts USING (sender, id) ORDER BY at
+                """
+            ).collect()
+        finally:
+            deliveries.unpersist()
     finally:
         events.unpersist()
     return PolicyReplay(
-        total["n"],
+        total["events"],
         total["reached"] or 0,
-        sum(counts.values()),
-        receivers,
+        total["deliveries"],
+        total["receivers"],
         [
             ReplayedNotification(
-                row["at_ms"],
-                row["type"],
-                row["sender"],
-                row["id"],
-                row["reached"],
-                counts.get((row["sender"], row["id"]), 0),
+                *(row[name] for name in ("at_ms", "type", "sender", "id", "reached", "would_reach"))
             )
-            for row in reversed(listed)
+            for row in listed
         ],
     )
+
+
+def _addresses(spark: SparkSession) -> list[str]:
+    """The different addresses of the events. Each becomes a condition, so their number is limited."""
+    rows = spark.sql(f"SELECT DISTINCT address FROM past_events LIMIT {ADDRESSES_MAX + 1}").collect()
+    if len(rows) > ADDRESSES_MAX:
+        raise errors.LimitExceeded(
+            f"the events have over {ADDRESSES_MAX:,} different addresses",
+            hint="replay a shorter period, or give one address for all",
+        )
+    return [row["address"] for row in rows]
+
+
+def _union(spark: SparkSession, parts: Sequence[DataFrame]) -> DataFrame:
+    if not parts:
+        return spark.createDataFrame([], "sender string, id string, receiver string")
+    return functools.reduce(lambda first, second: first.unionAll(second), parts)
+
+
+def _row(spark: SparkSession, text: str) -> Any:
+    """The only row of a query."""
+    (row,) = spark.sql(text).collect()
+    return row
 
 
 def _in_parts(addressed: dict[str, ast.Condition]) -> Iterator[dict[str, ast.Condition]]:

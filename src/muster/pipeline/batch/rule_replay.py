@@ -177,9 +177,32 @@ def demand(
     per second, as for statsd counters).
     """
     session.activate(spark)
+    frame = demand_frame(spark, root, prefix=prefix, from_ms=from_ms, to_ms=to_ms)
+    rows = frame.orderBy("n", ascending=False).limit(DEMANDS_LISTED).collect()
+    demands: dict[str, dict[str, float]] = {}
+    for row in rows:
+        demands.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
+    return sorted(
+        (
+            ContextDemand(key, sum(zones.values()), zones, replica_zones(zones, covered, most))
+            for key, zones in demands.items()
+        ),
+        key=lambda item: (-item.total, item.key),
+    )
+
+
+def demand_frame(
+    spark: SparkSession,
+    root: storage.Root,
+    *,
+    prefix: str = "reads.",
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+) -> DataFrame:
+    """A row for each metric and zone, with the number of accesses."""
     nodes = spark_.read(spark, root, tables.NODES, from_ms=from_ms, to_ms=to_ms)
     of_services = nodes.selectExpr("zone", "period_s", "explode(services) AS service")
-    rows = (
+    return (
         nodes.selectExpr("zone", "period_s", "explode(metrics) AS (name, value)")
         .unionAll(of_services.selectExpr("zone", "period_s", "explode(service.metrics) AS (name, value)"))
         .where(sql.write(parser.parse(f"name LIKE '{_quoted(prefix)}%' ESCAPE '!'"), {"name": _STRING}))
@@ -190,19 +213,6 @@ def demand(
         )
         .groupBy("name", "zone")
         .agg(_sum())
-        .orderBy("n", ascending=False)
-        .limit(DEMANDS_LISTED)
-        .collect()
-    )
-    demands: dict[str, dict[str, float]] = {}
-    for row in rows:
-        demands.setdefault(row["name"].removeprefix(prefix), {})[row["zone"]] = float(row["n"])
-    return sorted(
-        (
-            ContextDemand(key, sum(zones.values()), zones, replica_zones(zones, covered, most))
-            for key, zones in demands.items()
-        ),
-        key=lambda item: (-item.total, item.key),
     )
 
 

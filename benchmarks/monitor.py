@@ -38,7 +38,7 @@ from muster.bus.brokers import broker, config
 from muster.bus.client import client as bus_client
 from muster.core import errors, messages
 from muster.core.reports import columns
-from muster.monitor import capacity_model, client, protocol, report_xml
+from muster.monitor import capacity_model, capacity_plan, client, protocol, report_xml
 from muster.monitor.channel import aggregator, interpreters
 from muster.monitor.channel import channel as channel_channel
 from muster.pipeline import settings as pipeline_settings
@@ -427,7 +427,7 @@ async def _propagation(quick: bool) -> tuple[float, float]:
         for reports in recent
         for at_us in reports.batch.column("reported_at").cast("int64").to_pylist()
     ]
-    costs = capacity_model.MeasuredCosts()
+    costs = capacity_plan.MeasuredCosts()
     tree = capacity_model.Hierarchy(
         "measured",
         period_s,

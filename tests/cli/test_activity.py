@@ -53,9 +53,10 @@ NO_ACTS = {
     *("inform watch", "inform where", "init", "logs", "message browse", "message dead-letters"),
     *("message queues", "message receive", "message send", "message subscriptions", "notify check"),
     *("notify explain", "notify listen", "notify models", "notify receivers", "notify who"),
-    *("pipeline demand", "pipeline fit", "pipeline monthly", "pipeline replay", "pipeline run"),
+    *("pipeline demand", "pipeline fit", "pipeline replay", "pipeline run"),
     *("pipeline status", "plan", "profile add", "profile list", "profile delete", "profile show"),
-    *("profile use", "pub", "report", "request", "rollout list", "rollout show"),
+    *("profile use", "pub", "report capacity", "report disks", "report group", "report node"),
+    *("report outliers", "report system", "request", "rollout list", "rollout show"),
     *("secret list", "sensor", "status"),
     *("simulate sensors", "sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
 }

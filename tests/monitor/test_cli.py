@@ -105,7 +105,7 @@ async def test_simulate_report_top_and_capacity(muster, connect):
     assert "g0" in table
 
 
-async def test_what_is_not_there_is_said(muster, connect):
+async def test_what_is_not_there_is_said(muster, connect, tmp_path):
     child = await muster("report", "group", "web")
     assert await child.wait(timeout_s=30) == 4
     plan = driver.quick("capacity", "--machines", "1000000", "--period", "10s", "-o", "json").json()
@@ -113,6 +113,12 @@ async def test_what_is_not_there_is_said(muster, connect):
     assert len(plan["channels"]) == 1
     paper = driver.quick("capacity", "--paper", "-o", "json").json()
     assert paper[0]["hierarchy"] == "single-level"
+    assert {row["our_machines"] for row in paper} == {400_000}
+    path = tmp_path / "plot.svg"
+    rows = driver.quick("capacity", "--trade-off", "--to", path, "-o", "json").json()
+    assert {row["depth"] for row in rows} == {1, 2, 3}
+    assert path.read_text().count("<polyline") == 6
+    assert driver.quick("capacity", "--to", path).code == 2
     once = driver.quick("sensor", "--once", "-o", "json").json()
     assert "cpu_percent" in once
 

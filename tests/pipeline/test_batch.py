@@ -1,11 +1,10 @@
-"""Questions to the history: replay of a policy, demand by zone, the fit, the monthly page."""
+"""Questions to the history: replay of a policy, demand by zone."""
 
 import pytest
 
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline import protocol
-from muster.pipeline.batch import cost_fit, monthly_report, rule_replay
+from muster.pipeline.batch import rule_replay
 from muster.pipeline.fleet import rollups
 from tests.pipeline import test_history, traffic
 
@@ -92,38 +91,6 @@ def test_copies_go_where_most_of_the_demand_is():
     assert rule_replay.replica_zones({}, 0.8, 3) == []
 
 
-def test_the_fit_finds_the_cost_of_a_batch_and_of_a_report(tmp_path):
-    path = tmp_path / "progress.jsonl"
-    for number in range(1, 20):
-        rows = 1000 * number
-        cost_fit.append_sample(
-            path, protocol.BatchProgress(batch=number, rows=rows, batch_s=0.5 + rows * 2e-6)
-        )
-    path.write_bytes(path.read_bytes() + b'{"kind":"pipeline-prog')  # the machine failed here
-    actual = cost_fit.fit(cost_fit.read(path), trigger_s=10.0)
-    assert actual.fixed_s == pytest.approx(0.5)
-    assert actual.report_s == pytest.approx(2e-6)
-    assert actual.r2 == pytest.approx(1.0)
-    assert actual.machines(10.0) == pytest.approx(9.5 / 2e-6)
-    with pytest.raises(errors.InvalidInput, match="too few"):
-        cost_fit.fit(cost_fit.read(path)[:2], trigger_s=10.0)
-
-
-def test_the_monthly_page_has_plots_and_alerts(root):
-    page = monthly_report.render_report(root, "2023-11")
-    assert page.count("<svg") == 5
-    assert '<td>web</td><td class="n">7</td><td class="n">0</td><td class="n">40.0</td>' in page
-    assert "Demand" not in page
-    demands = [rule_replay.ContextDemand("users", 90.0, {"z0": 60.0, "z1": 30.0}, ["z0", "z1"])]
-    shown = monthly_report.render_report(root, "2023-11", demand=demands)
-    assert '<td>users</td><td class="n">90</td><td>z0 60, z1 30</td><td>z0, z1</td>' in shown
-    assert "<td>fire</td><td>critical</td>" in page
-    with pytest.raises(errors.NotFound):
-        monthly_report.render_report(root, "2023-12")
-    with pytest.raises(errors.InvalidInput, match="2030-01"):
-        monthly_report.render_report(root, "Mai")
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
 def test_a_replay_reads_the_period_of_its_events_and_joins_by_equality(root, spark):
@@ -136,3 +103,13 @@ def test_a_replay_reads_the_period_of_its_events_and_joins_by_equality(root, spa
     assert "PartitionFilters: [isnotnull(day" in plan
     assert not [path for path in deliveries.inputFiles() if "day=2023-11-15" not in path]
     assert events.count() == 3
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests")
+def test_the_demand_of_a_period_reads_the_partitions_of_its_days(root, spark):
+    test_history.store(root, 1, [traffic.report("old", 1, T0 - 40 * 24 * test_history.HOUR)])
+    frame = rule_replay.demand_frame(spark, root, from_ms=T0, to_ms=T0 + test_history.HOUR)
+    plan = frame._jdf.queryExecution().toString()
+    assert plan.count("PartitionFilters: [isnotnull(day") == 2, plan  # of machines, and of their services
+    assert not [path for path in frame.inputFiles() if "day=2023-11-15" not in path]

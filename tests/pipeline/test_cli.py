@@ -13,6 +13,7 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.job import service
+from muster.pipeline.source import session
 from muster.testing.eventually import eventually
 from tests.cli import driver
 from tests.pipeline import test_history, traffic
@@ -61,6 +62,33 @@ def test_a_report_of_long_ago_is_made_from_the_history(root):
     assert report.past(root, "group", "w'eb", at_ms, 60.0) is None
     assert report.past(root, "node", "m7", at_ms, 60.0).metrics["cpu_percent"] == 70.0
     assert report.past(root, "node", "m7", at_ms + 60_000, 60.0) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("pipeline", "replay", "severity = 'critical'"),
+        ("pipeline", "demand"),
+        ("sql", "--spark", "SELECT 1"),
+        ("report", "disks"),
+        ("report", "outliers"),
+        ("report", "capacity"),
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_batch_commands_run_on_the_configured_master(root, tmp_path, monkeypatch, words):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "muster.toml").write_text('[pipeline]\nmaster = "spark://10.0.0.5:7077"\nmemory = "3g"\n')
+    started = []
+
+    def start(master: str, *, memory: str) -> None:
+        started.append((master, memory))
+        raise errors.Unavailable("no cluster")
+
+    monkeypatch.setattr(session, "temporary_session", start)
+    answer = driver.quick(*words, "--dir", root, home=home)
+    assert (answer.code, started) == (errors.Unavailable.exit_code, [("spark://10.0.0.5:7077", "3g")])
 
 
 async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(broker, tmp_path):

@@ -223,13 +223,13 @@ def test_metrics_that_appear_within_an_hour_survive_compaction_and_are_in_its_ro
         store_groups(tmp_path, batch, [many])
     for day in (2, 3):  # a second time, too
         maintenance.run(tmp_path, T0 / 1000 + day * 86400)
-        rows = {row["sequence"]: row for row in found(tmp_path)}
+        rows = {row["sequence"]: row for row in search_rows(tmp_path)}
         assert (dict(rows[1]["metrics"]), rows[1]["load_1m"]) == ({"queue": 1.0}, None)
         assert (dict(rows[2]["metrics"]), rows[2]["load_1m"]) == ({"gpu": 7.0}, 2.0)
-        (hour,) = found(tmp_path, kind="hourly")
+        (hour,) = search_rows(tmp_path, kind="hourly")
         assert dict(hour["metrics"]) == {"queue": 1.0, "gpu": 7.0}
         assert (hour["cpu_percent_mean"], hour["load_1m_mean"]) == (10.0, 2.0)
-        groups = sorted(found(tmp_path, kind="groups"), key=lambda row: row["window_start"])
+        groups = sorted(search_rows(tmp_path, kind="groups"), key=lambda row: row["window_start"])
         assert [dict(row["metrics"]).get("queue_max") for row in groups] == [5.0, None]
         assert [dict(row["metrics"]).get("gpu_max") for row in groups] == [None, 7.0]
     for table in (tables.NODES, tables.GROUPS):

@@ -132,11 +132,14 @@ async def the_past(home: Path, folder: Path) -> None:
     assert set(users["by_zone"]) == {"z0", "z1", "z2"}
     fit = await run_json("pipeline", "fit", "--period", "10s", home=home)
     assert fit["batches"] >= 3
-    assert fit["machines_max"] != 0
-    month = datetime.datetime.fromtimestamp(time.time(), datetime.UTC).strftime("%Y-%m")
-    page = folder / "month.html"
-    await muster("pipeline", "monthly", month, "--demand", "--to", page, home=home)
+    assert "r2" in fit
+    assert (fit["machines_max"] is not None) == fit["usable"]
+    page = folder / "week.html"
+    today = datetime.datetime.fromtimestamp(time.time(), datetime.UTC).strftime("%Y-%m-%d")
+    await muster("report", "capacity", "--date", today, "--demand", "--to", page, home=home)
     text = page.read_text()
     assert text.count("<svg") >= 3
     assert "<td>users</td>" in text
     assert "<td>busy</td><td>critical</td>" in text
+    count = "SELECT count(DISTINCT machine) AS machines FROM nodes"
+    assert await run_json("sql", "--spark", count, home=home) == [{"machines": MACHINES}]

@@ -116,12 +116,14 @@ COMMANDS: dict[str, CommandEntry] = {
         "Show the fleet live: groups sorted by load, and stale machines.",
     ),
     "report": CommandEntry(
-        "monitoring.report", "Monitoring", "Print the report of the system, a group or a machine."
+        "monitoring.report",
+        "Monitoring",
+        "Print reports of the system, groups and machines, and analyses of their history.",
     ),
     "capacity": CommandEntry(
         "monitoring.capacity",
         "Monitoring",
-        "Compute the channels a fleet needs, the age of its reports and the bottleneck.",
+        "Compute the channels and brokers a fleet needs, the age of its reports and the bottleneck.",
     ),
     "simulate": CommandEntry("monitoring.simulate", "Monitoring", "Publish the reports of simulated fleets."),
     "pipeline": CommandEntry(

@@ -23,15 +23,12 @@ Their size is chosen here; the paper states no number of machines.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from muster.core import errors
-
-ROOT_SENDERS_MAX = 64
-TARGET_LOAD = 0.7  # of a core: above that queues are usually long
 
 
 class CostParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,14 +137,24 @@ def queue_s(service_s: float, load: float) -> float:
     return service_s * (1 + load / (2 * (1 - load)))
 
 
-def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
-    """The maximum number of machines: the root gets more senders until a level exceeds ``load_max``."""
+def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0, machines_max: float = math.inf) -> int:
+    """The maximum number of machines: the root gets more senders until a level exceeds ``load_max``.
+
+    ``machines_max``: the limit of a channel's memory, for a root that is a channel.
+    """
+    below = math.prod(level.senders for level in hierarchy.levels[:-1])
 
     def fits(senders: int) -> bool:
-        *below, root = hierarchy.levels
-        grown = replace(hierarchy, levels=(*below, replace(root, senders=senders)))
-        return all(level.load <= load_max for level in figures(grown).levels)
+        *lower, root = hierarchy.levels
+        grown = replace(hierarchy, levels=(*lower, replace(root, senders=senders)))
+        loads_fit = all(level.load <= load_max for level in figures(grown).levels)
+        return loads_fit and senders * below <= machines_max
 
+    return largest(fits) * below
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, if all smaller ones fit as well; 0 if none does."""
     if not fits(1):
         return 0
     low, high = 1, 2
@@ -158,7 +165,7 @@ def capacity(hierarchy: Hierarchy, *, load_max: float = 1.0) -> int:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low * math.prod(level.senders for level in hierarchy.levels[:-1])
+    return low
 
 
 def table_2(costs: CostParameters = PAPER, *, first: CostParameters | None = None) -> tuple[Hierarchy, ...]:
@@ -179,94 +186,6 @@ def table_2(costs: CostParameters = PAPER, *, first: CostParameters | None = Non
         made("two-level, 100 sensors", 30.0, (100, 30.0)),
         made("three-level", 10.0, (10, 30.0), (10, 30.0)),
     )
-
-
-# -- planning -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredCosts:
-    """Measured costs of channels and pipeline (``bench-monitor``, ``bench-pipeline``; 2 shared cores)."""
-
-    channel: CostParameters = CostParameters(message_s=5e-6, row_s=7e-6, out_message_s=4e-4, out_row_s=6e-7)  # noqa: RUF009
-    inner: CostParameters = CostParameters(message_s=4e-4, row_s=1e-6, out_message_s=4e-4, out_row_s=4e-7)  # noqa: RUF009
-    root: CostParameters = CostParameters(message_s=1e-4, row_s=7e-6)  # noqa: RUF009  (Spark: roll-up, staleness, history)
-
-
-@dataclass(frozen=True, slots=True)
-class CapacityPlan:
-    machines: int
-    period_s: float
-    hierarchy: Hierarchy
-    figures: ModelFigures
-    channels: tuple[int, ...]  # the number at each level, without the root
-    root_cores: float
-    limits: str  # text: the first bottleneck
-
-
-def plan(
-    machines: int,
-    period_s: float,
-    *,
-    hold_s: float = 1.0,
-    trigger_s: float = 10.0,
-    root_cores: float = 2.0,
-    load: float = TARGET_LOAD,
-    measured: MeasuredCosts | None = None,
-) -> CapacityPlan:
-    """The smallest tree for the fleet, with Spark as its root (its trigger is the holding time).
-
-    Sensors use as few first-level channels as the load allows; a level is added if there are more
-    channels than the root should have senders.
-    """
-    if machines < 1 or period_s <= 0 or hold_s <= 0 or trigger_s <= 0 or root_cores <= 0:
-        raise errors.InvalidInput("machines, period, holding time, trigger and cores must be above zero")
-    costs = measured or MeasuredCosts()
-    a_row_s = costs.channel.message_s + costs.channel.row_s + costs.channel.out_row_s
-    per_channel = max(1, int((load - costs.channel.out_message_s / hold_s) * period_s / a_row_s))
-    counts = [math.ceil(machines / per_channel)]
-    levels = [HierarchyLevel(math.ceil(machines / counts[0]), hold_s, costs.channel)]
-    rows_s = machines / period_s
-    while counts[-1] > ROOT_SENDERS_MAX and (
-        above := _between(counts[-1], rows_s, hold_s, load, costs.inner)
-    ):
-        levels.append(HierarchyLevel(math.ceil(counts[-1] / above), hold_s, costs.inner))
-        counts.append(above)
-    root = msgspec.structs.replace(
-        costs.root, message_s=costs.root.message_s / root_cores, row_s=costs.root.row_s / root_cores
-    )
-    tree = Hierarchy("plan", period_s, (*levels, HierarchyLevel(counts[-1], trigger_s, root)))
-    model = figures(tree, service_period_s=period_s)
-    # In the root a report is visible after its batch: the trigger time is added.
-    batch_s = rows_s * trigger_s * root.row_s
-    total_s = model.propagation_s + trigger_s + batch_s
-    model = replace(model, propagation_s=total_s, staleness_s=total_s + period_s)
-    return CapacityPlan(
-        machines=machines,
-        period_s=period_s,
-        hierarchy=tree,
-        figures=model,
-        channels=tuple(counts),
-        root_cores=model.root_load * root_cores,
-        limits=_limits(model, load, root_cores),
-    )
-
-
-def _between(below: int, rows_s: float, hold_s: float, load: float, costs: CostParameters) -> int:
-    """The number of channels above ``below`` channels; 0 if another level would not reduce it."""
-    a_sender_s = costs.message_s / hold_s + rows_s / below * (costs.row_s + costs.out_row_s)
-    senders = int((load - costs.out_message_s / hold_s) / a_sender_s)
-    return math.ceil(below / senders) if senders > 1 else 0
-
-
-def _limits(model: ModelFigures, load: float, root_cores: float) -> str:
-    if model.root_load >= 1:
-        needed = math.ceil(model.root_load * root_cores / load)
-        return f"the root: {root_cores:g} cores are not enough, {needed} are needed"
-    if model.root_load > load:
-        return f"the load of the root is {model.root_load:.0%}: use a longer trigger or another core"
-    room = load / model.root_load if model.root_load else math.inf
-    return f"the root is the first limit, at {room:.1f} times this fleet; channels are added as needed"
 
 
 # -- comparison with measurements ---------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,19 @@ def resolve_root(invocation: command.Invocation, root: str | None) -> str:
     if not any(delta.exists(location, name) for name in tables.definitions()):
         raise errors.NotFound(f"there is no history in {location}", hint="`muster pipeline run` writes it")
     return location
+
+
+@contextlib.contextmanager
+def spark_session(invocation: command.Invocation) -> Iterator[Any]:
+    """A Spark session on the configured master, for one batch job."""
+    from muster.pipeline.source import session
+
+    settings = config_.load(invocation).pipeline
+    with (
+        invocation.printer.waiting("running the query with Spark"),
+        session.temporary_session(settings.master, memory=settings.memory) as spark,
+    ):
+        yield spark
 
 
 class HistoryGroup(command.MusterGroup):

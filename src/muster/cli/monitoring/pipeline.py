@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +12,7 @@ from muster.cli.monitoring import history as history_
 
 if TYPE_CHECKING:
     from muster.pipeline import protocol
+    from muster.pipeline.batch import cost_fit
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster pipeline run", "")])
@@ -141,10 +140,9 @@ def replay(
     if notifications:
         _replay_notifications(invocation, policy, address, from_ms, to)
         return
-    with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
-        result = rule_replay.replay(
-            spark, history_.resolve_root(invocation, root), policy, address=address or "TRUE", from_ms=from_ms
-        )
+    location = history_.resolve_root(invocation, root)
+    with history_.spark_session(invocation) as spark:
+        result = rule_replay.replay(spark, location, policy, address=address or "TRUE", from_ms=from_ms)
     if invocation.printer.for_people:
         invocation.printer.note(
             f"{result.events} events would have reached {result.receivers:,} machines, "
@@ -185,7 +183,7 @@ def _replay_notifications(
     access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
     access |= {"ca": str(resolved.ca)} if resolved.ca else {}
     words = command.run(ask())
-    with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
+    with history_.spark_session(invocation) as spark:
         result = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
     if not invocation.printer.for_people:
         invocation.printer.facts(msgspec.to_builtins(result))
@@ -206,22 +204,27 @@ def _replay_notifications(
     invocation.printer.rows(rows, ("at", "type", "sender", "reached", "would_reach"))
 
 
-@pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --prefix reads.", "")])
+@pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --last 7d", "")])
 @click.option("--prefix", default="reads.", show_default=True, help="Prefix of the metrics' names.")
+@command.duration("--last", None, "Only reports of the last 2h, 7d.")
 @history_.root_option
 @command.pass_invocation
-def demand(invocation: command.Invocation, prefix: str, root: str | None) -> None:
+def demand(invocation: command.Invocation, prefix: str, last_s: float | None, root: str | None) -> None:
     """Show the demand for contexts by zone, and where replicas would be close to their readers.
 
     Reads metrics that machines or their services report as reads.KEY (a count per period) or reads.KEY_s (a
     rate per second, such as a statsd counter), with Spark.
     """
+    import time
+
     import msgspec
 
     from muster.pipeline.batch import rule_replay
 
-    with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
-        placements = rule_replay.demand(spark, history_.resolve_root(invocation, root), prefix=prefix)
+    from_ms = int((time.time() - last_s) * 1000) if last_s else None
+    location = history_.resolve_root(invocation, root)
+    with history_.spark_session(invocation) as spark:
+        placements = rule_replay.demand(spark, location, prefix=prefix, from_ms=from_ms)
     invocation.printer.rows(
         [msgspec.to_builtins(placement) for placement in placements],
         ("key", "total", "place_in", "by_zone"),
@@ -233,47 +236,32 @@ def demand(invocation: command.Invocation, prefix: str, root: str | None) -> Non
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
 @command.pass_invocation
 def fit(invocation: command.Invocation, period_s: float) -> None:
-    """Fit the parameters of the capacity model to measured batches."""
+    """Fit the cost of a batch and of a report to measured batches, and print the quality of the fit.
+
+    The largest fleet is printed only if the fit allows a forecast. `muster capacity` uses the fitted costs.
+    """
+    import msgspec
+
+    fitted = load_fit(invocation)
+    problem = fitted.problem()
+    invocation.printer.facts(
+        {
+            **msgspec.to_builtins(fitted),
+            "usable": not problem,
+            "machines_max": None if problem else int(fitted.machines(period_s)),
+            "problem": problem or None,
+        }
+    )
+
+
+def load_fit(invocation: command.Invocation) -> cost_fit.CostFit:
+    """The costs of this home's pipeline. `errors.InvalidInput` if there are too few batches."""
     from muster.pipeline.batch import cost_fit
 
     settings = config_.load(invocation)
     folder = settings.pipeline.state_folder(settings.domain.folder)
     batches = cost_fit.read(folder / cost_fit.PROGRESS_NAME)
-    fitted = cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)
-    facts = {name: getattr(fitted, name) for name in fitted.__struct_fields__}
-    invocation.printer.facts({**facts, "machines_max": fitted.machines(period_s)})
-
-
-@pipeline.command(examples=[("muster pipeline monthly 2030-01 --to report.html", "")])
-@click.argument("month")
-@click.option("--to", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Output file.")
-@click.option("--demand", "with_demand", is_flag=True, help="Include the demand for contexts (needs Spark).")
-@history_.root_option
-@command.pass_invocation
-def monthly(
-    invocation: command.Invocation, month: str, to: Path, with_demand: bool, root: str | None
-) -> None:
-    """Write the report of a month, with plots, as an HTML page."""
-    from muster.pipeline.batch import monthly_report as monthly_
-    from muster.pipeline.batch import rule_replay
-
-    placements = None
-    if with_demand:
-        from_ms, to_ms = monthly_.bounds(month)
-        with invocation.printer.waiting("running the query with Spark"), _spark(invocation) as spark:
-            placements = rule_replay.demand(
-                spark, history_.resolve_root(invocation, root), from_ms=from_ms, to_ms=to_ms
-            )
-    to.write_text(monthly_.render_report(history_.resolve_root(invocation, root), month, demand=placements))
-    invocation.printer.done({"month": month, "page": str(to)}, f"wrote {to}")
-
-
-def _spark(invocation: command.Invocation) -> AbstractContextManager[Any]:
-    """A session on the configured master."""
-    from muster.pipeline.source import session
-
-    settings = config_.load(invocation).pipeline
-    return session.temporary_session(settings.master, memory=settings.memory)
+    return cost_fit.fit(batches, trigger_s=settings.pipeline.trigger_s)
 
 
 def _facts(progress: protocol.BatchProgress) -> dict[str, Any]:

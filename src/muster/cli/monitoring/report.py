@@ -1,4 +1,4 @@
-"""``muster report``: the report of the system, a group or a machine."""
+"""``muster report``: the reports of the system, groups and machines, and analyses of the history."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import click
 
 from muster.cli import command, connection, output
 from muster.cli.domain import config as config_
+from muster.cli.monitoring import analyses
 
 BEHIND_S = 60.0  # a report of the pipeline describes a completed window and arrives with a delay
 
@@ -23,44 +24,102 @@ class ReportQuery(command.MusterCommand):
                 param.type = click.Choice((*output.FORMATS, "xml"))
 
 
-@click.command(
-    cls=ReportQuery,
+@click.group(
+    cls=command.MusterGroup,
     examples=[
         ("muster report system", ""),
-        ("muster report group web -o xml", "with the schema docs/schemas/report.xsd"),
-        ("muster report node web-7 --at 2026-11-15T12:00:00Z", "a past report"),
+        ("muster report capacity --period week --to week.html", "use and growth of the fleet, with plots"),
+        ("muster report disks", "disks that become full within a month"),
     ],
 )
-@click.argument("scope", type=click.Choice(["system", "group", "node"]))
-@click.argument("name", required=False)
-@click.option(
-    "--at", "at", metavar="TIME", help="Time of the report: ISO 8601, or a duration before now such as 5m."
+def report() -> None:
+    """Print reports of the system, groups and machines, and analyses of their history."""
+
+
+report.add_command(analyses.capacity)
+report.add_command(analyses.disks)
+report.add_command(analyses.outliers)
+
+
+at_option = click.option(
+    "--at", metavar="TIME", help="Time of the report: ISO 8601, or a duration before now such as 5m."
 )
-@command.duration("--window", "60s", "How far back to look.")
+window_option = command.duration("--window", "60s", "How far back to look.")
+
+
+@report.command(
+    cls=ReportQuery, examples=[("muster report system", ""), ("muster report system --at 2h", "")]
+)
+@at_option
+@window_option
 @connection.options
 @command.pass_invocation
-def report(
-    invocation: command.Invocation,
-    scope: str,
-    name: str | None,
-    at: str | None,
-    window_s: float,
-    to: connection.ConnectionOptions,
+def system(
+    invocation: command.Invocation, at: str | None, window_s: float, to: connection.ConnectionOptions
 ) -> None:
-    """Print the report of the system, a group or a machine.
+    """Print the report of the system.
 
     Prints the report of the pipeline if it runs, else a report computed from the latest data of the channels.
     With --at, older reports are read from the history of this home.
     """
+    _print(invocation, "system", "", at, window_s, to)
+
+
+@report.command(
+    cls=ReportQuery,
+    examples=[("muster report group web -o xml", "with the schema docs/schemas/report.xsd")],
+)
+@click.argument("name")
+@at_option
+@window_option
+@connection.options
+@command.pass_invocation
+def group(
+    invocation: command.Invocation,
+    name: str,
+    at: str | None,
+    window_s: float,
+    to: connection.ConnectionOptions,
+) -> None:
+    """Print the report of a group of machines."""
+    _print(invocation, "group", name, at, window_s, to)
+
+
+@report.command(
+    cls=ReportQuery,
+    examples=[("muster report node web-7 --at 2026-11-15T12:00:00Z", "a past report")],
+)
+@click.argument("name")
+@at_option
+@window_option
+@connection.options
+@command.pass_invocation
+def node(
+    invocation: command.Invocation,
+    name: str,
+    at: str | None,
+    window_s: float,
+    to: connection.ConnectionOptions,
+) -> None:
+    """Print the report of a machine and its services."""
+    _print(invocation, "node", name, at, window_s, to)
+
+
+def _print(
+    invocation: command.Invocation,
+    scope: str,
+    name: str,
+    at: str | None,
+    window_s: float,
+    to: connection.ConnectionOptions,
+) -> None:
     from muster.core import errors
 
-    if scope != "system" and not name:
-        raise click.UsageError(f"the name of the {scope} is missing")
     at_ms = time_ms(at, "--at")
 
     async def ask() -> Any:
         async with await connection.connect(invocation, to) as bus:
-            return await find(bus, scope, name or "", at_ms, window_s)
+            return await find(bus, scope, name, at_ms, window_s)
 
     try:
         current = command.run(ask())
@@ -69,7 +128,7 @@ def report(
         if at_ms is not None and not (to.servers or to.locator or invocation.profile):
             settings = config_.load(invocation)
             root = settings.pipeline.history_root(settings.domain.folder)
-            current = past(root, scope, name or "", at_ms, window_s)
+            current = past(root, scope, name, at_ms, window_s)
         if current is None:
             raise
     show(invocation, current)

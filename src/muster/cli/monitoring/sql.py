@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from muster.cli import command, output
-from muster.cli.domain import config as config_
 from muster.cli.monitoring import history as history_
 from muster.core import units
 
@@ -98,13 +97,8 @@ def _with_spark(
     invocation: command.Invocation, location: str, query: str, rows: int | None, moment: Any
 ) -> tuple[Any, bool]:
     from muster.pipeline import spark as spark_
-    from muster.pipeline.source import session
 
-    settings = config_.load(invocation).pipeline
-    with (
-        invocation.printer.waiting("running the query with Spark"),
-        session.temporary_session(settings.master, memory=settings.memory) as spark,
-    ):
+    with history_.spark_session(invocation) as spark:
         spark_.register(spark, location, as_of=moment)
         table = spark_.query(spark, query, rows)
     truncated = rows is not None and table.num_rows > rows

@@ -1,7 +1,8 @@
 """Fits the parameters of the capacity model to measured batches: the cost of a batch and of a report.
 
 A batch takes ``fixed_s + report_s * reports``.  Both are fitted by least squares to the stored progress of
-the pipeline.  They determine the largest fleet whose batches end before the next batch is due.
+the pipeline.  They determine the largest fleet whose batches end before the next batch is due, unless the
+line explains too little of the measurements.
 """
 
 from __future__ import annotations
@@ -15,21 +16,48 @@ from muster.core import errors, files
 from muster.pipeline import protocol
 
 PROGRESS_NAME = "progress.jsonl"
+R2_MIN = 0.5
+SIGNIFICANT = 3.0  # standard errors
 KEPT_BYTES = 8 << 20
 
 
-class CostFit(msgspec.Struct, frozen=True):
+class CostFit(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
     fixed_s: float
     report_s: float
-    r2: float  # coefficient of determination
+    report_s_error: float  # standard error
+    r2: float  # coefficient of determination: the share of the variance that the line explains
+    reports_min: int  # in a batch
+    reports_max: int
     root_holding_s: float  # the trigger: the holding time of the root in the model
+
+    def problem(self) -> str:
+        """Why the line must not be used to extrapolate; empty if it may be."""
+        if self.report_s - SIGNIFICANT * self.report_s_error <= 0:
+            return "the time of a batch does not grow measurably with its reports"
+        if self.r2 < R2_MIN:
+            return f"the number of reports explains only {self.r2:.0%} of the variance of the time"
+        if self.fixed_s >= self.root_holding_s:
+            return "an empty batch takes longer than the trigger"
+        return ""
+
+    def require_usable(self) -> None:
+        """`errors.InvalidInput` if the line must not be used to extrapolate."""
+        if problem := self.problem():
+            raise errors.InvalidInput(
+                f"the measured batches allow no forecast: {problem}",
+                hint="let the pipeline process batches of different sizes, for example with "
+                "`muster simulate sensors`",
+            )
+
+    def reports_per_s_max(self) -> float:
+        """The largest rate that the root can process."""
+        return max(0.0, self.root_holding_s - self.fixed_s) / self.report_s / self.root_holding_s
 
     def machines(self, period_s: float) -> float:
         """The largest number of machines that the root can process."""
-        if self.report_s <= 0:
-            return float("inf")
-        return max(0.0, self.root_holding_s - self.fixed_s) / self.report_s / self.root_holding_s * period_s
+        self.require_usable()
+        return self.reports_per_s_max() * period_s
 
 
 def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
@@ -66,5 +94,15 @@ def fit(batches: list[protocol.BatchProgress], *, trigger_s: float) -> CostFit:
     (slope, fixed), *_ = np.linalg.lstsq(np.stack([rows, np.ones(len(rows))], axis=1), took, rcond=None)
     left = took - (fixed + slope * rows)
     total = float(((took - took.mean()) ** 2).sum())
-    r2 = 1 - float((left**2).sum()) / total if total else 1.0
-    return CostFit(len(usable), float(fixed), float(slope), r2, trigger_s)
+    unexplained = float((left**2).sum())
+    variance = unexplained / (len(rows) - 2)
+    return CostFit(
+        batches=len(usable),
+        fixed_s=float(fixed),
+        report_s=float(slope),
+        report_s_error=float(np.sqrt(variance / ((rows - rows.mean()) ** 2).sum())),
+        r2=1 - unexplained / total if total else 0.0,
+        reports_min=int(rows.min()),
+        reports_max=int(rows.max()),
+        root_holding_s=trigger_s,
+    )

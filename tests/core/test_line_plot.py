@@ -1,0 +1,30 @@
+"""Plots as SVG: well-formed, escaped, in the right places."""
+
+import xml.etree.ElementTree as ElementTree
+
+from muster.core.formats import line_plot
+
+AXIS = line_plot.PlotAxis(0.0, 10.0, [(0.0, "0"), (10.0, "10")])
+
+
+def lines_of(text: str) -> list[list[tuple[float, ...]]]:
+    drawn = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}polyline")
+    return [[tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()] for line in drawn]
+
+
+def test_points_are_placed_by_their_axes():
+    (line,) = lines_of(line_plot.svg({"a": [(0.0, 0.0), (10.0, 10.0)]}, AXIS, AXIS, label="x"))
+    (x0, y0), (x1, y1) = line
+    assert (x0, y1) == (line_plot.LEFT, line_plot.TOP)
+    assert x1 > x0
+    assert y0 > y1
+    powers = line_plot.PlotAxis(1.0, 100.0, [], logarithmic=True)
+    assert [powers.share(value) for value in (1.0, 10.0, 100.0)] == [0.0, 0.5, 1.0]
+
+
+def test_gaps_are_not_joined_and_texts_are_escaped():
+    points = [(0.0, 1.0), (1.0, 1.0), (8.0, 1.0)]
+    text = line_plot.svg({"<b>": points}, AXIS, AXIS, label='"&', gap=2.0)
+    assert [len(line) for line in lines_of(text)] == [2, 2]  # a single point is a dot
+    assert "<b>" not in text
+    assert [line_plot.figure(value) for value in (2.0, 0.12345, 12_345.6)] == ["2", "0.1235", "12,346"]

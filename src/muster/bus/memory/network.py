@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import json
 import math
 import random
@@ -54,6 +55,7 @@ class NetworkFaults:
     reordering: float = 0.0
     silence_s: float = 40.0  # after so long, both ends of a cut connection give it up
     storage_s_max: float = 0.0  # the time that streams take for an operation
+    retransmits: bool = False  # as TCP: what a partition stops arrives after it, over the same connection
 
 
 class SubscriptionTable:
@@ -102,6 +104,7 @@ class SimulatedNetwork:
         self._cuts = 0
         self._unplugged: dict[str, int] = {}  # node: which unplugging
         self._blocked: dict[tuple[str, Way], int] = {}  # node and way: which blocking
+        self._stopped: list[Callable[[], None]] = []  # what is sent again after a partition
         self._context = contextvars.copy_context()
         self._links: dict[tuple[str, str], float] = {}
         self._ears = SubscriptionTable()
@@ -121,8 +124,8 @@ class SimulatedNetwork:
     ) -> None:
         """Do it after a hop's delay, in order on that link. ``context``: that of the receiver; by default
         that of the brokers."""
-        if (node, way) in self._blocked:
-            self.lost += 1
+        if node in self._unplugged or (node, way) in self._blocked:
+            self._stop(lambda: self.hop(node, way, action, context))
             return
         loop, faults = asyncio.get_running_loop(), self.faults
         at = loop.time() + self.random.uniform(faults.delay_s_min, faults.delay_s_max)
@@ -131,6 +134,12 @@ class SimulatedNetwork:
             at = max(at, math.nextafter(self._links.get((node, way), 0.0) + 1e-9, math.inf))
             self._links[node, way] = at
         loop.call_at(at, action, context=(context or self._context).copy())
+
+    def _stop(self, send_again: Callable[[], None]) -> None:
+        if self.faults.retransmits:
+            self._stopped.append(send_again)
+        else:
+            self.lost += 1
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability
@@ -147,10 +156,14 @@ class SimulatedNetwork:
         return self._interruptions(node) == (None, None, None)
 
     def sends(self, node: str) -> bool:
-        return node not in self._unplugged and (node, "up") not in self._blocked
+        """Whether what it has sent arrives at the brokers."""
+        return self._passes(node, "up")
 
     def receives(self, node: str) -> bool:
-        return node not in self._unplugged and (node, "down") not in self._blocked
+        return self._passes(node, "down")
+
+    def _passes(self, node: str, way: Way) -> bool:
+        return self.faults.retransmits or (node not in self._unplugged and (node, way) not in self._blocked)
 
     def reaches_storage(self, node: str) -> bool:
         return self.reaches(node, QUORUM)
@@ -187,6 +200,9 @@ class SimulatedNetwork:
         self._sides.clear()
         self._unplugged.clear()
         self._blocked.clear()
+        stopped, self._stopped = self._stopped, []
+        for send_again in stopped:
+            send_again()
         for bus in list(self._buses):
             if bus.state is api.ConnectionState.RECONNECTING:
                 self._reconnect_soon(bus)
@@ -277,14 +293,21 @@ class SimulatedNetwork:
         groups: dict[tuple[str, str], list[connection.SimulatedSubscription]] = {}
         chosen: list[connection.SimulatedSubscription] = []
         for ear in self._ears.for_subject(subject):
-            if ear.bus.connection is not None and not ear.bus.severed and self.reaches(node, ear.bus.node):
-                if ear.group:
-                    groups.setdefault((ear.subject, ear.group), []).append(ear)
-                else:
-                    chosen.append(ear)
+            if ear.bus.connection is None or ear.bus.severed:
+                continue
+            if not self.reaches(node, ear.bus.node) and not self.faults.retransmits:
+                continue
+            if ear.group:
+                groups.setdefault((ear.subject, ear.group), []).append(ear)
+            else:
+                chosen.append(ear)
         chosen += [self.random.choice(members) for members in groups.values()]
         for ear in chosen:
-            self._pass_on(ear, connection.SimulatedMessage(subject, data, headers, reply, ear.bus))
+            message = connection.SimulatedMessage(subject, data, headers, reply, ear.bus)
+            if self._sides.get(node, 0) == self._sides.get(ear.bus.node, 0):
+                self._pass_on(ear, message)
+            else:  # the brokers send it again when they reach each other
+                self._stop(functools.partial(self._pass_on, ear, message))
         return len(chosen)
 
     def announce(self, subject: str, data: bytes) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import types as python_types
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from muster.core import errors, messages
 from muster.notify import authorities, models, protocol
 from muster.notify import settings as settings_
 from muster.notify.matcher import kernels_numpy, matcher
+from muster.notify.notifier import notifier as notifier_notifier
 from muster.notify.notifier import pending_acks
+from muster.notify.notifier.shards import shard as shards_shard
 from muster.notify.notifier.shards import snapshots
 from muster.predicates import types
 from muster.predicates.syntax import parser
@@ -250,3 +253,19 @@ def test_policies_that_were_checked_take_bounded_memory_however_they_are_written
             "alert"
         )
         assert len(knows.vocabulary._checked._texts) < 70
+
+
+@pytest.mark.virtual_time
+async def test_a_holder_whose_lease_is_lost_while_it_reads_its_logs_does_not_append(simulated_network):
+    """A stale holder that replays would knock out the one that took over."""
+    settings = settings_.NotifySettings(lease_s=4.0)
+    bus = await simulated_network.connect("n1")
+    async with notifier_notifier.Notifier(bus, settings, kernels=kernels_numpy) as made:
+        await made.serving()
+        logs = [simulated_network.log(name) for name in (protocol.STREAM_RECEIVERS, protocol.STREAM_MATCHES)]
+        before = [log.last for log in logs]
+        stale: Any = python_types.SimpleNamespace(epoch=1, held=False)
+        for replay in (made._shards._replay, made._durable.replay):
+            with pytest.raises(errors.Unavailable):
+                await replay(shards_shard.Shard(3, stale))
+        assert [log.last for log in logs] == before

@@ -105,6 +105,7 @@ class DurableEvents:
                 held.matched_sequence = sequence
             if not held.matched_sequence:
                 held.pending.position = (await self._events.state()).last_sequence
+            held.require_lease()
             with contextlib.suppress(errors.Conflict):
                 await self._replace(held)
                 return

@@ -73,6 +73,11 @@ class Shard:
         )
         return [seq for _, seq in heapq.nsmallest(count, overdue)]
 
+    def require_lease(self) -> None:
+        """A holder that reads its logs again after another one took over must not append to them."""
+        if not self.lease.held:
+            raise errors.Unavailable(f"the lease of shard {self.shard} was lost while its logs were read")
+
     @property
     def subject(self) -> str:
         return subjects.log_subject(protocol.PART, "receiver", str(self.shard))

@@ -146,6 +146,7 @@ class ShardManager:
                 replay.take(data)
                 self._handled_bytes += len(data)
                 held.sequence = sequence
+            held.require_lease()
             with contextlib.suppress(errors.Conflict):
                 held.sequence = await self._log.publish(
                     held.subject,

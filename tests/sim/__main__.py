@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+# isort: off
+from tests.sim import entropy  # first: Muster's default arguments must be virtual clocks
+# isort: on
+
 import argparse
 import logging
 import sys
@@ -9,7 +13,6 @@ import time
 import warnings
 
 from muster.core.telemetry import log
-from tests.sim import entropy
 
 TAIL = 60
 

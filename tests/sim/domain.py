@@ -20,6 +20,7 @@ class Domain:
         self.net = network.TracedNetwork(seed, story, memory_network.NetworkFaults())
         self.hosts: dict[str, host.Host] = {}
         self.roles: dict[str, list[host.Host]] = {}
+        self.tolerates_loss = True  # of messages between connected processes, which TCP does not lose
         self.calm = asyncio.Event()  # no more faults, and no more load
         self._folder = folder
 

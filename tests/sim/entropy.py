@@ -1,8 +1,9 @@
 """Time and randomness of a simulation: the modules `time`, `random`, `secrets` and `os` follow the seed.
 
-The services call these modules directly.  While `seeded` is active they get virtual time (the wall clock of
-their own host, which may be wrong) and numbers of the seed.  The order of sets of strings depends on
-PYTHONHASHSEED, which only a new interpreter can set: `require_fixed_hashes`.
+The services call these modules directly.  In a simulation they get virtual time (the wall clock of their own
+host, which may be wrong) and numbers of the seed.  Import this module before Muster: default arguments such
+as ``clock=time.time`` are then virtual too.  The order of sets of strings depends on PYTHONHASHSEED, which
+only a new interpreter can set: `require_fixed_hashes`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import random
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
-from muster.bus.memory import network
-from tests.sim import loop
+from tests.sim import process
 
 HASH_SEED = "0"
+EPOCH_NS = 1_700_000_000_000_000_000  # as of the simulated network
 
 
 def require_fixed_hashes() -> None:
@@ -40,12 +41,36 @@ def monotonic_ns() -> int:
 
 def wall_ns() -> int:
     """The wall clock of the current process."""
-    process = loop.CURRENT.get()
-    return network.EPOCH_NS + monotonic_ns() + (process.clock_ahead_ns() if process is not None else 0)
+    current = process.CURRENT.get()
+    return EPOCH_NS + monotonic_ns() + (current.clock_ahead_ns() if current is not None else 0)
 
 
 def wall_s() -> float:
     return wall_ns() / 1e9
+
+
+def _install(name: str, simulated: Callable[[], float]) -> None:
+    real = getattr(time, name)
+
+    def now() -> float:
+        running = asyncio._get_running_loop()
+        return float(real()) if not getattr(running, "simulates", False) else simulated()
+
+    def now_ns() -> int:
+        running = asyncio._get_running_loop()
+        return int(real()) if not getattr(running, "simulates", False) else int(simulated())
+
+    setattr(time, name, now_ns if name.endswith("_ns") else now)
+
+
+for _name, _simulated in (
+    ("time", wall_s),
+    ("time_ns", wall_ns),
+    ("monotonic", monotonic_s),
+    ("monotonic_ns", monotonic_ns),
+    ("perf_counter", monotonic_s),
+):
+    _install(_name, _simulated)
 
 
 @contextlib.contextmanager
@@ -58,14 +83,6 @@ def seeded(seed: int) -> Iterator[None]:
         return chance.randbytes(32 if nbytes is None else nbytes)
 
     with (
-        mock.patch.multiple(
-            time,
-            time=wall_s,
-            time_ns=wall_ns,
-            monotonic=monotonic_s,
-            monotonic_ns=monotonic_ns,
-            perf_counter=monotonic_s,
-        ),
         mock.patch.multiple(secrets, token_bytes=token_bytes, randbits=chance.getrandbits),
         mock.patch.object(os, "urandom", chance.randbytes),
     ):

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Awaitable, Callable
 
 from muster.bus.memory import connection
-from muster.bus.memory import network as memory_network
 from muster.core import errors
 from tests.sim import entropy, history, loop, network
+from tests.sim import process as process_
 
 DISK_S = 0.000_2
 RETRY_S = 0.5
@@ -44,10 +44,10 @@ class Host:
         self.may_lose_disk = may_lose_disk
         self.disk_s_max = DISK_S
         self.clock_ahead_ns = 0
-        self.process: loop.Process | None = None
+        self.process: process_.Process | None = None
         self.buses: list[connection.SimulatedBus] = []
         self._program = program
-        self._lives: list[loop.Process] = []  # none may be collected: that would run its coroutines
+        self._lives: list[process_.Process] = []  # none may be collected: that would run its coroutines
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def __repr__(self) -> str:
@@ -67,10 +67,10 @@ class Host:
             return bus
 
     def wall_s(self) -> float:
-        return entropy.wall_s() if loop.CURRENT.get() is not None else self.wall_ns() / 1e9
+        return self.wall_ns() / 1e9
 
     def wall_ns(self) -> int:
-        return memory_network.EPOCH_NS + entropy.monotonic_ns() + self.clock_ahead_ns
+        return entropy.EPOCH_NS + entropy.monotonic_ns() + self.clock_ahead_ns
 
     def disk_s(self) -> float:
         return self.chance.uniform(0.0, self.disk_s_max)
@@ -88,17 +88,17 @@ class Host:
     def start(self) -> None:
         if self.is_up:
             return
-        process = loop.Process(f"{self.name}/{len(self._lives) + 1}")
+        process = process_.Process(f"{self.name}/{len(self._lives) + 1}")
         self._lives.append(process)
         process.disk_delay_s = self.disk_s
         process.clock_ahead_ns = lambda: self.clock_ahead_ns
         self.process, self.buses = process, []
         context = contextvars.Context()
-        context.run(loop.CURRENT.set, process)
+        context.run(process_.CURRENT.set, process)
         asyncio.get_running_loop().create_task(self._run(process), context=context, name=process.name)
         self.history.note(self.name, "starts")
 
-    async def _run(self, process: loop.Process) -> None:
+    async def _run(self, process: process_.Process) -> None:
         """The program ends only with an error: then its process ends, and is started again."""
         try:
             await self._program(self)
@@ -113,7 +113,7 @@ class Host:
         running.call_later(RESTART_S, self._restart, process, context=contextvars.Context())
         self.kill()
 
-    def _restart(self, process: loop.Process) -> None:
+    def _restart(self, process: process_.Process) -> None:
         if self.process is process:
             self.start()
 
@@ -126,6 +126,7 @@ class Host:
         running.kill(self.process)
         for bus in self.buses:
             self.net.crash(bus)
+        self.history.event(self.name, "killed")
         if wipe:
             shutil.rmtree(self.folder)
             self.folder.mkdir()
@@ -140,7 +141,7 @@ class Host:
                 BROKER_PATIENCE_S, self._lose_patience, self.process, context=contextvars.Context()
             )
 
-    def _lose_patience(self, process: loop.Process) -> None:
+    def _lose_patience(self, process: process_.Process) -> None:
         if self.process is process and process.frozen:
             for bus in self.buses:
                 self.net.sever(bus)

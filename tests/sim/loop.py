@@ -15,39 +15,19 @@ import contextvars
 import heapq
 import itertools
 import math
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from muster.testing import virtual_clock
+from tests.sim import process as process_
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-class Process:
-    """One life of a simulated process."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.frozen = False
-        self.killed = False
-        self.disk_delay_s: Callable[[], float] = lambda: 0.0
-        self.clock_ahead_ns: Callable[[], int] = lambda: 0
-        self.waiting: deque[asyncio.Handle] = deque()
-        self.tasks: set[asyncio.Task[Any]] = set()  # not to be collected: that would run their ``finally``
-
-    @property
-    def runs(self) -> bool:
-        return not (self.frozen or self.killed)
-
-
-CURRENT: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
-
-
 class _Handle(asyncio.Handle):
-    process: Process | None = None
+    process: process_.Process | None = None
 
     def _run(self) -> None:
         if not _waits(self, self.process):
@@ -55,14 +35,14 @@ class _Handle(asyncio.Handle):
 
 
 class _TimerHandle(asyncio.TimerHandle):
-    process: Process | None = None
+    process: process_.Process | None = None
 
     def _run(self) -> None:
         if not _waits(self, self.process):
             super()._run()
 
 
-def _waits(handle: asyncio.Handle, process: Process | None) -> bool:
+def _waits(handle: asyncio.Handle, process: process_.Process | None) -> bool:
     if process is None or process.runs:
         return False
     if not process.killed:
@@ -94,6 +74,8 @@ class _Future(_Numbered, asyncio.Future):  # type: ignore[type-arg]
 
 
 class SimulatedLoop(virtual_clock.VirtualLoop):
+    simulates = True  # time, for `entropy`
+
     def __init__(self) -> None:
         super().__init__()
         self.set_task_factory(self._make_task)
@@ -104,7 +86,7 @@ class SimulatedLoop(virtual_clock.VirtualLoop):
     def _make_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> Any:
         context = options.get("context")
         task = _Task(work, loop=loop, **options)
-        process = CURRENT.get() if context is None else context.get(CURRENT)
+        process = process_.CURRENT.get() if context is None else context.get(process_.CURRENT)
         if process is not None:
             process.tasks.add(task)
             task.add_done_callback(process.tasks.discard)
@@ -123,7 +105,7 @@ class SimulatedLoop(virtual_clock.VirtualLoop):
         self, callback: Callable[..., object], args: Any, context: contextvars.Context | None
     ) -> asyncio.Handle:
         handle = _Handle(callback, args, self, context)
-        handle.process = CURRENT.get() if context is None else context.get(CURRENT)
+        handle.process = process_.CURRENT.get() if context is None else context.get(process_.CURRENT)
         self._ready.append(handle)  # type: ignore[attr-defined]
         return handle
 
@@ -135,21 +117,21 @@ class SimulatedLoop(virtual_clock.VirtualLoop):
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = _TimerHandle(when, callback, args, self, context)
-        timer.process = CURRENT.get() if context is None else context.get(CURRENT)
+        timer.process = process_.CURRENT.get() if context is None else context.get(process_.CURRENT)
         heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def freeze(self, process: Process) -> None:
+    def freeze(self, process: process_.Process) -> None:
         process.frozen = True
 
-    def thaw(self, process: Process) -> None:
+    def thaw(self, process: process_.Process) -> None:
         process.frozen = False
         if not process.killed:
             self._ready.extend(process.waiting)  # type: ignore[attr-defined]
         process.waiting.clear()
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: process_.Process) -> None:
         process.killed = True
         process.waiting.clear()
 
@@ -171,7 +153,7 @@ class SimulatedLoop(virtual_clock.VirtualLoop):
                 if not future.cancelled():
                     future.set_result(result)
 
-        process = CURRENT.get()
+        process = process_.CURRENT.get()
         at_s = self.time() + (process.disk_delay_s() if process is not None else 0.0)
         if executor is not None and getattr(executor, "_max_workers", 0) == 1:  # one after another
             at_s = max(at_s, math.nextafter(self._last_work_s.get(executor, 0.0) + 1e-9, math.inf))

@@ -47,6 +47,9 @@ class Nemesis:
             silence_s=chance.uniform(2.0, 10.0),
             storage_s_max=chance.choice([0.0, 0.0, 0.02, 0.5]),
         )
+        if not self._domain.tolerates_loss or chance.random() < 0.3:
+            faults.loss = faults.duplication = faults.reordering = 0.0
+            faults.retransmits = True
         self._note(f"weather {faults}; faults {[kind.__name__.strip('_') for kind in self._kinds]}")
 
     async def run(self) -> None:
@@ -64,6 +67,7 @@ class Nemesis:
         for each in domain.hosts.values():
             each.thaw()
             each.disk_s_max = host.DISK_S
+            each.clock_ahead_ns = 0
             each.start()
         self._note("ends")
 

@@ -14,9 +14,13 @@ from typing import Protocol
 
 from muster.core.telemetry import log
 from tests.sim import domain as domain_
-from tests.sim import entropy, history, loop, nemesis
+from tests.sim import entropy, history, loop, nemesis, process
 from tests.sim.checkers import contexts as context_checker
-from tests.sim.parts import contexts
+from tests.sim.checkers import events as event_checker
+from tests.sim.checkers import messages as message_checker
+from tests.sim.checkers import reports as report_checker
+from tests.sim.checkers import resources as resource_checker
+from tests.sim.parts import contexts, events, messages, reports, resources
 
 SETTLE_S = 120.0
 START_S = 5.0  # until the services have started, before the first fault
@@ -30,8 +34,20 @@ class Part(Protocol):
         """Add to the history what can be read only at the end."""
 
 
-PARTS: dict[str, Callable[[domain_.Domain], Part]] = {"contexts": contexts.ContextPart}
-CHECKERS: dict[str, Callable[[history.History], list[str]]] = {"contexts": context_checker.check}
+PARTS: dict[str, Callable[[domain_.Domain], Part]] = {
+    "contexts": contexts.ContextPart,
+    "resources": resources.ResourcePart,
+    "messages": messages.MessagePart,
+    "events": events.EventPart,
+    "reports": reports.ReportPart,
+}
+CHECKERS: dict[str, Callable[[history.History], list[str]]] = {
+    "contexts": context_checker.check,
+    "resources": resource_checker.check,
+    "messages": message_checker.check,
+    "events": event_checker.check,
+    "reports": report_checker.check,
+}
 
 
 @dataclasses.dataclass(slots=True)
@@ -122,9 +138,9 @@ class _TraceHandler(logging.Handler):
         self._history = story
 
     def emit(self, record: logging.LogRecord) -> None:
-        process = loop.CURRENT.get()
+        current = process.CURRENT.get()
         facts = " ".join(f"{name}={value}" for name, value in getattr(record, "facts", {}).items())
-        self._history.note(process.name if process else "-", f"{record.name} {record.getMessage()} {facts}")
+        self._history.note(current.name if current else "-", f"{record.name} {record.getMessage()} {facts}")
 
 
 @contextlib.contextmanager

@@ -54,7 +54,7 @@ def _step(state: Register, operation: history.Operation) -> Iterator[Register]:
         present if expected == 0 else state.version != expected or not present
     )
     if operation.outcome == "conflict":
-        if differs:
+        if differs or expected is None:  # another attempt of the same deletion had been rejected
             yield state
     elif operation.outcome == "not-found":  # of a deletion
         if not present:

@@ -1,0 +1,78 @@
+"""Messages: none that was accepted is lost, doubled or out of order, and one commit takes each.
+
+A message may be delivered again if its acknowledgement failed or its consumer was lost; then it is marked as
+redelivered.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+from tests.sim import history
+
+
+def check(story: history.History) -> list[str]:
+    return [*_check_lost(story), *_check_marks(story), *_check_commits(story), *_check_order(story)]
+
+
+def _check_lost(story: history.History) -> Iterator[str]:
+    received: dict[tuple[str, str], history.Operation] = {}
+    for event in story.of("received"):
+        received.setdefault((event.key, event.facts["id"]), event)
+    sends = {(send.key, send.facts["id"]): send for send in story.of("send")}
+    for place, send in sends.items():
+        if send.outcome == "ok" and place not in received:
+            yield f"messages: {send} was not received"
+        elif send.outcome not in ("ok", "unknown") and place in received:
+            yield f"messages: {send} was rejected, and received: {received[place]}"
+    for place, event in received.items():
+        if place not in sends:
+            yield f"messages: {event} was not sent"
+
+
+def _check_marks(story: history.History) -> Iterator[str]:
+    """Whatever a consumer gets a second time is marked. (One that stood still may have prefetched, unmarked,
+    what another one got in the meantime.)"""
+    seen: dict[tuple[str, str, str], history.Operation] = {}
+    for event in story.of("received"):
+        place = event.actor, event.facts["source"], event.facts["id"]
+        if place in seen and not event.facts["redelivered"]:
+            yield f"messages: {event} is not marked, but was delivered before: {seen[place]}"
+        seen.setdefault(place, event)
+
+
+def _check_commits(story: history.History) -> Iterator[str]:
+    """One transaction takes a message, and it is not delivered afterwards."""
+    taken: dict[tuple[str, str], history.Operation] = {}
+    for commit in story.of("commit"):
+        for id in commit.facts["ids"] if commit.outcome == "ok" else ():
+            place = commit.facts["source"], id
+            if place in taken:
+                yield f"messages: {id} was taken by two transactions: {taken[place]} and {commit}"
+            taken[place] = commit
+    for event in story.of("received"):
+        by = taken.get((event.facts["source"], event.facts["id"]))
+        if by is not None and event.start_s > by.end_s and event.actor == by.actor:
+            yield f"messages: {event} had been taken: {by}"
+
+
+def _check_order(story: history.History) -> Iterator[str]:
+    """One consumer gets the messages of one producer in the order of sending, except for those delivered
+    again."""
+    last: dict[tuple[str, str], str] = collections.defaultdict(str)
+    alone = {source for source, actors in _consumers(story).items() if len(actors) == 1}
+    for event in story.of("received"):
+        if event.facts["redelivered"] or event.facts["source"] not in alone:
+            continue
+        place = event.actor, event.key
+        if event.facts["id"] < last[place]:
+            yield f"messages: {event} came after {last[place]}"
+        last[place] = max(last[place], event.facts["id"])
+
+
+def _consumers(story: history.History) -> dict[str, set[str]]:
+    actors: dict[str, set[str]] = collections.defaultdict(set)
+    for event in story.of("received"):
+        actors[event.facts["source"]].add(event.actor)
+    return actors

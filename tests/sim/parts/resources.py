@@ -1,0 +1,254 @@
+"""Registries, managers and agents, and an operator who changes the desired state."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import msgspec
+
+from muster.bus.rpc import client as rpc
+from muster.core import errors, health
+from muster.manage import client, protocol
+from muster.manage.adapters import base
+from muster.manage.agent import agent, resource_host
+from muster.manage.manager import manager
+from muster.manage.registry import endpoint
+from muster.store import api, database
+from tests.sim import domain as domain_
+from tests.sim import history, host
+
+REGISTRIES = 2
+MANAGERS = 2
+AGENTS = 2
+RESOURCES = 5
+TIMEOUT_S = 12.0
+ACT_S_MAX = 0.4
+
+
+class SimulatedConfig(msgspec.Struct, frozen=True, kw_only=True):
+    value: int = 0
+
+
+class Machine:
+    """What runs on a machine: it outlives the agent's process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, int] = {}
+        self.running: set[str] = set()
+
+
+class SimulatedAdapter(base.Adapter):
+    type_name = "simulated"
+    config_type = SimulatedConfig
+    machine: Machine
+    chance: random.Random
+
+    async def _take_time(self) -> None:
+        await asyncio.sleep(self.chance.uniform(0.0, ACT_S_MAX))
+
+    async def create(self, config: SimulatedConfig, *, start: bool) -> None:
+        await self._take_time()
+        self.machine.values[self.context.name] = config.value
+        if start:
+            await self.do_start()
+
+    async def put(self, config: SimulatedConfig) -> None:
+        await self._take_time()
+        self.machine.values[self.context.name] = config.value
+
+    async def delete(self) -> None:
+        await self._take_time()
+        self.machine.values.pop(self.context.name, None)
+        self.machine.running.discard(self.context.name)
+
+    async def observe(self) -> protocol.ObservedState:
+        name = self.context.name
+        state = health.HealthState.UP if name in self.machine.running else health.HealthState.DOWN
+        return protocol.ObservedState(name in self.machine.values, state)
+
+    async def resume(self, config: SimulatedConfig) -> None:
+        pass
+
+    async def do_start(self) -> None:
+        await self._take_time()
+        self.machine.running.add(self.context.name)
+        self.context.report_state(await self.observe())
+
+    async def do_stop(self) -> None:
+        await self._take_time()
+        self.machine.running.discard(self.context.name)
+        self.context.report_state(await self.observe())
+
+
+class RecordedAgent(agent.Agent):
+    """An agent whose operations are part of the history."""
+
+    history: history.History
+
+    async def _run_operation(
+        self, hosted: resource_host.HostedResource, operation: protocol.Operation
+    ) -> protocol.OperationResult:
+        act = self.history.begin(
+            self.name,
+            "act",
+            key=operation.resource,
+            verb=operation.verb.value,
+            epoch=operation.epoch,
+            manager=operation.manager,
+            id=operation.id,
+        )
+        result = await super()._run_operation(hosted, operation)
+        self.history.end(act, "ok", result.outcome.value)
+        return result
+
+
+class ResourcePart:
+    def __init__(self, domain: domain_.Domain) -> None:
+        self._domain = domain
+        self._history = domain.history
+        self._machines = {f"agent-{number}": Machine() for number in range(1, AGENTS + 1)}
+        self._applied: dict[str, int] = {}
+        for number in range(1, REGISTRIES + 1):
+            domain.add_host(f"registry-{number}", self._registry, role="registry", may_lose_disk=False)
+        for number in range(1, MANAGERS + 1):
+            domain.add_host(f"manager-{number}", self._manager, role="manager")
+        for name in self._machines:
+            domain.add_host(name, self._agent, role="agent", may_lose_disk=False)
+        domain.add_host("operator", self._operator)
+
+    # Programs.
+
+    async def _registry(self, machine: host.Host) -> None:
+        bus = await machine.connect()
+        database_file = machine.folder.parent / "registry.db"  # one database server for all registries
+        store = await database.open(f"sqlite:{database_file}", settings=api.StoreOptions(sync="normal"))
+        await endpoint.RegistryEndpoint(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0).start()
+        await _forever()
+
+    async def _manager(self, machine: host.Host) -> None:
+        bus = await machine.connect()
+        await manager.Manager(bus, tick_s=0.5, clock=machine.wall_s).start()
+        await _forever()
+
+    async def _agent(self, machine: host.Host) -> None:
+        class Adapter(SimulatedAdapter):
+            pass
+
+        Adapter.machine, Adapter.chance = self._machines[machine.name], machine.chance
+        bus = await machine.connect()
+        made = RecordedAgent(
+            bus,
+            machine.folder,
+            adapters=lambda _: Adapter,
+            types=("simulated",),
+            beat_s=2.0,
+            clock=machine.wall_s,
+        )
+        made.history = self._history
+        await made.start()
+        # The resources themselves fail now and then.
+        while await self._domain.pause(machine.chance, 5.0, 20.0):
+            for hosted in made.hosted.values():
+                adapter = hosted.adapter
+                if isinstance(adapter, SimulatedAdapter) and machine.chance.random() < 0.2:
+                    self._history.note(machine.name, f"{hosted.record.name} dies")
+                    adapter.machine.running.discard(hosted.record.name)
+                    adapter.context.report_state(await adapter.observe())
+        await _forever()
+
+    async def _operator(self, machine: host.Host) -> None:
+        chance, bus = machine.chance, await machine.connect()
+        reader = client.ManageClient(bus, timeout_s=TIMEOUT_S)
+        value = 0
+        while await self._domain.pause(chance, 0.5, 4.0):
+            name = f"r{chance.randrange(RESOURCES)}"
+            if chance.random() < 0.4:
+                await self._read(reader, machine.name, name)
+                continue
+            value += 1
+            names = sorted({name, *(f"r{chance.randrange(RESOURCES)}" for _ in range(2))})
+            operations = [self._history.begin(machine.name, "apply", key=each, value=value) for each in names]
+            try:
+                entries = [_entry(each, value) for each in names]
+                await rpc.call(
+                    bus,
+                    protocol.request(machine.name, "apply"),
+                    {"entries": entries},
+                    timeout_s=TIMEOUT_S,
+                    try_s=3,
+                )
+            except errors.MusterError as error:
+                outcome = "unknown" if isinstance(error, errors.TimedOut) else error.code
+                for operation in operations:
+                    self._history.end(operation, outcome, error)
+            else:
+                for operation in operations:
+                    self._history.end(operation, "ok")
+        await _forever()
+
+    async def _read(self, reader: client.ManageClient, actor: str, name: str) -> int | None:
+        operation = self._history.begin(actor, "describe", key=name)
+        try:
+            described = await reader.describe(name)
+        except errors.MusterError as error:
+            self._history.end(operation, error.code, error)
+            return None
+        value = int(described.spec.config["value"])
+        self._history.end(operation, "ok", value)
+        return value
+
+    # The end.
+
+    async def finish(self) -> None:
+        reader = client.ManageClient(await self._domain.hosts["operator"].connect("finisher"))
+        desired = {name: await self._read(reader, "finisher", name) for name in _names()}
+        for machine, state in self._machines.items():
+            for name in _names():
+                if _agent_of(name) == machine:
+                    self._history.fact(
+                        "found",
+                        key=name,
+                        desired=desired[name],
+                        value=state.values.get(name),
+                        running=name in state.running,
+                    )
+
+    def missing(self) -> str | None:
+        """What is not as desired, by the last acknowledged change."""
+        acknowledged: dict[str, int] = {}
+        possible: dict[str, set[int]] = {}
+        for operation in self._history.of("apply"):
+            if operation.outcome == "ok":
+                acknowledged[operation.key] = operation.facts["value"]
+            elif operation.outcome == "unknown":
+                possible.setdefault(operation.key, set()).add(operation.facts["value"])
+        for name, value in acknowledged.items():
+            machine = self._machines[_agent_of(name)]
+            if machine.values.get(name) not in {value} | possible.get(name, set()):
+                return f"{name} is {machine.values.get(name)} instead of {value}"
+            if name not in machine.running:
+                return f"{name} does not run"
+        return None
+
+
+def _names() -> list[str]:
+    return [f"r{number}" for number in range(RESOURCES)]
+
+
+def _agent_of(name: str) -> str:
+    return f"agent-{1 + int(name[1:]) % AGENTS}"
+
+
+def _entry(name: str, value: int) -> dict[str, object]:
+    return {
+        "name": name,
+        "type": "simulated",
+        "agent": _agent_of(name),
+        "config": {"value": value},
+        "restart": {"attempts": 1000, "delay_s": 0.1, "delay_s_max": 2.0},
+    }
+
+
+async def _forever() -> None:
+    await asyncio.get_running_loop().create_future()

@@ -1,6 +1,7 @@
 """A home: a folder with the settings of a domain and its data on this machine.
 
     muster.toml      settings
+    format.json      the format of the home, and the version of Muster that wrote it last
     NAME/            the domain's folder (`domain.data_dir` may move it)
       keys/          seeds and credentials, readable by their owner only (`trust.keys_dir` may move it)
       certs/         the domain's certificate authority and the certificates it issued
@@ -27,10 +28,22 @@ from pathlib import Path
 
 import msgspec
 
+import muster
 from muster.core import errors, files
 
 FOLDER_NAME = ".muster"
 SETTINGS_NAME = "muster.toml"
+FORMAT_NAME = "format.json"
+#: The format of homes that this version reads and writes. A change that an earlier version cannot read
+#: increases it, and `Home.check` then migrates homes of the former one.
+FORMAT = 1
+
+
+class HomeFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``format.json``."""
+
+    format: int
+    version: str  # of Muster
 
 
 class RunningDomain(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +85,36 @@ class Home:
                 f"{self.root} is not a home: there is no {self.settings_file.name}",
                 hint=f"create one with `muster init --home {self.root}`, or choose another with --home",
             )
+        self.check()
         return self
+
+    def check(self) -> HomeFormat:
+        """The format of this home; `errors.Refused` if this version of Muster cannot use it."""
+        path = self.root / FORMAT_NAME
+        try:
+            stored = msgspec.json.decode(path.read_bytes(), type=HomeFormat)
+        except FileNotFoundError:
+            raise errors.Refused(
+                f"the home {self.root} was created before Muster 0.1.0: there is no {FORMAT_NAME}",
+                hint="its data cannot be read; create another home with `muster init --home`",
+            ) from None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise errors.Refused(
+                f"the format of the home {self.root} cannot be read: {path.name}: {error}",
+                hint="restore the file from a backup",
+            ) from error
+        if stored.format > FORMAT:
+            raise errors.Refused(
+                f"the home {self.root} was written by Muster {stored.version} (format {stored.format}); "
+                f"this is Muster {muster.__version__} (format {FORMAT})",
+                hint="use that version, or restore a backup that was made before the upgrade",
+            )
+        return stored
+
+    def stamp(self) -> None:
+        """Record the format and this version of Muster."""
+        stored = HomeFormat(format=FORMAT, version=muster.__version__)
+        files.write(self.root / FORMAT_NAME, msgspec.json.encode(stored) + b"\n", mode=files.PUBLIC)
 
 
 @dataclass(frozen=True, slots=True)

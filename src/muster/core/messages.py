@@ -155,6 +155,10 @@ class _Nothing(WireMessage, frozen=True, kw_only=True, tag="nothing/0"):
     """Makes a union of every decoded type: only in a union does the decoder insist on a kind."""
 
 
+class _Kind(msgspec.Struct):
+    kind: str
+
+
 M = TypeVar("M", bound=WireMessage)
 
 _json, _msgpack = msgspec.json.Encoder(), msgspec.msgpack.Encoder()
@@ -192,12 +196,25 @@ def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:
             if "`$.kind`" in str(error) or "field `kind`" in str(error)
             else MalformedMessage
         )
-        raise fault(f"not a message of kind {tag}: {str(error)[:300]}") from error
+        raise fault(_explain(data, str(tag)) or f"not a message of kind {tag}: {str(error)[:300]}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
         raise MalformedMessage(f"neither JSON nor MessagePack: {str(error)[:300]}") from error
     if not isinstance(message, kind):
         raise UnknownMessageKind(f"not a message of kind {tag}")
     return message
+
+
+def _explain(data: bytes, tag: str) -> str | None:
+    """What to say about the same kind of message in another version; None for any other message."""
+    try:
+        coded = msgspec.json if data[:1] == b"{" else msgspec.msgpack
+        kind = coded.decode(data, type=_Kind).kind
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError):
+        return None
+    name, _, version = kind.partition("/")
+    if kind == tag or name != tag.partition("/")[0] or not version.isdecimal():
+        return None
+    return f"a message of kind {kind[:80]}, but this version of Muster reads {tag}"
 
 
 def _finite(metrics: dict[str, float]) -> None:

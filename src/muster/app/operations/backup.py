@@ -334,6 +334,7 @@ def _lay_out(
     """The settings for the restore, and the folders to be copied to locations outside of the home."""
     fresh.root.mkdir(mode=0o700)
     (work / "muster.toml").rename(fresh.settings_file)
+    fresh.stamp()
     settings = loader.load(app_settings.Settings, file=fresh.settings_file)
     if _outside(settings.domain.folder, fresh, place) is not None:
         raise errors.Refused(

@@ -69,7 +69,10 @@ class StreamFactory:
 
     async def _update(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
         there = (await self.api.call(f"STREAM.INFO.{name}"))["config"]
+        _check_format(there)
         changed = there | config
+        if "metadata" in config:  # the broker adds its own
+            changed["metadata"] = there.get("metadata", {}) | config["metadata"]
         if changed["max_age"]:  # the broker requires that the window is not longer
             changed["duplicate_window"] = min(changed["duplicate_window"], changed["max_age"])
         if changed == there:
@@ -91,7 +94,9 @@ class StreamFactory:
         return key_value.StreamKeyValue(settings.bucket, NatsStream(self, await self.configure(config)))
 
     async def open(self, name: str) -> NatsStream:
-        return NatsStream(self, (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"])
+        config = (await self.api.call(f"STREAM.INFO.{subjects.token(name)}"))["config"]
+        _check_format(config)
+        return NatsStream(self, config)
 
     async def names(self) -> list[str]:
         return sorted(name for page in await self._pages("STREAM.NAMES") for name in page)
@@ -140,6 +145,21 @@ def budget(max_bytes: int, max_age_s: float, on_full: api.FullPolicy, replicas: 
 _BUDGET = ("max_bytes", "max_age", "discard", "num_replicas")
 
 
+#: The format of what Muster stores in its streams, in their metadata. An earlier version refuses to open a
+#: stream of a higher one.
+FORMAT = 1
+FORMAT_KEY = "muster.format"
+
+
+def _check_format(config: dict[str, Any]) -> None:
+    stored = (config.get("metadata") or {}).get(FORMAT_KEY, str(FORMAT))
+    if not (stored.isdecimal() and int(stored) <= FORMAT):
+        raise errors.Refused(
+            f"the stream {config['name']} has format {stored[:20]}; this version of Muster reads {FORMAT}",
+            hint="it was written by a newer version: use that one",
+        )
+
+
 def stream_config(settings: api.StreamSettings) -> dict[str, Any]:
     """The configuration of NATS for these settings."""
     if settings.max_bytes <= 0:
@@ -163,6 +183,7 @@ def stream_config(settings: api.StreamSettings) -> dict[str, Any]:
         "allow_atomic": True,
         "allow_msg_ttl": True,
         "allow_msg_schedules": settings.allow_schedules,
+        "metadata": {FORMAT_KEY: str(FORMAT)},
     }
 
 

@@ -96,6 +96,7 @@ def up(
     overrides = (*(f"{key}=true" for part in parts for key in PARTS[part][0]), *overrides)
     settings = config_.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
+    home.Home.find(invocation.home).stamp()
     if not detach:
         _in_front(invocation, settings, ready_fd, log_file=log_file or ready_fd is not None)
         return

@@ -89,6 +89,7 @@ def _fresh(place: home.Home, flags: Mapping[str, Any]) -> app_settings.Settings:
         )
     place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     place.settings_file.write_text(_SETTINGS)
+    place.stamp()
     return loader.load(app_settings.Settings, file=place.settings_file, flags=flags)
 
 

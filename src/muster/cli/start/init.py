@@ -73,6 +73,7 @@ def init(
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    place.stamp()
     # Last: this file makes the folder a home, so an interrupted `init` can be repeated.
     draft.rename(place.settings_file)
     files.sync_folder(place.root)

@@ -25,6 +25,7 @@ from muster.core import errors, files
 from muster.pipeline.history import data_files, storage, tables
 
 HOURS_KEY = "muster.hours"  # in the metadata of a commit: the hours of its rows
+VERSION_KEY = "muster.schemaVersion"
 LOG_DAYS = 1  # that the log is kept longer than replaced files
 PRECISION = datetime.timedelta(milliseconds=1)  # of statistics in the log
 WRITER = WriterProperties(compression="ZSTD")
@@ -59,6 +60,7 @@ class HistoryTable:
                 raise_if_key_not_exists=False,
             )
             self._table.update_incremental()
+            _check_version(self._table, self._url)
             self._evolve()
             self._set_properties(keep_s)
 
@@ -170,7 +172,7 @@ class HistoryTable:
             "delta.logRetentionDuration": f"interval {hours} hours",
             "delta.deletedFileRetentionDuration": f"interval {hours} hours",
             "delta.dataSkippingNumIndexedCols": str(self._definition.indexed),
-            "muster.schemaVersion": tables.VERSION,
+            VERSION_KEY: tables.VERSION,
         }
 
     def _set_properties(self, keep_s: float) -> None:
@@ -221,6 +223,7 @@ class Snapshot:
             self.delta = table or DeltaTable(url)
             if as_of is not None:
                 self.delta.load_as_version(as_of)
+            _check_version(self.delta, url)
             self.schema: pa.Schema = pa.schema(self.delta.schema().to_arrow())
 
     @property
@@ -273,6 +276,16 @@ class Snapshot:
             holds &= ds.field(self.time) >= pa.scalar(file.since, kind)
             holds &= ds.field(self.time) <= pa.scalar(file.until + PRECISION, kind)
         return holds
+
+
+def _check_version(table: DeltaTable, url: str) -> None:
+    """Columns may be added; a table with another first number has other columns or types."""
+    stored = table.metadata().configuration.get(VERSION_KEY) or tables.VERSION
+    if stored.partition(".")[0] != tables.VERSION.partition(".")[0]:
+        raise SchemaConflict(
+            f"the table {url} has the schema version {stored}, this version of Muster uses {tables.VERSION}",
+            hint="use the version of Muster that wrote it, or another history_dir",
+        )
 
 
 def _additions(listed: Iterable[data_files.DataFile]) -> list[Any]:

@@ -31,6 +31,7 @@ from muster.pipeline.job import query
 from muster.pipeline.source import shard_keys
 
 PUBLISH_AT_ONCE = 500
+STATE_VERSION = 1  # of `CommitState`
 
 #: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
 POSITIONS = {stream: f"stream-{stream}" for stream in (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)}
@@ -73,6 +74,7 @@ class CommitState(msgspec.Struct):
     run: str = ""  # the checkpoint whose state the alerts follow
     batch: tuple[str, int] | None = None  # the last one that was applied: its checkpoint and number
     clock_ms: int = 0  # the broker's clock at the newest message read
+    version: int = STATE_VERSION
 
 
 class HistoryWriter:
@@ -367,7 +369,7 @@ class BatchCommitter:
 
     def _load_state(self) -> CommitState:
         try:
-            return msgspec.json.decode(self._state_path.read_bytes(), type=CommitState)
+            stored = msgspec.json.decode(self._state_path.read_bytes(), type=CommitState)
         except FileNotFoundError:
             return CommitState(tracker.AlertTrackerState())
         except msgspec.MsgspecError as error:
@@ -375,6 +377,12 @@ class BatchCommitter:
                 f"the alert state {self._state_path} cannot be read: {error}",
                 hint="move the file away to start with an empty state",
             ) from error
+        if stored.version > STATE_VERSION:
+            raise errors.Conflict(
+                f"the alert state {self._state_path} has version {stored.version}, expected {STATE_VERSION}",
+                hint="run a newer Muster, or move the file away to start with an empty state",
+            )
+        return stored
 
     def save(self) -> None:
         data = msgspec.json.encode(

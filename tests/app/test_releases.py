@@ -1,0 +1,181 @@
+"""Upgrades: what earlier releases wrote is read, what newer ones wrote is accepted or refused clearly."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import muster
+from muster.app import domain, home
+from muster.app import settings as app_settings
+from muster.app.operations import backup
+from muster.bus import api
+from muster.bus.streams import stream as nats_stream
+from muster.core import errors, messages
+from muster.core.reports import columns
+from muster.inform import client as inform_client
+from muster.manage import client as manage_client
+from muster.message import destinations
+from muster.message.client import api as message_api
+from muster.pipeline.alerts import tracker
+from muster.pipeline.fleet import node_columns, state
+from muster.pipeline.history import delta, tables
+from muster.pipeline.job import batch_commit, checkpoint_label
+from muster.trust.permissions import roles
+from tests.cli import driver
+from tools import release_fixtures
+
+RELEASES = sorted(path for path in release_fixtures.FOLDER.iterdir() if path.is_dir())
+KINDS = release_fixtures.kinds()
+
+
+def test_every_release_has_fixtures():
+    assert muster.__version__ in [folder.name for folder in RELEASES], "run python -m tools.release_fixtures"
+
+
+@pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
+@pytest.mark.may_block(reason="a domain's first start reads files")
+async def test_a_domain_of_a_release_is_restored_and_runs(folder: Path, tmp_path: Path):
+    place = home.Home(tmp_path / "home")
+    manifest, settings = await backup.restore(folder / "backup.tar.gz", place)
+    assert manifest.version == folder.name
+    data = settings.domain.folder
+    checkpoint = settings.pipeline.checkpoint_root(data)
+    label = checkpoint_label.open_(checkpoint, settings.pipeline)
+    if label.version == checkpoint_label.VERSION and not label.after:
+        assert checkpoint_label.offsets(checkpoint, label) in ({columns.REPORTS_STREAM: 1}, None)
+    history = delta.HistoryTable(settings.pipeline.history_root(data), tables.NODES)
+    assert sum(file.rows for file in history.snapshot().files) == len(release_fixtures.MACHINES)
+    alerts = (data / "pipeline" / checkpoint_label.STATE_NAME).read_bytes()
+    assert msgspec.json.decode(alerts, type=batch_commit.CommitState).clock_ms == release_fixtures.AT_MS
+    async with (
+        domain.Domain(settings, parts=app_settings.components(settings)) as running,
+        await running.connect("bob", roles.Role.OPERATOR) as bus,
+    ):
+        contexts = inform_client.InformClient(bus)
+        for key, value in release_fixtures.CONTEXTS.items():
+            assert (await contexts.get(key, max_staleness_s=0)).value == value
+        async with message_api.Connection(bus) as connection, connection.session() as session:
+            consumer = await session.consumer(destinations.queue(release_fixtures.QUEUE))
+            for body in release_fixtures.BODIES:
+                assert await consumer.receive_body(str, timeout_s=30.0) == body
+        assert await manage_client.ManageClient(bus).names() == ["worker"]
+
+
+@pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
+def test_messages_of_a_release_are_read(folder: Path):
+    batch, info = columns.decode((folder / "report.arrow").read_bytes())
+    assert sorted(batch.column("machine").to_pylist()) == sorted(release_fixtures.MACHINES)
+    assert info.channel == "channel-1"
+    sent: dict[str, Any] = json.loads((folder / "wire.json").read_bytes())
+    assert sent
+    for kind, message in sent.items():
+        assert kind in KINDS, f"messages of kind {kind} are no longer read"
+        assert messages.decode(msgspec.json.encode(message), KINDS[kind])
+
+
+@pytest.mark.parametrize("folder", RELEASES, ids=lambda folder: folder.name)
+def test_the_state_of_a_release_is_read_or_its_checkpoint_is_replaced(folder: Path):
+    version, names, packed = msgspec.msgpack.decode((folder / "fleet.msgpack").read_bytes())
+    try:
+        known = state.FleetState.unpack(
+            packed, state.FleetStatePlan(), node_columns.NodeNames.unpack(version, names)
+        )
+    except state.StateUnreadable:  # then a checkpoint of that release must not be used
+        stored = json.loads(msgspec.json.encode(_label_of(folder)))
+        assert stored["version"] < checkpoint_label.VERSION
+    else:
+        assert len(known.nodes) == len(release_fixtures.MACHINES)
+
+
+def _label_of(folder: Path) -> Any:
+    import tarfile
+
+    with tarfile.open(folder / "backup.tar.gz") as archive:
+        file = archive.extractfile(f"pipeline/checkpoint/{checkpoint_label.LABEL}")
+        assert file is not None
+        return msgspec.json.decode(file.read())
+
+
+# Newer releases in a domain: unknown fields are ignored, unknown kinds are refused.
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_message_with_an_unknown_field_is_accepted_and_a_newer_kind_refused(kind: str):
+    message = release_fixtures.sample(msgspec.inspect.type_info(KINDS[kind]))
+    extended = message | {"added_in_a_later_version": {"a": [1]}}
+    assert messages.decode(msgspec.json.encode(extended), KINDS[kind]) == messages.decode(
+        msgspec.json.encode(message), KINDS[kind]
+    )
+    name = kind.partition("/")[0]
+    for encode in (msgspec.json.encode, msgspec.msgpack.encode):
+        with pytest.raises(
+            messages.UnknownMessageKind, match=f"a message of kind {name}/99, but .* reads {kind}"
+        ):
+            messages.decode(encode(message | {"kind": f"{name}/99"}), KINDS[kind])
+
+
+async def test_a_stream_of_a_newer_release_is_refused(broker, connect):
+    bus = await connect("ann")
+    settings = api.StreamSettings("orders", ("topic.orders.>",), max_bytes=1 << 20)
+    await bus.stream(settings)
+    info = await bus.storage.call("STREAM.INFO.orders")
+    assert info["config"]["metadata"][nats_stream.FORMAT_KEY] == "1"
+    newer = info["config"]["metadata"] | {nats_stream.FORMAT_KEY: "2"}
+    await bus.storage.call("STREAM.UPDATE.orders", info["config"] | {"metadata": newer})
+    for opened in (bus.stream(settings), bus.open_stream("orders")):
+        with pytest.raises(errors.Refused, match="orders has format 2"):
+            await opened
+
+
+def test_tables_and_alerts_of_a_newer_release_are_refused(tmp_path, monkeypatch):
+    with monkeypatch.context() as newer:
+        newer.setattr(tables, "VERSION", "2.0")
+        delta.HistoryTable(tmp_path, tables.NODES)
+    for open_ in (delta.HistoryTable, delta.Snapshot):
+        with pytest.raises(delta.SchemaConflict, match=r"schema version 2.0"):
+            open_(tmp_path, tables.NODES)
+    state_ = batch_commit.CommitState(tracker.AlertTrackerState(), version=99)
+    assert msgspec.json.decode(msgspec.json.encode(state_))["version"] == 99
+
+
+# Homes.
+
+COMMANDS = [
+    ("up",), ("status",), ("down",), ("doctor",), ("config", "print"), ("backup", "x.tar.gz"),
+    ("creds", "list"), ("get",), ("alert", "list"), ("broker", "trust"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("homes") / "home"
+    assert driver.quick("init", "--port", "0", home=root).code == 0
+    return root
+
+
+@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+def test_every_command_refuses_a_home_of_a_newer_or_unreleased_version(
+    arguments: tuple[str, ...], made_home: Path, tmp_path: Path
+):
+    root = tmp_path / "home"
+    shutil.copytree(made_home, root)
+    (root / home.FORMAT_NAME).write_text('{"format":2,"version":"9.1.0"}')
+    answer = driver.quick(*arguments, home=root)
+    assert answer.code == errors.Refused.exit_code, answer
+    assert "was written by Muster 9.1.0 (format 2); this is Muster" in answer.err
+    (root / home.FORMAT_NAME).unlink()
+    answer = driver.quick(*arguments, home=root)
+    assert answer.code == errors.Refused.exit_code, answer
+    assert "was created before Muster 0.1.0" in answer.err
+    (root / home.FORMAT_NAME).write_text("{")
+    assert "cannot be read" in driver.quick(*arguments, home=root).err
+
+
+def test_a_home_records_the_version_that_used_it_last(made_home: Path):
+    assert home.Home(made_home).check() == home.HomeFormat(format=home.FORMAT, version=muster.__version__)

@@ -1,0 +1,215 @@
+"""Fixtures of a release: what this version writes, for later versions to read.
+
+    python -m tools.release_fixtures        # writes tests/fixtures/VERSION/, once for each release
+
+``backup.tar.gz``   a domain with contexts, queued messages, resources, a history and a checkpoint, with the
+                    throw-away keys of that domain
+``wire.json``       a message of every kind that has a version
+``report.arrow``    reports, as sensors and channels send them
+``fleet.msgpack``   the state of the pipeline's shards, and the names of their machines
+
+A folder is written when its version is released, and never changed afterwards. `tests/app/test_releases.py`
+reads all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import re
+import shutil
+import sys
+import tempfile
+from typing import Any
+
+import msgspec
+
+import muster
+from muster.app import domain, home, identities
+from muster.app import settings as app_settings
+from muster.app.operations import backup
+from muster.core import messages
+from muster.core.reports import columns
+from muster.core.settings import loader
+from muster.inform import client as inform_client
+from muster.manage import client as manage_client
+from muster.message import destinations
+from muster.message.client import api as message_api
+from muster.pipeline import settings as pipeline_settings
+from muster.pipeline.alerts import tracker
+from muster.pipeline.fleet import blocks, state
+from muster.pipeline.history import data_files, delta, tables
+from muster.pipeline.job import batch_commit, checkpoint_label, query
+from muster.trust.permissions import roles
+from tools.reference import wire
+
+FOLDER = pathlib.Path(__file__).parents[1] / "tests" / "fixtures"
+AT_MS = 1_790_000_000_000
+MACHINES = ("web-1", "web-2", "db-1")
+SETTINGS = """
+[domain]
+name = "lab"
+data_dir = "."
+[bus]
+port = 0
+[web]
+enabled = false
+"""
+MANIFEST = """
+resources:
+  - {name: worker, type: process, agent: local, desired: down, config: {command: [sleep, "60"]}}
+"""
+QUEUE = "orders"
+BODIES = ("first", "second", "third")
+CONTEXTS = {"lab/a": b"1", "lab/b": b"two", "lab/c": bytes(range(256))}
+
+
+def report(machine: str, sequence: int) -> messages.NodeReport:
+    return messages.NodeReport(
+        machine=machine,
+        group=machine.partition("-")[0],
+        sequence=sequence,
+        at_ms=AT_MS + 1000 * sequence,
+        period_s=10.0,
+        metrics={"cpu_percent": 12.5, "shop.orders": 3.0},
+    )
+
+
+def reports() -> bytes:
+    rows = [report(machine, 1) for machine in MACHINES]
+    return columns.encode(columns.to_batch(rows), columns.BatchInfo(channel="channel-1", sequence=1))
+
+
+def pieces(data: bytes) -> list[blocks.ReportPiece]:
+    batch, info = columns.decode(data)
+    return [blocks.ReportPiece.from_message(1, AT_MS, batch, info)]
+
+
+def fleet() -> bytes:
+    fleet_state = state.FleetState(state.FleetStatePlan())
+    fleet_state.feed(pieces(reports()), AT_MS)
+    names = fleet_state.nodes.names
+    return msgspec.msgpack.encode((names.version, names.pack(), fleet_state.pack()))
+
+
+def kinds() -> dict[str, type[messages.WireMessage]]:
+    """The messages whose kind has a version, by kind."""
+    modules = [module for group in wire.PARTS.values() for module in group]
+    structs = [struct for module in (*wire.SHARED, *modules) for struct in wire.structs_of(module)]
+    return {
+        str(struct.__struct_config__.tag): struct
+        for struct in structs
+        if issubclass(struct, messages.WireMessage) and "/" in str(struct.__struct_config__.tag)
+    }
+
+
+def sample(kind: msgspec.inspect.Type) -> Any:
+    """A value of a type, in JSON."""
+    match kind:
+        case msgspec.inspect.Metadata(type=inner):
+            return sample(inner)
+        case msgspec.inspect.StructType(fields=fields, tag=tag, tag_field=tag_field, array_like=array_like):
+            values = {field.encode_name: sample(field.type) for field in fields}
+            if array_like:
+                return [*([tag] if tag is not None else []), *values.values()]
+            return ({tag_field: tag} if tag_field else {}) | values
+        case msgspec.inspect.StrType(pattern=str(pattern)) if match := re.match(r"\^\(([^|)]+)", pattern):
+            return match[1]
+        case msgspec.inspect.UnionType(types=types):
+            return sample(
+                next(member for member in types if not isinstance(member, msgspec.inspect.NoneType))
+            )
+        case msgspec.inspect.EnumType(cls=cls):
+            return next(iter(cls)).value
+        case msgspec.inspect.LiteralType(values=values):
+            return values[0]
+        case msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item):
+            return [sample(item)]
+        case msgspec.inspect.SetType(item_type=item) | msgspec.inspect.FrozenSetType(item_type=item):
+            return [sample(item)]
+        case msgspec.inspect.TupleType(item_types=items):
+            return [sample(item) for item in items]
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            return {str(sample(key)): sample(value)}
+        case msgspec.inspect.BoolType():
+            return True
+        case msgspec.inspect.IntType() | msgspec.inspect.FloatType():
+            return 1
+        case msgspec.inspect.BytesType():
+            return "YQ=="
+        case _:
+            return "a"
+
+
+def wire_messages() -> dict[str, Any]:
+    return {tag: sample(msgspec.inspect.type_info(struct)) for tag, struct in sorted(kinds().items())}
+
+
+def write_pipeline(settings: app_settings.Settings) -> None:
+    """A history with one batch, and a checkpoint that has read it."""
+    folder = settings.domain.folder
+    checkpoint = settings.pipeline.checkpoint_root(folder)
+    label = checkpoint_label.open_(checkpoint, pipeline_settings.PipelineSettings())
+    root = settings.pipeline.history_root(folder)
+    rows = data_files.write(root, tables.NODES, _history_rows(), f"{label.run}-0")
+    positions = {batch_commit.POSITIONS[columns.REPORTS_STREAM]: 1}
+    delta.HistoryTable(root, tables.NODES).commit(rows.files, (label.run, 0), positions)
+    spark = pathlib.Path(checkpoint) / label.folder
+    for name, content in (("offsets", f'v1\n{{}}\n{{"{columns.REPORTS_STREAM}":1}}'), ("commits", "v1\n{}")):
+        (spark / name).mkdir(parents=True)
+        (spark / name / "0").write_text(content)
+    alerts = batch_commit.CommitState(tracker.AlertTrackerState(), batch=(label.run, 0), clock_ms=AT_MS)
+    (folder / "pipeline" / checkpoint_label.STATE_NAME).write_bytes(msgspec.json.encode(alerts))
+
+
+def _history_rows() -> Any:
+    import pyarrow as pa
+
+    return pa.Table.from_batches([query._history_rows(piece.batch) for piece in pieces(reports())])
+
+
+async def make_backup(file: pathlib.Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="muster-release-") as folder:
+        place = home.Home(pathlib.Path(folder) / "home")
+        place.root.mkdir()
+        place.settings_file.write_text(
+            '[domain]\nname = "lab"\ndata_dir = "."\n[bus]\nport = 0\n[web]\nenabled = false\n'
+        )
+        place.stamp()
+        settings = loader.load(app_settings.Settings, file=place.settings_file)
+        identities.open_or_create(settings)
+        write_pipeline(settings)
+        async with (
+            domain.Domain(settings, parts=app_settings.components(settings)) as running,
+            await running.connect("ann", roles.Role.OPERATOR) as bus,
+        ):
+            contexts = inform_client.InformClient(bus)
+            for key, value in CONTEXTS.items():
+                await contexts.put(key, value)
+            async with message_api.Connection(bus) as connection, connection.session() as session:
+                producer = session.producer(destinations.queue(QUEUE))
+                for body in BODIES:
+                    await producer.send(body)
+            await manage_client.ManageClient(bus).apply(MANIFEST)
+        await backup.backup(settings, place, file)
+
+
+def main() -> int:
+    folder = FOLDER / muster.__version__
+    if folder.exists():
+        sys.stderr.write(f"{folder} exists: the fixtures of a release are not changed\n")
+        return 1
+    folder.mkdir(parents=True)
+    try:
+        (folder / "wire.json").write_bytes(msgspec.json.format(msgspec.json.encode(wire_messages())) + b"\n")
+        (folder / "report.arrow").write_bytes(reports())
+        (folder / "fleet.msgpack").write_bytes(fleet())
+        asyncio.run(make_backup(folder / "backup.tar.gz"))
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -177,5 +177,11 @@ def test_every_command_refuses_a_home_of_a_newer_or_unreleased_version(
     assert "cannot be read" in driver.quick(*arguments, home=root).err
 
 
+def test_a_home_with_settings_only_is_new(tmp_path: Path):
+    (tmp_path / home.SETTINGS_NAME).write_text('[domain]\ndata_dir = "."\n')
+    assert home.Home(tmp_path).expect().check().format == home.FORMAT
+    assert (tmp_path / home.FORMAT_NAME).exists()
+
+
 def test_a_home_records_the_version_that_used_it_last(made_home: Path):
     assert home.Home(made_home).check() == home.HomeFormat(format=home.FORMAT, version=muster.__version__)

@@ -89,11 +89,18 @@ class Home:
         return self
 
     def check(self) -> HomeFormat:
-        """The format of this home; `errors.Refused` if this version of Muster cannot use it."""
+        """The format of this home; `errors.Refused` if this version of Muster cannot use it.
+
+        A home with settings only is new, and gets the present format.
+        """
         path = self.root / FORMAT_NAME
         try:
             stored = msgspec.json.decode(path.read_bytes(), type=HomeFormat)
         except FileNotFoundError:
+            if not self._has_data():
+                with contextlib.suppress(OSError):  # such as read-only settings of a container
+                    self.stamp()
+                return HomeFormat(format=FORMAT, version=muster.__version__)
             raise errors.Refused(
                 f"the home {self.root} was created before Muster 0.1.0: there is no {FORMAT_NAME}",
                 hint="its data cannot be read; create another home with `muster init --home`",
@@ -110,6 +117,13 @@ class Home:
                 hint="use that version, or restore a backup that was made before the upgrade",
             )
         return stored
+
+    def _has_data(self) -> bool:
+        return any(
+            (folder / name).exists()
+            for folder in self.root.glob("*/")
+            for name in ("keys", "brokers", "store.db")
+        )
 
     def stamp(self) -> None:
         """Record the format and this version of Muster."""

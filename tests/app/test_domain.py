@@ -13,8 +13,8 @@ import pytest
 from muster.app import domain, identities
 from muster.app.brokers import broker_set
 from muster.app.components import component, context
-from muster.app.operations import control
 from muster.bus import api
+from muster.bus.brokers import control
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import server
@@ -194,15 +194,15 @@ async def test_only_an_operator_changes_brokers(made):
     async with domain.Domain(made()) as running:
         async with await running.connect("mallory", roles.Role.AGENT) as agent:
             with pytest.raises(errors.Forbidden, match="agent"):
-                await control.request_control(agent, "list")
+                await control.BrokerControl(agent).brokers()
         async with await running.connect("admin", identities.OWN["admin"]) as admin:
-            assert [row["name"] for row in await control.request_control(admin, "list")] == ["local-1"]
+            assert [row.name for row in await control.BrokerControl(admin).brokers()] == ["local-1"]
             with pytest.raises(errors.NotFound, match="no operation 'destroy'"):
-                await control.request_control(admin, "destroy")
+                await control.BrokerControl(admin).request(object, "destroy")
             with pytest.raises(errors.InvalidInput):
-                await control.request_control(admin, "link", nearest="x")
+                await control.BrokerControl(admin).request(object, "link", nearest="x")
             with pytest.raises(errors.Refused, match="settings"):
-                await control.request_control(admin, "stop", name="local-1")
+                await control.BrokerControl(admin).stop("local-1")
 
 
 async def test_a_bug_in_an_operation_is_not_reported_as_the_callers_input(made, monkeypatch):
@@ -212,7 +212,7 @@ async def test_a_bug_in_an_operation_is_not_reported_as_the_callers_input(made, 
     monkeypatch.setattr(broker_set.BrokerSet, "describe", describe)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
         with pytest.raises(errors.InvariantViolation, match="internal error"):
-            await control.request_control(admin, "list")
+            await control.BrokerControl(admin).brokers()
 
 
 async def crosses(sender: api.Bus, subject: str, subscription: api.Subscription) -> None:
@@ -231,20 +231,20 @@ async def crosses(sender: api.Bus, subject: str, subscription: api.Subscription)
 async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_runs(made, monkeypatch):
     monkeypatch.setattr(control, "RETRY_S", 1.0)
     async with domain.Domain(made()) as running, await running.connect("admin", roles.Role.OPERATOR) as admin:
-        leaf = await control.request_control(admin, "start", name="edge", below="local-1", storage=False)
+        leaf = await control.BrokerControl(admin).start("edge", below="local-1", storage=False)
         creds = await asyncio.to_thread(running.trust.credentials, "admin")
         async with (
-            await client.connect([leaf["url"]], creds=creds, identity="admin") as far,
+            await client.connect([leaf.url or ""], creds=creds, identity="admin") as far,
             await far.subscribe("topic.across") as subscription,
         ):
             await crosses(admin, "topic.across", subscription)
-        assert [link["id"] for link in await control.request_control(admin, "links")] == ["edge>local-1"]
-        await control.request_control(admin, "unlink", id="edge>local-1")
-        assert await control.request_control(admin, "links") == []
+        assert [link.id for link in await control.BrokerControl(admin).links()] == ["edge>local-1"]
+        await control.BrokerControl(admin).unlink("edge>local-1")
+        assert await control.BrokerControl(admin).links() == []
         # The broker that carries the answer is the one that reads its configuration again.
-        await control.request_control(admin, "link", near="local-1", far="edge")
-        assert [link["id"] for link in await control.request_control(admin, "links")] == ["local-1>edge"]
-        await control.request_control(admin, "unlink", id="local-1>edge")
+        await control.BrokerControl(admin).link("local-1", "edge")
+        assert [link.id for link in await control.BrokerControl(admin).links()] == ["local-1>edge"]
+        await control.BrokerControl(admin).unlink("local-1>edge")
         for url, words in (
             ("tls://", "no host"),
             ("tls://h:99999", "no URL"),
@@ -252,10 +252,10 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
             (f"tls://{'x' * 64}:1", "xx"),
         ):
             with pytest.raises(errors.MusterError, match=words) as refused:
-                await control.request_control(admin, "link", near="local-1", far=url)
+                await control.BrokerControl(admin).link("local-1", url)
             assert isinstance(refused.value, errors.InvalidInput | errors.Unavailable)
-        await control.request_control(admin, "stop", name="edge")
-        assert [row["name"] for row in await control.request_control(admin, "list")] == ["local-1"]
+        await control.BrokerControl(admin).stop("edge")
+        assert [row.name for row in await control.BrokerControl(admin).brokers()] == ["local-1"]
 
 
 async def test_tls_is_made_and_used_when_it_is_wanted(made, caplog):

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from muster.app import enrolment
-from muster.app.components import management
+from muster.app.components import bootstrap_client, management
+from muster.bus.rpc import client as rpc_client
 from muster.bus.rpc import server
-from muster.core import errors
+from muster.core import errors, subjects
 from muster.manage import protocol, settings
 from muster.store import database
 from muster.trust import credentials, keyring, nkeys
@@ -100,9 +101,11 @@ async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
     part._enrolment = office.desk
     listed = server.RpcOperation.plain("domain.waiting", part._waiting, audited=False)
     async with server.RpcServer(bus, protocol.PART, [listed]):
-        first = await management.request_bootstrap(bus, "waiting")
+        subject = subjects.from_identity(protocol.PART, bus.identity, "domain", "waiting")
+        first = await rpc_client.call(bus, subject)
         assert (len(first["items"]), first["next"]) == (2, sorted(tokens)[1])
-        assert [row["token"] for row in await management.waiting(bus)] == sorted(tokens)
+        waiting = await bootstrap_client.BootstrapClient(bus).waiting()
+        assert [row.token for row in waiting] == sorted(tokens)
 
 
 async def test_what_is_approved_is_the_machine_that_asked(office):
@@ -110,10 +113,11 @@ async def test_what_is_approved_is_the_machine_that_asked(office):
     assert await office.desk.waiting() == []
     with pytest.raises(errors.Unavailable, match="approval"):
         await office.desk.enrol(token, key, "machine-1")
-    assert await office.desk.waiting() == [{"token": token, "name": "host-b", "machine": "machine-1"}]
+    waiting = enrolment.WaitingMachine(token=token, name="host-b", machine="machine-1")
+    assert await office.desk.waiting() == [waiting]
     with pytest.raises(errors.Forbidden, match="another machine"):
         await office.desk.enrol(token, new_key(), "machine-2")
-    assert await office.desk.approve("host-b") == {"approved": "host-b"}
+    assert await office.desk.approve("host-b") == enrolment.ApprovedMachine(approved="host-b")
     with pytest.raises(errors.Forbidden):
         await office.desk.enrol(token, new_key(), "machine-2")
     assert (await office.desk.enrol(token, key, "machine-1")).name == "host-b"

@@ -15,7 +15,7 @@ import pytest
 from muster import connection
 from muster.app import domain, enrolment
 from muster.app import settings as app_settings
-from muster.app.components import management
+from muster.app.components import bootstrap_client, management
 from muster.app.supervisor import module_process
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
@@ -60,17 +60,16 @@ async def test_processes_are_killed_and_everything_comes_back(running):
         fleet = client.ManageClient(admin)
         await fleet.apply(MANIFEST)
         first = await fleet.wait("sleeper", "up", timeout_s=30)
+        assert first.manager is not None
         for victim in (first.manager, "registry-1", "registry-2", "agent-local"):
-            await management.request_bootstrap(admin, "kill", name=victim)
+            await bootstrap_client.BootstrapClient(admin).kill(victim)
 
         async def back():
             row = (await fleet.get("sleeper"))[0]
             return row.state == "up" and row.epoch > first.epoch
 
         await eventually(back, timeout_s=30)
-        starts = {
-            row["name"]: row["starts"] for row in await management.request_bootstrap(admin, "processes")
-        }
+        starts = {row.name: row.starts for row in await bootstrap_client.BootstrapClient(admin).processes()}
         assert starts["agent-local"] == 2
         await nursery_is_replaced(admin)
         whats = [decision.what for decision in await fleet.decisions()]
@@ -82,11 +81,11 @@ async def test_processes_are_killed_and_everything_comes_back(running):
 async def nursery_is_replaced(admin: Any) -> None:
     """Without the process that bears them, those it bore live on; the next that falls is born of another."""
 
-    async def processes() -> dict[str, dict[str, Any]]:
-        return {row["name"]: row for row in await management.request_bootstrap(admin, "processes")}
+    async def processes() -> dict[str, bootstrap_client.ProcessRow]:
+        return {row.name: row for row in await bootstrap_client.BootstrapClient(admin).processes()}
 
     async def all_run() -> bool:
-        return all(process["pid"] for process in (await processes()).values())
+        return all(process.pid for process in (await processes()).values())
 
     def nursery() -> Any:
         for child in psutil.Process().children():
@@ -100,16 +99,16 @@ async def nursery_is_replaced(admin: Any) -> None:
     first.kill()
     await eventually(lambda: nursery() is None or nursery().pid != first.pid)
     assert await processes() == before
-    await management.request_bootstrap(admin, "kill", name="manager-1")
+    await bootstrap_client.BootstrapClient(admin).kill("manager-1")
 
     async def anew() -> bool:
         now = await processes()
-        return bool(now["manager-1"]["pid"] not in (None, before["manager-1"]["pid"]))
+        return bool(now["manager-1"].pid not in (None, before["manager-1"].pid))
 
     await eventually(anew, timeout_s=30)
-    others = {name: process["pid"] for name, process in before.items() if name != "manager-1"}
+    others = {name: process.pid for name, process in before.items() if name != "manager-1"}
     after = await processes()
-    assert {name: after[name]["pid"] for name in others} == others
+    assert {name: after[name].pid for name in others} == others
     assert nursery().pid != first.pid
 
 
@@ -119,8 +118,8 @@ async def enrol(text: str, folder: Path) -> str:
     creds = credentials.Credentials.parse(token.creds)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     async with await connection.connect(token.servers, creds=creds, tls=tls) as bus:
-        answer = await management.request_bootstrap(bus, "enrol", timeout_s=5, public_key=key.public)
-    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
+        answer = await bootstrap_client.BootstrapClient(bus, timeout_s=5).enrol(key.public)
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer.jwt)
     return (folder / "agent.creds").read_text()
 
 
@@ -148,11 +147,11 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with admin:
         fleet = client.ManageClient(admin)
-        made = await management.request_bootstrap(admin, "token", name="host-b")
-        first = credentials.Credentials.parse(await enrol(made["token"], tmp_path / "one"))
+        made = await bootstrap_client.BootstrapClient(admin).token("host-b")
+        first = credentials.Credentials.parse(await enrol(made.token, tmp_path / "one"))
         assert first.identity == "host-b"
         with pytest.raises(errors.Forbidden, match="is spent"):
-            await enrol(made["token"], tmp_path / "two")
+            await enrol(made.token, tmp_path / "two")
         async with await connection.connect(running.servers, creds=first) as bus:
             async with agent.Agent(bus, tmp_path / "hosted", beat_s=0.5):
 
@@ -198,14 +197,14 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
                 await own.apply(MANIFEST)
             with pytest.raises(errors.Forbidden):
                 await own.get()
-        again = await management.request_bootstrap(admin, "token", name="host-b", approval=True)
+        again = await bootstrap_client.BootstrapClient(admin).token("host-b", approval=True)
         with pytest.raises(errors.Unavailable, match="approval"):
-            await enrol(again["token"], tmp_path / "three")
-        await nothing_but_to_ask(again["token"])
+            await enrol(again.token, tmp_path / "three")
+        await nothing_but_to_ask(again.token)
         with pytest.raises(errors.Forbidden, match="another machine"):
-            await enrol(again["token"], tmp_path / "thief")
-        await management.request_bootstrap(admin, "approve", name="host-b")
-        second = credentials.Credentials.parse(await enrol(again["token"], tmp_path / "three"))
+            await enrol(again.token, tmp_path / "thief")
+        await bootstrap_client.BootstrapClient(admin).approve("host-b")
+        second = credentials.Credentials.parse(await enrol(again.token, tmp_path / "three"))
         assert second.claims.sub != first.claims.sub
 
         async def refused():
@@ -224,23 +223,23 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
 async def test_one_that_runs_and_does_not_work_is_started_anew(running):
     async with await running.connect("admin", roles.Role.OPERATOR) as admin:
 
-        async def processes() -> dict[str, dict[str, Any]]:
-            return {row["name"]: row for row in await management.request_bootstrap(admin, "processes")}
+        async def processes() -> dict[str, bootstrap_client.ProcessRow]:
+            return {row.name: row for row in await bootstrap_client.BootstrapClient(admin).processes()}
 
         async def all_run() -> bool:
-            return all(process["pid"] for process in (await processes()).values())
+            return all(process.pid for process in (await processes()).values())
 
         await eventually(all_run, timeout_s=30)
         before = await processes()
-        await management.request_bootstrap(admin, "kill", name="manager-2", number=signal.SIGSTOP)
+        await bootstrap_client.BootstrapClient(admin).kill("manager-2", number=signal.SIGSTOP)
 
         async def anew() -> bool:
-            return (await processes())["manager-2"]["pid"] not in (before["manager-2"]["pid"], None)
+            return (await processes())["manager-2"].pid not in (before["manager-2"].pid, None)
 
         await eventually(anew, timeout_s=60)
         after = await processes()
-        others = {name: process["pid"] for name, process in before.items() if name != "manager-2"}
-        assert {name: after[name]["pid"] for name in others} == others, "the others were left alone"
+        others = {name: process.pid for name, process in before.items() if name != "manager-2"}
+        assert {name: after[name].pid for name in others} == others, "the others were left alone"
 
 
 def test_machines_that_run_one_domain_have_processes_of_different_names():

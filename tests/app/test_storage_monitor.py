@@ -10,8 +10,9 @@ import pytest
 
 from muster.app import domain
 from muster.app.components import dispatcher
-from muster.app.operations import control, storage_monitor
+from muster.app.operations import storage_monitor
 from muster.bus import api
+from muster.bus.brokers import control
 from muster.bus.client import client
 from muster.bus.streams import integrity
 from muster.core import errors, messages
@@ -101,8 +102,8 @@ async def test_lost_messages_are_named_in_the_status_the_alerts_and_the_activity
         assert ("to 300" in loss.what) == index
         assert loss.what in parts(running)["integrity"].reason
         assert running.ready, "it goes on with what is there"
-        (alert,) = [row for row in await control.request_control(bus, "alerts") if row["rule"] == "storage"]
-        assert (alert["about"], alert["severity"]) == ("stream:log", "critical")
+        (alert,) = [row for row in await control.BrokerControl(bus).alerts() if row.rule == "storage"]
+        assert (alert.about, alert.severity) == ("stream:log", messages.Severity.CRITICAL)
 
         async def recorded() -> list[messages.Decision]:
             try:

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from muster import connection
-from muster.app.components import management as domain_manage
+from muster.app.components import bootstrap_client
 from muster.core import errors
 from muster.manage import client
 from muster.testing.eventually import eventually
@@ -146,7 +146,7 @@ async def all_answer(fleet: client.ManageClient) -> bool:
 
 
 async def kill(admin: Any, names: Iterable[str]) -> None:
-    await asyncio.gather(*(domain_manage.request_bootstrap(admin, "kill", name=name) for name in names))
+    await asyncio.gather(*(bootstrap_client.BootstrapClient(admin).kill(name) for name in names))
 
 
 async def test_whatever_is_killed_comes_back(domain, record_property):
@@ -176,7 +176,7 @@ async def test_whatever_is_killed_comes_back(domain, record_property):
 
         acting = next(
             entry.name
-            for entry in await domain_manage.request_bootstrap(admin, "processes")
+            for entry in await bootstrap_client.BootstrapClient(admin).processes()
             if entry.name.startswith("registry")
         )
         for victims in (

@@ -12,7 +12,7 @@ import pytest
 from muster.bus.memory import network
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health
-from muster.manage import client, protocol
+from muster.manage import client, protocol, rows
 from muster.manage.adapters import base, memory
 from muster.manage.agent import agent
 from muster.manage.manager import manager, reconciler
@@ -266,7 +266,7 @@ async def ended(fleet: Any, id: str) -> Any:
 
 async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling):
     owners = {row.name: row.manager for row in await rolling.client.get()}
-    began = await rolling.client.rollout({"operation": "work", "batch": "100%"}, "r1", "r2", "r3")
+    began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="100%"), "r1", "r2", "r3")
     await eventually(lambda: sorted(Slow.begun) == ["r1", "r2", "r3"])
     victim = rolling.managers[owners["r1"]]
     await victim.abandon()
@@ -281,7 +281,7 @@ async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling)
 
 async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling):
     second = await rolling.registry("registry-2", manager_ttl_s=1.0)
-    began = await rolling.client.rollout({"operation": "work", "batch": "2"}, "r1", "r2", "r3")
+    began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="2"), "r1", "r2", "r3")
     await eventually(lambda: sorted(Slow.begun) == ["r1", "r2"])
     await rolling.reg.stop()
     await second.acting.wait()
@@ -292,7 +292,7 @@ async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling
 
 
 async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(rolling):
-    began = await rolling.client.rollout({"operation": "work", "batch": "1"}, "r1", "r2", "r3")
+    began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="1"), "r1", "r2", "r3")
     await eventually(lambda: Slow.begun == ["r1"])
     paused = await rolling.client.pause(began.id)
     assert (paused.state, paused.reason) == ("paused", "paused by ann")

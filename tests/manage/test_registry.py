@@ -15,7 +15,7 @@ import pytest
 
 from muster.bus.memory import network
 from muster.core import errors, health, messages
-from muster.manage import client, protocol
+from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
 from muster.manage.manager import manager, reconciler, zones
@@ -228,7 +228,7 @@ def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
     async def scenario(world: World) -> None:
         names = [f"r{i}" for i in range(30)]
         await world.apply(*names)
-        plan = {"operation": "echo", "batch": "100%", "arguments": {"text": "x" * 50_000}}
+        plan = rows.RolloutPlan(operation="echo", batch="100%", arguments={"text": "x" * 50_000})
         begun = await world.client.rollout(plan, *names)
         await asyncio.sleep(60)
         (rollout,) = await world.client.rollouts(begun.id)
@@ -252,7 +252,7 @@ def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
     async def scenario(world: World) -> None:
         names = [f"r{i}" for i in range(6)]
         await world.apply(*names)
-        begun = await world.client.rollout({"operation": "echo", "batch": "1"}, *names)
+        begun = await world.client.rollout(rows.RolloutPlan(operation="echo", batch="1"), *names)
         await asyncio.sleep(5)
         registry, loop = world.registry, asyncio.get_running_loop()
         world.net._reconnect_soon = lambda bus: loop.call_later(1.0, world.net._reconnect, bus)
@@ -273,7 +273,7 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
     async def scenario(world: World) -> None:
         await world.apply("web")
         monkeypatch.setattr(operations, "submit_operation", fail)
-        begun = await world.client.rollout({"operation": "echo"}, "web")
+        begun = await world.client.rollout(rows.RolloutPlan(operation="echo"), "web")
         await asyncio.sleep(10)
         (rollout,) = await world.client.rollouts(begun.id)
         assert rollout.state == "stopped"
@@ -285,7 +285,9 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
 def test_a_pause_that_was_not_stored_did_not_happen():
     async def scenario(world: World) -> None:
         await world.apply("a", "b")
-        begun = await world.client.rollout({"operation": "echo", "batch": "1", "pause_s": 20}, "a", "b")
+        begun = await world.client.rollout(
+            rows.RolloutPlan(operation="echo", batch="1", pause_s=20), "a", "b"
+        )
         await asyncio.sleep(5)
 
         async def away(_: Any) -> None:
@@ -604,7 +606,7 @@ def test_a_misspelt_attribute_is_an_error_that_names_the_right_one():
         for select in (
             lambda: world.client.get(where="teir = 'front'"),
             lambda: world.client.exec("echo", where="type = 'memory' AND teir IS NULL"),
-            lambda: world.client.rollout({"operation": "echo"}, where="teir = 'front'"),
+            lambda: world.client.rollout(rows.RolloutPlan(operation="echo"), where="teir = 'front'"),
         ):
             with pytest.raises(errors.InvalidInput, match="teir") as caught:
                 await select()

@@ -81,7 +81,7 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         # Two of them began in the same millisecond.
         made = [
             rollout.Rollout(
-                id=f"id{i:02}", by="ann", plan=rollout.RolloutPlan(operation="echo"), at_ms=i // 2
+                id=f"id{i:02}", by="ann", plan=manage_rows.RolloutPlan(operation="echo"), at_ms=i // 2
             )
             for i in reversed(range(20))
         ]
@@ -112,7 +112,10 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         (lambda fleet: fleet.apply(MANIFEST), (agent_selection, "place_entries")),
         (lambda fleet: fleet.apply(MANIFEST), (registry_plan, "plan")),
         (lambda fleet: fleet.get(where="name = 'web'"), (views, "select")),
-        (lambda fleet: fleet.rollout({"operation": "echo"}, where="name = 'web'"), (views, "select")),
+        (
+            lambda fleet: fleet.rollout(manage_rows.RolloutPlan(operation="echo"), where="name = 'web'"),
+            (views, "select"),
+        ),
         (lambda fleet: fleet.summary(), (views, "summary")),
         (lambda fleet: fleet.agents(), (views, "agents")),
         (lambda fleet: fleet.secrets(), (secrets, "users")),

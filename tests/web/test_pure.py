@@ -181,7 +181,7 @@ class NoLink:
     async def open_stream(self, name):
         return self
 
-    async def publish(self, subject, data):
+    async def publish(self, subject, data, *, message_id):
         await asyncio.sleep(0)  # as a real one: the caller may be cancelled meanwhile
         self.published.append(messages.decode(data, messages.Decision))
 
@@ -518,13 +518,11 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     test_history.store_groups(tmp_path, 0, totals)
     history_search = history_reader.rollup_query("system", "", "cpu_percent", start_ms)
     actual = history_reader.plot(str(tmp_path), history_search, "cpu_percent", 20)
-    gone = [(row["at_ms"] - start_ms) // 10_000 for row in actual if row["mean"] is None]
+    gone = [(row.at_ms - start_ms) // 10_000 for row in actual if row.mean is None]
     assert gone == [40]
-    assert [row["mean"] for row in actual if row["mean"] is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
+    assert [row.mean for row in actual if row.mean is not None] == [*range(0, 40, 4), *range(50, 90, 4)]
     drawn = str(
-        charts.lines(
-            [charts.ChartLine("mean", [(o["at_ms"] / 1000, o["mean"]) for o in actual])], label="CPU"
-        )
+        charts.lines([charts.ChartLine("mean", [(o.at_ms / 1000, o.mean) for o in actual])], label="CPU")
     )
     assert drawn.count("<polyline") == 2
     assert drawn.count('class="gap"') == 1

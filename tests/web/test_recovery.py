@@ -38,7 +38,7 @@ async def test_pages_left_open_while_the_domain_restarts_recover_by_themselves(t
             await apart.keep("domain-away")
             with conftest.Api(conftest.Running(running.place, url), "olga") as olga:
                 assert olga.get("/alerts").status_code == 503  # and not: there are none
-                assert "error" in olga.get("/overview").json()["alerts"]
+                assert "alerts" in olga.get("/overview").json()["missing"]
             await apart.open("/")
             await apart.page.wait_for_selector("#alerts >> text=muster up", timeout=60_000)
             assert "no alerts" not in await apart.page.inner_text("main")

@@ -27,7 +27,8 @@ from muster.app.operations import audit, control, retention, storage_monitor
 from muster.bus import api
 from muster.bus.client import client
 from muster.bus.http import health, metric_export, server
-from muster.core import errors
+from muster.core import errors, messages
+from muster.core.formats import complete
 from muster.core.settings import domain, loader
 from muster.core.telemetry import log, metrics
 from muster.store import api as store_api
@@ -91,8 +92,8 @@ class Domain:
         own.append(control.ControlServer({**verbs, "alerts": self._open_alerts}))
         return own
 
-    async def _open_alerts(self) -> list[dict[str, Any]]:
-        return [*await self._budgets.open_alerts(), *await self._integrity.open_alerts()]
+    async def _open_alerts(self) -> list[messages.Alert]:
+        return [*self._budgets.open_alerts(), *self._integrity.open_alerts()]
 
     # Lifecycle
 
@@ -204,7 +205,8 @@ class Domain:
         }
         for component_health in health_by_name.values():
             status |= component_health.facts
-        return status
+        plain: dict[str, Any] = complete.builtins(status)
+        return plain
 
     def part(self, kind: type[P]) -> P:
         """The component of this type, for programs that embed the domain."""

@@ -80,6 +80,18 @@ class Admission(msgspec.Struct, frozen=True):
     replaced: bool = False
 
 
+class WaitingMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that waits for approval as ``name``. ``token``: the identity of its token."""
+
+    token: str
+    name: str
+    machine: str
+
+
+class ApprovedMachine(msgspec.Struct, frozen=True, kw_only=True):
+    approved: str
+
+
 class EnrolmentService:
     """Creates and redeems tokens; runs where the keys are."""
 
@@ -114,15 +126,15 @@ class EnrolmentService:
             servers=servers, creds=creds, name=name, expires_at_s=expires_at_s, ca=ca, locator=locator
         ).render()
 
-    async def waiting(self) -> list[dict[str, str]]:
+    async def waiting(self) -> list[WaitingMachine]:
         """Machines that requested admission and wait for approval."""
         return [
-            {"token": identity, "name": enrolment.name, "machine": enrolment.machine}
+            WaitingMachine(token=identity, name=enrolment.name, machine=enrolment.machine)
             for identity, enrolment in await self._all()
             if not enrolment.approved and not enrolment.spent and enrolment.machine
         ]
 
-    async def approve(self, name: str) -> dict[str, str]:
+    async def approve(self, name: str) -> ApprovedMachine:
         """Approve the machine that requested ``name``; several are distinguished by their tokens'
         identities.
         """
@@ -140,7 +152,7 @@ class EnrolmentService:
         for identity, enrolment in unapproved:
             if not requested or identity in requested:
                 await self._put(identity, msgspec.structs.replace(enrolment, approved=True))
-                return {"approved": enrolment.name}
+                return ApprovedMachine(approved=enrolment.name)
         raise errors.NotFound(f"no machine waits for approval as {name!r}")
 
     async def enrol(self, identity: str, public_key: str, machine: str) -> Admission:

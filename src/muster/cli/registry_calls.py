@@ -11,6 +11,7 @@ import click
 from muster.cli import command, connection
 
 if TYPE_CHECKING:
+    from muster.app.components import bootstrap_client
     from muster.manage import client
 
 T = TypeVar("T")
@@ -42,15 +43,17 @@ def call_registry(
 
 
 def ask_domain(
-    invocation: command.Invocation, to: connection.ConnectionOptions, verb: str, **arguments: Any
-) -> Any:
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    work: Callable[[bootstrap_client.BootstrapClient], Awaitable[T]],
+) -> T:
     """Send a request to the domain's bootstrap node."""
 
-    async def ask() -> Any:
-        from muster.app.components import management
+    async def ask() -> T:
+        from muster.app.components import bootstrap_client
 
         async with await connection.connect(invocation, to) as bus:
-            return await management.request_bootstrap(bus, verb, **arguments)
+            return await work(bootstrap_client.BootstrapClient(bus))
 
     return command.run(ask())
 

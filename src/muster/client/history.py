@@ -43,7 +43,7 @@ class AsyncHistory:
         limit: int | None = LIMIT,
         timeout_s: float = SQL_TIMEOUT_S,
         as_of: datetime.datetime | None = None,
-    ) -> rows.Rows[dict[str, Any]]:
+    ) -> rows.Rows[rows.Record]:
         """The result of a SELECT. ``limit``: at most this many rows, None: all. ``as_of``: the tables as they
         were.
         """
@@ -62,7 +62,7 @@ class AsyncHistory:
         columns: Sequence[str] = (),
         limit: int | None = LIMIT,
         as_of: datetime.datetime | None = None,
-    ) -> rows.Rows[dict[str, Any]]:
+    ) -> rows.Rows[rows.Record]:
         """The rows of a table that match a predicate, of the last ``last_s`` seconds or of all times."""
         from muster.pipeline.history import search
 
@@ -82,7 +82,7 @@ class AsyncHistory:
         return settings.pipeline.history_root(settings.domain.folder)
 
 
-def _search(root: str, query: Any, limit: int | None) -> rows.Rows[dict[str, Any]]:
+def _search(root: str, query: Any, limit: int | None) -> rows.Rows[rows.Record]:
     import pyarrow as pa
 
     from muster.pipeline.history import search

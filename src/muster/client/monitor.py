@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
 
 from muster.bus import api
 from muster.client import rows
@@ -61,7 +60,7 @@ class AsyncReports:
         """The machines with the highest values."""
         return await self._client.top()
 
-    async def nodes(self, *, window_s: float = 60.0) -> rows.Rows[dict[str, Any]]:
+    async def nodes(self, *, window_s: float = 60.0) -> rows.Rows[rows.Record]:
         """The latest report of each machine in the last ``window_s``."""
         from muster.monitor import client as monitor_client
         from muster.monitor import live_view

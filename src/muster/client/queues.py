@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from muster.client import rows
 from muster.core import errors
-from muster.message import destinations, protocol
+from muster.message import destinations, protocol, values
 from muster.message import messages as jms
 from muster.message.client import api, producers
 
@@ -33,7 +33,7 @@ class AsyncQueue:
         self,
         body: producers.Body,
         *,
-        properties: dict[str, Any] | None = None,
+        properties: Mapping[str, values.Value] | None = None,
         priority: int = jms.DEFAULT_PRIORITY,
         ttl_s: float = 0.0,
         delay_s: float = 0.0,

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 T = TypeVar("T")
+#: A row of a query that selects its columns itself, or of a table with columns of users.
+Record = dict[str, Any]
 SHOWN_ROWS = 20
 
 
@@ -68,7 +70,7 @@ class Rows(Sequence[T], Generic[T]):
             return list(self._table.column_names)
         return list(dict.fromkeys(name for row in self.to_dicts() for name in row))
 
-    def to_dicts(self) -> list[dict[str, Any]]:
+    def to_dicts(self) -> list[Record]:
         """Each row as a dictionary of plain values."""
         return [_plain(row) for row in self._rows]
 

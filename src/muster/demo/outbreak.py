@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.app import certificates, domain, identities
-from muster.app.components import management as manage_part
+from muster.app.components import bootstrap_client
 from muster.bus import api
 from muster.core import errors, messages, topics
 from muster.demo import controllers, scenario, web_farm, worm
@@ -296,13 +296,14 @@ class Outbreak:
     async def _kill(self) -> None:
         """Kill a manager and a broker while the first command is being executed."""
         victim = max(self._first_managers)
-        await manage_part.request_bootstrap(self._admin, "kill", name=victim)
+        await bootstrap_client.BootstrapClient(self._admin).kill(victim)
         self.summary.killed.append(victim)
         assert self._running.brokers is not None
         broker = (await self._running.brokers.describe())[-1]
+        assert broker.pid is not None
         with contextlib.suppress(ProcessLookupError):
-            os.kill(broker["pid"], signal.SIGKILL)
-        self.summary.killed.append(f"broker {broker['name']}")
+            os.kill(broker.pid, signal.SIGKILL)
+        self.summary.killed.append(f"broker {broker.name}")
         self._report(
             "killed", f"{' and '.join(self.summary.killed)} (kill -9)", {"killed": self.summary.killed}
         )

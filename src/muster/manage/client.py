@@ -388,8 +388,8 @@ class ManageClient:
 
     # Rollouts
 
-    async def rollout(self, plan: dict[str, Any], *names: str, where: str = "") -> rows.RolloutRow:
-        """Start a rollout: ``plan`` has operation, arguments, batch, pause_s, errors_max, timeout_s."""
+    async def rollout(self, plan: rows.RolloutPlan, *names: str, where: str = "") -> rows.RolloutRow:
+        """Start a rollout."""
         return await self._request(rows.RolloutRow, "rollout", plan=plan, names=list(names), where=where)
 
     async def rollouts(self, id: str | None = None) -> list[rows.RolloutRow]:

@@ -6,7 +6,7 @@ on the wire they encode every field, also one at its default, so that readers ne
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -124,6 +124,17 @@ class ExecutionRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     code: str = ""
     truncated: bool = False
+
+
+class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An operation on many resources, in batches. ``errors_max``: more failures stop the rollout."""
+
+    operation: str
+    arguments: dict[str, Any] = {}
+    batch: str = "1"  # a count, or a percentage such as 10%
+    pause_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
+    errors_max: Annotated[int, msgspec.Meta(ge=0)] = 0
+    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):

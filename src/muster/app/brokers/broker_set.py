@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from muster.app import certificates, home, identities
 from muster.app.brokers import broker_configs
 from muster.app.operations import control
-from muster.bus.brokers import broker, config, diagnosis, files, network, storage
+from muster.bus.brokers import broker, config, diagnosis, files, network, storage, topology
+from muster.bus.brokers import control as broker_control
 from muster.bus.streams import integrity
 from muster.core import backoff, errors, subjects
 from muster.core.net import hosts
@@ -115,25 +118,27 @@ class BrokerSet:
             "unlink": self.unlink,
         }
 
-    async def describe(self) -> list[dict[str, Any]]:
+    async def describe(self) -> list[broker_control.BrokerDescription]:
         return [await _describe(member) for member in self.running.brokers.values()]
 
-    async def links(self) -> list[dict[str, Any]]:
+    async def links(self) -> list[broker_control.LinkRow]:
         return [
-            {
-                "id": self._shown(link.id),
-                "kind": link.kind.value,
-                "near": link.near,
-                "far": link.far,
-                "up": link.up,
-                "round_trip_ms": None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
-                "in_messages": link.in_messages,
-                "out_messages": link.out_messages,
-            }
+            broker_control.LinkRow(
+                id=self._shown(link.id),
+                kind=link.kind.value,
+                near=link.near,
+                far=link.far,
+                up=link.up,
+                round_trip_ms=None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
+                in_messages=link.in_messages,
+                out_messages=link.out_messages,
+            )
             for link in await self.running.links()
         ]
 
-    async def start_one(self, name: str, storage: bool = True, below: str | None = None) -> dict[str, Any]:
+    async def start_one(
+        self, name: str, storage: bool = True, below: str | None = None
+    ) -> broker_control.BrokerDescription:
         """Start another broker on this machine: a leaf ``below`` another, or unlinked."""
         subjects.token(name)
         if below is not None:
@@ -146,7 +151,7 @@ class BrokerSet:
             await self.link(name, below)
         return await _describe(self.running[name])
 
-    async def stop_one(self, name: str) -> dict[str, Any]:
+    async def stop_one(self, name: str) -> broker_control.BrokerDescription:
         """Stop a broker that `start_one` started. Those of the settings cannot be stopped."""
         described = await _describe(self.running[name])
         if name in self._own:
@@ -160,9 +165,9 @@ class BrokerSet:
                 if remote.far == name:
                     await self.running.unlink(remote.id)
         await self.running.remove(name)
-        return described | {"state": broker.BrokerState.STOPPED.value}
+        return msgspec.structs.replace(described, state=broker.BrokerState.STOPPED.value)
 
-    async def link(self, near: str, far: str) -> dict[str, Any]:
+    async def link(self, near: str, far: str) -> broker_control.LinkRow:
         """Link ``near`` to ``far``: a broker of this domain, or the URL of a leaf listener elsewhere."""
         if "://" in far:
             hosts.host_of_url(far, "FAR")
@@ -175,15 +180,18 @@ class BrokerSet:
                 credentials_file=self._link_creds,
             )
             await self.running[near].link(remote)
-            return {"id": remote.id, "near": near, "far": far}
-        id = await self.running.link(near, far, account=self._account, credentials_file=self._link_creds)
-        return {"id": self._shown(id), "near": near, "far": far}
+            id = remote.id
+        else:
+            id = await self.running.link(near, far, account=self._account, credentials_file=self._link_creds)
+        return broker_control.LinkRow(
+            id=self._shown(id), kind=topology.LinkKind.LEAF.value, near=near, far=far, up=True
+        )
 
-    async def unlink(self, id: str) -> dict[str, Any]:
+    async def unlink(self, id: str) -> broker_control.RemovedLink:
         known = {remote.id for member in self.running.brokers.values() for remote in member.config.remotes}
         full = f"{id}:{self._account}"
         await self.running.unlink(full if full in known else id)
-        return {"id": id}
+        return broker_control.RemovedLink(id=id)
 
     def _shown(self, id: str) -> str:
         """The id of a link without the key of the account, which is always our own."""
@@ -218,32 +226,32 @@ class BrokerSet:
         self._watchers[name] = self._tasks.loop(f"watch {name}", given_up)
 
 
-async def _describe(described_broker: broker.Broker) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "name": described_broker.name,
-        "state": described_broker.state.value,
-        "pid": described_broker.pid,
-        "url": described_broker.url,
-        "monitor_url": described_broker.monitor_url,
-        "leaf_url": described_broker.leaf_url,
-        "websocket_url": described_broker.websocket_url,
-        "mqtt_url": described_broker.mqtt_url,
-        "restarts": described_broker.restarts,
-        "storage": str(described_broker.config.store_path) if described_broker.config.store_path else None,
-        "log_file": str(described_broker.config.log_path),
-    }
-    problem = await described_broker.problem()
-    if problem is not None:  # for example a full disk: the broker continues to run
-        described["problem"] = str(problem)
-        if isinstance(problem, diagnosis.BrokerFailed) and problem.fault is diagnosis.BrokerFault.SILENT:
-            described["state"] = problem.fault.value
+async def _describe(member: broker.Broker) -> broker_control.BrokerDescription:
+    state = member.state.value
+    problem = await member.problem()  # for example a full disk: the broker continues to run
+    if isinstance(problem, diagnosis.BrokerFailed) and problem.fault is diagnosis.BrokerFault.SILENT:
+        state = problem.fault.value
+    seen: dict[str, Any] = {}
     with contextlib.suppress(errors.MusterError):
-        seen = await described_broker.monitoring_page("varz")
-        described["version"] = seen["version"]
-        described["connections"] = seen["connections"]
-        described["memory_bytes"] = seen["mem"]
-        described["cpu_percent"] = seen["cpu"]
-        described["in_messages"] = seen["in_msgs"]
-        described["out_messages"] = seen["out_msgs"]
-        described["slow_consumers"] = seen["slow_consumers"]
-    return described
+        seen = await member.monitoring_page("varz")
+    return broker_control.BrokerDescription(
+        name=member.name,
+        state=state,
+        pid=member.pid,
+        url=member.url,
+        monitor_url=member.monitor_url,
+        leaf_url=member.leaf_url,
+        websocket_url=member.websocket_url,
+        mqtt_url=member.mqtt_url,
+        restarts=member.restarts,
+        storage=str(member.config.store_path) if member.config.store_path else None,
+        log_file=str(member.config.log_path),
+        problem=None if problem is None else str(problem),
+        version=seen.get("version"),
+        connections=seen.get("connections"),
+        memory_bytes=seen.get("mem"),
+        cpu_percent=seen.get("cpu"),
+        in_messages=seen.get("in_msgs"),
+        out_messages=seen.get("out_msgs"),
+        slow_consumers=seen.get("slow_consumers"),
+    )

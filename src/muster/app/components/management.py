@@ -1,9 +1,7 @@
 """Management as a component of a domain: the active bootstrap node.
 
 It runs registry endpoints, managers and this machine's agent as separate processes, restarts those that end,
-creates and redeems enrolment tokens, and kills processes on request (for drills).
-
-    muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
+creates and redeems enrolment tokens, and kills processes on request (for drills), as `bootstrap_client` asks.
 """
 
 from __future__ import annotations
@@ -18,15 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.app import certificates, enrolment, identities, log_files
-from muster.app.components import component
+from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
 from muster.app.supervisor import fork_server, module_process, worker
-from muster.bus import api
 from muster.bus.http import health as http_health
-from muster.bus.rpc import client as rpc
 from muster.bus.rpc import server
-from muster.core import errors, health, subjects
-from muster.manage import client as manage_client
+from muster.core import errors, health
 from muster.manage import protocol, settings
 from muster.manage.adapters import os_process
 from muster.supervision import children
@@ -35,7 +30,7 @@ from muster.trust.permissions import roles
 if TYPE_CHECKING:
     from muster.core.settings import domain
 
-KIND = "domain"
+KIND = bootstrap_client.KIND
 ENROL = f"{KIND}.enrol"
 
 _ROLES = {
@@ -43,17 +38,6 @@ _ROLES = {
     "manager": roles.Role.MANAGER,
     "agent": roles.Role.AGENT,
 }
-
-
-async def request_bootstrap(bus: api.Bus, verb: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
-    subject = subjects.from_identity(protocol.PART, bus.identity, KIND, verb)
-    return await manage_client.call(bus, subject, arguments, timeout_s=timeout_s)
-
-
-async def waiting(bus: api.Bus) -> list[dict[str, Any]]:
-    """Machines that requested admission and wait for approval."""
-    subject = subjects.from_identity(protocol.PART, bus.identity, KIND, "waiting")
-    return [row async for row in rpc.pages(bus, subject)]
 
 
 class ManagementComponent:
@@ -103,15 +87,15 @@ class ManagementComponent:
             )
         return component.ComponentHealth(facts=facts)
 
-    def _processes(self) -> list[dict[str, Any]]:
+    def _processes(self) -> list[bootstrap_client.ProcessRow]:
         return [
-            {
-                "name": name,
-                "state": child.state.value if child.is_responding else "silent",
-                "pid": child.pid,
-                "starts": child.starts,
-                "reason": child.reason,
-            }
+            bootstrap_client.ProcessRow(
+                name=name,
+                state=child.state.value if child.is_responding else "silent",
+                pid=child.pid,
+                starts=child.starts,
+                reason=child.reason,
+            )
             for name, child in self._children.items()
         ]
 
@@ -158,19 +142,19 @@ class ManagementComponent:
             raise errors.Forbidden(f"{call.identity} has the role {record.role}; only an operator may {verb}")
 
     async def _waiting(self, after: str = "") -> dict[str, Any]:
-        rows = sorted(await self._enrolment.waiting(), key=lambda row: row["token"])
-        return server.page(rows, key=lambda row: row["token"], after=after)
+        rows = sorted(await self._enrolment.waiting(), key=lambda row: row.token)
+        return server.page(rows, key=lambda row: row.token, after=after)
 
-    async def _listed(self) -> list[dict[str, Any]]:
+    async def _listed(self) -> list[bootstrap_client.ProcessRow]:
         return self._processes()
 
-    async def _kill(self, name: str, number: int = signal.SIGKILL) -> dict[str, Any]:
+    async def _kill(self, name: str, number: int = signal.SIGKILL) -> bootstrap_client.KilledProcess:
         pid = self._children[name].pid if name in self._children else None
         if pid is None:
             known = ", ".join(self._children)
             raise errors.NotFound(f"no process {name!r} runs here", hint=f"running: {known}")
         os.kill(pid, number)
-        return {"killed": name, "pid": pid}
+        return bootstrap_client.KilledProcess(killed=name, pid=pid)
 
     async def _token(
         self,
@@ -179,7 +163,7 @@ class ManagementComponent:
         approval: bool = False,
         lifetime_s: float = enrolment.LIFETIME_S,
         servers: Sequence[str] = (),
-    ) -> dict[str, str]:
+    ) -> bootstrap_client.IssuedEnrolment:
         running = await asyncio.to_thread(self._context.folder.running)
         assert running is not None
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
@@ -192,9 +176,11 @@ class ManagementComponent:
             approval=approval,
             lifetime_s=lifetime_s,
         )
-        return {"name": name, "token": token}
+        return bootstrap_client.IssuedEnrolment(name=name, token=token)
 
-    async def _enrol(self, call: server.RpcCall, public_key: str, machine: str = "") -> dict[str, str]:
+    async def _enrol(
+        self, call: server.RpcCall, public_key: str, machine: str = ""
+    ) -> bootstrap_client.EnrolledMachine:
         try:
             admitted = await self._enrolment.enrol(call.identity, public_key, machine)
         except errors.Unavailable:  # a machine that waits for approval repeats its request
@@ -206,7 +192,7 @@ class ManagementComponent:
             if running.ca:
                 tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
             self._context.tasks.spawn("revocation", _publish_accounts(self._context, running.servers, tls))
-        return {"name": admitted.name, "jwt": admitted.jwt}
+        return bootstrap_client.EnrolledMachine(name=admitted.name, jwt=admitted.jwt)
 
 
 async def _publish_accounts(context: context_.ComponentContext, servers: Sequence[str], tls: Any) -> None:

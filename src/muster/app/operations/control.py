@@ -1,12 +1,7 @@
-"""Changes of a running domain: requests to its process over the bus, from operators.
+"""Changes of a running domain: the domain's process executes the requests of `bus.brokers.control`.
 
-    muster.bus.from.<identity>.brokers.<verb>      verbs: list, start, stop, link, unlink, alerts
-
-The identity in the subject is that of the sender, enforced by the broker; its role is in the keyring.  Only
-the role ``operator`` may change brokers.  Requests and replies are those of `muster.bus.rpc`.
-
-A change may make the broker reload its configuration, which can lose a reply.  A request is therefore
-repeated under the same id; it gets the same reply and is not executed again.
+The identity in the subject is that of the sender, enforced by the broker; its role is in the keyring.  A
+request that is repeated under the same id gets the same reply and is not executed again.
 """
 
 from __future__ import annotations
@@ -17,29 +12,14 @@ from typing import Any
 
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.bus import api
-from muster.bus.rpc import client, server
-from muster.core import errors, subjects
+from muster.bus.brokers import control
+from muster.bus.rpc import server
+from muster.core import errors
 from muster.trust.permissions import roles
 
-PART = "bus"
-KIND = "brokers"
 READ_VERBS = ("list", "links", "alerts")  # verbs that only read
-TIMEOUT_S = 60.0  # a broker with storage may have to drain first
-RETRY_S = 3.0
 
 Verb = server.Handler
-
-
-async def request_control(bus: api.Bus, verb: str, **arguments: Any) -> Any:
-    """The reply of the domain; raises the error of a rejected request."""
-    subject = subjects.from_identity(PART, bus.identity, KIND, verb)
-    absent = errors.Unavailable(
-        "no domain process listens on this bus", hint="were these brokers started by `muster up`?"
-    )
-    return await client.call(
-        bus, subject, arguments, timeout_s=TIMEOUT_S, try_s=RETRY_S, waits=False, absent=absent
-    )
 
 
 class ControlServer:
@@ -58,7 +38,7 @@ class ControlServer:
         self._context = context
         operations = [
             server.RpcOperation.plain(
-                f"{KIND}.{name}",
+                f"{control.KIND}.{name}",
                 verb,
                 audited=name not in READ_VERBS,
                 what=f"broker-{name}",
@@ -66,7 +46,9 @@ class ControlServer:
             )
             for name, verb in self._verbs.items()
         ]
-        self._server = server.RpcServer(context.bus, PART, operations, authorize=self._authorize, at_once=1)
+        self._server = server.RpcServer(
+            context.bus, control.PART, operations, authorize=self._authorize, at_once=1
+        )
         await self._server.start()
 
     async def stop(self) -> None:

@@ -16,9 +16,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from muster.app.components import component
 from muster.app.components import context as context_
@@ -190,9 +187,9 @@ class RetentionMonitor:
             await context.bus.publish(subjects.to_all("bus", "alert"), messages.encode(alert))
         self._severities = now
 
-    async def open_alerts(self) -> list[dict[str, Any]]:
+    def open_alerts(self) -> list[messages.Alert]:
         """The alerts that are firing now."""
-        return [msgspec.to_builtins(alert) for alert in self._open.values()]
+        return list(self._open.values())
 
     async def _settle(self, budgets: list[api.StreamBudget]) -> list[api.StreamBudget]:
         """Set the budgets of the settings on streams; returns the resulting budgets."""

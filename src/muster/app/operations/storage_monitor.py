@@ -18,7 +18,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -182,9 +181,9 @@ class IntegrityMonitor:
             return component.ComponentHealth(reason="; ".join(map(str, losses)), facts=facts)
         return component.ComponentHealth(health.HealthState.DOWN, "; ".join(map(str, losses)), facts)
 
-    async def open_alerts(self) -> list[dict[str, Any]]:
+    def open_alerts(self) -> list[messages.Alert]:
         """The alerts that are firing now."""
-        return [msgspec.to_builtins(_alert(loss)) for loss in self.losses if not loss.repaired]
+        return [_alert(loss) for loss in self.losses if not loss.repaired]
 
     async def compare(self) -> None:
         """Compare the last sequences of all streams with the recorded ones, and record them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import shlex
@@ -34,16 +33,6 @@ async def inform_client(
 
     async with await connection.connect(invocation, to) as bus:
         yield client.InformClient(bus, node=node or protocol.ANY)
-
-
-def render_value(data: bytes | None) -> dict[str, Any]:
-    """The value as text, or as ``value_base64`` if it is not UTF-8."""
-    if data is None:
-        return {"value": None}
-    try:
-        return {"value": data.decode()}
-    except UnicodeDecodeError:
-        return {"value_base64": base64.b64encode(data).decode()}
 
 
 def attributes(arguments: tuple[str, ...]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from muster.cli import command, connection
 from muster.cli.contexts import common as contexts_
 
 if TYPE_CHECKING:
-    from muster.inform import activities, service_entries
+    from muster.inform import activities, rows, service_entries
 
 T = TypeVar("T")
 
@@ -37,15 +37,10 @@ def _in_sessions(
     return command.run(work())
 
 
-def _session(activity: activities.Activity) -> dict[str, Any]:
-    return {
-        "id": activity.id,
-        "status": activity.status.value,
-        "parent": activity.parent or None,
-        **contexts_.render_value(activity.contents),
-        "timeout_s": round(activity.expires_at_ns / 1e9 - time.time(), 3),
-        "version": activity.version,
-    }
+def _session(activity: activities.Activity) -> rows.ActivityRow:
+    from muster.inform import rows
+
+    return rows.activity_row(activity, time.time())
 
 
 @session.command(
@@ -126,17 +121,10 @@ def _in_services(
     return command.run(work())
 
 
-def _entry(entry: service_entries.ServiceEntry) -> dict[str, Any]:
-    return {
-        "id": entry.id,
-        "name": entry.name,
-        "access": list(entry.access),
-        "categories": list(entry.categories),
-        "metadata": dict(entry.metadata),
-        **contexts_.render_value(entry.description),
-        "version": entry.version,
-        "owner": entry.owner,
-    }
+def _entry(entry: service_entries.ServiceEntry, source: str = "") -> rows.ServiceEntryRow:
+    from muster.inform import rows
+
+    return rows.entry_row(entry, source)
 
 
 @service.command(
@@ -225,12 +213,9 @@ def find(
     result = _in_services(
         invocation, to, lambda all_: all_.search(predicate, box=area, limit=limit, after=after)
     )
-    rows = [
-        {**_entry(service_entries.from_context(context)), "source": context.source}
-        for context in result.contexts
-    ]
+    entries = [_entry(service_entries.from_context(context), context.source) for context in result.contexts]
     columns = ("id", "name", "access", "metadata?", "source?")
-    invocation.printer.rows(rows, columns, empty="no service entry matches")
+    invocation.printer.rows(entries, columns, empty="no service entry matches")
     contexts_.warn_incomplete(invocation, result)
 
 

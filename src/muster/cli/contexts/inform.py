@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -33,36 +32,6 @@ def inform() -> None:
 
 inform.add_command(entries.session)
 inform.add_command(entries.service)
-
-
-def _context(context: protocol.Context) -> dict[str, Any]:
-    expires = context.expires_at_ns
-    return {
-        "key": context.key,
-        **common.render_value(context.value),
-        "attributes": context.attributes,
-        "version": context.version,
-        "age_s": round(context.age_s, 3),
-        "replica_kind": context.replica_kind,
-        "source": context.source,
-        "writer": context.writer,
-        "stamp": context.stamp,
-        "expires_at": datetime.datetime.fromtimestamp(expires / 1e9, datetime.UTC).isoformat()
-        if expires
-        else None,
-    }
-
-
-def _change(change: protocol.ContextChange) -> dict[str, Any]:
-    return {
-        "key": change.key,
-        "version": change.version,
-        **common.render_value(change.value),
-        "attributes": change.attributes,
-        "reason": change.reason,
-        "writer": change.writer,
-        "stamp": change.stamp,
-    }
 
 
 @inform.command(
@@ -150,11 +119,13 @@ def get(
         async with common.inform_client(invocation, to, node) as held:
             return await held.get(key, max_staleness_s=max_staleness_s)
 
+    from muster.inform import rows
+
     context = command.run(work())
     if raw:
         sys.stdout.buffer.write(context.value)
         return
-    invocation.printer.facts(_context(context))
+    invocation.printer.facts(rows.context_row(context))
 
 
 @inform.command(acts=("delete-context", "{key}"), examples=[("muster inform delete printers/3", "")])
@@ -199,10 +170,12 @@ def find(
         async with common.inform_client(invocation, to) as held:
             return await held.find(predicate, limit=limit, after=after)
 
+    from muster.inform import rows
+
     result = command.run(work())
-    rows = [_context(context) for context in result.contexts]
+    listed = list(map(rows.context_row, result.contexts))
     columns = ("key", "version", "attributes", "age_s", "source?")
-    invocation.printer.rows(rows, columns, of="context", empty="no context matches")
+    invocation.printer.rows(listed, columns, of="context", empty="no context matches")
     common.warn_incomplete(invocation, result)
 
 
@@ -219,13 +192,15 @@ def watch(
 ) -> None:
     """Print the changes of a context as they happen, in order."""
 
+    from muster.inform import rows
+
     async def work() -> None:
         async with common.inform_client(invocation, to) as held:
             number = 0
             async for change in held.watch(key, after_version=after):
-                record = _change(change)
-                shown = record.get("value", record.get("value_base64"))
-                invocation.printer.item(record, f"{change.version}  {change.reason}  {shown or ''}")
+                row = rows.change_row(change)
+                shown = row.value or row.value_base64 or ""
+                invocation.printer.item(row, f"{change.version}  {change.reason}  {shown}")
                 number += 1
                 if number == count:
                     return
@@ -244,10 +219,12 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
         async with common.inform_client(invocation, to) as held:
             return await held.history(key)
 
+    from muster.inform import rows
+
     versions = command.run(work())
-    rows = [_change(change) for change in versions.changes]
+    changes = list(map(rows.change_row, versions.changes))
     columns = ("version", "reason", "value", "attributes", "writer", "stamp?")
-    invocation.printer.rows(rows, columns, of="version", empty=f"{key} has never been written")
+    invocation.printer.rows(changes, columns, of="version", empty=f"{key} has never been written")
     if not versions.complete:
         invocation.printer.note("incomplete: older versions are no longer in the log")
 
@@ -263,18 +240,11 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
         async with common.inform_client(invocation, to) as held:
             return await held.where(key)
 
+    from muster.inform import rows
+
     result = command.run(work())
-    rows = [
-        {
-            "node": replica.node,
-            "replica_kind": replica.replica_kind,
-            "version": replica.version,
-            "age_s": round(replica.age_s, 3),
-            "demand": replica.demand,
-        }
-        for replica in result.replicas
-    ]
-    invocation.printer.rows(rows, ("node", "replica_kind", "version", "age_s", "demand"), of="replica on")
+    replicas = list(map(rows.replica_row, result.replicas))
+    invocation.printer.rows(replicas, ("node", "replica_kind", "version", "age_s", "demand"), of="replica on")
     common.warn_silent(invocation, result)
 
 

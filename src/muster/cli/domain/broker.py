@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from muster.cli import command, connection
 from muster.cli.domain import config as config_
+
+if TYPE_CHECKING:
+    from muster.bus.brokers import control
+
+T = TypeVar("T")
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster broker list", "")])
@@ -16,15 +22,17 @@ def broker() -> None:
 
 
 def _ask(
-    invocation: command.Invocation, to: connection.ConnectionOptions, verb: str, **arguments: Any
-) -> Any:
-    async def ask() -> Any:
-        from muster.app.operations import control
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    ask: Callable[[control.BrokerControl], Awaitable[T]],
+) -> T:
+    async def work() -> T:
+        from muster.bus.brokers import control
 
         async with await connection.connect(invocation, to) as bus:
-            return await control.request_control(bus, verb, **arguments)
+            return await ask(control.BrokerControl(bus))
 
-    return command.run(ask())
+    return command.run(work())
 
 
 @broker.command("list", examples=[("muster broker list", ""), ("muster broker list --links", "")])
@@ -34,11 +42,11 @@ def _ask(
 def list_(invocation: command.Invocation, links: bool, to: connection.ConnectionOptions) -> None:
     """List the domain's brokers, or the links between them."""
     if links:
-        rows = _ask(invocation, to, "links")
+        links_ = _ask(invocation, to, lambda domain: domain.links())
         columns = ("id", "kind", "up", "round_trip_ms", "in_messages?", "out_messages?")
-        invocation.printer.rows(rows, columns, of="link", empty="there are no links between brokers")
+        invocation.printer.rows(links_, columns, of="link", empty="there are no links between brokers")
         return
-    rows = _ask(invocation, to, "list")
+    rows = _ask(invocation, to, lambda domain: domain.brokers())
     shown = ("name", "state", "url", "leaf_url?", "connections", "restarts", "pid?")
     invocation.printer.rows(rows, shown, of="broker")
 
@@ -66,8 +74,8 @@ def start(
     It listens on free ports, is supervised like the others, and ends with the domain. For a permanent broker
     change the settings bus.brokers or bus.leaves.
     """
-    made = _ask(invocation, to, "start", name=name, below=below, storage=storage)
-    invocation.printer.done(made, f"broker {name} is up: {made['url']}")
+    made = _ask(invocation, to, lambda domain: domain.start(name, below=below, storage=storage))
+    invocation.printer.done(made, f"broker {name} is up: {made.url}")
 
 
 @broker.command(examples=[("muster broker stop edge-1", "")])
@@ -79,7 +87,7 @@ def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
 
     Its data stays on disk and is used again if a broker of the same name is started.
     """
-    stopped = _ask(invocation, to, "stop", name=name)
+    stopped = _ask(invocation, to, lambda domain: domain.stop(name))
     invocation.printer.done(stopped, f"broker {name} is stopped")
 
 
@@ -99,8 +107,8 @@ def link(invocation: command.Invocation, near: str, far: str, to: connection.Con
     FAR is a broker of this domain, or the URL of a leaf listener of another domain. Only leaf links can
     change at run time; routes and gateways are fixed when the brokers start.
     """
-    made = _ask(invocation, to, "link", near=near, far=far)
-    invocation.printer.done(made, f"{made['id']} is up")
+    made = _ask(invocation, to, lambda domain: domain.link(near, far))
+    invocation.printer.done(made, f"{made.id} is up")
 
 
 @broker.command(examples=[("muster broker unlink 'edge-1>local-1'", "")])
@@ -112,7 +120,7 @@ def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOpt
 
     `muster broker list --links` prints the IDs.
     """
-    gone = _ask(invocation, to, "unlink", id=id)
+    gone = _ask(invocation, to, lambda domain: domain.unlink(id))
     invocation.printer.done(gone, f"{id} was removed")
 
 

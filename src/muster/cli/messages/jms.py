@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import click
 from muster.cli import command, connection
 
 if TYPE_CHECKING:
-    from muster.message import destinations, messages
+    from muster.message import destinations, rows
     from muster.message.client import api
 
 _MESSAGE = ("id", "type", "priority", "redelivered", "properties", "body")
@@ -69,24 +68,6 @@ def _with(
             return await work(connected)
 
     return command.run(run())
-
-
-def _record(received: messages.JmsMessage) -> dict[str, Any]:
-    body = received.body()
-    return {
-        "id": received.message_id,
-        "type": type(received).__name__,
-        "destination": str(received.destination) if received.destination else None,
-        "correlation_id": received.correlation_id,
-        "reply_to": str(received.reply_to) if received.reply_to else None,
-        "priority": received.priority,
-        "persistent": received.persistent,
-        "redelivered": received.redelivered,
-        "timestamp_ms": received.timestamp_ms,
-        "expiration_ms": received.expiration_ms,
-        "properties": dict(received.properties),
-        "body": base64.b64encode(body).decode() if isinstance(body, bytes) else body,
-    }
 
 
 def _destination(text: str) -> destinations.Destination:
@@ -148,7 +129,7 @@ def send(
 
     DESTINATION is queue:NAME or topic:NAME.
     """
-    from muster.message import messages
+    from muster.message import messages, rows
 
     where = _destination(destination)
     made = messages.TextMessage(body, properties=dict(map(_property, properties)))
@@ -164,7 +145,7 @@ def send(
         await producer.send(made)
 
     _with(invocation, to, work)
-    invocation.printer.done(_record(made), f"sent {made.message_id} to {destination}")
+    invocation.printer.done(rows.message_row(made), f"sent {made.message_id} to {destination}")
 
 
 @message.command(
@@ -204,6 +185,8 @@ def receive(
     Exit code 5 if --timeout passes first.
     """
     from muster.core import errors
+    from muster.core.formats import complete
+    from muster.message import rows
     from muster.message.client import api
 
     where = _destination(destination)
@@ -220,8 +203,8 @@ def receive(
             received = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
             if received is None:
                 raise errors.TimedOut(f"only {number} of {count} messages were received from {destination}")
-            record = _record(received)
-            invocation.printer.item(record, str(record["body"]))
+            row = rows.message_row(received)
+            invocation.printer.item(row, str(complete.builtins(row.body)))
             await received.acknowledge()
 
     _with(invocation, to, work, client_id)
@@ -243,9 +226,9 @@ def browse(
     to: connection.ConnectionOptions,
 ) -> None:
     """Show the messages of a queue without removing them."""
-    rows = _browse(invocation, queue, selector, limit, to)
+    browsed = _browse(invocation, queue, selector, limit, to)
     empty = f"no message of the queue {queue} matches" if selector else f"the queue {queue} is empty"
-    invocation.printer.rows(rows, _MESSAGE, empty=empty)
+    invocation.printer.rows(browsed, _MESSAGE, empty=empty)
 
 
 def _browse(
@@ -254,19 +237,19 @@ def _browse(
     selector: str | None,
     limit: int,
     to: connection.ConnectionOptions,
-) -> list[dict[str, Any]]:
-    from muster.message import destinations
+) -> list[rows.MessageRow]:
+    from muster.message import destinations, rows
 
-    async def work(connected: api.Connection) -> list[dict[str, Any]]:
-        waiting_rows: list[dict[str, Any]] = []
+    async def work(connected: api.Connection) -> list[rows.MessageRow]:
+        waiting_rows: list[rows.MessageRow] = []
         async for waiting in connected.session().browse(destinations.queue(queue), selector):
-            waiting_rows.append(_record(waiting))
+            waiting_rows.append(rows.message_row(waiting))
             if len(waiting_rows) == limit:
                 break
         return waiting_rows
 
-    rows: list[dict[str, Any]] = _with(invocation, to, work)
-    return rows
+    browsed: list[rows.MessageRow] = _with(invocation, to, work)
+    return browsed
 
 
 @message.command(examples=[("muster message queues", "with depth, consumers and rejected messages")])
@@ -412,13 +395,14 @@ def dead_letters(
     invocation: command.Invocation, selector: str | None, limit: int, to: connection.ConnectionOptions
 ) -> None:
     """Show undeliverable messages and the reasons."""
-    from muster.message import destinations, messages
+    from muster.message import destinations, rows
 
-    rows = _browse(invocation, destinations.DEAD_LETTERS, selector, limit, to)
-    for row in rows:
-        row["reason"] = row["properties"].get(messages.DEAD_REASON)
-        row["from"] = row["properties"].get(messages.DEAD_FROM)
-    invocation.printer.rows(rows, ("id", "from", "reason", "body"), empty="there are no dead letters")
+    browsed = _browse(invocation, destinations.DEAD_LETTERS, selector, limit, to)
+    invocation.printer.rows(
+        list(map(rows.dead_letter, browsed)),
+        ("id", "from", "reason", "body"),
+        empty="there are no dead letters",
+    )
 
 
 @message.command(

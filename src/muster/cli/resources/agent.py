@@ -155,7 +155,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
 
     from muster import connection as muster_connection
     from muster.app import enrolment
-    from muster.app.components import management
+    from muster.app.components import bootstrap_client
     from muster.app.supervisor import worker as app_managing
     from muster.core import errors, files
     from muster.trust import credentials
@@ -165,18 +165,15 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
     key = await asyncio.to_thread(enrolment.machine_key, folder)
     machine = await asyncio.to_thread(app_managing.machine_id)
     creds = credentials.Credentials.parse(token.creds)
-    answer: dict[str, str] | None = None
+    answer: bootstrap_client.EnrolledMachine | None = None
     noted = ""
     try:
         async with await muster_connection.connect(token.servers, creds=creds, tls=tls, proxy=proxy) as bus:
             while answer is None:
                 try:
-                    answer = await management.request_bootstrap(
-                        bus, "enrol", public_key=key.public, machine=machine
-                    )
-                except (
-                    errors.Unavailable
-                ) as error:  # the outcome may be unknown: repeating the request with the same key is safe
+                    answer = await bootstrap_client.BootstrapClient(bus).enrol(key.public, machine=machine)
+                except errors.Unavailable as error:
+                    # The outcome may be unknown: repeating the request with the same key is safe.
                     if token.has_expired:
                         raise
                     if error.message != noted:
@@ -187,7 +184,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
         if token.has_expired:
             raise errors.Forbidden("this token has expired", hint=enrolment.NEW_TOKEN_HINT) from error
         raise
-    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer["jwt"])
+    await asyncio.to_thread(enrolment.write_credentials, folder, key, answer.jwt)
     where = {"servers": list(token.servers), "ca": token.ca, "locator": token.locator, "proxy": proxy}
     await asyncio.to_thread(files.write, folder / "domain.json", msgspec.json.encode(where))
 
@@ -260,13 +257,9 @@ def token(
     made = registry_calls.ask_domain(
         invocation,
         to,
-        "token",
-        name=name,
-        approval=approval,
-        lifetime_s=lifetime_s,
-        servers=list(addresses),
+        lambda domain: domain.token(name, approval=approval, lifetime_s=lifetime_s, servers=addresses),
     )
-    invocation.printer.done(made, made["token"])
+    invocation.printer.done(made, made.token)
 
 
 @agent.command(examples=[("muster agent approve host-b", "")])
@@ -275,7 +268,7 @@ def token(
 @command.pass_invocation
 def approve(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Approve the enrolment of a machine."""
-    done = registry_calls.ask_domain(invocation, to, "approve", name=name)
+    done = registry_calls.ask_domain(invocation, to, lambda domain: domain.approve(name))
     invocation.printer.done(done, f"the enrolment of {name} was approved")
 
 
@@ -284,14 +277,7 @@ def approve(invocation: command.Invocation, name: str, to: connection.Connection
 @command.pass_invocation
 def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List machines that wait for approval."""
-
-    async def ask() -> list[dict[str, Any]]:
-        from muster.app.components import management
-
-        async with await connection.connect(invocation, to) as bus:
-            return await management.waiting(bus)
-
-    rows = command.run(ask())
+    rows = registry_calls.ask_domain(invocation, to, lambda domain: domain.waiting())
     invocation.printer.rows(
         rows, ("name", "machine", "token"), of="machine", empty="no machine waits for approval"
     )

@@ -20,8 +20,8 @@ def chaos() -> None:
 @command.pass_invocation
 def kill(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Kill a process of the domain with SIGKILL, like a crash."""
-    done = registry_calls.ask_domain(invocation, to, "kill", name=name)
-    invocation.printer.done(done, f"killed {name} (pid {done['pid']})")
+    done = registry_calls.ask_domain(invocation, to, lambda domain: domain.kill(name))
+    invocation.printer.done(done, f"killed {name} (pid {done.pid})")
 
 
 @chaos.command("list", examples=[("muster chaos list", "")])
@@ -29,5 +29,5 @@ def kill(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List the processes that can be killed."""
-    rows = registry_calls.ask_domain(invocation, to, "processes")
+    rows = registry_calls.ask_domain(invocation, to, lambda domain: domain.processes())
     invocation.printer.rows(rows, ("name", "state", "pid", "starts", "reason"), of="process")

@@ -184,13 +184,15 @@ def start(
     to: connection.ConnectionOptions,
 ) -> None:
     """Start a rollout of OPERATION."""
-    plan_ = {
-        "operation": operation,
-        "arguments": registry_calls.key_values(arguments),
-        "batch": batch,
-        "pause_s": pause_s or 0.0,
-        "errors_max": max_errors,
-    }
+    from muster.manage import rows
+
+    plan_ = rows.RolloutPlan(
+        operation=operation,
+        arguments=registry_calls.key_values(arguments),
+        batch=batch,
+        pause_s=pause_s or 0.0,
+        errors_max=max_errors,
+    )
 
     async def work(fleet: client.ManageClient) -> rows.RolloutRow:
         import asyncio

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -26,15 +26,6 @@ REASON_MAX, RESULT_BYTES_MAX = 1_000, 4_096  # stored of a step
 NOT_REACHED = ("unavailable", "timed-out", "not-connected", protocol.NOT_MANAGED)
 
 
-class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    operation: str
-    arguments: dict[str, Any] = {}
-    batch: str = "1"  # a count, or a percentage such as 10%
-    pause_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
-    errors_max: Annotated[int, msgspec.Meta(ge=0)] = 0
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
-
-
 class RolloutStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: str = PENDING
     reason: str = ""
@@ -46,7 +37,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     id: str
     by: str
-    plan: RolloutPlan
+    plan: rows.RolloutPlan
     at_ms: int = 0
     state: str = RUNNING
     reason: str = ""

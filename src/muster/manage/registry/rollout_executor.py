@@ -48,7 +48,7 @@ class RolloutExecutor:
 
     async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> rows.RolloutRow:
         try:
-            rollout_plan = msgspec.convert(plan, rollout.RolloutPlan)
+            rollout_plan = msgspec.convert(plan, rows.RolloutPlan)
         except msgspec.ValidationError as error:
             raise errors.InvalidInput(str(error)) from error
         if len(names) > STEPS_MAX:

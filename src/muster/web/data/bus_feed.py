@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 from muster.bus import api
-from muster.bus.rpc import client
+from muster.bus.brokers import control
 from muster.core import errors, messages, subjects
 from muster.core.reports import columns
 from muster.manage import client as manage_client
@@ -166,9 +166,9 @@ class BusFeed:
                 brokers = await self.brokers()
                 now_s = time.time()
                 counts = {
-                    f"{broker['name']} {way}": int(broker.get(f"{way}_messages") or 0)
+                    f"{broker.name} {way}": count or 0
                     for broker in brokers
-                    for way in ("in", "out")
+                    for way, count in (("in", broker.in_messages), ("out", broker.out_messages))
                 }
                 before_s, before = self._counted
                 self._counted = (now_s, counts)
@@ -193,22 +193,22 @@ class BusFeed:
 
     # The domain's process
 
-    async def _control(self, verb: str, tag: str = "brokers") -> list[dict[str, Any]]:
-        async def ask(bus: api.Bus) -> list[dict[str, Any]]:
-            subject = subjects.from_identity("bus", bus.identity, "brokers", verb)
+    async def _control(
+        self, verb: str, ask: Callable[[control.BrokerControl], Awaitable[T]], tag: str = "brokers"
+    ) -> T:
+        async def call(bus: api.Bus) -> T:
             try:
-                rows: list[dict[str, Any]] = await client.call(bus, subject, timeout_s=READ_S, try_s=READ_S)
+                return await ask(control.BrokerControl(bus, timeout_s=READ_S, retry_s=READ_S, waits=True))
             except errors.TimedOut as error:
                 raise errors.TimedOut(
                     f"the domain's process did not reply within {READ_S:g} s",
                     hint="the request is repeated automatically",
                 ) from error
-            return rows
 
-        return await self._query(("brokers", verb), tag, 2.0, ask)
+        return await self._query(("brokers", verb), tag, 2.0, call)
 
-    async def brokers(self) -> list[dict[str, Any]]:
-        return await self._control("list")
+    async def brokers(self) -> list[control.BrokerDescription]:
+        return await self._control("list", lambda domain: domain.brokers())
 
-    async def links(self) -> list[dict[str, Any]]:
-        return await self._control("links")
+    async def links(self) -> list[control.LinkRow]:
+        return await self._control("links", lambda domain: domain.links())

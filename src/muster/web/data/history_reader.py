@@ -30,8 +30,7 @@ def read_page(
     newest, mark = newest_first.read_page(
         root, query, limit, newest_first.PageCursor.parse(cursor) if cursor else None
     )
-    rows = [{name: rows_.to_json(value) for name, value in row.items()} for row in newest.to_pylist()]
-    return rows, None if mark is None else str(mark)
+    return newest.to_pylist(), None if mark is None else str(mark)
 
 
 def rollup_query(scope: str, name: str, metric: str, from_ms: int) -> search.HistorySearch:
@@ -50,7 +49,7 @@ def rollup_query(scope: str, name: str, metric: str, from_ms: int) -> search.His
     return search.HistorySearch(tables.GROUPS, where, from_ms, None, shown)
 
 
-def plot(root: str, query: search.HistorySearch, metric: str, points: int) -> list[dict[str, Any]]:
+def plot(root: str, query: search.HistorySearch, metric: str, points: int) -> list[rows_.PlotPoint]:
     """Downsample to about ``points`` rows, oldest first. A row without values marks missing windows."""
     from muster.pipeline.history import search
 
@@ -61,14 +60,15 @@ def plot(root: str, query: search.HistorySearch, metric: str, points: int) -> li
             raise errors.LimitExceeded("there are too many rows for one plot", hint="choose a shorter time")
     rows.sort(key=lambda row: row["window_start"])
     step = max(1, math.ceil(len(rows) / points))
-    plotted: list[dict[str, Any]] = []
+    plotted: list[rows_.PlotPoint] = []
     place = 0  # of a section without gaps
     for before, row in zip([None, *rows], rows, strict=False):
         if before is not None and row["window_start"] > before["window_end"]:
-            plotted.append({"at_ms": _ms(before["window_end"]), **dict.fromkeys(FIGURES)})
+            plotted.append(rows_.PlotPoint(at_ms=_ms(before["window_end"])))
             place = 0
         if place % step == 0:
-            plotted.append({"at_ms": _ms(row["window_start"]), **{key: row.get(key) for key in FIGURES}})
+            figures = {key: row.get(key) for key in FIGURES}
+            plotted.append(rows_.PlotPoint(at_ms=_ms(row["window_start"]), **figures))
         place += 1
     return plotted
 

@@ -16,10 +16,14 @@ from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.inform import client as inform_client
 from muster.inform import protocol as inform_protocol
+from muster.inform import rows as inform_rows
 from muster.inform import service_entries
 from muster.manage import client as manage_client
 from muster.manage import rows as manage_rows
+from muster.message import destinations
+from muster.message import messages as jms
 from muster.message import protocol as message_protocol
+from muster.message import rows as message_rows
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
 from muster.notify import protocol as notify_protocol
@@ -171,7 +175,7 @@ class ReadModel(bus_feed.BusFeed):
         return sorted(alerts, key=alert_order)
 
     async def _budget_alerts(self) -> list[messages.Alert]:
-        return msgspec.convert(await self._control("alerts", "alerts"), list[messages.Alert])
+        return await self._control("alerts", lambda domain: domain.alerts(), "alerts")
 
     async def judged(self) -> bool:
         """Whether a pipeline runs, which evaluates rules."""
@@ -189,6 +193,32 @@ class ReadModel(bus_feed.BusFeed):
     async def progress(self) -> pipeline_protocol.BatchProgress:
         return await self._query(
             "progress", "pipeline", 2.0, lambda bus: pipeline_client.PipelineClient(bus).progress()
+        )
+
+    async def overview(self) -> rows_.FleetOverview:
+        missing: dict[str, str] = {}
+
+        async def known(name: str, ask: Awaitable[T]) -> T | None:
+            try:
+                return await ask
+            except errors.Unavailable as error:
+                missing[name] = error.message
+                return None
+
+        alerts = await known("alerts", self.alerts())
+        firing = [alert for alert in alerts or () if alert.state is messages.AlertState.FIRING]
+        counts = {
+            severity.value: sum(alert.severity is severity for alert in firing)
+            for severity in messages.Severity
+        }
+        return rows_.FleetOverview(
+            domain=self.domain,
+            connected=self.link.is_up,
+            machines=await self.cache.get("machine summary", "machines", 2.0, self.machines.summary),
+            reports_per_s=self.machines.rows_per_s(),
+            resources=await known("resources", self.summary()),
+            alerts=None if alerts is None else counts,
+            missing=missing,
         )
 
     # History
@@ -218,7 +248,7 @@ class ReadModel(bus_feed.BusFeed):
 
     async def plot(
         self, scope: str, name: str, metric: str, *, from_ms: int, points: int = 240
-    ) -> list[dict[str, Any]]:
+    ) -> list[rows_.PlotPoint]:
         """A metric of a scope over time, downsampled to at most ``points`` rows, oldest first."""
         query = history_reader.rollup_query(scope, name, metric, from_ms)
         return await self.cache.get(
@@ -295,11 +325,13 @@ class ReadModel(bus_feed.BusFeed):
 
     async def contexts(
         self, person: sessions.LoginSession, where: str, *, limit: int = 100, after: str = ""
-    ) -> rows_.ContextPage:
+    ) -> inform_rows.ContextPage:
         result = await self._read(
             person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
         )
-        return rows_.ContextPage(items=list(map(rows_.context_row, result.contexts)), **_missing(result))
+        return inform_rows.ContextPage(
+            items=list(map(inform_rows.context_row, result.contexts)), **_missing(result)
+        )
 
     async def context(
         self, person: sessions.LoginSession, key: str, *, max_staleness_s: float | None = None
@@ -317,28 +349,28 @@ class ReadModel(bus_feed.BusFeed):
         async for change in inform_client.watch(connected, key, after_version=after_version):
             yield change
 
-    async def replicas(self, key: str) -> rows_.ReplicaPage:
+    async def replicas(self, key: str) -> inform_rows.ReplicaPage:
         result = await self._query(("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
-        return rows_.ReplicaPage(
-            items=[rows_.ReplicaRow(**msgspec.structs.asdict(replica)) for replica in result.replicas],
+        return inform_rows.ReplicaPage(
+            items=list(map(inform_rows.replica_row, result.replicas)),
             silent=list(result.silent),
         )
 
     async def context_history(
         self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None
-    ) -> rows_.ContextHistoryPage:
+    ) -> inform_rows.ContextHistoryPage:
         history = await self._read(person, lambda inform: inform.history(key, after_version=after))
         changes = history.changes[:limit]
         more = len(history.changes) > len(changes)
-        return rows_.ContextHistoryPage(
-            items=list(map(rows_.change_row, changes)),
+        return inform_rows.ContextHistoryPage(
+            items=list(map(inform_rows.change_row, changes)),
             complete=history.complete,
             next=str(changes[-1].version) if more else None,
         )
 
     async def entries(
         self, person: sessions.LoginSession, where: str, *, limit: int, after: str
-    ) -> rows_.ServiceEntryPage:
+    ) -> inform_rows.ServiceEntryPage:
         result = await self._read(
             person,
             lambda inform: service_entries.ServiceEntries(inform).search(
@@ -346,13 +378,13 @@ class ReadModel(bus_feed.BusFeed):
             ),
         )
         entries = [
-            rows_.entry_row(service_entries.from_context(context), context.source)
+            inform_rows.entry_row(service_entries.from_context(context), context.source)
             for context in result.contexts
         ]
-        return rows_.ServiceEntryPage(items=entries, **_missing(result))
+        return inform_rows.ServiceEntryPage(items=entries, **_missing(result))
 
-    async def entry(self, person: sessions.LoginSession, id: str) -> rows_.ServiceEntryRow:
-        return rows_.entry_row(
+    async def entry(self, person: sessions.LoginSession, id: str) -> inform_rows.ServiceEntryRow:
+        return inform_rows.entry_row(
             await self._read(person, lambda inform: service_entries.ServiceEntries(inform).get(id))
         )
 
@@ -422,7 +454,7 @@ class ReadModel(bus_feed.BusFeed):
     ) -> tuple[list[rows_.BrowsedMessage], int | None]:
         request = message_protocol.BrowseQueue(queue, selector or None, after, limit)
         deliveries = (await self._dispatcher(("browse", queue, selector, after, limit), request)).messages
-        rows = [rows_.message_row(delivery, queue) for delivery in deliveries]
+        rows = [_browsed(delivery, queue) for delivery in deliveries]
         if not deliveries:
             return rows, None
         # A reply is also limited by its size; the dispatcher reports whether there is more.
@@ -458,6 +490,15 @@ async def call_dispatcher(
     if answer.error is not None:
         raise rpc_faults.from_error_reply(answer.error)
     return answer
+
+
+def _browsed(delivery: message_protocol.MessageDelivery, queue: str) -> rows_.BrowsedMessage:
+    meta, place = jms.decode_meta(delivery.meta), destinations.queue(queue)
+    try:
+        message = jms.message_from_meta(meta, delivery.data, place)
+    except errors.MusterError:  # an unreadable message must not hide the others
+        message = jms.message_from_meta(jms.unreadable(meta), delivery.data, place)
+    return rows_.BrowsedMessage(sequence=delivery.sequence, **message_rows.fields(message))
 
 
 def _missing(result: inform_protocol.FindResult) -> dict[str, Any]:

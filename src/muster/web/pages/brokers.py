@@ -16,48 +16,47 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
         running, links = await source.brokers(), await source.links()
         now = rates()
         through = {
-            broker["name"]: now.get(f"{broker['name']} in", 0.0) + now.get(f"{broker['name']} out", 0.0)
+            broker.name: now.get(f"{broker.name} in", 0.0) + now.get(f"{broker.name} out", 0.0)
             for broker in running
         }
         most = max(through.values(), default=0.0) or 1.0
-        carried = {link["id"]: link["in_messages"] + link["out_messages"] for link in links}
+        carried = {link.id: link.in_messages + link.out_messages for link in links}
         heaviest = max(carried.values(), default=0) or 1
         nodes = [
             charts.GraphNode(
-                broker["name"],
-                widgets.severity_class(broker["state"]),
-                f"{widgets.count(broker.get('connections') or 0, 'client')}, "
-                f"{through[broker['name']]:,.0f}/s",
-                through[broker["name"]] / most,
+                broker.name,
+                widgets.severity_class(broker.state),
+                f"{widgets.count(broker.connections or 0, 'client')}, {through[broker.name]:,.0f}/s",
+                through[broker.name] / most,
             )
             for broker in running
         ]
         edges = [
             charts.GraphEdge(
-                link["near"],
-                link["far"],
-                link["up"],
-                f"{link['kind']}, {link['round_trip_ms']} ms" if link["up"] else f"{link['kind']}, down",
-                carried[link["id"]] / heaviest,
+                link.near,
+                link.far,
+                link.up,
+                f"{link.kind}, {link.round_trip_ms} ms" if link.up else f"{link.kind}, down",
+                carried[link.id] / heaviest,
             )
             for link in links
         ]
-        up = f"{sum(link['up'] for link in links)} of {len(links)} links up"
+        up = f"{sum(link.up for link in links)} of {len(links)} links up"
         return charts.graph(nodes, edges, label=f"{widgets.count(len(running), 'broker')}, {up}")
 
     async def listed() -> Markup:
         now = rates()
         rows: list[list[Child]] = [
             [
-                broker["name"],
-                widgets.badge(broker["state"]),
-                broker["url"],
-                broker.get("connections"),
-                f"{now.get(broker['name'] + ' in', 0.0):,.0f}/s",
-                f"{now.get(broker['name'] + ' out', 0.0):,.0f}/s",
-                widgets.percent(broker.get("cpu_percent")),
-                widgets.size(broker.get("memory_bytes")),
-                broker["restarts"],
+                broker.name,
+                widgets.badge(broker.state),
+                broker.url,
+                broker.connections,
+                f"{now.get(broker.name + ' in', 0.0):,.0f}/s",
+                f"{now.get(broker.name + ' out', 0.0):,.0f}/s",
+                widgets.percent(broker.cpu_percent),
+                widgets.size(broker.memory_bytes),
+                broker.restarts,
             ]
             for broker in await source.brokers()
         ]
@@ -71,12 +70,12 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
     async def links() -> Markup:
         rows: list[list[Child]] = [
             [
-                f"{link['near']} – {link['far']}",
-                link["kind"],
-                widgets.badge("up" if link["up"] else "down"),
-                "–" if link["round_trip_ms"] is None else f"{link['round_trip_ms']} ms",
-                f"{link['in_messages']:,}",
-                f"{link['out_messages']:,}",
+                f"{link.near} – {link.far}",
+                link.kind,
+                widgets.badge("up" if link.up else "down"),
+                "–" if link.round_trip_ms is None else f"{link.round_trip_ms} ms",
+                f"{link.in_messages:,}",
+                f"{link.out_messages:,}",
             ]
             for link in (await source.links())[:200]
         ]

@@ -7,10 +7,10 @@ from typing import Any
 
 from muster.core import errors
 from muster.inform import protocol as inform_protocol
+from muster.inform import rows as rows_
 from muster.notify import documents
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
-from muster.web.data import rows as rows_
 
 SHOWN = 100
 PAST = 20

@@ -135,12 +135,8 @@ def history(request: page.PageRequest) -> page.DashboardPage:
             return _none()
         return charts.lines(
             [
-                charts.ChartLine(
-                    "mean", [(point["at_ms"] / 1000, point["mean"]) for point in points], "line-1"
-                ),
-                charts.ChartLine(
-                    "95 %", [(point["at_ms"] / 1000, point["p95"]) for point in points], "line-2"
-                ),
+                charts.ChartLine("mean", [(point.at_ms / 1000, point.mean) for point in points], "line-1"),
+                charts.ChartLine("95 %", [(point.at_ms / 1000, point.p95) for point in points], "line-2"),
             ],
             label=f"{metric} of {SCOPES.get(scope, scope)} {name}",
             unit=widgets.unit(metric),
@@ -155,11 +151,9 @@ def history(request: page.PageRequest) -> page.DashboardPage:
         return charts.lines(
             [
                 charts.ChartLine(
-                    "machines", [(point["at_ms"] / 1000, point["machines"]) for point in points], "line-1"
+                    "machines", [(point.at_ms / 1000, point.machines) for point in points], "line-1"
                 ),
-                charts.ChartLine(
-                    "stale", [(point["at_ms"] / 1000, point["stale"]) for point in points], "line-2"
-                ),
+                charts.ChartLine("stale", [(point.at_ms / 1000, point.stale) for point in points], "line-2"),
             ],
             label="Machines that reported, and that were stale",
         )

@@ -11,10 +11,9 @@ from pydantic import Field
 from starlette.responses import Response
 
 from muster.core import errors
-from muster.inform import client, protocol, service_entries
+from muster.inform import client, protocol, rows, service_entries
 from muster.web import problems, request_state
 from muster.web.auth import sessions
-from muster.web.data import rows
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
 

@@ -13,10 +13,10 @@ from fastapi import Header, Path, Request
 from starlette.responses import StreamingResponse
 
 from muster.core import errors, messages, subjects
+from muster.inform import rows
 from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
 from muster.web import problems, request_state
-from muster.web.data import rows
 from muster.web.rest import base
 
 router = base.router("watches")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Path, Query
 from pydantic import Field
@@ -31,33 +31,10 @@ Name = Annotated[str, Path(min_length=1, max_length=256)]
 @router.get(
     "/overview",
     summary="Summary of the fleet: counts, staleness, throughput, alerts",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(rows_.FleetOverview)),
 )
 async def overview(web: request_state.Web, person: request_state.Person) -> Response:
-    return base.reply(await facts(web.source))
-
-
-async def facts(source: Any) -> dict[str, Any]:
-    overview_: dict[str, Any] = {"domain": source.domain, "connected": source.link.is_up}
-    overview_["machines"] = await source.cache.get(
-        "machine summary", "machines", 2.0, source.machines.summary
-    )
-    overview_["reports_per_s"] = source.machines.rows_per_s()
-    try:
-        overview_["resources"] = await source.summary()
-    except errors.Unavailable as error:
-        overview_["resources"] = {"error": error.message}
-    try:
-        alerts = await source.alerts()
-        overview_["alerts"] = {
-            severity.value: sum(
-                alert.severity is severity and alert.state is messages.AlertState.FIRING for alert in alerts
-            )
-            for severity in messages.Severity
-        }
-    except errors.Unavailable as error:
-        overview_["alerts"] = {"error": error.message}
-    return overview_
+    return base.reply(await web.source.overview())
 
 
 @router.get(
@@ -210,7 +187,9 @@ async def sql(web: request_state.Web, person: request_state.Person, body: SqlBod
 
 
 @router.get(
-    "/history-plot", summary="A metric of a scope over time, downsampled", **base.answers(base.items())
+    "/history-plot",
+    summary="A metric of a scope over time, downsampled",
+    **base.answers(base.items(base.kind(rows_.PlotPoint))),
 )
 async def plot(
     web: request_state.Web,

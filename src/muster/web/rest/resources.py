@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
 
+import msgspec
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from muster.bus.rpc import client as rpc
-from muster.core import errors, subjects
+from muster.bus.brokers import control
+from muster.core import errors
 from muster.manage import client, rows
 from muster.web import problems, request_state
 from muster.web.auth import sessions
 from muster.web.rest import base
 
+T = TypeVar("T")
 router = base.router("management")
 
 
@@ -265,78 +268,94 @@ class LinkBody(StrictBody):
     far: str = Field(min_length=1, max_length=500, description="A broker, or the URL of a leaf listener.")
 
 
-@router.get("/brokers", summary="List the brokers of the domain", **base.answers(base.items()))
+@router.get(
+    "/brokers",
+    summary="List the brokers of the domain",
+    **base.answers(base.items(base.kind(control.BrokerRow))),
+)
 async def brokers(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows = [_without_paths(broker) for broker in await web.source.brokers()]
-    return base.paginate(rows, cursor, limit, lambda row: (row["name"],))
+    listed = [_without_paths(broker) for broker in await web.source.brokers()]
+    return base.paginate(listed, cursor, limit, lambda row: (row.name,))
 
 
-def _without_paths(broker: dict[str, Any]) -> dict[str, Any]:
+def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
     """Remove paths of files on the machine."""
-    return {key: value for key, value in broker.items() if key not in ("storage", "log_file")}
+    return msgspec.convert(broker, control.BrokerRow, from_attributes=True)
 
 
-@router.post("/brokers", summary="Start another broker", **base.answers({"type": "object"}, status=201))
+@router.post(
+    "/brokers",
+    summary="Start another broker",
+    **base.answers(base.kind(control.BrokerRow), status=201),
+)
 async def start_broker(web: request_state.Web, person: request_state.Person, body: BrokerBody) -> Response:
-    made = await _control(web, person, "start", body.name, **body.model_dump())
+    made = await _control(web, person, "start", body.name, lambda domain: domain.start(**body.model_dump()))
     return base.reply(_without_paths(made), status=201)
 
 
 @router.delete(
     "/brokers/{name}",
     summary="Stop a broker that was started at run time",
-    **base.answers({"type": "object"}),
+    **base.answers(base.kind(control.BrokerRow)),
 )
 async def stop_broker(
     web: request_state.Web, person: request_state.Person, name: base.ResourceName
 ) -> Response:
-    return base.reply(_without_paths(await _control(web, person, "stop", name, name=name)))
+    stopped = await _control(web, person, "stop", name, lambda domain: domain.stop(name))
+    return base.reply(_without_paths(stopped))
 
 
-@router.get("/links", summary="List the links between brokers", **base.answers(base.items()))
+@router.get(
+    "/links",
+    summary="List the links between brokers",
+    **base.answers(base.items(base.kind(control.LinkRow))),
+)
 async def links(
     web: request_state.Web,
     person: request_state.Person,
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.links(), cursor, limit, lambda row: (row["id"],))
+    return base.paginate(await web.source.links(), cursor, limit, lambda row: (row.id,))
 
 
 @router.post(
     "/links",
     summary="Connect a broker to another with a leaf link",
-    **base.answers({"type": "object"}, status=201),
+    **base.answers(base.kind(control.LinkRow), status=201),
 )
 async def link(web: request_state.Web, person: request_state.Person, body: LinkBody) -> Response:
     target = f"{body.near}>{body.far}"
-    return base.reply(await _control(web, person, "link", target, **body.model_dump()), status=201)
+    made = await _control(web, person, "link", target, lambda domain: domain.link(body.near, body.far))
+    return base.reply(made, status=201)
 
 
-@router.delete("/links", summary="Remove a leaf link", **base.answers({"type": "object"}))
+@router.delete("/links", summary="Remove a leaf link", **base.answers(base.kind(control.RemovedLink)))
 async def unlink(
     web: request_state.Web,
     person: request_state.Person,
     id: Annotated[str, Query(min_length=1, max_length=700)],
 ) -> Response:
-    return base.reply(await _control(web, person, "unlink", id, id=id))
+    return base.reply(await _control(web, person, "unlink", id, lambda domain: domain.unlink(id)))
 
 
 async def _control(
-    web: request_state.WebState, person: sessions.LoginSession, verb: str, target: str, **arguments: Any
-) -> dict[str, Any]:
-    async def act(bus: Any) -> dict[str, Any]:
-        subject = subjects.from_identity("bus", bus.identity, "brokers", verb)
-        reply: dict[str, Any] = await rpc.call(
-            bus, subject, arguments, timeout_s=60.0, try_s=3.0, waits=False
-        )
-        return reply
-
+    web: request_state.WebState,
+    person: sessions.LoginSession,
+    verb: str,
+    target: str,
+    act: Callable[[control.BrokerControl], Awaitable[T]],
+) -> T:
     return await web.actions.run(
-        person, f"broker-{verb}", target, act, touches="brokers", needs=sessions.WebRole.ADMIN
+        person,
+        f"broker-{verb}",
+        target,
+        lambda bus: act(control.BrokerControl(bus)),
+        touches="brokers",
+        needs=sessions.WebRole.ADMIN,
     )

@@ -1,0 +1,103 @@
+"""Requests to the bootstrap node of a domain: its processes, and the enrolment of machines.
+
+muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from muster.app import enrolment
+from muster.bus import api
+from muster.bus.rpc import client as rpc
+from muster.core import subjects
+from muster.manage import client as manage_client
+from muster.manage import protocol
+
+KIND = "domain"
+TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+class ProcessRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of management. ``starts``: how often it was started."""
+
+    name: str
+    state: str
+    pid: int | None = None
+    starts: int = 0
+    reason: str = ""
+
+
+class KilledProcess(msgspec.Struct, frozen=True, kw_only=True):
+    killed: str
+    pid: int
+
+
+class IssuedEnrolment(msgspec.Struct, frozen=True, kw_only=True):
+    """A one-time token for the machine ``name``."""
+
+    name: str
+    token: str
+
+
+class EnrolledMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of a machine, and the document that admits its key."""
+
+    name: str
+    jwt: str
+
+
+class BootstrapClient:
+    def __init__(self, bus: api.Bus, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._bus = bus
+        self._timeout_s = timeout_s
+
+    async def processes(self) -> list[ProcessRow]:
+        return await self._request(list[ProcessRow], "processes")
+
+    async def kill(self, name: str, *, number: int = signal.SIGKILL) -> KilledProcess:
+        """Send a signal to a process of management."""
+        return await self._request(KilledProcess, "kill", name=name, number=number)
+
+    async def token(
+        self,
+        name: str,
+        *,
+        approval: bool = False,
+        lifetime_s: float = enrolment.LIFETIME_S,
+        servers: Sequence[str] = (),
+    ) -> IssuedEnrolment:
+        """A one-time token. ``approval``: an operator has to approve the machine that uses it."""
+        return await self._request(
+            IssuedEnrolment,
+            "token",
+            name=name,
+            approval=approval,
+            lifetime_s=lifetime_s,
+            servers=list(servers),
+        )
+
+    async def approve(self, name: str) -> enrolment.ApprovedMachine:
+        return await self._request(enrolment.ApprovedMachine, "approve", name=name)
+
+    async def waiting(self) -> list[enrolment.WaitingMachine]:
+        """Machines that requested admission and wait for approval."""
+        rows = [row async for row in rpc.pages(self._bus, self._subject("waiting"))]
+        return msgspec.convert(rows, list[enrolment.WaitingMachine])
+
+    async def enrol(self, public_key: str, *, machine: str = "") -> EnrolledMachine:
+        """Enrol this machine, with the identity of a token."""
+        return await self._request(EnrolledMachine, "enrol", public_key=public_key, machine=machine)
+
+    def _subject(self, verb: str) -> str:
+        return subjects.from_identity(protocol.PART, self._bus.identity, KIND, verb)
+
+    async def _request(self, kind: type[T], verb: str, **arguments: Any) -> T:
+        reply = await manage_client.call(self._bus, self._subject(verb), arguments, timeout_s=self._timeout_s)
+        return msgspec.convert(reply, kind)

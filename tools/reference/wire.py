@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from muster.app.components import management
-from muster.app.operations import audit, control
+from muster.app.components import bootstrap_client
+from muster.app.operations import audit
+from muster.bus.brokers import control
 from muster.core import messages, subjects
 from muster.core.reports import columns
 from muster.core.settings import sections as settings_sections
@@ -31,7 +32,7 @@ PARTS: dict[str, tuple[ModuleType, ...]] = {
     "Monitoring": (monitor,),
     "Pipeline": (pipeline,),
     "Notification": (notify,),
-    "Management": (managing, management),
+    "Management": (managing, bootstrap_client),
     "Information": (inform,),
     "Messages (JMS)": (message,),
     "The domain itself": (control, audit),

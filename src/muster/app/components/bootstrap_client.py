@@ -1,6 +1,8 @@
 """Requests to the bootstrap node of a domain: its processes, and the enrolment of machines.
 
-muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
+    muster.manage.from.<identity>.domain.<verb>      verbs: processes, kill, token, approve, waiting, enrol
+
+Only an operator may send these requests; ``enrol`` has the identity of an enrolment token.
 """
 
 from __future__ import annotations

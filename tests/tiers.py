@@ -2,7 +2,8 @@
 
 It leaves out what takes long to start or to run: Spark, a browser, Java, PostgreSQL, clusters of brokers,
 whole domains in processes of their own, random models, and tests that are given more than the usual time. The
-lists below name them; every other test belongs to the fast tier, also a new one. ``make test`` runs all.
+lists below name them; every other test belongs to the fast tier, also a new one. Random tests try fewer
+examples. ``make test`` runs all.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 #: Fixtures that start something large.
@@ -35,8 +37,15 @@ FILES = {
     "tests/web/*": "a domain with a web server",
     "tests/loop/*": "a whole domain and Spark",
     "tests/client/*": "whole domains",
-    "tests/app/test_[ademntv]*.py": "whole domains",
+    "tests/app/test_[abdemntv]*.py": "whole domains",
+    "tests/app/test_checkup.py": "whole domains",
+    "tests/app/test_settings.py": "reads the whole tree",
+    "tests/app/test_soap_roles.py": "whole domains",
+    "tests/cli/test_activity.py": "whole domains",
+    "tests/cli/test_creds.py": "whole domains",
+    "tests/cli/test_extras.py": "processes",
     "tests/cli/test_flows.py": "whole domains",
+    "tests/cli/test_gateway.py": "processes",
     "tests/cli/test_interrupts.py": "processes",
     "tests/cli/test_sweep.py": "many command lines",
     "tests/*/test_cli.py": "processes",
@@ -47,34 +56,72 @@ FILES = {
     "tests/deploy/*": "processes",
     "tests/testing/test_plugin.py": "runs pytest",
     "tests/gateways/*/test_clients.py": "clients in processes of their own",
+    "tests/gateways/amqp/test_faults.py": "long scenarios",
     "tests/gateways/amqp/test_java*.py": "Java",
+    "tests/gateways/amqp/test_roles.py": "many logins",
+    "tests/gateways/amqp/test_sasl.py": "slow password hashes",
+    "tests/gateways/uddi/test_hostile.py": "slow password hashes",
+    "tests/gateways/wsman/test_representations.py": "random models",
+    "tests/manage/test_adapters.py": "processes",
     "tests/manage/test_drills.py": "processes",
+    "tests/manage/test_fleet.py": "long scenarios",
     "tests/manage/test_joining.py": "processes",
+    "tests/manage/test_processes.py": "processes",
+    "tests/manage/test_sizes.py": "large messages",
     "tests/manage/test_spark*.py": "Spark",
     "tests/store/test_postgres.py": "PostgreSQL",
     "tests/store/test_crash.py": "processes that are killed",
     "tests/bus/test_broker_*.py": "networks of brokers",
     "tests/bus/test_faults.py": "networks of brokers",
+    "tests/bus/test_simulated_leases.py": "random models",
     "tests/docs/test_tidiness.py": "reads the whole tree",
+    "tests/inform/test_demand_experiment.py": "long scenarios",
     "tests/inform/test_nodes.py": "many nodes",
+    "tests/inform/test_views.py": "many nodes",
     "tests/manage/test_faults.py": "long scenarios",
     "tests/manage/test_store_lost.py": "long scenarios",
     "tests/manage/test_topologies.py": "networks of brokers",
+    "tests/manage/test_ways.py": "proxies and TLS",
+    "tests/message/test_deep_queues.py": "deep queues",
+    "tests/message/test_flow.py": "long scenarios",
+    "tests/message/test_sizes.py": "large messages",
+    "tests/monitor/test_domain.py": "whole domains",
     "tests/monitor/test_moving.py": "long scenarios",
     "tests/notify/test_durable.py": "long scenarios",
     "tests/notify/test_engine.py": "large tables of receivers",
+    "tests/notify/test_grants.py": "several notifiers",
+    "tests/notify/test_scopes.py": "several notifiers",
+    "tests/notify/test_shards.py": "several notifiers",
+    "tests/notify/test_worm.py": "long scenarios",
     "tests/pipeline/test_history*.py": "Delta tables",
     "tests/pipeline/test_latest.py": "Delta tables",
+    "tests/pipeline/test_requests.py": "thousands of alerts",
+    "tests/pipeline/test_sql.py": "Delta tables",
+    "tests/pipeline/test_storage.py": "an object store",
+    "tests/supervision/test_everywhere.py": "whole domains",
+    "tests/trust/test_logins.py": "slow password hashes",
+    "tests/trust/test_passwords.py": "slow password hashes",
+    "tests/trust/test_permission_matrix.py": "a broker for each role",
     "tests/inform/test_domain.py": "whole domains",
     "tests/*/test_*model*.py": "random models",
     "tests/sim/test_seeds.py": "a simulated domain",
     "tests/*/test_agreement.py": "random models",
 }
 PARAMETERS = ("postgres",)  # of a parametrised test
+EXAMPLES = 25  # of a random test; Hypothesis tries 100 otherwise
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only the fast tier (tests/tiers.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--fast"):
+        current = hypothesis.settings.get_current_profile_name()
+        hypothesis.settings.register_profile(
+            "fast", hypothesis.settings.get_profile(current), max_examples=EXAMPLES
+        )
+        hypothesis.settings.load_profile("fast")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -103,6 +103,7 @@ async def test_simulate_report_top_and_capacity(muster, connect):
     table = await ended(await muster("top", "--once", "--window", "1h"))
     assert "GROUP" in table
     assert "g0" in table
+    assert " %" in table
 
 
 async def test_what_is_not_there_is_said(muster, connect, tmp_path):

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from muster.cli import command, connection, output
+from muster.cli import command, connection, output, tables
 from muster.cli.domain import config as config_
 from muster.cli.monitoring import analyses
 
@@ -218,7 +218,7 @@ def show(invocation: command.Invocation, shown: Any) -> None:
         return
     if isinstance(shown, messages.NodeReport):
         head = {key: value for key, value in facts.items() if key not in ("metrics", "services", "kind")}
-        printer.facts({**head, **{name: _figure(value) for name, value in shown.metrics.items()}})
+        printer.facts({**head, **{name: _rounded(value) for name, value in shown.metrics.items()}})
         services = [
             {"service": service.name, "state": service.state.value, **service.metrics}
             for service in shown.services
@@ -230,15 +230,19 @@ def show(invocation: command.Invocation, shown: Any) -> None:
         {key: facts.get(key) for key in ("group", "machines", "stale", "states", "partial", "dropped")}
     )
     rows = [
-        {"metric": name, "mean": _figure(rollup.sum / rollup.count if rollup.count else None)}
-        | {key: _figure(getattr(rollup, key)) for key in ("min", "p50", "p95", "max")}
+        {"metric": name, "mean": _figure(name, rollup.sum / rollup.count if rollup.count else None)}
+        | {key: _figure(name, getattr(rollup, key)) for key in ("min", "p50", "p95", "max")}
         for name, rollup in shown.metrics.items()
     ]
     printer.rows(rows, ("metric", "mean", "min", "p50", "p95", "max"))
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:,.2f}" if abs(value) < 1e6 else f"{value:,.0f}"
+def _figure(metric: str, value: float | None) -> str:
+    return "" if value is None else tables.cell(metric, _rounded(value))
+
+
+def _rounded(value: float) -> float:
+    return round(value, 2) if abs(value) >= 1 else value
 
 
 def time_ms(text: str | None, option: str) -> int | None:

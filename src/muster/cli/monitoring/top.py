@@ -82,7 +82,7 @@ def rows(system: columns.SystemReport, sort: str) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"group": group.group, "machines": group.machines, "stale": group.stale}
         for name in SHOWN:
             rollup = group.metrics.get(name)
-            line[name] = rollup.sum / rollup.count if rollup and rollup.count else None
+            line[name] = round(rollup.sum / rollup.count, 2) if rollup and rollup.count else None
             line[f"{name}_p95"] = rollup.p95 if rollup else None
         lines.append(line)
     return sorted(lines, key=lambda line: line[sort] or 0, reverse=True)
@@ -94,8 +94,9 @@ def _once(invocation: command.Invocation, system: columns.SystemReport, sort: st
     if not invocation.printer.for_people:
         invocation.printer.facts(msgspec.to_builtins(system))
         return
-    shown = [{key: _cell(value) for key, value in line.items()} for line in rows(system, sort)]
-    invocation.printer.rows(shown, ("group", "machines", "stale", *SHOWN), empty="no group has reported")
+    invocation.printer.rows(
+        rows(system, sort), ("group", "machines", "stale", *SHOWN), empty="no group has reported"
+    )
 
 
 async def _groups(bus: Any, sort: str, window_s: float, lines: int) -> Any:

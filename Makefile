@@ -9,11 +9,11 @@ QUICK  ?=
 PYTHONS ?= python3.11 python3.12 python3.13
 WORKERS ?= 3# for two cores: tests wait now and then; each worker may start a Spark, a browser and a domain
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
-LOCK   := uv pip compile pyproject.toml --generate-hashes --universal --python-version 3.11 \
-          --no-emit-index-url --no-emit-find-links --no-header --quiet
+PINNED := --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header --quiet
+LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-pythons test-wheels check format bench sim mutants lock picture build audit clean
+.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench sim mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -26,6 +26,13 @@ $(VENV)/.base: requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) install --require-hashes -r requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The build needs neither the product's dependencies nor those of development.
+.venv-build/.made: requirements-build.lock
+	@echo "setting up .venv-build (once; downloads)"
+	@test -x .venv-build/bin/python || $(PYTHON) -m venv .venv-build
+	@.venv-build/bin/python -m pip --disable-pip-version-check --quiet install --require-hashes -r requirements-build.lock
 	@touch $@
 
 $(VENV)/.spark: requirements-spark.lock $(VENV)/.base
@@ -58,7 +65,7 @@ test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests a
 	@$(BIN)/pytest -n $(WORKERS) -m "slow or not slow"
 
 test-fast: setup ## the fast tier: on every save, under two minutes (tests/tiers.py)
-	@$(BIN)/pytest --fast -n $(WORKERS) -q
+	@$(BIN)/pytest --fast -n 2 -q
 
 # The fast tier needs no Spark and no Java. Each version has an environment of its own, beside .venv.
 test-pythons: ## the fast tier on each Python: make test-pythons PYTHONS="python3.12 python3.13"
@@ -67,8 +74,11 @@ test-pythons: ## the fast tier on each Python: make test-pythons PYTHONS="python
 	    $(MAKE) --no-print-directory PYTHON=$$python VENV=.venv-$$(basename $$python) test-fast || exit 1; \
 	done
 
-test-wheels: setup ## the wheel in bare environments: without extras, and with each one
-	@$(BIN)/python -m tools.wheels
+test-wheels: setup ## the wheel in bare environments: without extras, and with each one (EXTRAS="none web")
+	@$(BIN)/python -m tools.wheels $(EXTRAS)
+
+docs: setup ## the documentation site, in site/ (links are checked); make docs SERVE=1 shows it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs $(if $(SERVE),serve,build --strict)
 
 check: setup $(VENV)/.spark ## lint, types and architecture
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -100,18 +110,19 @@ lock: ## pin dependencies anew (needs uv)
 	@$(LOCK) --group dev --extra postgres --extra websocket --extra monitor --extra fast --extra web -o requirements.lock
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
 	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
+	@uv pip compile $(PINNED) --group build -c requirements.lock -o requirements-build.lock
 
 picture: setup $(VENV)/.spark ## the README's picture of the dashboard, anew (needs Chromium)
 	@$(BIN)/python -m tests.web.picture docs/pictures/overview.png
 
-build: setup ## the wheel, a list of its parts (SBOM) and what a container installs, in dist/
-	@$(BIN)/python -m build --no-isolation --wheel
-	@$(BIN)/python -m tools.supply sbom dist/sbom.cdx.json "$$(ls -t dist/muster_fabric-*.whl | head -1)"
-	@$(BIN)/python -m tools.supply subset dist/requirements.lock
+build: .venv-build/.made ## the wheel, a list of its parts (SBOM) and what a container installs, in dist/
+	@.venv-build/bin/python -m build --no-isolation --wheel
+	@.venv-build/bin/python -m tools.supply sbom dist/sbom.cdx.json "$$(ls -t dist/muster_fabric-*.whl | head -1)"
+	@.venv-build/bin/python -m tools.supply subset dist/requirements.lock
 
 audit: setup ## compare pinned versions with known vulnerabilities: make audit ADVISORIES=all.zip
 	@test -n "$(ADVISORIES)" || { echo "name OSV's advisories for PyPI: make audit ADVISORIES=all.zip (see SECURITY.md)"; exit 2; }
 	@$(BIN)/python -m tools.supply audit "$(ADVISORIES)"
 
 clean: ## remove what set-up and tests made
-	@rm -rf $(VENV) .venv-python* dist .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf $(VENV) .venv-python* .venv-build site dist .pytest_cache .mypy_cache .ruff_cache

@@ -27,6 +27,7 @@ from packaging import utils, version
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-amqp.lock")
+BUILD_LOCK = "requirements-build.lock"
 _ENTRY = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)")
 
 
@@ -108,7 +109,7 @@ def _purl(name: str, number: str) -> str:
 def audit(advisories: Path) -> int:
     """How many known vulnerabilities the pinned versions have."""
     versions: dict[str, dict[str, list[str]]] = {}  # name: version: lock files
-    for lock in LOCKS:
+    for lock in (*LOCKS, BUILD_LOCK):
         for pin in pins(ROOT / lock):
             versions.setdefault(utils.canonicalize_name(pin.name), {}).setdefault(pin.version, []).append(
                 lock

@@ -84,29 +84,29 @@ def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """Every command that does something, with the words that call it."""
 
     def visit(
-        path: tuple[str, ...], matches: click.Command
+        path: tuple[str, ...], visited: click.Command
     ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-        if isinstance(matches, click.Group):
-            context = click.Context(matches)
-            for name in matches.list_commands(context):
-                inner = matches.get_command(context, name)
+        if isinstance(visited, click.Group):
+            context = click.Context(visited)
+            for name in visited.list_commands(context):
+                inner = visited.get_command(context, name)
                 assert inner is not None
                 yield from visit((*path, name), inner)
-        if not isinstance(matches, click.Group) or matches.invoke_without_command:
-            yield path, matches
+        if not isinstance(visited, click.Group) or visited.invoke_without_command:
+            yield path, visited
 
-    for path, actual in visit((), main.muster):
+    for path, click_command in visit((), main.muster):
         if path and path[0] not in STARTS:
-            yield path, actual
+            yield path, click_command
 
 
 def lines(
-    path: tuple[str, ...], actual: click.Command, paths: list[str], rng: random.Random, mixed: int
+    path: tuple[str, ...], click_command: click.Command, paths: list[str], rng: random.Random, mixed: int
 ) -> Iterator[list[str]]:
     """Command lines of one command: single unusual values, then ``mixed`` random combinations."""
     parameters = [
         parameter
-        for parameter in actual.params
+        for parameter in click_command.params
         if parameter.name not in (*command.COMMON_NAMES, *CONNECTION, "help")
     ]
     required = [parameter for parameter in parameters if parameter.required]

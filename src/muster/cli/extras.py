@@ -27,7 +27,7 @@ EXTRAS = {
 
 
 #: Commands that need an extra as a whole, whichever of its modules is missed first.
-COMMANDS = {"history": "history", "pipeline": "spark"}
+COMMANDS = {"history": "history", "pipeline": "spark", "sql": "history"}
 
 
 def missing(error: ModuleNotFoundError, command: str = "") -> errors.MusterError | None:

@@ -33,8 +33,8 @@ class SoapSettings(sections.SettingsSection, frozen=True, kw_only=True):
     callbacks: Annotated[
         tuple[str, ...],
         doc(
-            "Allowed callback addresses of clients, for events and replies: http://HOST[:PORT][/PATH], "
-            "https://*.DOMAIN. Addresses with this prefix are allowed. Empty: no callbacks."
+            "Allowed callback addresses of clients, for events and replies: `http://HOST[:PORT][/PATH]`, "
+            "`https://*.DOMAIN`. Addresses with this prefix are allowed. Empty: no callbacks."
         ),
     ] = ()
 

@@ -156,7 +156,12 @@ def write_table(sizes: dict[str, float]) -> None:
     text = PAGE.read_text()
     for extra, size in sizes.items():
         name, own = ("(none)", size) if extra == BARE else (f"`{extra}`", size - sizes.get(BARE, 0.0))
-        text = re.sub(rf"^(\| {re.escape(name)} \|.*\|) [^|]* \|$", rf"\1 {own:.0f} |", text, flags=re.M)
+        text = re.sub(
+            rf"^(\| {re.escape(name)} \|.*\|) [^|]* \|$",
+            rf"\1 {f'{own:,.0f}' if own >= 1 else '<1'} |",
+            text,
+            flags=re.M,
+        )
     PAGE.write_text(text)
 
 

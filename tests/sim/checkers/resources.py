@@ -12,7 +12,12 @@ from tests.sim.checkers import linearizability
 
 
 def check(story: history.History) -> list[str]:
-    return [*_check_owners(story), *_check_desired(story), *_check_found(story)]
+    return [
+        *_check_owners(story),
+        *_check_desired(story),
+        *_check_together(story),
+        *_check_found(story),
+    ]
 
 
 def _check_owners(story: history.History) -> Iterator[str]:
@@ -70,6 +75,23 @@ def _check_desired(story: history.History) -> Iterator[str]:
         if stuck is not None:
             candidates = "".join(f"\n    {operation}" for operation in stuck)
             yield f"resources: {name} is not linearizable; none of these can be next:{candidates}"
+
+
+def _check_together(story: history.History) -> Iterator[str]:
+    """A change of several resources is stored as a whole, or not at all."""
+    desired = {end.key: end.facts["desired"] for end in story.of("found")}
+    changes: dict[int, list[history.Operation]] = collections.defaultdict(list)
+    last: dict[str, int] = {}
+    for operation in story.of("apply"):
+        if operation.outcome in ("ok", "unknown"):
+            changes[operation.facts["value"]].append(operation)
+            last[operation.key] = operation.facts["value"]
+    for value, together in changes.items():
+        final = [operation for operation in together if last[operation.key] == value]
+        stored = [operation for operation in final if desired.get(operation.key) == value]
+        older = [operation for operation in final if (desired.get(operation.key) or 0) < value]
+        if desired and stored and older:
+            yield f"resources: {stored[0]} is stored, and {older[0]} is not"
 
 
 def _check_found(story: history.History) -> Iterator[str]:

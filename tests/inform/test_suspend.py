@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 from muster.bus import uptime
-from muster.inform import client
+from muster.core import errors
+from muster.inform import client, protocol
 from muster.inform.node import node as node_node
+from muster.inform.node import state
+from muster.inform.node.log import context_log
 from tests.sim.parts import contexts as simulated_contexts
 
 
@@ -103,3 +106,50 @@ async def test_a_node_that_was_cut_off_for_longer_than_a_tombstone_drops_deleted
         assert node.failure() is None
         assert list(node.state.replicas.index) == ["kept"]
         await node.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_node_that_stood_still_does_not_carry_out_old_writes(simulated_network):
+    """Their clients got a reply from another node, and other clients have written since."""
+    net = simulated_network
+    node = await node_node.start(
+        await net.connect("n1"), settings=simulated_contexts.SETTINGS, now_ns=net.now_ns
+    )
+    put = protocol.PutContext("k", b"old", request="r")
+    await node.writer.write(put, "ann")
+    await node.writer.write(protocol.PutContext("k", b"new"), "ann")
+    for task in (*node._loops,):  # as in a frozen process
+        task.cancel()
+    await asyncio.sleep(context_log.DUPLICATE_WINDOW_S + 1)
+    with pytest.raises(errors.TimedOut):
+        await node.writer.write(put, "ann")
+    with pytest.raises(errors.TimedOut):
+        await node.primary.update(protocol.UpdateContext(put, "ann"))
+    ann = client.InformClient(await net.connect("ann"), timeout_s=1.0)
+    with pytest.raises(errors.TimedOut):
+        await ann.write(put)
+    assert node.not_requests["stalled"] == 1
+    last = await node.state.log.last("k")
+    assert last is not None
+    assert last.record.value == b"new"
+    await node.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_write_is_not_tried_for_longer_than_the_log_recognises_it(simulated_network, monkeypatch):
+    net = simulated_network
+    node = await node_node.start(
+        await net.connect("n1"), settings=simulated_contexts.SETTINGS, now_ns=net.now_ns
+    )
+    attempts: list[float] = []
+
+    async def refuse(record: protocol.ContextRecord, after: int) -> context_log.ContextLogEntry:
+        attempts.append(node.state.now_s())
+        await asyncio.sleep(15.0)
+        raise errors.Conflict("another record")
+
+    monkeypatch.setattr(node.primary, "_append", refuse)
+    with pytest.raises(errors.TimedOut):
+        await node.writer.write(protocol.PutContext("k", b"v"), "ann")
+    assert attempts[-1] - attempts[0] <= state.WRITE_S
+    await node.close()

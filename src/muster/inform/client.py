@@ -93,7 +93,7 @@ class InformClient:
     async def write(self, write: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
         """Send a write whose ``request`` id the caller has chosen, and repeat it until a node replies.
 
-        With ``repeat`` the write may have been sent before: within two minutes it is stored at most once.
+        With ``repeat`` the write may have been sent before: within three minutes it is stored at most once.
         `errors.TimedOut`: it may have been stored.
         """
         now_s = asyncio.get_running_loop().time

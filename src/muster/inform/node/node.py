@@ -405,6 +405,9 @@ class InformationNode:
             return
         self.state.requests += 1
         operation = self._operations.get(caller.operation)
+        if operation is not None and operation.name in _WRITES and self.state.is_stalled:
+            self.not_requests["stalled"] += 1  # its client also asks another node
+            return
         if operation is None or not self._try_inline(operation.name, caller):
             waits = operation is not None and operation.name == "read.changes"
             (self._watching if waits else self._server).submit(caller, operation)

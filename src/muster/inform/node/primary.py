@@ -57,9 +57,11 @@ class PrimaryWriter:
         primary.
         """
         shared, write = self._state, update.write
+        begun_s = shared.now_s()
         async with shared.key_locks.hold(write.key):
             fresh = False
             for _ in range(ATTEMPTS):
+                shared.require_recent(begun_s, write.key)
                 with in_doubt(write.key, is_repeat=update.write.repeat):
                     base = self.base_here(write.key) if not fresh else None
                     if base is None:

@@ -35,7 +35,9 @@ MOVED_MAX = 10_000
 MOVED_REMEMBERED_S = 10.0  # longer than a search takes, and a new primary to receive the record
 PING_AFTER_S = 1.5  # a node that has not replied for so long is pinged
 PING_TIMEOUT_S = 3.0
+STALLED_S = 20.0  # a node that the log did not reply to for so long does not know how old its requests are
 UNDER_WAY_BYTES_MAX = 64 << 20  # memory for records that are not in the view yet
+WRITE_S = 40.0  # how long a node tries a write; its client waits for 30 s
 
 
 class RoleResolver(Protocol):
@@ -233,6 +235,24 @@ class NodeState:
             waiting.set()
 
     # Freshness.
+
+    def require_recent(self, begun_s: float, key: str) -> None:
+        """Reject a write that may be older than the log recognises repeated writes; ``begun_s``: when it
+        arrived here.
+
+        A process that was frozen, or a machine that was suspended, continues with requests of that time.
+        Their clients have long got a reply from another node, and other clients have written since.
+        """
+        if self.is_stalled or self.now_s() - begun_s > WRITE_S:
+            raise errors.TimedOut(f"{key!r} was not stored in time; it may be stored by another node")
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the log has not replied for long: then requests that arrive may be as old.
+
+        The next reply of the log comes after all requests that the connection had buffered.
+        """
+        return self.now_s() - self.fresh_at_s > STALLED_S
 
     async def refresh(self, timeout_s: float) -> None:
         """Receive all records that the log had when this was called; `errors.Unavailable` if that fails."""

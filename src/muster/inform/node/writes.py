@@ -48,8 +48,10 @@ class ContextWriter:
     ) -> protocol.WriteResult:
         write = _checked(write, writer)
         shared, key = self._state, write.key
+        begun_s = shared.now_s()
         may_be_new = isinstance(write, protocol.PutContext) and not write.expected_version
         for _ in range(primary.ATTEMPTS):
+            shared.require_recent(begun_s, key)
             with primary.in_doubt(key, is_repeat=write.repeat):
                 holders = self._known_holders(key)
                 if not holders and not may_be_new:

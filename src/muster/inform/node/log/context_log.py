@@ -20,7 +20,7 @@ from muster.inform import protocol
 
 MAX_BYTES = 1 << 30
 PURGED_KEY = "\0purged"  # not a context: keys of clients contain no zero byte
-DUPLICATE_WINDOW_S = 120.0  # longer than an initiator retries a write
+DUPLICATE_WINDOW_S = 180.0  # longer than any node tries a write: see `state.NodeState.require_recent`
 DUPLICATE_WINDOW_S_MIN = 0.1  # minimum of the broker
 
 

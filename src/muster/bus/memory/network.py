@@ -220,7 +220,10 @@ class SimulatedNetwork:
             return
         self.report_closed(bus)
         bus.severed = True
-        self.hop(bus.node, "down", lambda: self._learn_of_loss(bus), bus.context)
+        # Not over the network: without an answer to its pings, the process gives the connection up as well.
+        asyncio.get_running_loop().call_later(
+            RECONNECT_S, self._learn_of_loss, bus, context=bus.context.copy()
+        )
 
     def _learn_of_loss(self, bus: connection.SimulatedBus) -> None:
         bus.lose_connection()

@@ -44,6 +44,7 @@ class Host:
         self.may_lose_disk = may_lose_disk
         self.disk_s_max = DISK_S
         self.clock_ahead_ns = 0
+        self._freezes = 0
         self.process: process_.Process | None = None
         self.buses: list[connection.SimulatedBus] = []
         self._program = program
@@ -137,12 +138,13 @@ class Host:
         assert isinstance(running, loop.SimulatedLoop)
         if self.process is not None and self.process.runs:
             running.freeze(self.process)
+            self._freezes += 1
             running.call_later(
-                BROKER_PATIENCE_S, self._lose_patience, self.process, context=contextvars.Context()
+                BROKER_PATIENCE_S, self._lose_patience, self._freezes, context=contextvars.Context()
             )
 
-    def _lose_patience(self, process: process_.Process) -> None:
-        if self.process is process and process.frozen:
+    def _lose_patience(self, freeze: int) -> None:
+        if freeze == self._freezes and self.is_frozen:
             for bus in self.buses:
                 self.net.sever(bus)
 

@@ -108,7 +108,7 @@ class ResourcePart:
         self._domain = domain
         self._history = domain.history
         self._machines = {f"agent-{number}": Machine() for number in range(1, AGENTS + 1)}
-        self._applied: dict[str, int] = {}
+        self._registries: dict[str, endpoint.RegistryEndpoint] = {}
         for number in range(1, REGISTRIES + 1):
             domain.add_host(f"registry-{number}", self._registry, role="registry", may_lose_disk=False)
         for number in range(1, MANAGERS + 1):
@@ -123,7 +123,9 @@ class ResourcePart:
         bus = await machine.connect()
         database_file = machine.folder.parent / "registry.db"  # one database server for all registries
         store = await database.open(f"sqlite:{database_file}", settings=api.StoreOptions(sync="normal"))
-        await endpoint.RegistryEndpoint(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0).start()
+        made = endpoint.RegistryEndpoint(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
+        await made.start()
+        self._registries[machine.name] = made
         await _forever()
 
     async def _manager(self, machine: host.Host) -> None:
@@ -215,17 +217,13 @@ class ResourcePart:
                     )
 
     def missing(self) -> str | None:
-        """What is not as desired, by the last acknowledged change."""
-        acknowledged: dict[str, int] = {}
-        possible: dict[str, set[int]] = {}
-        for operation in self._history.of("apply"):
-            if operation.outcome == "ok":
-                acknowledged[operation.key] = operation.facts["value"]
-            elif operation.outcome == "unknown":
-                possible.setdefault(operation.key, set()).add(operation.facts["value"])
-        for name, value in acknowledged.items():
-            machine = self._machines[_agent_of(name)]
-            if machine.values.get(name) not in {value} | possible.get(name, set()):
+        """What is not as the registry says; an apply with an unknown outcome may have been stored."""
+        acting = [made for made in self._registries.values() if made.acting.is_set() and made.processor]
+        if not acting or acting[0].processor is None:
+            return "no registry is active"
+        for name, record in acting[0].processor.resources.items():
+            machine, value = self._machines[_agent_of(name)], record.spec.config["value"]
+            if machine.values.get(name) != value:
                 return f"{name} is {machine.values.get(name)} instead of {value}"
             if name not in machine.running:
                 return f"{name} does not run"

@@ -58,7 +58,8 @@ NO_ACTS = {
     *("profile use", "pub", "report capacity", "report disks", "report group", "report node"),
     *("report outliers", "report system", "request", "rollout list", "rollout show"),
     *("secret list", "sensor", "status"),
-    *("simulate sensors", "sub", "targets", "top", "up", "version", "watch", "web logins", "web serve"),
+    *("simulate sensors", "sub", "targets", "top", "up", "version", "watch"),
+    *("web logins", "web serve", "web token list"),
 }
 
 

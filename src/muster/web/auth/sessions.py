@@ -1,25 +1,22 @@
-"""Sessions as signed text: name, role and expiry. Pure.
+"""Sessions of browsers as signed text: name, role and expiry. Pure.
 
-A session (in a cookie) and a bearer token have the same format: a small JSON document and its HMAC, with a
-key that only the domain's web processes have.  They survive a restart, and no list of sessions is stored;
-only a list of those that ended before their expiry.  ``born`` is the time when the password was set: a new
-password ends all sessions of the old one.
+The cookie is a small JSON document and its HMAC, with a key that only the domain's web processes have.
+Sessions survive a restart, and no list of them is stored; only a list of those that ended before their
+expiry.  ``born`` is the time when the password was set: a new password ends all sessions of the old one.
+
+A session of an identity provider has ``groups`` instead: its role is derived from them with the current
+settings.  `muster.web.auth.tokens` stores the tokens of programs.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import enum
-import hashlib
-import hmac
 
 import msgspec
 
 from muster.core import errors
 from muster.trust.permissions import roles
-
-MAX_BYTES = 2048
+from muster.web.auth import signed_text
 
 
 class WebRole(enum.StrEnum):
@@ -30,8 +27,11 @@ class WebRole(enum.StrEnum):
     ADMIN = "admin"
 
     def covers(self, needed: WebRole) -> bool:
-        order = list(WebRole)
-        return order.index(self) >= order.index(needed)
+        return self.rank >= needed.rank
+
+    @property
+    def rank(self) -> int:
+        return list(WebRole).index(self)
 
 
 class TokenKind(enum.StrEnum):
@@ -46,6 +46,8 @@ class LoginSession(msgspec.Struct, frozen=True, kw_only=True):
     kind: TokenKind
     born: int  # when the password was set, in seconds
     until: int  # in seconds
+    groups: tuple[str, ...] | None = None  # of the identity provider; None: a login with a password
+    scopes: tuple[str, ...] = ()  # of a token; empty: no limit
 
 
 def role_of(role: roles.Role, *, administers: bool) -> WebRole:
@@ -60,21 +62,14 @@ def role_of(role: roles.Role, *, administers: bool) -> WebRole:
 
 
 def seal(session: LoginSession, key: bytes) -> str:
-    body = _text(msgspec.json.encode(session))
-    return f"{body}.{_text(_mac(body, key))}"
+    return signed_text.seal(session, key, "session")
 
 
-def unseal(text: str, key: bytes, *, kind: TokenKind, now_s: float) -> LoginSession:
-    """Verify signed text. Raises `errors.Unauthorized` if it is damaged, of another kind or expired."""
-    body, _, mac = text.partition(".")
-    try:
-        if len(text) > MAX_BYTES or not hmac.compare_digest(_bytes(mac), _mac(body, key)):
-            raise ValueError
-        session = msgspec.json.decode(_bytes(body), type=LoginSession)
-    except (ValueError, binascii.Error, msgspec.MsgspecError):
-        raise errors.Unauthorized("this session is not valid", hint="log in again") from None
-    if session.kind is not kind:
-        raise errors.Unauthorized("a cookie cannot be used as a token, nor a token as a cookie")
+def unseal(text: str, key: bytes, *, now_s: float) -> LoginSession:
+    """Verify signed text. Raises `errors.Unauthorized` if it is damaged or expired."""
+    session = signed_text.unseal(text, key, "session", LoginSession)
+    if session is None:
+        raise errors.Unauthorized("this session is not valid", hint="log in again")
     if session.until <= now_s:
         raise errors.Unauthorized("this session has expired", hint="log in again")
     return session
@@ -82,16 +77,4 @@ def unseal(text: str, key: bytes, *, kind: TokenKind, now_s: float) -> LoginSess
 
 def form_token(session: LoginSession, key: bytes) -> str:
     """The CSRF token of the forms of this session."""
-    return _text(hmac.digest(key, b"form:" + session.id.encode(), hashlib.sha256))
-
-
-def _mac(body: str, key: bytes) -> bytes:
-    return hmac.digest(key, b"session:" + body.encode(), hashlib.sha256)
-
-
-def _text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
-
-
-def _bytes(text: str) -> bytes:
-    return base64.b64decode(text.encode("ascii") + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    return signed_text.encode(signed_text.mac(session.id, key, "form"))

@@ -41,10 +41,11 @@ MENU: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
 THEMES = ("auto", "light", "dark")
 
 
-def document(title: str, body: Markup, *, theme: str, live: str = "") -> str:
-    """``live``: the URL of the event stream with updates."""
+def document(title: str, body: Markup, *, theme: str, live: str = "", refresh: str = "") -> str:
+    """``live``: the URL of the event stream with updates. ``refresh``: the URL to open at once."""
     head = join(
         tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="refresh", content=f"0;url={refresh}") if refresh else None,
         tag("title", f"{title} · Muster"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark" if theme == "auto" else theme),
@@ -66,9 +67,10 @@ def page(
     theme: str,
     note: str,
 ) -> str:
-    current = next(
-        (path for _, entries in MENU for path, _ in entries if path == request.path), _parent(request.path)
-    )
+    access = (*((("/logins", "Logins"),) if request.administers else ()), ("/tokens", "API tokens"))
+    menu_groups = (*MENU, ("Access", access))
+    paths = {path for _, entries in menu_groups for path, _ in entries}
+    current = request.path if request.path in paths else _parent(request.path)
     groups = [
         tag(
             "div",
@@ -76,24 +78,13 @@ def page(
             tag(
                 "ul",
                 *(
-                    tag(
-                        "li",
-                        tag(
-                            "a",
-                            label,
-                            href=path,
-                            aria_current="page" if path == current else None,
-                        ),
-                    )
+                    tag("li", tag("a", label, href=path, aria_current="page" if path == current else None))
                     for path, label in entries
                 ),
             ),
         )
-        for heading, entries in MENU
+        for heading, entries in menu_groups
     ]
-    if request.administers:
-        logins = tag("a", "Logins", href="/logins", aria_current="page" if current == "/logins" else None)
-        groups.append(tag("div", tag("h2", "Access"), tag("ul", tag("li", logins))))
     brand = tag("a", tag("b", "Muster"), " ", tag("span", request.web.source.domain), href="/", cls="brand")
     who = tag(
         "div",
@@ -146,7 +137,8 @@ def _parent(path: str) -> str:
         "/node": "/tree",
         "/resource": "/resources",
         "/contexts/details": "/contexts",
-    }.get(path, {"/queue": "/queues", "/logins": "/logins"}.get(path, ""))
+        "/queue": "/queues",
+    }.get(path, "")
 
 
 def _nested(request: components_page.PageRequest) -> dict[str, str]:
@@ -164,7 +156,15 @@ def section(part: components_page.PageSection, inside: Markup) -> Markup:
 
 
 def login(
-    *, domain: str, next_: str, problem: str, hint: str, theme: str, nobody: bool, name: str = ""
+    *,
+    domain: str,
+    next_: str,
+    problem: str,
+    hint: str,
+    theme: str,
+    nobody: bool,
+    name: str = "",
+    provider: bool = False,
 ) -> str:
     fields = join(
         widgets.field("Name", "name", name, required=True, auto="username"),
@@ -197,10 +197,23 @@ def login(
             method="post",
             action="/login",
         ),
+        tag(
+            "p",
+            tag("a", "Log in with single sign-on", href=components_page.link_to("/login/oidc", next=next_)),
+            cls="provider",
+        )
+        if provider
+        else None,
         cls="login",
         id="main",
     )
     return document("Log in", body, theme=theme)
+
+
+def moved(to: str, *, theme: str) -> str:
+    """A page that opens ``to`` at once."""
+    body = tag("main", tag("p", tag("a", "Continue", href=to)), cls="login", id="main")
+    return document("Logged in", body, theme=theme, refresh=to)
 
 
 def failure(title: str, detail: str, hint: str, *, theme: str) -> str:

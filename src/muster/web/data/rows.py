@@ -7,6 +7,7 @@ import msgspec
 from muster.manage import rows as manage_rows
 from muster.message import rows as message_rows
 from muster.monitor import protocol as monitor_protocol
+from muster.web.auth import tokens
 
 
 class BrowsedMessage(message_rows.MessageRow, frozen=True, kw_only=True):
@@ -35,22 +36,20 @@ class QueueMoved(msgspec.Struct, frozen=True, kw_only=True):
     moved: int
 
 
-class IssuedToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A bearer token of a login. ``until``: its expiry in seconds since 1970."""
+class IssuedToken(tokens.TokenRow, frozen=True, kw_only=True):
+    """A new API token. Its text is shown only now."""
 
     token: str
-    name: str
-    role: str
-    until: int
 
 
 class CurrentUser(msgspec.Struct, frozen=True, kw_only=True):
-    """The login of a request, and the kind of its token."""
+    """The login of a request, the kind of its session, and the scopes of its token."""
 
     name: str
     role: str
     kind: str
     until: int
+    scopes: list[str] = []
 
 
 class LoginRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,11 @@
-"""The page of logins."""
+"""The pages of logins and API tokens."""
 
 from __future__ import annotations
 
 import asyncio
 
 from muster.web import actions
-from muster.web.auth import sessions
+from muster.web.auth import scopes, sessions
 from muster.web.components import page, widgets
 from muster.web.components.html import Child, Markup
 from muster.web.rest import access
@@ -49,5 +49,56 @@ def logins(request: page.PageRequest) -> page.DashboardPage:
         "Logins",
         (page.PageSection("rows", "Logins", rows, (), 10.0),),
         lead="A viewer reads; an operator also runs operations; an admin also changes brokers and logins.",
+        foot=form,
+    )
+
+
+def tokens(request: page.PageRequest) -> page.DashboardPage:
+    async def rows() -> Markup:
+        made: list[list[Child]] = [
+            [
+                token.id,
+                token.description,
+                token.owner,
+                token.role.value,
+                ", ".join(token.scopes) or "all",
+                widgets.moment(token.created_at * 1000),
+                widgets.moment(token.expires_at * 1000),
+                widgets.action_button(
+                    request,
+                    "revoke-token",
+                    "Revoke",
+                    id=token.id,
+                    sure=f"Revoke the token {token.id}?",
+                    look="danger",
+                ),
+            ]
+            for token in await access.tokens_of(request.web, request.person)
+        ]
+        return widgets.table(
+            ["Id", "Description", "Owner", "Role", "Scopes", "Created", "Expires", ""],
+            made,
+            label="API tokens",
+        )
+
+    permitted = [role.value for role in sessions.WebRole if request.person.role.covers(role)]
+    form = widgets.action_button(
+        request,
+        "create-token",
+        "Create a token",
+        widgets.field("Description", "description", required=True, auto="off"),
+        widgets.field("Role", "role", "viewer", options=[(role, role) for role in permitted]),
+        widgets.field(
+            "Scopes",
+            "scopes",
+            auto="off",
+            hint=f"Empty: all. Or AREA or AREA:read, of {', '.join(scopes.AREAS)}",
+        ),
+        widgets.field("Lifetime", "lifetime", "30d", auto="off"),
+    )
+    return page.DashboardPage(
+        "API tokens",
+        (page.PageSection("rows", "API tokens", rows, (), 10.0),),
+        lead="Programs use the REST API with a token. Its text is shown once, when it is created.",
         foot=form,
     )

@@ -158,6 +158,24 @@ async def _remove_login(web: request_state.WebState, person: sessions.LoginSessi
     return f"Revoked the login of {fields['name']}"
 
 
+async def _create_token(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    lifetime = fields.get("lifetime", "").strip()
+    body = _body(
+        access.TokenBody,
+        role=fields.get("role") or None,
+        scopes=fields.get("scopes", "").replace(",", " ").split(),
+        description=fields.get("description", ""),
+        lifetime_s=units.parse_duration_s(lifetime) if lifetime else None,
+    )
+    made = await access.issue_token(web, person, body)
+    return f"Copy the token now, it is not shown again: {made.token}"
+
+
+async def _revoke_token(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
+    await access.revoke_token(web, person, fields["id"])
+    return f"Revoked the token {fields['id']}"
+
+
 ACTS: dict[str, Act] = {
     "acknowledge": _acknowledge,
     "resolve": _resolve,
@@ -175,4 +193,6 @@ ACTS: dict[str, Act] = {
     "move": _move,
     "set-login": _set_login,
     "remove-login": _remove_login,
+    "create-token": _create_token,
+    "revoke-token": _revoke_token,
 }

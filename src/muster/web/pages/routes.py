@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.web import actions, problems, request_state
-from muster.web.auth import sessions
+from muster.web.auth import oidc, sessions
 from muster.web.components import html, layout, page, widgets
 from muster.web.pages import (
     access,
@@ -62,6 +62,7 @@ PAGES: dict[str, page.Build] = {
     "/capacity": pipeline.capacity,
     "/activity": activity.activity,
     "/logins": access.logins,
+    "/tokens": access.tokens,
 }
 STATIC = {"muster.css": "text/css", "muster.js": "text/javascript", "icon.svg": "image/svg+xml"}
 FIRST_S = 0.25  # slower sections are sent after the page
@@ -70,6 +71,8 @@ LOADING = html.tag("p", "Loading…", cls="hint")
 LIVE_S = 1.0  # minimum interval between updates
 FORM_MAX = 1 << 20
 NOTE = "muster-note"
+CALLBACK = "/login/oidc/callback"
+ATTEMPT = "muster-oidc"
 THEME = "muster-theme"
 
 
@@ -214,6 +217,7 @@ async def _login_page(
         theme=_theme(request),
         nobody=await web.logins.is_empty(),
         name=name,
+        provider=web.logins.provider is not None,
     )
     status = problems.status_of(error) if error else 200
     return HTMLResponse(made, status_code=status, headers={"Cache-Control": "no-store"})
@@ -243,33 +247,82 @@ async def login(request: Request) -> Response:
     fields = await _form(request)
     name, next_ = fields.get("name", ""), fields.get("next", "/")
     try:
-        text, session = await web.logins.begin(
-            name, fields.get("password", ""), request_state.address_of(request), sessions.TokenKind.COOKIE
+        session = await web.logins.check_password(
+            name, fields.get("password", ""), request_state.address_of(request)
         )
     except (errors.Unauthorized, errors.Forbidden, errors.Overloaded) as error:
         if isinstance(error, errors.Forbidden):  # failed logins are recorded by the password check
-            await web.actions.record(
-                name or "-",
-                "login",
-                name or "-",
-                error.message,
-                messages.DecisionOutcome.REFUSED,
-                kind=sessions.TokenKind.COOKIE,
-            )
+            await _record_login(web, name or "-", error)
         return await _login_page(request, next_, error, name)
-    await web.actions.record(
-        name, "login", name, "", messages.DecisionOutcome.DONE, kind=sessions.TokenKind.COOKIE
-    )
-    response = RedirectResponse(_within(next_), status_code=303)
+    return await _logged_in(web, session, RedirectResponse(_within(next_), status_code=303))
+
+
+async def _logged_in(
+    web: request_state.WebState, session: sessions.LoginSession, response: Response
+) -> Response:
+    await _record_login(web, session.name)
     response.set_cookie(
         request_state.COOKIE,
-        text,
+        web.logins.seal(session),
         max_age=int(session.until - time.time()),
         httponly=True,
         samesite="strict",
         secure=bool(web.settings.cert),
     )
     return response
+
+
+async def _record_login(
+    web: request_state.WebState, name: str, error: errors.MusterError | None = None
+) -> None:
+    outcome = messages.DecisionOutcome.REFUSED if error else messages.DecisionOutcome.DONE
+    why = error.message if error else ""
+    await web.actions.record(name, "login", name, why, outcome, kind=sessions.TokenKind.COOKIE)
+
+
+@router.get("/login/oidc")
+async def begin_oidc(request: Request, next: str = "/") -> Response:
+    """Send the browser to the identity provider."""
+    web = request_state.state_of(request)
+    base_url = web.settings.oidc.url or f"{'https' if web.settings.cert else 'http'}://{request.url.netloc}"
+    try:
+        address, text = await web.logins.begin_oidc(f"{base_url.rstrip('/')}{CALLBACK}", _within(next))
+    except errors.Unavailable as error:
+        return await _login_page(request, next, error)
+    response = RedirectResponse(address, status_code=303)
+    response.set_cookie(  # lax: the provider sends the browser back from another site
+        ATTEMPT,
+        text,
+        max_age=oidc.ATTEMPT_S,
+        path=CALLBACK,
+        httponly=True,
+        samesite="lax",
+        secure=base_url.startswith("https:"),
+    )
+    return response
+
+
+@router.get(CALLBACK)
+async def finish_oidc(request: Request, state: str = "", code: str = "", error: str = "") -> Response:
+    """The identity provider sends the browser here, with a code or an error."""
+    web = request_state.state_of(request)
+    actions.address.set(request_state.address_of(request))
+    try:
+        if error:
+            raise errors.Unauthorized(f"the identity provider refused the login: {error[:200]}")
+        session, next_ = await web.logins.finish_oidc(
+            request.cookies.get(ATTEMPT, ""), state=state, code=code
+        )
+    except errors.MusterError as problem:
+        if isinstance(problem, errors.Forbidden):
+            await _record_login(web, "-", problem)
+        return await _login_page(request, "/", problem)
+    # A redirect would still belong to the navigation from the provider's site, for which browsers do not send
+    # a strict cookie; the refresh is a navigation of our own.
+    made = await _logged_in(web, session, HTMLResponse(layout.moved(_within(next_), theme=_theme(request))))
+    made.delete_cookie(ATTEMPT, path=CALLBACK)
+    made.headers["Cache-Control"] = "no-store"
+    return made
 
 
 @router.post("/logout")

@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Path, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from muster.core import messages
+from muster.core import errors, messages
 from muster.trust.permissions import roles
 from muster.web import actions, request_state
-from muster.web.auth import sessions
+from muster.web.auth import sessions, tokens
 from muster.web.data import rows
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
 
 router = base.router("access")
 
+TokenId = Annotated[str, Path(pattern=r"^[0-9a-f]{16}$", description="Id of a token.")]
 LoginName = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
-class CredentialsBody(StrictBody):
-    name: str = Field(min_length=1, max_length=128)
-    password: str = Field(min_length=1, max_length=1024)
+class TokenBody(StrictBody):
+    """``name`` and ``password`` authenticate the owner; a page of the dashboard sends its cookie instead."""
+
+    name: str = Field("", max_length=128)
+    password: str = Field("", max_length=1024)
+    role: sessions.WebRole | None = Field(None, description="At most, and without it, the owner's role.")
+    scopes: list[str] = Field([], max_length=20, description="Tags of operations, or TAG:read. Empty: all.")
+    description: str = Field("", max_length=200)
     lifetime_s: float | None = Field(None, ge=60, le=366 * 86400)
 
 
@@ -35,24 +42,58 @@ class LoginBody(StrictBody):
 
 @router.post(
     "/tokens",
-    summary="Create a bearer token with a name and a password",
+    summary="Create an API token",
     openapi_extra={"security": []},
     **base.answers(base.kind(rows.IssuedToken), status=201),
 )
-async def token(request: Request, web: request_state.Web, body: CredentialsBody) -> Response:
+async def create_token(request: Request, web: request_state.Web, body: TokenBody) -> Response:
+    """Authenticate with a name and a password in the body. A token cannot create tokens."""
     actions.address.set(request_state.address_of(request))
-    made, session = await web.logins.begin(
-        body.name,
-        body.password,
-        request_state.address_of(request),
-        sessions.TokenKind.TOKEN,
+    if body.name:
+        owner = await web.logins.check_password(body.name, body.password, request_state.address_of(request))
+    else:
+        owner = await request_state.session_of(request)
+    return base.reply(await issue_token(web, owner, body), status=201)
+
+
+async def issue_token(
+    web: request_state.WebState, owner: sessions.LoginSession, body: TokenBody
+) -> rows.IssuedToken:
+    if owner.kind is sessions.TokenKind.TOKEN:
+        raise errors.Forbidden(
+            "a token cannot create tokens", hint="send the name and the password of a login"
+        )
+    text, record = await web.logins.create_token(
+        owner,
+        role=body.role,
+        scopes_=body.scopes,
+        description=body.description,
         lifetime_s=body.lifetime_s,
     )
     await web.actions.record(
-        session.name, "token", session.name, "", messages.DecisionOutcome.DONE, kind=sessions.TokenKind.TOKEN
+        owner.name, "create-token", record.id, "", messages.DecisionOutcome.DONE, kind=owner.kind
     )
-    issued = rows.IssuedToken(token=made, name=session.name, role=session.role.value, until=session.until)
-    return base.reply(issued, status=201)
+    return rows.IssuedToken(token=text, **msgspec.structs.asdict(record.row))
+
+
+@router.get(
+    "/tokens",
+    summary="List your API tokens; for an admin, those of all logins",
+    **base.answers(base.items(base.kind(tokens.TokenRow))),
+)
+async def list_tokens(
+    web: request_state.Web,
+    person: request_state.Person,
+    limit: base.Limit = base.LIMIT,
+    cursor: base.Cursor = "",
+) -> Response:
+    listed_ = [record.row for record in await tokens_of(web, person)]
+    return base.paginate(listed_, cursor, limit, lambda row: (row.created_at, row.id))
+
+
+async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) -> list[tokens.TokenRecord]:
+    owner = None if person.role is sessions.WebRole.ADMIN else person.name
+    return await asyncio.to_thread(web.logins.tokens.list, owner)
 
 
 @router.delete(
@@ -63,6 +104,20 @@ async def end_token(web: request_state.Web, person: request_state.Person) -> Res
     return Response(status_code=204)
 
 
+@router.delete(
+    "/tokens/{id}",
+    summary="Revoke an API token: your own, or as an admin any",
+    **base.answers(None, status=204),
+)
+async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> Response:
+    owner = None if person.role is sessions.WebRole.ADMIN else person.name
+    await asyncio.to_thread(web.logins.tokens.revoke, id, owner=owner)
+    await web.actions.record(
+        person.name, "revoke-token", id, "", messages.DecisionOutcome.DONE, kind=person.kind
+    )
+    return Response(status_code=204)
+
+
 @router.get(
     "/me",
     summary="The authenticated user",
@@ -70,7 +125,13 @@ async def end_token(web: request_state.Web, person: request_state.Person) -> Res
 )
 async def me(web: request_state.Web, person: request_state.Person) -> Response:
     return base.reply(
-        rows.CurrentUser(name=person.name, role=person.role.value, kind=person.kind.value, until=person.until)
+        rows.CurrentUser(
+            name=person.name,
+            role=person.role.value,
+            kind=person.kind.value,
+            until=person.until,
+            scopes=list(person.scopes),
+        )
     )
 
 

@@ -1,0 +1,428 @@
+"""Identity of people and programs: an OpenID provider, roles from groups, API tokens with scopes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urljoin, urlsplit
+
+import httpx
+import jwt
+import msgspec
+import pytest
+import pytest_asyncio
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from muster.bus import api
+from muster.core import errors
+from muster.testing.plugin import require_part
+from muster.trust import keyring
+from muster.trust.permissions import roles
+from muster.web import actions, request_state, server, settings
+from muster.web.auth import logins, oidc, scopes, sessions, tokens
+from muster.web.data import read_model
+
+PROVIDER = "oidc-provider@9.13.3"
+SECRET = "the secret of the client"
+HERE = "http://127.0.0.1:8480"
+GROUPS = {"operators": ("ops",), "viewers": ("staff",)}
+
+
+class NoDomain:
+    """A domain that is not running."""
+
+    async def connect(self, identity: str, role: roles.Role) -> api.Bus:
+        raise errors.NotConnected("the domain is not running")
+
+    async def place(self) -> None:
+        return None
+
+
+def web_state(folder: Path, web_settings: settings.WebSettings) -> request_state.WebState:
+    trust = keyring.Keyring.create(folder / "keys", "lab")
+    source = read_model.ReadModel(NoDomain(), history="", domain="lab")
+    return request_state.WebState(
+        settings=web_settings,
+        source=source,
+        actions=actions.ActionRunner(source),
+        logins=logins.LoginService(trust.passwords(), folder / "web", web_settings),
+        trust=trust,
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    folder: Path, web_settings: settings.WebSettings
+) -> AsyncIterator[tuple[request_state.WebState, httpx.AsyncClient]]:
+    web = await asyncio.to_thread(web_state, folder, web_settings)
+    await web.logins.open()
+    transport = httpx.ASGITransport(app=server.build(web))
+    async with httpx.AsyncClient(transport=transport, base_url=HERE, timeout=30) as client:
+        yield web, client
+    await web.actions.close()
+
+
+# API tokens.
+
+
+@pytest_asyncio.fixture
+async def lab(tmp_path: Path) -> AsyncIterator[tuple[request_state.WebState, httpx.AsyncClient]]:
+    async with serving(tmp_path, settings.WebSettings()) as (web, client):
+        known = web.trust.passwords()
+        for name, role, administers in (
+            ("ann", roles.Role.OPERATOR, True),
+            ("vic", roles.Role.VIEWER, False),
+        ):
+            await asyncio.to_thread(known.set, name, role, f"{name} has a secret", administers=administers)
+        yield web, client
+
+
+async def create(client: httpx.AsyncClient, name: str, **body: Any) -> dict[str, Any]:
+    response = await client.post(
+        "/api/v1/tokens", json={"name": name, "password": f"{name} has a secret", **body}
+    )
+    assert response.status_code == 201, response.text
+    return dict(response.json())
+
+
+async def get(
+    client: httpx.AsyncClient, token: str, path: str = "/me", method: str = "GET"
+) -> httpx.Response:
+    return await client.request(method, f"/api/v1{path}", headers={"Authorization": f"Bearer {token}"})
+
+
+async def test_a_token_has_at_most_the_role_of_its_owner(lab):
+    web, client = lab
+    made = await create(client, "ann", role="viewer", description="for grafana")
+    assert (await get(client, made["token"])).json()["role"] == "viewer"
+    response = await client.post(
+        "/api/v1/tokens", json={"name": "vic", "password": "vic has a secret", "role": "operator"}
+    )
+    assert response.status_code == 403
+    # The owner's role is lowered: so is that of the token, which keeps the password's time here.
+    whole = await create(client, "ann")
+    record = await asyncio.to_thread(web.trust.passwords().get, "ann")
+    lowered = msgspec.structs.replace(record, role=roles.Role.VIEWER, administers=False)
+    (web.trust.passwords()._folder / "ann.json").write_bytes(msgspec.json.encode(lowered))
+    web.logins._born.clear()
+    assert (await get(client, whole["token"])).json()["role"] == "viewer"
+
+
+async def test_scopes_limit_a_token_to_parts_of_the_api(lab):
+    _, client = lab
+    made = await create(client, "ann", scopes=["contexts:read", "access"])
+    token = made["token"]
+    assert (await get(client, token)).json()["scopes"] == ["access", "contexts:read"]
+    assert (await get(client, token, "/logins")).status_code == 200
+    assert (await get(client, token, "/contexts")).status_code == 503  # permitted; the domain is down
+    assert (await get(client, token, "/contexts/x", "DELETE")).status_code == 403
+    refused = await get(client, token, "/alerts")
+    assert (refused.status_code, refused.json()["hint"]) == (403, "create a token with the scope alerts")
+    unknown = await client.post(
+        "/api/v1/tokens", json={"name": "ann", "password": "ann has a secret", "scopes": ["alert"]}
+    )
+    assert unknown.status_code == 400
+    assert "alerts" in unknown.json()["hint"]
+
+
+def test_scopes_are_the_tags_of_the_openapi_document():
+    paths = server.rest_application().openapi()["paths"]
+    tags = {tag for path in paths.values() for operation in path.values() for tag in operation["tags"]}
+    assert tags == set(scopes.AREAS)
+
+
+async def test_owners_list_and_revoke_their_tokens_and_admins_those_of_all(lab):
+    _, client = lab
+    of_ann, of_vic = await create(client, "ann"), await create(client, "vic")
+    listed = (await get(client, of_vic["token"], "/tokens")).json()["items"]
+    assert [row["id"] for row in listed] == [of_vic["id"]]
+    assert "digest" not in listed[0]
+    assert (await get(client, of_ann["token"], "/tokens")).json()["total"] == 2
+    assert (await get(client, of_vic["token"], f"/tokens/{of_ann['id']}", "DELETE")).status_code == 404
+    assert (await get(client, of_ann["token"])).status_code == 200
+    assert (await get(client, of_ann["token"], f"/tokens/{of_vic['id']}", "DELETE")).status_code == 204
+    assert (await get(client, of_vic["token"])).status_code == 401
+
+
+async def test_a_revoked_an_expired_and_a_forged_token_are_refused(lab):
+    web, client = lab
+    made = await create(client, "vic")
+    other = "A" if made["token"][-1] != "A" else "B"
+    assert (await get(client, made["token"][:-1] + other)).status_code == 401
+    assert (await get(client, made["token"].replace(made["id"], "0" * 16))).status_code == 401
+    await asyncio.to_thread(web.logins.tokens.revoke, made["id"])
+    assert (await get(client, made["token"])).status_code == 401
+    again = await create(client, "vic", lifetime_s=60)
+    web.logins.tokens._clock = lambda: time.time() + 61
+    assert (await get(client, again["token"])).status_code == 401
+    assert await asyncio.to_thread(web.logins.tokens.list) == []
+
+
+async def test_a_new_password_ends_tokens(lab):
+    web, client = lab
+    made = await create(client, "vic")
+    record = await asyncio.to_thread(web.trust.passwords().get, "vic")
+    later = msgspec.structs.replace(record, created_at=record.created_at + 1)
+    (web.trust.passwords()._folder / "vic.json").write_bytes(msgspec.json.encode(later))
+    web.logins._born.clear()
+    assert (await get(client, made["token"])).status_code == 401
+
+
+async def test_a_token_cannot_create_tokens_nor_last_longer_than_the_setting(lab):
+    _, client = lab
+    made = await create(client, "ann")
+    headers = {"Authorization": f"Bearer {made['token']}"}
+    assert (await client.post("/api/v1/tokens", json={}, headers=headers)).status_code == 403
+    body = {"name": "ann", "password": "ann has a secret", "lifetime_s": 366 * 86400}
+    response = await client.post("/api/v1/tokens", json=body)
+    assert (response.status_code, "web.token_s" in response.json()["hint"]) == (400, True)
+
+
+def test_tokens_of_an_owner_are_bounded_and_the_secret_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tokens, "OF_OWNER_MAX", 2)
+    store = tokens.TokenStore(tmp_path / "tokens")
+    owner = sessions.LoginSession(
+        id="", name="ann", role=sessions.WebRole.VIEWER, kind=sessions.TokenKind.COOKIE, born=1, until=2
+    )
+    made = [store.create(owner, scopes=(), description="", lifetime_s=60) for _ in range(2)]
+    with pytest.raises(errors.LimitExceeded, match="2 tokens"):
+        store.create(owner, scopes=(), description="", lifetime_s=60)
+    for text, record in made:
+        path = tmp_path / "tokens" / f"{record.id}.json"
+        assert text.rpartition("_")[2].encode() not in path.read_bytes()
+        assert path.stat().st_mode & 0o077 == 0
+    # A damaged file ends its own token only.
+    (tmp_path / "tokens" / f"{made[0][1].id}.json").write_bytes(b"{")
+    with pytest.raises(errors.Unauthorized):
+        store.verify(made[0][0])
+    assert store.verify(made[1][0]).owner == "ann"
+
+
+# The identity provider.
+
+
+def provider_folder() -> Path | None:
+    """The folder with npm's package, kept from run to run; None if it cannot be installed."""
+    folder = Path.home() / ".cache" / "muster" / PROVIDER.replace("@", "-")
+    installed = folder / "node_modules" / "oidc-provider" / "package.json"
+    if not installed.exists() and shutil.which("npm") and shutil.which("node"):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", PROVIDER]
+        subprocess.run(command, cwd=folder, capture_output=True, timeout=110, check=False)
+    return folder if installed.exists() else None
+
+
+@contextlib.asynccontextmanager
+async def real_provider(callback: str) -> AsyncIterator[str]:
+    folder = await asyncio.to_thread(provider_folder)
+    require_part(PROVIDER, folder, hint="needs node, npm and a network the first time")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    process = await asyncio.create_subprocess_exec(
+        "node", str(Path(__file__).with_name("oidc_provider.mjs")), str(port), callback, SECRET,
+        cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            while b"ready" not in await process.stdout.readline():
+                assert process.returncode is None
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+def oidc_settings(issuer: str, tmp_path: Path, **more: Any) -> settings.WebSettings:
+    secret = tmp_path / "client-secret"
+    secret.write_text(SECRET)
+    given = {"client_id": "muster", "client_secret": f"file:{secret}", **GROUPS, **more}
+    return settings.WebSettings(oidc=settings.OidcSettings(issuer=issuer, **given))
+
+
+async def log_in(browser: httpx.AsyncClient, address: str, person: str) -> str:
+    """Fill in the provider's pages as a person does; the address to which they lead back."""
+    response = await browser.get(address)
+    for _ in range(10):
+        if response.is_redirect:
+            target = urljoin(str(response.url), response.headers["location"])
+            if target.startswith(HERE):
+                return target
+            response = await browser.get(target)
+            continue
+        action = re.search(r'<form[^>]*action="([^"]+)"', response.text)
+        prompt = re.search(r'name="prompt" value="(\w+)"', response.text)
+        assert action is not None, response.text
+        assert prompt is not None, response.text
+        fields = {"prompt": prompt[1], "login": person, "password": "any"}
+        response = await browser.post(urljoin(str(response.url), action[1]), data=fields)
+    raise AssertionError(response.text)
+
+
+async def begin(client: httpx.AsyncClient, next_: str = "/") -> str:
+    response = await client.get("/login/oidc", params={"next": next_})
+    assert response.status_code == 303, response.text
+    return str(response.headers["location"])
+
+
+async def test_people_log_in_with_a_provider_and_their_groups_decide_the_role(tmp_path: Path):
+    async with (
+        real_provider(f"{HERE}/login/oidc/callback") as issuer,
+        serving(tmp_path, oidc_settings(issuer, tmp_path)) as (web, client),
+        httpx.AsyncClient(timeout=30) as browser,
+    ):
+        assert "single sign-on" in (await client.get("/login")).text
+        back = await log_in(browser, await begin(client, "/alerts"), "ann")
+        arrived = await client.get(back)
+        assert (arrived.status_code, "0;url=/alerts" in arrived.text) == (200, True)
+        assert "samesite=strict" in arrived.headers["set-cookie"].lower()
+        me = (await client.get("/api/v1/me")).json()
+        assert (me["name"], me["role"]) == ("oidc-ann_40_example_2e_com", "operator")
+        # The code and the state can be used once.
+        assert (await client.get(back)).status_code == 401
+
+        # Somebody else, in another browser: another role, or none.
+        for person, status in (("vic", 200), ("mallory", 403)):
+            async with (
+                httpx.AsyncClient(transport=client._transport, base_url=HERE) as another,
+                httpx.AsyncClient(timeout=30) as their_browser,
+            ):
+                response = await another.get(await log_in(their_browser, await begin(another), person))
+                assert response.status_code == status
+                if status == 200:
+                    assert (await another.get("/api/v1/me")).json()["role"] == "viewer"
+
+        # A person of the provider creates tokens too, and the settings decide about them as well.
+        session = await web.logins.recognise_cookie(client.cookies[request_state.COOKIE])
+        text, _ = await web.logins.create_token(session, role=sessions.WebRole.VIEWER)
+        assert (await get(client, text)).json()["role"] == "viewer"
+    async with serving(tmp_path / "other", settings.WebSettings()) as (_, without):
+        assert "single sign-on" not in (await without.get("/login")).text
+        assert (await without.get("/login/oidc")).status_code == 404
+    changed = oidc_settings(issuer, tmp_path, operators=("others",))
+    service = logins.LoginService(web.trust.passwords(), tmp_path / "web", changed)
+    await service.open()
+    with pytest.raises(errors.Unauthorized, match="no role"):
+        await service.recognise_token(text)
+
+
+async def test_a_login_that_another_browser_began_is_refused(tmp_path: Path):
+    async with (
+        real_provider(f"{HERE}/login/oidc/callback") as issuer,
+        serving(tmp_path, oidc_settings(issuer, tmp_path)) as (_, client),
+        httpx.AsyncClient(timeout=30) as browser,
+    ):
+        back = await log_in(browser, await begin(client), "ann")
+        async with httpx.AsyncClient(transport=client._transport, base_url=HERE) as victim:
+            assert (await victim.get(back)).status_code == 401  # without an attempt of its own
+            await begin(victim)
+            assert (await victim.get(back)).status_code == 401  # with another state
+        refused = await client.get("/login/oidc/callback", params={"error": "access_denied"})
+        assert (refused.status_code, "access_denied" in refused.text) == (401, True)
+        assert request_state.COOKIE not in client.cookies
+
+
+async def test_a_provider_that_does_not_answer_is_shown_on_the_login_page(tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    async with serving(tmp_path, oidc_settings(f"http://127.0.0.1:{port}", tmp_path)) as (_, client):
+        response = await client.get("/login/oidc")
+        assert (response.status_code, "does not respond" in response.text) == (503, True)
+
+
+KEY, STRANGE_KEY = (rsa.generate_private_key(65537, 2048) for _ in range(2))
+ISSUER = "https://idp.example.com"
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        ({"iss": "https://other.example.com"}, KEY),
+        ({"aud": "another-application"}, KEY),
+        ({"exp": 1}, KEY),
+        ({"nonce": "of another login"}, KEY),
+        ({"azp": "another-application"}, KEY),
+        ({"sub": None}, KEY),
+        ({}, STRANGE_KEY),
+        ({}, None),
+    ],
+    ids=["issuer", "audience", "expired", "nonce", "party", "no subject", "forged", "unsigned"],
+)
+async def test_an_id_token_that_is_not_for_this_login_is_refused(changed: dict[str, Any], key: Any):
+    provider = oidc.OidcProvider(settings.OidcSettings(issuer=ISSUER, client_id="muster", viewers=("*",)))
+    provider._keys = {
+        "k": jwt.PyJWK.from_dict(
+            jwt.algorithms.RSAAlgorithm.to_jwk(KEY.public_key(), as_dict=True) | {"kid": "k", "alg": "RS256"}
+        )
+    }
+    claims = {
+        "iss": ISSUER,
+        "aud": "muster",
+        "sub": "1",
+        "iat": time.time(),
+        "exp": time.time() + 60,
+        "nonce": "n",
+    }
+    assert await provider._verify(jwt.encode(claims, KEY, "RS256", headers={"kid": "k"}), "n")
+    claims = {name: value for name, value in (claims | changed).items() if value is not None}
+    token = jwt.encode(claims, key or "", "RS256" if key else "none", headers={"kid": "k"})
+    with pytest.raises(errors.Unauthorized):
+        await provider._verify(token, "n")
+
+
+def test_the_highest_role_of_the_groups_counts():
+    given = settings.OidcSettings(
+        issuer=ISSUER, client_id="muster", viewers=("*",), operators=("ops",), admins=("root", "ops-lead")
+    )
+    assert oidc.role_of_groups((), given) == (sessions.WebRole.VIEWER, ("*",))
+    assert oidc.role_of_groups(("ops", "x"), given) == (sessions.WebRole.OPERATOR, ("*", "ops"))
+    assert oidc.role_of_groups(("ops", "root"), given) == (sessions.WebRole.ADMIN, ("*", "ops", "root"))
+    narrow = msgspec.structs.replace(given, viewers=())
+    assert oidc.role_of_groups(("strangers",), narrow) is None
+
+
+def test_names_of_the_provider_are_different_for_different_people():
+    people = ["ann@example.com", "ann_40_example_2e_com", "ann-example-com", "Änne", "ann", "a.nn", "a_nn"]
+    names = [oidc.identity_name(person, "oidc-") for person in people]
+    assert len(set(names)) == len(people)
+    with pytest.raises(errors.Forbidden, match="too long"):
+        oidc.identity_name("a" * 200, "oidc-")
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"issuer": "http://idp.example.com", "client_id": "m", "viewers": ("*",)}, "https"),
+        ({"issuer": ISSUER, "viewers": ("*",)}, "client_id"),
+        ({"issuer": ISSUER, "client_id": "m"}, "no group"),
+        ({"issuer": ISSUER, "client_id": "m", "admins": ("*",)}, "viewers only"),
+    ],
+)
+def test_settings_that_would_let_strangers_in_are_refused(given: dict[str, Any], reason: str):
+    with pytest.raises(errors.InvalidInput, match=reason):
+        settings.OidcSettings(**given)
+
+
+def test_the_address_of_a_login_names_pkce_and_the_callback():
+    query = parse_qs(urlsplit(asyncio.run(_address())).query)
+    assert query["code_challenge_method"] == ["S256"]
+    assert query["redirect_uri"] == [f"{HERE}/login/oidc/callback"]
+    assert query["scope"] == ["openid profile"]
+
+
+async def _address() -> str:
+    provider = oidc.OidcProvider(settings.OidcSettings(issuer=ISSUER, client_id="muster", viewers=("*",)))
+    metadata = oidc.ProviderMetadata(ISSUER, f"{ISSUER}/auth", f"{ISSUER}/token", f"{ISSUER}/keys")
+    provider._metadata = (time.monotonic(), metadata)
+    address, _ = await provider.begin(f"{HERE}/login/oidc/callback", "/")
+    return address

@@ -1,9 +1,12 @@
 """Storage URLs: which are accepted, and the history in an S3-compatible store."""
 
 import asyncio
+import contextlib
+import re
 import socket
 import sys
 import urllib.request
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -67,6 +70,13 @@ def test_a_folder_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
         storage.check(tmp_path / "file" / "history")
 
 
+def test_an_endpoint_that_is_no_url_is_an_error_at_the_start(monkeypatch):
+    for name, value in {"ENDPOINT_URL": "http://127.0.0.1:x", "ACCESS_KEY_ID": "a", "REGION": "r"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    with pytest.raises(errors.InvalidInput, match="cannot be used"):
+        storage.check("s3://bucket/history")
+
+
 def _create_bucket(url: str) -> bool:
     try:
         with urllib.request.urlopen(urllib.request.Request(f"{url}/fleet", method="PUT"), timeout=10):
@@ -101,8 +111,9 @@ def _use() -> None:
         storage.check("s3://no-such-bucket/history")
 
 
-@pytest.mark.may_leak("threads", "files", reason="delta-rs keeps connections")
-async def test_the_history_lives_in_an_object_store(monkeypatch):
+@contextlib.asynccontextmanager
+async def object_store(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """An S3-compatible server with the bucket `fleet`, and the environment that names it. Its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -113,4 +124,16 @@ async def test_the_history_lives_in_an_object_store(monkeypatch):
     # A process of its own: delta-rs waits for answers while it holds Python's lock.
     async with await child_process.start(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port):
         await eventually(lambda: asyncio.to_thread(_create_bucket, url), timeout_s=60)
+        yield url
+
+
+def keys(url: str) -> list[str]:
+    """The objects in the bucket, at most a thousand."""
+    with urllib.request.urlopen(f"{url}/fleet?list-type=2", timeout=30) as answer:
+        return re.findall(r"<Key>(.*?)</Key>", answer.read().decode())
+
+
+@pytest.mark.may_leak("threads", "files", reason="delta-rs keeps connections")
+async def test_the_history_lives_in_an_object_store(monkeypatch):
+    async with object_store(monkeypatch):
         await asyncio.to_thread(_use)

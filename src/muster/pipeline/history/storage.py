@@ -218,14 +218,21 @@ def translated(what: str) -> Iterator[None]:
         raise errors.NotFound(f"there is no table in {what}") from error
     except exceptions.CommitFailedError as error:
         raise ConcurrentChange(f"{what}: {_first_line(error)}") from error
-    except (OSError, exceptions.DeltaError) as error:
+    except BaseException as error:
+        if not isinstance(error, OSError | exceptions.DeltaError) and not _is_panic(error):
+            raise
         full = getattr(error, "errno", None) in _FULL or "No space left" in str(error)
         if full:
             raise HistoryFull(f"no disk space for the history in {what}: {_first_line(error)}") from error
         raise StorageUnavailable(f"{what}: {_first_line(error)}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _is_panic(error: BaseException) -> bool:
+    """Whether delta-rs failed in Rust, as for an endpoint that is no URL: its exception is not importable."""
+    return type(error).__name__ == "PanicException"
+
+
+def _first_line(error: BaseException) -> str:
     """Errors of object stores have many lines with terminal colours."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
     return " ".join(line.strip() for line in text.splitlines()[:6])[:400]

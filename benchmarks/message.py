@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import harness, measure, message_peers
+from benchmarks import harness, measure, message_partitions, message_peers
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config
 from muster.core import errors
@@ -62,7 +62,11 @@ async def _measure(quick: bool) -> list[harness.Row]:
         async with brokers.Broker(settings) as broker:
             pid = broker.pid
             assert pid is not None
-            return await asyncio.to_thread(_roads, broker.url, pid, quick)
+            rows = await asyncio.to_thread(_roads, broker.url, pid, quick)
+    with tempfile.TemporaryDirectory(prefix="bench-message") as folder:  # without earlier partitions
+        settings = config.BrokerConfig(name="bench", directory=pathlib.Path(folder) / "broker")
+        async with brokers.Broker(settings) as broker:
+            return rows + await asyncio.to_thread(_tried, message_partitions.rows, broker.url, quick)
 
 
 def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:

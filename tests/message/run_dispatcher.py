@@ -1,4 +1,4 @@
-"""A dispatcher as a separate process, to be killed: ``python -m tests.message.run_dispatcher URL NAME``."""
+"""A dispatcher to be killed: ``python -m tests.message.run_dispatcher URL NAME [PARTITIONS]``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from muster.message import settings
 from muster.message.dispatcher import leadership
 
 
-async def main(url: str, name: str) -> None:
+async def main(url: str, name: str, partitions: str = "1") -> None:
     bus = await client.connect((url,), identity=name)
     dispatching = leadership.DispatcherLeadership(
-        bus, settings.MessageSettings(checkpoint_records=20), lease_ttl_s=2
+        bus, settings.MessageSettings(checkpoint_records=20, partitions=int(partitions)), lease_ttl_s=2
     )
     running = asyncio.create_task(dispatching.run())
     await dispatching.acting.wait()

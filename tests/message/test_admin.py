@@ -10,7 +10,7 @@ import pytest
 from muster.bus import api
 from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
-from muster.message import destinations, messages, protocol, settings
+from muster.message import destinations, messages, partitions, protocol, settings
 from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import admin, dispatcher, leadership
@@ -176,8 +176,8 @@ async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_disp
         message = await consumer.receive(30)
         assert message is not None
         assert message.body() == "more"
-        stream = await (await connect("looker")).open_stream(protocol.STREAM)
-        assert await stream.last_for(protocol.DELAY) is None
+        stream = await (await connect("looker")).open_stream(partitions.stream(0))
+        assert await stream.last_for(partitions.LogSubjects().delay) is None
         await connection.close()
 
 

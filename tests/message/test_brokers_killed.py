@@ -16,7 +16,7 @@ import pytest
 
 from muster.bus.brokers import network
 from muster.bus.client import client as bus_client
-from muster.message import protocol, settings
+from muster.message import partitions, settings
 from muster.message.client import api
 from muster.message.dispatcher import leadership
 from tests.message import history
@@ -50,7 +50,7 @@ async def _serving(connect: Connect, at: str, *names: str) -> AsyncIterator[None
 
 
 async def _leader(bus: bus_client.NatsBus) -> str:
-    return str((await bus.storage.call(f"STREAM.INFO.{protocol.STREAM}"))["cluster"]["leader"])
+    return str((await bus.storage.call(f"STREAM.INFO.{partitions.stream(0)}"))["cluster"]["leader"])
 
 
 async def _kill_under_load(cluster: network.BrokerNetwork, *, kills: int, between: int) -> None:

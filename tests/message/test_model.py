@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 from muster.bus.memory import network, streams
 from muster.core import errors
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, messages, partitions, protocol
 from muster.message import errors as message_errors
 from muster.message import settings as settings_
 from muster.message.client import api
@@ -207,7 +207,7 @@ class World:
         **more: Any,
     ) -> int:
         """In place of a stream's `publish_batch`."""
-        if stream.name == protocol.STREAM:
+        if stream.name == partitions.stream(0):
             await self.stored.wait()
             if self.single:
                 self.single = False

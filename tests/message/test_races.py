@@ -16,7 +16,7 @@ from muster.bus import api
 from muster.bus.memory import network, streams
 from muster.core import errors
 from muster.core import messages as core_messages
-from muster.message import destinations, messages, protocol, settings
+from muster.message import destinations, messages, partitions, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
@@ -45,7 +45,7 @@ class Disk:
         plain = streams.SimulatedStream.publish_batch
 
         async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
-            if stream.name == protocol.STREAM:
+            if stream.name == partitions.stream(0):
                 await self.ready.wait()
                 if self.full or self.refusals:
                     self.refusals = max(0, self.refusals - 1)
@@ -99,7 +99,11 @@ async def act(
     bus = await net.connect(name)
     stream = await bus.stream(
         api.StreamSettings(
-            protocol.STREAM, protocol.LOGS, max_bytes=1 << 30, max_age_s=0, on_full=api.FullPolicy.REFUSE
+            partitions.stream(0),
+            partitions.LogSubjects().all,
+            max_bytes=1 << 30,
+            max_age_s=0,
+            on_full=api.FullPolicy.REFUSE,
         )
     )
     made = dispatcher.Dispatcher(bus, stream, epoch, settings.MessageSettings())
@@ -252,7 +256,7 @@ async def test_what_a_refused_commit_acknowledged_goes_to_others(
         disk.ready.clear()
         committing = asyncio.create_task(first_session.commit())
         await asyncio.sleep(0.2)
-        await first._request_once(protocol.Disconnect(first.name, lost=True))
+        await first.home.request_once(protocol.Disconnect(first.name, lost=True))
         disk.full = True
         disk.ready.set()
         with pytest.raises(message_errors.TransactionRolledBack):
@@ -412,7 +416,7 @@ async def test_a_connection_that_was_refused_is_served_when_there_is_room(
         client_api.Connection(await net.connect("a")) as first,
     ):
         consumer = await first.session().consumer(JOBS)
-        await first._request_once(protocol.Disconnect(first.name, lost=True))
+        await first.home.request_once(protocol.Disconnect(first.name, lost=True))
         async with client_api.Connection(await net.connect("a")) as second:
             await second.session().consumer(OTHER)
             refused: list[errors.MusterError] = []
@@ -431,7 +435,7 @@ async def test_an_identity_stages_at_most_half_of_what_may_wait(
 
     async def stage(connection: client_api.Connection) -> None:
         send = protocol.SendMessage(str(JOBS), "{}", b"x" * 1_500)
-        await connection._request_once(protocol.StageMessages(connection.name, 1, 0, [send]))
+        await connection.home.request_once(protocol.StageMessages(connection.name, 1, 0, [send]))
 
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(serving(net))
@@ -759,7 +763,7 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
     plain = streams.SimulatedStream.publish_batch
 
     async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
-        if stream.name == protocol.STREAM and not failing.is_set():
+        if stream.name == partitions.stream(0) and not failing.is_set():
             await failing.wait()
             raise errors.TimedOut("no acknowledgement came")
         return await plain(stream, *args, **more)
@@ -817,8 +821,10 @@ async def test_messages_whose_page_is_missing_in_the_log_hold_up_no_others(
         session = connection.session()
         for number in range(12):
             await session.producer(JOBS).send(f"{number}")
-        stream = await (await net.connect("admin")).open_stream(protocol.STREAM)
-        pages = [page.sequence async for page in stream.read(1, subject=protocol.queue_subject("jobs"))]
+        stream = await (await net.connect("admin")).open_stream(partitions.stream(0))
+        pages = [
+            page.sequence async for page in stream.read(1, subject=partitions.LogSubjects().queue("jobs"))
+        ]
         for sequence in (pages[0], pages[5]):
             await stream.delete(sequence)
         consumer = await session.consumer(JOBS)
@@ -871,7 +877,7 @@ async def test_consumers_do_not_wait_for_the_end_of_a_long_log(
 
     async def slow_page(stream: streams.SimulatedStream, *args: Any) -> Any:
         page, state_ = await read_page(stream, *args)
-        if stream.name == protocol.STREAM:
+        if stream.name == partitions.stream(0):
             await asyncio.sleep(4)
         return page[:3], state_
 

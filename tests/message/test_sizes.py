@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, messages, partitions
 from muster.message.dispatcher.log import journal, ledger, pages
 
 BUS_BYTES_MAX = 1 << 20
@@ -13,7 +13,7 @@ BUS_BYTES_MAX = 1 << 20
 def _copy(size: int) -> journal.JournalMessage:
     queue = destinations.queue("x")
     return journal.JournalMessage(
-        queue, messages.MessageMeta(), "{}", bytes(size), protocol.queue_subject(queue.name)
+        queue, messages.MessageMeta(), "{}", bytes(size), partitions.LogSubjects().queue(queue.name)
     )
 
 
@@ -26,7 +26,7 @@ def _record(acks: int) -> ledger.LogRecord:
 def test_a_record_stands_alone_where_its_page_would_become_too_large():
     for size, acks in ((900 << 10, 10), (900 << 10, 20_000), (100, 50_000), (400 << 10, 50_000)):
         item = journal.JournalItem([_copy(size)], _record(acks))
-        batch, _ = journal._build_pages(item.copies, item.record, item.record_bytes)
+        batch, _ = journal._build_pages(item.copies, item.record, item.record_bytes, partitions.LogSubjects())
         encoded = [pages.encode(page) for _, page in batch]
         assert max(map(len, encoded)) < BUS_BYTES_MAX - 500
         assert len(pages.encode(pages.LogPage(item.record))) <= item.record_bytes + 100

@@ -21,6 +21,7 @@ from muster.core.reports import columns
 from muster.core.settings import sections as settings_sections
 from muster.inform import protocol as inform
 from muster.manage import protocol as managing
+from muster.message import peer_protocol as message_peers
 from muster.message import protocol as message
 from muster.monitor import protocol as monitor
 from muster.notify import protocol as notify
@@ -34,7 +35,7 @@ PARTS: dict[str, tuple[ModuleType, ...]] = {
     "Notification": (notify,),
     "Management": (managing, bootstrap_client),
     "Information": (inform,),
-    "Messages (JMS)": (message,),
+    "Messages (JMS)": (message, message_peers),
     "The domain itself": (control, audit),
 }
 SHARED = (messages, columns)

@@ -48,6 +48,7 @@ class LargeBody(msgspec.Struct, frozen=True, array_like=True):
     id: str
     size: int
     chunks: list[int]
+    partition: int = 0  # whose log contains the chunks
 
 
 class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):

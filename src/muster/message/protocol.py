@@ -12,6 +12,11 @@
     muster.message.log.delay               log: messages with a delivery time in the future
     muster.message.log.record              log: acknowledgements, subscriptions and completed work (`ledger`)
     muster.message.log.checkpoint          log: the sum of all earlier records
+    muster.message.log.transfer.<p>        log: messages on their way to partition p
+    muster.message.log.layout              log: the number of partitions
+
+These are the subjects of partition 0. Those of partition 1 end with a further level, ``1``; those of its log
+begin with ``muster.message.log.p1``.
 
 Requests are batched: one `CommitWork` contains everything that a connection sends and acknowledges at one
 time. It is stored atomically, and a repetition with the same number is not executed twice. A commit, a single
@@ -26,29 +31,13 @@ import msgspec
 
 from muster.bus.rpc import error_replies
 from muster.core import errors, subjects
-from muster.message import destinations
+from muster.message import partitions
 
 VERSION: Final = 1
-PART: Final = "message"
-STREAM: Final = "messages"
-LEASE: Final = "message.dispatcher"
+PART: Final = partitions.PART
 LOGGED: Final = "Muster-Logged"  # header of topic messages that are already in the log
-STARTED: Final = subjects.to_all(PART, "dispatcher")
 SLOW: Final = subjects.to_all(PART, "slow")
 READ: Final = ("read", "log")
-DELAY: Final = subjects.log_subject(PART, "delay")
-RECORD: Final = subjects.log_subject(PART, "record")
-CHECKPOINT: Final = subjects.log_subject(PART, "checkpoint")
-BODY: Final = subjects.log_subject(PART, "body")
-# Listed by name: the audit stream stores the decisions of all components.
-LOGS: Final = (
-    DELAY,
-    RECORD,
-    CHECKPOINT,
-    f"{BODY}.>",
-    subjects.log_subject(PART, "queue", ">"),
-    subjects.log_subject(PART, subjects.TOPIC_PREFIX, ">"),
-)
 
 CLIENT_ID_BYTES_MAX: Final = 1024
 SENDS_MAX: Final = 50_000  # in one work
@@ -60,34 +49,24 @@ LARGE_BYTES: Final = 640 << 10  # a payload above this size is stored in chunks
 CHUNK_BYTES: Final = 512 << 10
 
 
-def request_subject(identity: str) -> str:
-    return subjects.from_identity(PART, identity, "request")
+def request_subject(identity: str, partition: int = 0) -> str:
+    return subjects.from_identity(PART, identity, "request", *partitions.level(partition))
 
 
-def notify_subject(identity: str) -> str:
-    return subjects.from_identity(PART, identity, "notify")
+def notify_subject(identity: str, partition: int = 0) -> str:
+    return subjects.from_identity(PART, identity, "notify", *partitions.level(partition))
 
 
-def read_subject(identity: str) -> str:
-    return subjects.from_identity(PART, identity, *READ)
+def read_subject(identity: str, partition: int = 0) -> str:
+    return subjects.from_identity(PART, identity, *READ, *partitions.level(partition))
 
 
-def deliver_subject(identity: str, connection: str) -> str:
-    return subjects.to_identity(PART, identity, "deliver", connection)
+def deliver_subject(identity: str, connection: str, partition: int = 0) -> str:
+    return subjects.to_identity(PART, identity, "deliver", connection, *partitions.level(partition))
 
 
-def queue_subject(name: str) -> str:
-    return subjects.log_subject(PART, "queue", destinations.token(name))
-
-
-def body_subject(body: str) -> str:
-    """The log subject for the chunks of a large body."""
-    return f"{BODY}.{subjects.token(body)}"
-
-
-def topic_subject(subject: str) -> str:
-    """The log subject for a users' subject or pattern."""
-    return subjects.log_subject(PART, subject)
+def started_subject(partition: int = 0) -> str:
+    return subjects.to_all(PART, "dispatcher", *partitions.level(partition))
 
 
 def origin(identity: str, client_id: str) -> str:
@@ -179,6 +158,7 @@ class StoreChunk(_Request, frozen=True, tag="store-chunk"):
     connection: str
     body: str
     data: bytes
+    partition: int = 0  # to which the request is sent
 
 
 class ReadChunk(_Request, frozen=True, tag="read-chunk"):
@@ -186,6 +166,7 @@ class ReadChunk(_Request, frozen=True, tag="read-chunk"):
 
     body: str
     chunk: int
+    partition: int = 0
 
 
 class ReleaseBody(_Request, frozen=True, tag="release-body"):
@@ -194,6 +175,7 @@ class ReleaseBody(_Request, frozen=True, tag="release-body"):
     """
 
     body: str
+    partition: int = 0
 
 
 class CommitWork(_Request, frozen=True, tag="work"):
@@ -203,6 +185,9 @@ class CommitWork(_Request, frozen=True, tag="work"):
     hold rolls back the work.
 
     ``staged``: the number of messages staged before; `errors.Conflict` if they are missing.
+
+    A transaction may contain messages and acknowledgements of several partitions. The dispatcher that
+    receives it coordinates the others.
     """
 
     connection: str
@@ -301,6 +286,10 @@ class BrowseQueue(_Request, frozen=True, tag="browse"):
     limit: int = 100
 
 
+class CountPartitions(_Request, frozen=True, tag="partitions"):
+    """The reply contains the number of partitions, as that to a `ClientHello`."""
+
+
 class ListQueues(_Request, frozen=True, tag="queues"):
     pass
 
@@ -374,6 +363,7 @@ DispatcherRequest = (
     | DeleteTemporary
     | CheckTemporary
     | BrowseQueue
+    | CountPartitions
     | ListQueues
     | ListSubscriptions
     | ListScheduled
@@ -381,7 +371,7 @@ DispatcherRequest = (
     | PurgeQueue
     | MoveMessages
 )
-READS: Final = (BrowseQueue, ListQueues, ListSubscriptions, ListScheduled)
+READS: Final = (BrowseQueue, CountPartitions, ListQueues, ListSubscriptions, ListScheduled)
 
 
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,6 +428,8 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
 
     ``epoch``: of the dispatcher that replies. A replaced dispatcher may reply before it is stopped; clients
     ignore such replies.
+
+    ``partitions``: the number of partitions that the queues are divided into.
     """
 
     error: error_replies.ErrorReply | None = None
@@ -449,6 +441,7 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     subscriptions: list[SubscriptionRow] = []
     scheduled: list[ScheduledRow] = []
     data: bytes = b""
+    partitions: int = 1
 
 
 def failed(error: errors.MusterError) -> DispatcherReply:

@@ -11,6 +11,7 @@ import msgspec
 from muster.core import errors, queue_names
 from muster.core.settings import sections
 from muster.core.settings.sections import field_doc
+from muster.message import partitions as partitions_
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,6 +52,23 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
         bool,
         field_doc("Run a dispatcher in this process. Of several, one is active and the others stand by."),
     ] = True
+    partitions: Annotated[
+        int,
+        field_doc(
+            "Number of parts that the queues are divided into, each with its own log and dispatcher. The "
+            "dispatchers are divided among the processes of the domain. Fixed when the domain first starts.",
+            ge=1,
+            le=partitions_.PARTITIONS_MAX,
+        ),
+    ] = 1
+    processes: Annotated[
+        int,
+        field_doc(
+            "Number of processes of this machine that run dispatchers, of which the domain is the first. 0: "
+            "one for each core. At most one for each partition.",
+            ge=0,
+        ),
+    ] = 0
     cache_bytes: Annotated[
         int,
         field_doc(
@@ -92,6 +110,9 @@ class MessageSettings(sections.SettingsSection, frozen=True, kw_only=True):
     checkpoint_records: Annotated[
         int, field_doc("Number of batches after which the log's records are replaced by a checkpoint.", ge=10)
     ] = 5000
+
+    def process_count(self, cores: int) -> int:
+        return min(self.processes or cores, self.partitions)
 
     def queue(self, name: str) -> QueueSettings:
         """The settings of a queue. Those of the dead letters are fixed."""

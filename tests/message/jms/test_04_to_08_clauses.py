@@ -56,7 +56,7 @@ async def test_6_1_a_connection_keeps_nothing_of_sessions_that_are_closed(
             assert await (await session.consumer(ORDERS)).receive(10) is not None
     assert not connection._closers
     assert not connection._unacknowledged
-    assert not connection._consumers
+    assert not connection.home._consumers
 
 
 async def test_6_2_7_and_6_2_10_each_mode_has_its_own_verbs(dial: conftest.Dial):
@@ -238,7 +238,7 @@ async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
         shared = await late.session().shared_consumer(NEWS, "group", "n = 1")
         durable = await late.session().shared_durable_consumer(NEWS, "kept", "n = 1")
         orders = await late.session().consumer(ORDERS)
-        hello = late._registration
+        hello = late.home._registration
         await hello.acquire()  # it does not come back at once
     async with conftest.serving(connect, "second"):
         quick = (await dial()).session()

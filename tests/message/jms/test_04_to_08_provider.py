@@ -12,7 +12,7 @@ import pytest
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.core import errors
-from muster.message import destinations, messages, protocol, settings
+from muster.message import destinations, messages, partitions, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers as client_consumers
@@ -122,11 +122,11 @@ async def test_8_3_3_durable_subscriptions_are_no_consumers_of_the_broker(
     await session.producer(NEWS).send("one")
     assert [await _texts(consumer, 1) for consumer in consumers] == 5 * [["one"]]
     looking = await connect("looking")
-    assert (await looking.storage.call(f"STREAM.INFO.{protocol.STREAM}"))["state"]["consumer_count"] == 0
+    assert (await looking.storage.call(f"STREAM.INFO.{partitions.stream(0)}"))["state"]["consumer_count"] == 0
 
 
 async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
-    stream = await bus.stream(api.StreamSettings(protocol.STREAM, protocol.LOGS))
+    stream = await bus.stream(api.StreamSettings(partitions.stream(0), partitions.LogSubjects().all))
     failed: list[errors.MusterError] = []
     old = journal.Journal(stream, 0, lambda record, last, placed: None)
     old.add(journal.JournalItem([], ledger.LogRecord(consumed=["q:x"])))

@@ -5,11 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from muster.app.components import component
 from muster.app.components import context as context_
+from muster.app.supervisor import module_process, port_workers
+from muster.bus import api
 from muster.core import errors, health, subjects
+from muster.core.settings import domain
+from muster.core.telemetry import metrics
 from muster.message import settings as settings_
 from muster.message.dispatcher import leadership
 from muster.trust import keyring
@@ -74,38 +80,98 @@ def _allows(record: keyring.CredentialRecord, action: str, what: str) -> bool:
     return any(pattern == what or subjects.matches(pattern, what) for pattern in allowed)
 
 
+def leadership_of(
+    bus: api.Bus,
+    message_settings: settings_.MessageSettings,
+    trust: keyring.Keyring,
+    *,
+    max_bytes: int,
+    replicas: int,
+    measure: metrics.Metrics,
+) -> leadership.DispatcherLeadership:
+    return leadership.DispatcherLeadership(
+        bus,
+        message_settings,
+        max_bytes=max_bytes,
+        may=TopicPermissions(trust),
+        replicas=replicas,
+        measure=measure,
+    )
+
+
+class DispatcherTask(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration of a further process for dispatchers."""
+
+    name: str
+    settings: settings_.MessageSettings
+    root: str  # the domain's folder
+    keys: str
+    max_bytes: int
+    replicas: int
+    health: domain.HealthSettings
+    log_level: str = "info"
+
+
 class DispatcherComponent:
-    """Serves the domain's queues and durable subscriptions, or waits to take them over."""
+    """Serves the domain's queues and durable subscriptions, or waits to take them over. With several
+    partitions, further processes have their share of them.
+    """
 
     name = "message"
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.MessageSettings) -> None:
-        self._settings = settings
+    def __init__(self, all_settings: Any) -> None:
+        self._all_settings = all_settings
+        self._settings: settings_.MessageSettings = all_settings.message
         self._service: leadership.DispatcherLeadership | None = None
+        count = self._settings.process_count(port_workers.usable_cores())
+        self._processes = [
+            module_process.ModuleProcess(
+                f"dispatcher-{number}", "muster.app.supervisor.dispatcher_process", log_share=8 * (count - 1)
+            )
+            for number in range(1, count)
+        ]
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._storage_problem = context.storage_problem
         bus = self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
-        self._service = leadership.DispatcherLeadership(
+        max_bytes = context.settings.retention.messages.max_bytes
+        replicas = context.settings.bus.replicas
+        self._service = leadership_of(
             bus,
             self._settings,
-            max_bytes=context.settings.retention.messages.max_bytes,
-            may=TopicPermissions(context.trust),
-            replicas=context.settings.bus.replicas,
+            context.trust,
+            max_bytes=max_bytes,
+            replicas=replicas,
             measure=context.metrics,
         )
         context.tasks.loop("leadership", self._service.run)
+        for number, process in enumerate(self._processes, 1):
+            task = DispatcherTask(
+                name=f"dispatcher-{number}",
+                settings=self._settings,
+                root=str(context.folder.root),
+                keys=str(self._all_settings.keys_folder),
+                max_bytes=max_bytes,
+                replicas=replicas,
+                health=msgspec.structs.replace(self._all_settings.health, port=0),
+                log_level=self._all_settings.log.level,
+            )
+            process.start(context, config=msgspec.json.encode(task))
 
     async def stop(self) -> None:
+        for process in self._processes:
+            await process.stop()
         if self._service is not None:
             await self._bus.close()
 
     def health(self) -> component.ComponentHealth:
         if self._service is None:
             return component.ComponentHealth(health.HealthState.STARTING)
-        facts = {"acting": self._service.acting.is_set()}
+        facts: dict[str, Any] = {"acting": self._service.acting.is_set()}
+        if self._settings.partitions > 1:
+            facts["partitions"] = sorted(self._service.owned)
         if problem := self._storage_problem():
             return component.ComponentHealth(health.HealthState.DOWN, problem, facts)
-        return component.ComponentHealth(facts=facts)
+        return component.ComponentHealth(reason=self._service.problem, facts=facts)

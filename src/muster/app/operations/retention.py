@@ -23,6 +23,7 @@ from muster.bus import api
 from muster.core import errors, messages, subjects
 from muster.core.settings import domain, retention
 from muster.core.telemetry import metrics
+from muster.trust.permissions import roles
 
 PERIOD_S = 10.0
 RULE = "budget"
@@ -101,7 +102,9 @@ def drifted_streams(
     budgets: Iterable[api.StreamBudget], settings: domain.BaseSettings
 ) -> Iterator[tuple[str, retention.RetentionBudget]]:
     """Streams whose budget differs from the settings, and the budget of the settings."""
-    ours = settings.retention.streams()
+    budgets = list(budgets)
+    logs = sum(budget.stream in roles.STREAMS["message"] for budget in budgets)
+    ours = settings.retention.streams(max(1, logs))
     for budget in budgets:
         should = ours.get(budget.stream)
         if should is not None and (

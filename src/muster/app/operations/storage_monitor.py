@@ -193,7 +193,7 @@ class IntegrityMonitor:
             lost = integrity.regression(before.get(name), mark)
             if lost:
                 await self._report(StreamLoss(name, lost, self._now_s()))
-        ours = self._context.settings.retention.streams()
+        ours = self._context.settings.retention.streams(len(roles.STREAMS["message"]))
         for name in before.keys() - now.keys():
             if name in ours and before[name].last:
                 await self._report(

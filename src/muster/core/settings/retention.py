@@ -100,10 +100,14 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
         _budget(256 * _MIB, 14 * _DAY_S)
     )
 
-    def streams(self) -> dict[str, RetentionBudget]:
-        """The budget of each stream and bucket of Muster's own, by its name on the broker."""
+    def streams(self, message_logs: int = 1) -> dict[str, RetentionBudget]:
+        """The budget of each stream and bucket of Muster's own, by its name on the broker. The logs of
+        messages share theirs.
+        """
+        share = msgspec.structs.replace(self.messages, max_bytes=self.messages.max_bytes // message_logs)
         return {
-            "messages": self.messages,
+            "messages": share,
+            **{f"messages-{number}": share for number in range(1, message_logs)},
             "events": self.events,
             "matches": self.events,  # apart: acknowledgements need room when events have none
             "receivers": self.states,

@@ -44,6 +44,8 @@ events = log.EventLog("message")
 SESSION_BYTES_MAX: Final = endpoints.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 64 << 10  # before the client has logged in
 IN_TRANSIT_BYTES_MAX: Final = 16 << 20
+# Beyond this, nothing is read from the socket: windows count frames, and all sessions together may send more.
+PAUSE_BYTES: Final = 64 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50
 PENDING_MAX: Final = 1000  # waiting topic messages
@@ -70,6 +72,7 @@ class AmqpConnection(asyncio.Protocol):
         self.outgoing_links: dict[protocol_proton.Pointer, consumers.OutgoingLink] = {}
         self.outcomes = outcomes.Outcomes(self)
         self._in_transit_bytes = 0
+        self._reading_paused = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._logging_in: asyncio.Task[None] | None = None
         self._login: str | None = None
@@ -477,6 +480,12 @@ class AmqpConnection(asyncio.Protocol):
         """Change the number of bytes in transit to the bus or the dispatcher."""
         self._in_transit_bytes += size
         self.running.hold(self.is_holding)
+        if self._in_transit_bytes > PAUSE_BYTES:
+            self._reading_paused = True
+            self._socket.pause_reading()
+        elif self._reading_paused and not self.is_holding:
+            self._reading_paused = False
+            self._socket.resume_reading()
         if size > 0 and self.is_holding:
             self.large_messages.store_parts()
 

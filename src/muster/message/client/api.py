@@ -227,14 +227,18 @@ class Session:
         """
         self.check_open()
         name = f"{destinations.TEMPORARY}{self.connection.name}:{self.connection.next_number()}"
-        return destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
+        queue = destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
+        await self.connection.own_temporary(queue)
+        return queue
 
     async def temporary_topic(self) -> destinations.Destination:
         """A topic of this connection. Only this connection may consume from it; every identity with topics
         may send to it.
         """
         self.check_open()
-        return destinations.temporary_topic(self.connection.name, self.connection.next_number())
+        topic = destinations.temporary_topic(self.connection.name, self.connection.next_number())
+        await self.connection.own_temporary(topic)
+        return topic
 
     async def delete_temporary(self, destination: destinations.Destination) -> None:
         """Delete a temporary destination before its connection closes. It must have no consumers."""

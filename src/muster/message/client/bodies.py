@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -12,34 +13,42 @@ from muster.message import messages, protocol
 
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection as connection_
+    from muster.message.client import partition_link
+
+
+AT_ONCE: Final = 4  # chunks that are stored or read at the same time
 
 
 class BodyUpload:
-    def __init__(self, connection: connection_.DispatcherConnection) -> None:
-        self._connection = connection
+    def __init__(self, link: partition_link.PartitionLink) -> None:
+        self._link = link
         self._id = secrets.token_hex(16)
         self._chunks: list[int] = []
         self._size = 0
 
     async def add(self, data: bytes) -> None:
-        for at in range(0, len(data), protocol.CHUNK_BYTES):
-            part = data[at : at + protocol.CHUNK_BYTES]
-            request = protocol.StoreChunk(self._connection.name, self._id, part)
-            self._chunks.append((await self._connection.request(request)).count)
-            self._size += len(part)
+        for at in range(0, len(data), AT_ONCE * protocol.CHUNK_BYTES):
+            end = min(len(data), at + AT_ONCE * protocol.CHUNK_BYTES)
+            parts = [
+                data[begin : begin + protocol.CHUNK_BYTES] for begin in range(at, end, protocol.CHUNK_BYTES)
+            ]
+            self._chunks += await asyncio.gather(*map(self._store, parts))
+            self._size += end - at
+
+    async def _store(self, part: bytes) -> int:
+        request = protocol.StoreChunk(self._link.connection.name, self._id, part, self._link.partition)
+        return (await self._link.request(request)).count
 
     @property
     def body(self) -> messages.LargeBody:
-        return messages.LargeBody(self._id, self._size, self._chunks)
+        return messages.LargeBody(self._id, self._size, self._chunks, self._link.partition)
 
 
-async def upload(
-    connection: connection_.DispatcherConnection, send: protocol.SendMessage
-) -> protocol.SendMessage:
+async def upload(link: partition_link.PartitionLink, send: protocol.SendMessage) -> protocol.SendMessage:
     """The message with its payload stored separately, if it is too large."""
     if len(send.data) <= protocol.LARGE_BYTES:
         return send
-    body = BodyUpload(connection)
+    body = BodyUpload(link)
     await body.add(send.data)
     meta = messages.decode_meta(send.meta)
     meta.large = body.body
@@ -50,8 +59,13 @@ async def download(
     connection: connection_.DispatcherConnection, body: messages.LargeBody
 ) -> AsyncIterator[bytes]:
     """The chunks of a body. Raises `errors.NotFound` if it is not stored any more."""
-    for chunk in body.chunks:
-        yield (await connection.request(protocol.ReadChunk(body.id, chunk))).data
+
+    async def read(chunk: int) -> bytes:
+        return (await connection.request(protocol.ReadChunk(body.id, chunk, body.partition))).data
+
+    for at in range(0, len(body.chunks), AT_ONCE):
+        for data in await asyncio.gather(*map(read, body.chunks[at : at + AT_ONCE])):
+            yield data
 
 
 async def load(

@@ -1,47 +1,37 @@
-"""A JMS connection: a bus connection that is registered with the dispatcher under one name.
+"""A JMS connection: a bus connection that is registered under one name with the dispatchers it uses.
 
-Everything it sends and acknowledges goes through its `outbox`. When a dispatcher starts, or does not know
-this connection, all consumers are attached again.
+The queues of a domain are divided into partitions (`muster.message.partitions`). The connection has a
+`PartitionLink` to each partition that it uses, and routes every request and message to the right one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, Self
-
-import msgspec
+from typing import Any, Self
 
 from muster.bus import api
-from muster.bus.rpc import error_replies, requests
 from muster.core import errors
 from muster.core.telemetry import log
+from muster.message import destinations, partitions, protocol
 from muster.message import errors as message_errors
-from muster.message import protocol
-from muster.message.client import flow_control, outbox, topic_listeners
+from muster.message.client import (
+    flow_control,
+    outbox,
+    partition_link,
+    routes,
+    topic_listeners,
+    topic_publisher,
+)
 from muster.supervision import tasks
 
 events = log.EventLog("message")
 
-PING_S = 4.0
-REQUEST_S = 5.0
-CLOSE_S = 3.0  # maximum wait for a dispatcher when closing
-#: Not repeated when another dispatcher starts: the new one would find nothing to do.
-_ONCE = (protocol.EndSubscription, protocol.DeleteTemporary, protocol.PurgeQueue, protocol.MoveMessages)
+CLOSE_S = partition_link.CLOSE_S
 IN_DOUBT_S = 60.0  # how long a work is retried before its outcome counts as unknown
-
-
-class DeliveryTarget(Protocol):
-    """A consumer that is attached at the dispatcher."""
-
-    @property
-    def number(self) -> int: ...
-    def attach_request(self) -> protocol.AttachConsumer: ...
-    def deliver(self, delivery: protocol.MessageDelivery) -> None: ...
-    def revoked(self) -> None:
-        """A new dispatcher rejected the consumer: another client has its place."""
+_Early = tuple[list[protocol.SendMessage], dict[str, list[int]], bool, "asyncio.Future[None]"]
 
 
 class DispatcherConnection:
@@ -71,27 +61,25 @@ class DispatcherConnection:
         self.on_error: Callable[[errors.MusterError], None] | None = None
         self._owns_bus = owns_bus
         self._loop = asyncio.get_running_loop()
-        self._registered = False
-        self._epoch = 0  # of the dispatcher where this connection is registered
-        self._highest_epoch = 0  # highest epoch seen since the bus connected
-        # Requests that wait for a reply, with the dispatcher's epoch
-        self._pending: dict[asyncio.Timeout, int] = {}
-        self._registration = asyncio.Lock()
         self._subscriptions: list[api.Subscription] = []
-        self._end_state_callback: Callable[[], None] = lambda: None
-        self._disconnected = False  # since all consumers were last attached
-        self._stale: set[int] = set()  # consumers to attach again; their deliveries are repeated
         self._unacknowledged: list[Callable[[], dict[str, list[int]]]] = []
-        self._subscribed = False
         self._follows_slow = False
-        self._consumers: dict[int, DeliveryTarget] = {}
-        self._attached: set[int] = set()
+        self._partition_count = 0  # unknown
+        self._consumers: dict[int, int] = {}  # the partitions of the attached consumers
+        self._early: deque[_Early] = deque()  # submitted before the number of partitions was known
+        self._early_bytes = 0
         self._numbers = 0
         self._message_number = 0
         self._id_head = f"ID:{unique}-"
         self._tasks = tasks.TaskSupervisor(f"JMS connection {self.name}", handles=self._handle_error)
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        self.outbox = outbox.Outbox(self)
+        self.publisher = topic_publisher.TopicPublisher(self)
+        self.home = partition_link.PartitionLink(self, partitions.HOME)
+        self._links = {partitions.HOME: self.home}
+        self.outbox = outbox.Outboxes(
+            lambda: [link.outbox for link in self._links.values()],
+            lambda: [future for *_, future in self._early],
+        )
         self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
         self.holds = flow_control.ProducerHolds(self._holds_released)
         self.listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
@@ -139,12 +127,13 @@ class DispatcherConnection:
             await closer()
         await self.outbox.wait_idle(CLOSE_S)
         self.closed = True
-        self._end_state_callback()
-        if self._registered:
-            with contextlib.suppress(errors.MusterError):
-                await self._request_once(protocol.Disconnect(self.name, lost, self._seen_with([])))
+        for link in self._links.values():
+            await link.disconnect(lost=lost)
         await self._tasks.close()
-        self.outbox.abandon(errors.NotConnected("the connection was closed before the message was stored"))
+        unstored = errors.NotConnected("the connection was closed before the message was stored")
+        self.outbox.abandon(unstored)
+        while self._early:
+            outbox.fail(self._early.popleft()[-1], unstored)
         for subscription in self._subscriptions:
             await subscription.close()
         if self.without_echo:
@@ -194,6 +183,9 @@ class DispatcherConnection:
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self._tasks.spawn("task", work)
 
+    def loop(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.loop(name, work)
+
     def _handle_error(self, error: BaseException) -> bool:
         """Errors of requests are reported to the user of the connection."""
         if isinstance(error, errors.MusterError):
@@ -229,70 +221,43 @@ class DispatcherConnection:
                 self._echo_free_listeners = topic_listeners.TopicListeners(made, topic_listeners.TopicMessage)
             return self._echo_free_listeners
 
-    # The dispatcher.
+    # The dispatchers.
 
-    async def register(self) -> None:
-        """Register with the dispatcher, and attach the consumers that are not attached."""
-        async with self._registration:
-            self.check_open()
-            if not self._subscribed:
-                self._subscribed = True
-                deliver = protocol.deliver_subject(self.bus.identity, self.name)
-                self._subscriptions.append(await self.bus.subscribe(deliver, handler=self._delivered))
-                self._subscriptions.append(
-                    await self.bus.subscribe(protocol.STARTED, handler=self._dispatcher_started)
-                )
-                self._end_state_callback = self.bus.on_state(self._bus_changed)
-                self._tasks.loop("ping", self._ping)
-            if not self._registered:
-                at = self.bus.connection
-                hello = protocol.ClientHello(
-                    self.name,
-                    self.client_id,
-                    broker=at.broker if at else "",
-                    number=at.number if at else 0,
-                    without_echo=self.without_echo,
-                )
-                self._epoch = (await self._request_once(hello)).epoch
-                self._registered = True
-                self._attached.clear()
-            for number, consumer in list(self._consumers.items()):
-                if number not in self._attached:
-                    await self._attach_again(number, consumer)
-            if self._registered:
-                self._disconnected = False
+    async def partition_count(self) -> int:
+        """The number of partitions; registers with the dispatcher of the first."""
+        if not self._partition_count:
+            await self.home.request(protocol.Ping(self.name))
+        return self._partition_count
 
-    async def _attach_again(self, number: int, consumer: DeliveryTarget) -> None:
-        request = consumer.attach_request()  # from here on, no earlier delivery is passed on
-        if self._disconnected:
-            await self._request_once(protocol.DetachConsumer(self.name, number, self._seen_by_application()))
-        self._stale.discard(number)
-        try:
-            await self._request_once(request)
-        except (message_errors.IllegalState, errors.Forbidden) as error:
-            self._consumers.pop(number, None)
-            consumer.revoked()
-            self.report(error)
-        except errors.MusterError as error:  # no reply, or no room in the log: start again
-            self._registered = False
-            raise errors.Unavailable(f"a consumer could not be attached again: {error.message}") from error
-        else:
-            self._attached.add(number)
+    def set_partition_count(self, count: int) -> None:
+        """A dispatcher replied. The number never changes."""
+        self._partition_count = count
+        while self._early:
+            sends, acks, atomic, future = self._early.popleft()
+            try:
+                outbox.pass_result(self._submit(sends, acks, atomic=atomic), future)
+            except errors.MusterError as error:
+                outbox.fail(future, error)
 
-    def _bus_changed(self, state: api.ConnectionState) -> None:
-        """After a disconnect, deliveries and credit may be lost: attach again, so that they are repeated."""
-        if state is not api.ConnectionState.CONNECTED:
-            self._registered, self._disconnected = False, True
-            self._highest_epoch = 0  # brokers restored from a backup have a lower epoch
-            self._stale.update(self._consumers)
-        elif self._disconnected and not self.closed:
-            self.spawn(self._register_again())
+    def link(self, partition: int) -> partition_link.PartitionLink:
+        link = self._links.get(partition)
+        if link is None:
+            link = self._links[partition] = partition_link.PartitionLink(self, partition)
+            link.outbox.full_s = self.outbox.full_s
+        return link
 
-    def _seen_by_application(self) -> dict[str, list[int]]:
+    async def link_to(self, destination: destinations.Destination) -> partition_link.PartitionLink:
+        return self.link(partitions.of_destination(destination, await self.partition_count()))
+
+    async def own_temporary(self, destination: destinations.Destination) -> None:
+        """The dispatcher has to know the owner of a temporary destination: otherwise it counts as deleted."""
+        await (await self.link_to(destination)).ensure_registered()
+
+    def seen_by_application(self) -> dict[str, list[int]]:
         """Messages the application received, by backlog: unacknowledged, or being acknowledged."""
-        return self._seen_with([holder() for holder in self._unacknowledged])
+        return self.seen_with([holder() for holder in self._unacknowledged])
 
-    def _seen_with(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
+    def seen_with(self, held: list[dict[str, list[int]]]) -> dict[str, list[int]]:
         """Acknowledgements in progress, which may not be stored, together with ``held``."""
         seen: dict[str, list[int]] = {}
         for acks in (*self.outbox.pending_acks(), *held):
@@ -303,122 +268,40 @@ class DispatcherConnection:
     async def request(
         self, request: protocol.DispatcherRequest, *, timeout_s: float | None = None
     ) -> protocol.DispatcherReply:
-        """Send a request and retry until there is a reply: a failed dispatcher has a successor.
-
-        A request that must not be executed twice is repeated to the same dispatcher only, which recognizes
-        it. If another dispatcher is active, `errors.TimedOut` reports that the request may have been
-        executed.
-        """
-        deadline = self._loop.time() + (self.in_doubt_s if timeout_s is None else timeout_s)
-        pause_s = 0.05
-        times = 0
-        id = (
-            secrets.token_hex(16)
-            if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages)
-            else None
-        )
-        while True:
-            try:
-                if not self._registered and not isinstance(request, protocol.READS):
-                    await self.register()
-                if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages) and not times:
-                    request = msgspec.structs.replace(request, epoch=self._epoch)
-                times += 1
-                return await self._request_once(request, id)
-            except errors.StaleEpoch as error:
-                if times > 1:
-                    raise errors.TimedOut(f"the request may have been executed: {error.message}") from error
-                times = 0
-                self._registered = False
-            except message_errors.InvalidDestination:
-                if times > 1 and isinstance(request, protocol.EndSubscription):
-                    return protocol.DispatcherReply()  # the first attempt succeeded
-                raise
-            except errors.Unavailable:
-                if self.closed or self._loop.time() + pause_s > deadline:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(1.0, 2 * pause_s)
-
-    async def _request_once(
-        self, request: protocol.DispatcherRequest, id: str | None = None
-    ) -> protocol.DispatcherReply:
-        identity = self.bus.identity
-        looks = isinstance(request, protocol.READS)  # viewers may send these only
-        subject = protocol.read_subject(identity) if looks else protocol.request_subject(identity)
-        until = asyncio.timeout(None)
-        try:
-            async with until:
-                if not isinstance(request, _ONCE):
-                    self._pending[until] = self._epoch
-                response = await self.bus.request(
-                    subject,
-                    protocol.encode(request),
-                    headers={requests.REQUEST_ID: id} if id else None,
-                    timeout_s=REQUEST_S,
-                )
-        except TimeoutError:
-            raise errors.NotConnected("another dispatcher has started: repeat the request") from None
-        except errors.Forbidden as forbidden:
-            raise errors.Forbidden(
-                f"{identity} may not {'read' if looks else 'send or receive'} messages",
-                hint=f"`muster creds show {identity}` lists its permissions",
-            ) from forbidden
-        finally:
-            self._pending.pop(until, None)
-        reply = protocol.decode_reply(response.data)
-        if reply.epoch < self._highest_epoch:
-            raise errors.NotConnected("the reply came from a dispatcher that has been replaced")
-        self._observe_epoch(reply.epoch)
-        if reply.error is not None:
-            error = error_replies.from_error_reply(reply.error)
-            if isinstance(error, errors.NotConnected):
-                self._registered = False
-            raise error
-        return reply
+        """Send a request and retry until there is a reply; see `partition_link.PartitionLink.request`."""
+        if self._partition_count == 1:
+            return await self.home.request(request, timeout_s=timeout_s)
+        if not self._partition_count:
+            if isinstance(request, protocol.READS):  # viewers do not register
+                await self.home.request(protocol.CountPartitions(), timeout_s=timeout_s)
+            else:
+                await self.home.request(protocol.Ping(self.name), timeout_s=timeout_s)
+        replies = [
+            await self.link(partition).request(part, timeout_s=timeout_s)
+            for partition, part in routes.route(request, self._partition_count, self._consumers)
+        ]
+        return routes.merge(request, replies) if replies else protocol.DispatcherReply()
 
     async def notify(self, request: protocol.DispatcherRequest) -> None:
-        if self._registered and not self.closed:
-            await self.bus.publish(protocol.notify_subject(self.bus.identity), protocol.encode(request))
+        for partition, part in routes.route(request, self._partition_count or 1, self._consumers):
+            await self.link(partition).notify(part)
 
-    async def attach(self, consumer: DeliveryTarget) -> None:
+    async def attach(self, consumer: partition_link.DeliveryTarget) -> None:
         self.check_open()
-        if not self._registered:
-            await self._register_with_retry()
-        self._consumers[consumer.number] = consumer
+        request = consumer.attach_request()
+        link = await self.link_to(destinations.Destination.parse(request.destination))
+        self._consumers[consumer.number] = link.partition
         try:
-            await self.request(consumer.attach_request())
+            await link.attach(consumer)
         except BaseException:
             self._consumers.pop(consumer.number, None)
-            # It may be attached nevertheless, and would then receive deliveries.
-            self.spawn(self.notify(protocol.DetachConsumer(self.name, consumer.number)))
             raise
-        self._attached.add(consumer.number)
-
-    async def _register_with_retry(self) -> None:
-        """Retry: a domain that has just started has no dispatcher yet."""
-        await self.request(protocol.Ping(self.name))
 
     async def detach(self, number: int, held: dict[str, list[int]]) -> None:
         """``held``: messages that the application received and did not acknowledge."""
-        seen = self._seen_with([held])
-        if self._consumers.pop(number, None) is not None:
-            self._attached.discard(number)
-            self._stale.discard(number)
-            with contextlib.suppress(errors.Unavailable):
-                await self.request(protocol.DetachConsumer(self.name, number, seen), timeout_s=CLOSE_S)
-
-    def _delivered(self, message: api.Message) -> None:
-        batch = protocol.decode_deliveries(message.data)
-        if batch.epoch != self._epoch:
-            self._observe_epoch(batch.epoch)
-            return  # the current dispatcher delivers the same messages
-        for delivery in batch.deliveries:
-            consumer = self._consumers.get(delivery.consumer)
-            if consumer is not None and delivery.consumer not in self._stale:
-                consumer.deliver(delivery)
-        for number, mark in batch.due:
-            self.spawn(self.outbox.publisher.publish_due(number, mark))
+        partition = self._consumers.pop(number, None)
+        if partition is not None:
+            await self.link(partition).detach(number, self.seen_with([held]))
 
     async def subscribe_slow_reports(self) -> None:
         """From now on, hold back messages to slow consumers of topics. Producers call this first."""
@@ -434,50 +317,11 @@ class DispatcherConnection:
         self._slow_reports.add(consumer)
 
     async def _report_slow(self, topic: str, recovered: bool) -> None:
-        with contextlib.suppress(errors.Unavailable):
-            if not self._registered:
-                await self.register()
-            await self.notify(protocol.SlowConsumer(self.name, topic, recovered))
+        await self.home.notify_registered(protocol.SlowConsumer(self.name, topic, recovered))
 
     def _holds_released(self) -> None:
         if self.on_released is not None:
             self.on_released()
-
-    def _dispatcher_started(self, message: api.Message) -> None:
-        started = protocol.decode_started(message.data).epoch
-        if started < self._highest_epoch:
-            return  # it has been replaced already
-        for until in [until for until, epoch in self._pending.items() if epoch != started]:
-            del self._pending[until]  # that dispatcher has stopped
-            until.reschedule(self._loop.time())
-        if self._registered and started == self._epoch:
-            return  # already registered there
-        self._highest_epoch = started
-        self._registered = False
-        if not self.closed:
-            self.spawn(self._register_again())
-
-    def _observe_epoch(self, epoch: int) -> None:
-        """A dispatcher of this epoch is active. If it is new, this connection has to register there."""
-        self._highest_epoch = max(self._highest_epoch, epoch)
-        if self._registered and epoch > self._epoch:
-            self._registered = False
-            if not self.closed:
-                self.spawn(self._register_again())
-
-    async def _register_again(self) -> None:
-        with contextlib.suppress(errors.Unavailable):  # the next ping retries
-            await self.request(protocol.Ping(self.name), timeout_s=REQUEST_S)
-
-    async def _ping(self) -> None:
-        while True:
-            await asyncio.sleep(PING_S)
-            try:
-                await self.request(protocol.Ping(self.name), timeout_s=PING_S)
-            except errors.Unavailable:
-                pass
-            except errors.MusterError as error:  # a limit was reached: the next ping may succeed
-                self.report(error)
 
     def submit(
         self,
@@ -493,4 +337,43 @@ class DispatcherConnection:
         `errors.Overloaded`.
         """
         self.check_open()
-        return self.outbox.submit(sends, acks or {}, atomic=atomic)
+        if self._partition_count == 1:
+            return self.home.outbox.submit(sends, acks or {}, atomic=atomic)
+        if self._partition_count:
+            return self._submit(sends, acks or {}, atomic=atomic)
+        if len(self._early) >= 2 * outbox.UNSENT_MAX or self._early_bytes >= 2 * outbox.UNSENT_BYTES_MAX:
+            raise errors.Overloaded("too many messages of this connection wait to be stored", retry_after_s=1)
+        future: asyncio.Future[None] = self._loop.create_future()
+        if not self._early:
+            self.spawn(self._submit_early())
+        self._early.append((sends, acks or {}, atomic, future))
+        self._early_bytes += sum(len(send.data) for send in sends)
+        return future
+
+    async def _submit_early(self) -> None:
+        """Submit what waits until the number of partitions is known."""
+        try:
+            await self.partition_count()
+        except errors.MusterError as error:
+            while self._early:
+                outbox.fail(self._early.popleft()[-1], error)
+
+    def _submit(
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool
+    ) -> asyncio.Future[None]:
+        count = self._partition_count
+        parts_of_sends = routes.split_sends(sends, count)
+        parts_of_acks = routes.split_keys(acks, count)
+        concerned = sorted({*parts_of_sends, *parts_of_acks}) or [partitions.HOME]
+        if len(concerned) == 1 or atomic:
+            # A transaction of several partitions is coordinated by one where it acknowledges, if it does:
+            # the messages that it sends to others are passed on.
+            coordinator = min(parts_of_acks, default=concerned[0])
+            return self.link(coordinator).outbox.submit(sends, acks, atomic=atomic)
+        futures = [
+            self.link(partition).outbox.submit(
+                parts_of_sends.get(partition, []), parts_of_acks.get(partition, {}), atomic=False
+            )
+            for partition in concerned
+        ]
+        return outbox.join(futures)

@@ -1,4 +1,4 @@
-"""Messages and acknowledgements of a connection on their way to the log.
+"""Messages and acknowledgements of a connection on their way to the log of a partition.
 
 Everything that the sessions send and acknowledge at one time becomes one `protocol.CommitWork`, and one is in
 progress at a time: order is preserved, and concurrent senders share a sync. A work without a reply is
@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from muster.core import errors
 from muster.message import errors as message_errors
 from muster.message import protocol
-from muster.message.client import bodies, topic_publisher
+from muster.message.client import bodies
 
 if TYPE_CHECKING:
-    from muster.message.client import dispatcher_connection as connection_
+    from muster.message.client import partition_link
 
 FULL_S: Final = 10.0  # how long senders wait for room in a full log before they fail
 FULL_RETRY_S: Final = 0.25
@@ -56,11 +57,11 @@ def _ack_bytes(acks: dict[str, list[int]]) -> int:
 
 
 class Outbox:
-    def __init__(self, connection: connection_.DispatcherConnection) -> None:
-        self._connection = connection
+    def __init__(self, link: partition_link.PartitionLink) -> None:
+        self._link = link
+        self._connection = link.connection
         self._loop = asyncio.get_running_loop()
         self.full_s = FULL_S
-        self.publisher = topic_publisher.TopicPublisher(connection)
         self._waiting: deque[_Submission] = deque()
         self._current: list[_Submission] = []
         self._unsent = 0
@@ -202,36 +203,33 @@ class Outbox:
         try:
             for entry in taken:
                 # A retry does not store them a second time.
-                entry.sends[:] = [await bodies.upload(self._connection, send) for send in entry.sends]
-            sends, later = self.publisher.prepare([send for entry in taken for send in entry.sends])
+                entry.sends[:] = [await bodies.upload(self._link, send) for send in entry.sends]
+            sends, later = self._connection.publisher.prepare(
+                [send for entry in taken for send in entry.sends]
+            )
             size = sum(_size(send) for send in sends) + _ack_bytes(acks)
             await self._send_work(sends, acks, size, strict=taken[0].atomic)
             self._acks_reported = False
             if sends:
                 self._full_since = None
-                await self.publisher.publish_stored(sends, later)
+                await self._connection.publisher.publish_stored(sends, later)
         except errors.MusterError as failure:
             taken = self._put_back(taken, failure)
             error = self._explain(failure)
         except BaseException:
             doubt = errors.NotConnected("the connection was closed: it may have been stored or not")
             for entry in taken:
-                if not entry.future.done():
-                    entry.future.set_exception(doubt)
-                    entry.future.exception()  # retrieve it: a sender may ignore the future
+                fail(entry.future, doubt)
             raise
         self._unsent -= sum(len(entry.sends) for entry in taken)
         self._unsent_bytes -= sum(entry.size for entry in taken)
         if not self.is_full:
             self._room.set()
         for entry in taken:
-            if entry.future.done():
-                continue
-            if error is None:
+            if error is not None:
+                fail(entry.future, error)
+            elif not entry.future.done():
                 entry.future.set_result(None)
-            else:
-                entry.future.set_exception(error)
-                entry.future.exception()  # retrieve it: a sender may ignore the future
 
     def _explain(self, error: errors.MusterError) -> errors.MusterError:
         if not isinstance(error, errors.Unavailable) or self._connection.closed:
@@ -248,7 +246,7 @@ class Outbox:
         again.
         """
         self._works += 1
-        connection, work = self._connection, self._works
+        link, work, name = self._link, self._works, self._connection.name
         before, last = (
             (_split(sends), []) if size > protocol.REQUEST_BYTES_MAX and len(sends) > 1 else ([], sends)
         )
@@ -256,11 +254,9 @@ class Outbox:
             staged = 0
             try:
                 for part in before:
-                    await connection.request(protocol.StageMessages(connection.name, work, staged, part))
+                    await link.request(protocol.StageMessages(name, work, staged, part))
                     staged += len(part)
-                await connection.request(
-                    protocol.CommitWork(connection.name, work, last, acks, strict=strict, staged=staged)
-                )
+                await link.request(protocol.CommitWork(name, work, last, acks, strict=strict, staged=staged))
                 return
             except errors.Conflict:
                 continue
@@ -278,3 +274,91 @@ def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]
         parts[-1].append(send)
         total += _size(send)
     return parts
+
+
+class Outboxes:
+    """All outboxes of a connection. ``early``: what is submitted before it is known to which it belongs."""
+
+    def __init__(
+        self, current: Callable[[], list[Outbox]], early: Callable[[], list[asyncio.Future[None]]]
+    ) -> None:
+        self._current = current
+        self._early = early
+
+    @property
+    def full_s(self) -> float:
+        return self._current()[0].full_s
+
+    @full_s.setter
+    def full_s(self, full_s: float) -> None:
+        for outbox in self._current():
+            outbox.full_s = full_s
+
+    def pending_acks(self) -> list[dict[str, list[int]]]:
+        return [acks for outbox in self._current() for acks in outbox.pending_acks()]
+
+    def is_acknowledging(self, key: str, sequence: int) -> bool:
+        return any(outbox.is_acknowledging(key, sequence) for outbox in self._current())
+
+    @property
+    def log_is_full(self) -> bool:
+        return any(outbox.log_is_full for outbox in self._current())
+
+    @property
+    def is_full(self) -> bool:
+        return any(outbox.is_full for outbox in self._current())
+
+    async def wait_for_room(self) -> None:
+        for outbox in self._current():
+            await outbox.wait_for_room()
+
+    async def wait_idle(self, timeout_s: float | None = None) -> None:
+        if early := self._early():
+            await asyncio.wait(early, timeout=timeout_s)
+        for outbox in self._current():
+            await outbox.wait_idle(timeout_s)
+
+    def abandon(self, error: errors.MusterError) -> None:
+        for outbox in self._current():
+            outbox.abandon(error)
+
+
+def fail(future: asyncio.Future[None], error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # retrieve it: a sender may ignore the future
+
+
+def pass_result(source: asyncio.Future[None], target: asyncio.Future[None]) -> None:
+    """Complete ``target`` like ``source``."""
+
+    def done(ended: asyncio.Future[None]) -> None:
+        if ended.cancelled():
+            target.cancel()
+        elif (error := ended.exception()) is not None:
+            fail(target, error)
+        elif not target.done():
+            target.set_result(None)
+
+    source.add_done_callback(done)
+
+
+def join(futures: list[asyncio.Future[None]]) -> asyncio.Future[None]:
+    """Completes when all of them have; with the first error, if there is one."""
+    joined: asyncio.Future[None] = futures[0].get_loop().create_future()
+    left = len(futures)
+
+    def done(_: asyncio.Future[None]) -> None:
+        nonlocal left
+        left -= 1
+        if left or joined.done():
+            return
+        failed = [error for future in futures if not future.cancelled() and (error := future.exception())]
+        if failed:
+            fail(joined, failed[0])
+        else:
+            joined.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(done)
+    return joined

@@ -56,7 +56,7 @@ class QueueAdmin:
                 self._idle[key] = (counts, since if was == counts else now)
         old = [key for key, (_, since) in self._idle.items() if now - since > FORGET_S]
         for key in old[:FORGET_BATCH]:
-            subject = protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))
+            subject = self._state.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))
             if await self._state.stream.last_for(subject) is not None:
                 self._idle[key] = (self._idle[key][0], now)
             elif self._is_idle(key) and not self._has_pending_consumer(key):
@@ -142,7 +142,7 @@ class QueueAdmin:
             if following is None:
                 return waiting, left
             begin = following
-        async for page in self._state.read(pages.sequence_of(begin), protocol.queue_subject(queue)):
+        async for page in self._state.read(pages.sequence_of(begin), self._state.subjects.queue(queue)):
             for number, held in pages.read(page.sequence, page.data):
                 if number < begin or queue_backlog.is_done(number):
                     continue
@@ -192,9 +192,10 @@ class QueueAdmin:
             raw = messages.encode_meta(meta).decode()
             return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
-        return protocol.DispatcherReply(
-            count=await self._remove_waiting(request.queue, request.selector, request.limit, to)
-        )
+        count = await self._remove_waiting(request.queue, request.selector, request.limit, to)
+        transfers = self._delivery.transfers
+        await transfers.wait_done(transfers.last_waiting())
+        return protocol.DispatcherReply(count=count)
 
     async def expire_messages(self) -> None:
         """Remove expired messages from queues. Queues without consumers are not examined otherwise, and would

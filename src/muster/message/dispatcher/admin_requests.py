@@ -16,11 +16,11 @@ from muster.message.dispatcher import admin, state
 class _Codec:
     """Encodes replies like all other replies of the dispatcher."""
 
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
+    def __init__(self, shared: state.DispatcherState) -> None:
+        self._state = shared
 
     def result(self, value: protocol.DispatcherReply) -> bytes:
-        value.epoch = self._epoch
+        value.epoch, value.partitions = self._state.epoch, self._state.partition_count
         return protocol.encode(value)
 
     def error(self, error: errors.MusterError) -> bytes:
@@ -40,7 +40,7 @@ class AdminRequests:
             ),
         }
         audit = request_audit.RequestAudit(shared.bus, protocol.PART, epoch=lambda: shared.epoch)
-        self.server = server.RpcServer(shared.bus, protocol.PART, (), audit=audit, codec=_Codec(shared.epoch))
+        self.server = server.RpcServer(shared.bus, protocol.PART, (), audit=audit, codec=_Codec(shared))
 
     def submit(
         self, caller: requests.RpcCaller, request: protocol.PurgeQueue | protocol.MoveMessages
@@ -61,6 +61,7 @@ class AdminRequests:
         if request.selector:
             call.details["selector"] = request.selector
         self._state.check_queue(call.identity, "admin", request.queue)
+        self._state.check_is_here(request.queue)
         if request.epoch not in (0, self._state.epoch):
             raise errors.StaleEpoch(
                 "another dispatcher received the request before",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muster.core import errors, topics
-from muster.message import destinations, protocol, selectors
+from muster.message import destinations, partitions, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.dispatcher import backlog, delivery, state, topic_capture
 from muster.message.dispatcher.index import lines
@@ -47,6 +47,8 @@ class Attachments:
             selectors.compiled(request.selector)
         destination = destinations.Destination.parse(request.destination)
         destination.check_consumer(connection.name)
+        if partitions.of_destination(destination, self._state.partition_count) != self._state.partition:
+            raise errors.InvalidInput(f"{request.destination!r} is in another partition")
         consumer = lines.BacklogConsumer((connection.name, request.consumer), request.credit)
         if destination.is_queue:
             # A connection owns its temporary queues, but only identities with queue permissions have any.

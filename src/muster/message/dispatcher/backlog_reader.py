@@ -14,7 +14,7 @@ from typing import Final
 from muster.bus import api
 from muster.core import errors, topics
 from muster.core.telemetry import log
-from muster.message import messages, protocol, selectors
+from muster.message import messages, selectors
 from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.index import lines
 from muster.message.dispatcher.log import journal, ledger, message_cache, pages
@@ -113,7 +113,7 @@ class BacklogReader:
         async for page in self._state.read(pages.sequence_of(source.position + 1), self._subject(source)):
             if source.generation != generation:
                 return
-            if subscription is not None and not _matches_topic(subscription, page.subject):
+            if subscription is not None and not self._matches_topic(subscription, page.subject):
                 continue
             for number, held in pages.read(page.sequence, page.data):
                 if number <= source.position:
@@ -178,8 +178,12 @@ class BacklogReader:
 
     def _subject(self, source: backlog.Backlog) -> str:
         if (subscription := self._ledger.subscriptions.get(source.key)) is not None:
-            return protocol.topic_subject(subscription.pattern.cover)
-        return protocol.queue_subject(source.key.removeprefix(ledger.QUEUE_MARK))
+            return self._state.subjects.topic(subscription.pattern.cover)
+        return self._state.subjects.queue(source.key.removeprefix(ledger.QUEUE_MARK))
+
+    def _matches_topic(self, subscription: ledger.DurableSubscription, subject: str) -> bool:
+        topic = topics.Topic.from_subject(self._state.subjects.of_topic(subject))
+        return subscription.pattern.matches(topic)
 
     # Messages.
 
@@ -260,11 +264,6 @@ class BacklogReader:
                 failed=lambda _: source.cancel_finish(numbers),
             )
         )
-
-
-def _matches_topic(subscription: ledger.DurableSubscription, subject: str) -> bool:
-    topic = topics.Topic.from_subject(subject.removeprefix(protocol.topic_subject("")))
-    return subscription.pattern.matches(topic)
 
 
 def _ascending_run(numbers: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ import heapq
 from typing import TYPE_CHECKING, Final
 
 from muster.core import errors
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, messages
 from muster.message.dispatcher import state
 from muster.message.dispatcher.log import journal, ledger, pages
 
@@ -32,7 +32,7 @@ class DelayedMessages:
         did not delete.
         """
         done = self._state.ledger.delayed_done
-        async for page in self._state.read(1, protocol.DELAY):
+        async for page in self._state.read(1, self._state.subjects.delay):
             for number, held in pages.read(page.sequence, page.data):
                 if number in done:
                     await self._state.stream.delete(page.sequence)

@@ -15,9 +15,9 @@ from muster.core import errors
 from muster.message import destinations, messages, moved_messages, protocol, selectors
 from muster.message.dispatcher import backlog, backlog_reader, delayed_messages, large_bodies, state
 from muster.message.dispatcher.log import journal, ledger, message_cache
+from muster.message.dispatcher.peers import transfers
 
 BATCH_BYTES: Final = 512 << 10
-_BODY: Final = f"{protocol.BODY}."
 PUBLISH_S: Final = 2.0  # how long to wait for a sender to publish a due message
 RETRY_S: Final = 1.0  # before a retry after the log had no room
 UNSENT_BYTES_MAX: Final = 8 << 20  # of deliveries that wait to be sent, before no more are read from the log
@@ -36,6 +36,7 @@ class DeliveryQueue:
         self._idle_since: dict[str, float] = {}  # subscriptions without consumers that are still indexed
         self._unsent_bytes = 0
         self.bodies = large_bodies.LargeBodies(shared)
+        self.transfers = transfers.Transfers(shared)
         self._published_counts: dict[str, int] = {}  # published messages by topic pattern
         self._live_since: dict[str, tuple[int, int]] = {}  # by subscription: published and matched until then
         self._dirty: set[str] = set()
@@ -60,14 +61,19 @@ class DeliveryQueue:
     ) -> journal.JournalMessage:
         """``republish``: topic subscribers have not received it. ``due``: ignore the delivery time."""
         subject: str | None
-        if not due and meta.delivery_time_ms > self._state.now_ms():
-            subject = protocol.DELAY
-        elif destination.is_queue:
-            subject = protocol.queue_subject(destination.name)
+        shared = self._state
+        if self.transfers.is_remote(destination):
+            return self.transfers.copy_to(destination, meta, raw, data, republish=republish)
+        if not due and meta.delivery_time_ms > shared.now_ms():
+            return journal.JournalMessage(
+                destination, meta, raw, data, shared.subjects.delay, republish, deferred=True
+            )
+        if destination.is_queue:
+            subject = shared.subjects.queue(destination.name)
         else:
             topic = destination.topic
-            kept = not destination.is_temporary and self._state.patterns.matching(topic)
-            subject = protocol.topic_subject(topic.subject) if kept else None
+            kept = not destination.is_temporary and shared.patterns.matching(topic)
+            subject = shared.subjects.topic(topic.subject) if kept else None
         return journal.JournalMessage(destination, meta, raw, data, subject, republish)
 
     def _stored(self, placed: journal.Placed) -> None:
@@ -77,20 +83,23 @@ class DeliveryQueue:
         are numbered by topic, not in the order in which they were sent.
         """
         touched: dict[str, backlog.Backlog] = {}
+        log_subjects = self._state.subjects
         for copy, number in sorted(placed, key=_number):
             if copy.meta.large is not None:
                 self.bodies.placed(copy, number)
-            if not number or copy.subject is None or copy.subject.startswith(_BODY):
+            if not number or copy.subject is None or copy.subject.startswith(log_subjects.body_prefix):
                 continue
-            if copy.subject == protocol.DELAY:
+            if copy.subject == log_subjects.delay:
                 self.delays.add(copy.meta.delivery_time_ms, number)
-            elif copy.subject != protocol.CHECKPOINT:
+            elif copy.deferred:
+                self.transfers.add(copy, number)
+            elif copy.subject != log_subjects.checkpoint:
                 self.cache.add_stored(number, copy)
                 for target in self._targets(copy):
                     if self._arrived(target, number, copy):
                         touched[target.key] = target
         for copy, _ in placed:
-            if copy.republish and copy.subject != protocol.DELAY and not copy.destination.is_queue:
+            if copy.republish and not copy.deferred and not copy.destination.is_queue:
                 self._publish(copy)
         for target in touched.values():
             self.pump(target)
@@ -276,7 +285,7 @@ class DeliveryQueue:
         self._flush.set()
 
     def send_reply(self, subject: str, result: protocol.DispatcherReply) -> None:
-        result.epoch = self._state.epoch
+        result.epoch, result.partitions = self._state.epoch, self._state.partition_count
         self._replies.append((subject, result))
         self._flush.set()
 
@@ -296,7 +305,7 @@ class DeliveryQueue:
                     continue
                 waiting, connection.outbox = connection.outbox, []
                 due, connection.due = connection.due, []
-                subject = protocol.deliver_subject(connection.identity, name)
+                subject = protocol.deliver_subject(connection.identity, name, self._state.partition)
                 for batch in _split(waiting):
                     await publish(subject, protocol.encode(protocol.DeliveryBatch(self._state.epoch, batch)))
                 if due:

@@ -3,8 +3,8 @@
 It receives requests, consults the `ledger` and the `backlog` concerned, writes through the `journal`, and
 sends deliveries in batches. State that it holds in memory only (connections, consumers, credit, held
 messages) is also known to its clients, which register with the next dispatcher. This module contains the life
-cycle, connections and requests; see `delivery`, `attachments`, `delayed_messages`, `topic_capture`,
-`checkpoints` and `admin` for the rest.
+cycle, connections and requests; see `works`, `delivery`, `attachments`, `delayed_messages`, `topic_capture`,
+`checkpoints` and `admin` for the rest, `transfers` and `transactions` for what concerns other partitions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from muster.bus import api, leases
 from muster.bus.rpc import requests
 from muster.core import errors, subjects
 from muster.core.telemetry import log
-from muster.message import destinations, messages, protocol, settings
+from muster.message import destinations, partitions, peer_protocol, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.dispatcher import (
     admin,
@@ -30,9 +30,11 @@ from muster.message.dispatcher import (
     delivery,
     scheduled,
     topic_capture,
+    works,
 )
 from muster.message.dispatcher import state as dispatcher_state
-from muster.message.dispatcher.log import checkpoints, journal, ledger
+from muster.message.dispatcher.log import checkpoints
+from muster.message.dispatcher.peers import peer_requests
 from muster.supervision import tasks
 
 events = log.EventLog("message")
@@ -53,9 +55,19 @@ class Dispatcher:
         may: dispatcher_state.May = dispatcher_state.allow_all,
         max_bytes: int = 1 << 30,
         on_refused: Callable[[str], None] = lambda reason: None,
+        *,
+        partition: int = partitions.HOME,
+        partition_count: int = 1,
     ) -> None:
         self._state = dispatcher_state.DispatcherState(
-            bus, stream, epoch, message_settings, may, max_bytes=max_bytes
+            bus,
+            stream,
+            epoch,
+            message_settings,
+            may,
+            max_bytes=max_bytes,
+            partition=partition,
+            partition_count=partition_count,
         )
         self._ledger = self._state.ledger
         self._delivery = delivery.DeliveryQueue(self._state)
@@ -69,7 +81,8 @@ class Dispatcher:
         self._connected: Counter[str] = Counter()  # number of connections by identity
         self._settings = message_settings
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
-        self._committing: dict[tuple[str, int], list[dispatcher_state.ReplyCallback]] = {}
+        self._works = works.Works(self._state, self._delivery, self._is_gone)
+        self._peers = peer_requests.PeerRequests(self._state, self._delivery, self._works)
         self._disconnected = False
         self._started_at = self._state.loop.time()
         self._lost_at: dict[str, float] = {}  # connections that may return, and when they were lost
@@ -95,15 +108,23 @@ class Dispatcher:
     async def _dispatch(self, bus: api.Bus) -> None:
         await checkpoints.recover(self._state)
         await self._delivery.delays.recover()
+        await self._delivery.transfers.recover()
         self._delivery.cache.start = self._ledger.end
         self._capture.patterns_changed.set()
         subscriptions = []
+        level = partitions.level(self._state.partition)
         for kind in (("request",), NOTIFY, protocol.READ):
-            pattern = subjects.from_identity(protocol.PART, "*", *kind)
+            pattern = subjects.from_identity(protocol.PART, "*", *kind, *level)
             subscriptions.append(
                 await bus.subscribe(pattern, handler=functools.partial(self._receive, pattern, kind))
             )
-        subscriptions.append(await bus.subscribe(protocol.STARTED, handler=self._other_started))
+        started = protocol.started_subject(self._state.partition)
+        subscriptions.append(await bus.subscribe(started, handler=self._other_started))
+        if self._state.partition_count > 1:
+            pattern = peer_protocol.peer_subject("*", self._state.partition)
+            subscriptions.append(
+                await bus.subscribe(pattern, handler=functools.partial(self._receive_from_peer, pattern))
+            )
         try:
             subscriptions.append(await bus.subscribe(leases.DISCONNECTED, handler=self._connection_closed))
         except errors.Forbidden:
@@ -116,11 +137,13 @@ class Dispatcher:
             loop("sweep", self._sweep)
             loop("capture", self._capture.run)
             loop("bodies", self._delivery.bodies.run)
-            await bus.publish(
-                protocol.STARTED, protocol.encode(protocol.DispatcherStarted(self._state.epoch))
-            )
+            if self._state.partition_count > 1:
+                loop("transactions", self._works.transactions.run)
+                self._works.transactions.complete_all()
+            await bus.publish(started, protocol.encode(protocol.DispatcherStarted(self._state.epoch)))
             events.info(
                 "dispatcher-started",
+                partition=self._state.partition,
                 epoch=self._state.epoch,
                 head=self._state.journal.head,
                 subscriptions=len(self._ledger.subscriptions),
@@ -207,6 +230,17 @@ class Dispatcher:
         except errors.MusterError as error:
             reply(protocol.failed(error))
 
+    def _receive_from_peer(self, pattern: str, message: api.Message) -> None:
+        caller = requests.accept(message, pattern, self.refused, needs_reply=True)
+        subject = message.reply
+        if caller is None or subject is None:
+            return
+        try:
+            request = peer_protocol.decode_request(message.data)
+            self._peers.handle(request, lambda result: self._delivery.send_reply(subject, result))
+        except errors.MusterError as error:
+            self._delivery.send_reply(subject, protocol.failed(error))
+
     def _handle(
         self, sender: str, request: protocol.DispatcherRequest, reply: dispatcher_state.ReplyCallback
     ) -> None:
@@ -227,7 +261,7 @@ class Dispatcher:
                     self._require_connection(sender, request.connection), request
                 )
             case protocol.StageMessages():
-                self._stage(self._require_connection(sender, request.connection), request)
+                self._works.stage(self._require_connection(sender, request.connection), request)
                 reply(protocol.DispatcherReply())
             case protocol.StoreChunk():
                 connection = self._require_connection(sender, request.connection)
@@ -237,7 +271,7 @@ class Dispatcher:
             case protocol.ReadChunk():
                 self._state.reply_when_done(self._delivery.bodies.read(request), reply)
             case protocol.CommitWork():
-                self._commit(self._require_connection(sender, request.connection), request, reply)
+                self._works.commit(self._require_connection(sender, request.connection), request, reply)
             case protocol.AttachConsumer():
                 self._attachments.attach(self._require_connection(sender, request.connection), request, reply)
             case protocol.GrantCredit():
@@ -283,7 +317,9 @@ class Dispatcher:
             case protocol.DeleteTemporary():
                 self._attachments.delete_temporary(sender, request.destination, reply)
             case protocol.CheckTemporary():
-                self._check_exists(destinations.Destination.parse(request.destination))
+                self._works.check_exists(destinations.Destination.parse(request.destination))
+                reply(protocol.DispatcherReply())
+            case protocol.CountPartitions():
                 reply(protocol.DispatcherReply())
             case protocol.ListQueues():
                 reply(protocol.DispatcherReply(queues=self._admin.queue_rows(sender)))
@@ -296,6 +332,7 @@ class Dispatcher:
             case protocol.BrowseQueue():
                 if not self._state.may_browse(sender, request.queue):
                     self._state.check_queue(sender, "browse", request.queue)
+                self._state.check_is_here(request.queue)
                 self._state.reply_when_done(self._admin.browse(request), reply)
 
     # Connections.
@@ -310,7 +347,7 @@ class Dispatcher:
         if owner != sender:
             raise errors.Forbidden(f"the connection {hello.connection[:300]!r} does not belong to {sender}")
         existing = self._state.connections.get(hello.connection)
-        if hello.client_id:
+        if hello.client_id and self._state.partition == partitions.HOME:
             self._check_client_id(sender, hello.client_id, hello.connection)
         if existing is None and self._connected[sender] >= self._settings.connections_per_identity:
             self._on_refused("identity")
@@ -405,161 +442,3 @@ class Dispatcher:
         """Broadcast a slow consumer, if the client may subscribe to the topic."""
         if self._state.may_subscribe(connection.identity, report.topic):
             self._delivery.announce(protocol.SLOW, protocol.encode(report))
-
-    # Works.
-
-    def _stage(self, connection: dispatcher_state.ClientConnection, stage: protocol.StageMessages) -> None:
-        staged = connection.staged
-        if staged is None or staged.work != stage.work:
-            staged = connection.staged = dispatcher_state.StagedWork(stage.work)
-        if len(staged.sends) >= stage.after + len(stage.sends):
-            return  # a repeated request
-        if len(staged.sends) != stage.after:
-            raise errors.Conflict(f"{len(staged.sends)} messages are staged, not {stage.after}: start again")
-        size = sum(len(send.data) + len(send.meta) for send in stage.sends)
-        total = own = 0
-        for other in self._state.connections.values():
-            if other.staged is not None:
-                total += other.staged.bytes
-                own += other.staged.bytes if other.identity == connection.identity else 0
-        if staged.bytes + size > protocol.WORK_BYTES_MAX:
-            raise errors.LimitExceeded(f"a transaction contains at most {protocol.WORK_BYTES_MAX} bytes")
-        # Open transactions of one identity must not use the room of all others.
-        if total + size > journal.QUEUED_BYTES_MAX or own + size > journal.QUEUED_BYTES_MAX // 2:
-            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
-        staged.sends += stage.sends
-        staged.bytes += size
-
-    def _commit(
-        self,
-        connection: dispatcher_state.ClientConnection,
-        work: protocol.CommitWork,
-        reply: dispatcher_state.ReplyCallback,
-    ) -> None:
-        key = (connection.name, work.number)
-        if work.number <= self._ledger.last_works.get(connection.name, 0):
-            reply(protocol.DispatcherReply())
-            return
-        if key in self._committing:
-            self._committing[key].append(reply)
-            return
-        sends = work.sends
-        if work.staged:
-            staged = connection.staged
-            if staged is None or staged.work != work.number or len(staged.sends) != work.staged:
-                raise errors.Conflict(f"the first {work.staged} messages are not staged: start again")
-            sends = staged.sends + sends
-        if len(sends) > protocol.SENDS_MAX:
-            raise errors.LimitExceeded(
-                f"{len(sends)} messages in one transaction: the maximum is {protocol.SENDS_MAX}"
-            )
-        size = sum(len(send.data) + len(send.meta) for send in sends)
-        if sends and not self._state.has_room(size):
-            self._state.refused_at = self._state.loop.time()
-            raise message_errors.LogFull(
-                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
-            )
-        if sends and self._state.journal.is_full:
-            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
-        acked = self._acknowledged(connection, work)
-        copies = [self._journal_message(connection, send) for send in sends]
-        connection.staged = None
-        self._state.used_bytes += size
-        if not copies and not acked:
-            reply(protocol.DispatcherReply())
-            return
-        callbacks = self._committing[key] = [reply]
-
-        def finish(result: protocol.DispatcherReply) -> None:
-            self._committing.pop(key, None)
-            for callback in callbacks:
-                callback(result)
-
-        def stored(_: list[int]) -> None:
-            finish(protocol.DispatcherReply())
-
-        def failed(error: errors.MusterError) -> None:
-            for source, sequences in finishing:
-                source.cancel_finish(sequences)
-                self._delivery.pump(source)
-            finish(protocol.failed(error))
-
-        record = ledger.LogRecord(
-            acked=acked, stored=journal.count_by_queue(copies), last_works={connection.name: work.number}
-        )
-        finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
-        for source, sequences in finishing:
-            source.start_finish(sequences)
-        self._state.journal.add(journal.JournalItem(copies, record, stored, failed))
-
-    def _acknowledged(
-        self, connection: dispatcher_state.ClientConnection, work: protocol.CommitWork
-    ) -> dict[str, list[int]]:
-        """The acknowledged messages that are not done yet and that the connection may acknowledge.
-
-        A consumer may have received a message from an earlier dispatcher, and another consumer the same one
-        from this dispatcher. The acknowledgement of the first counts, except in a transaction, which is then
-        rolled back.
-        """
-        acked: dict[str, list[int]] = {}
-        consumes = set(connection.consumers.values())
-        for key, sequences in work.acks.items():
-            source = self._ledger.backlogs.get(key)
-            if source is None or not (key in consumes or self._may_consume(connection, key)):
-                mine = []
-            elif key in consumes and not work.strict:
-                mine = [number for number in sequences if not source.is_done(number)]
-            else:
-                mine = [number for number in sequences if source.holds(number, connection.name)]
-            if work.strict and len(mine) != len(sequences):
-                raise message_errors.TransactionRolledBack(
-                    "a message that the transaction acknowledges was delivered to another consumer meanwhile"
-                )
-            if mine:
-                acked[key] = mine
-        return acked
-
-    def _may_consume(self, connection: dispatcher_state.ClientConnection, key: str) -> bool:
-        """Whether it may acknowledge messages received by an earlier consumer of the same connection."""
-        if (subscription := self._ledger.subscriptions.get(key)) is not None:
-            owned = subscription.client_id is None or (
-                (subscription.identity, subscription.client_id) == (connection.identity, connection.client_id)
-            )
-            return owned and self._state.may_subscribe(connection.identity, subscription.topic)
-        queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
-        if queue.is_temporary:
-            return queue.owner == connection.name
-        return self._state.may(connection.identity, "receive", queue.name)
-
-    def _check_exists(self, destination: destinations.Destination) -> None:
-        """Reject a temporary destination that was deleted, or whose connection is gone."""
-        if not destination.is_temporary:
-            return
-        owner = self._state.connections.get(destination.owner)
-        deleted = destination.name in owner.deleted if owner else self._is_gone(destination.owner)
-        if deleted:
-            kind = "queue" if destination.is_queue else "topic"
-            raise message_errors.InvalidDestination(f"the temporary {kind} {destination.name!r} was deleted")
-
-    def _journal_message(
-        self, connection: dispatcher_state.ClientConnection, send: protocol.SendMessage
-    ) -> journal.JournalMessage:
-        destination = destinations.Destination.parse(send.destination)
-        meta, raw = messages.decode_meta(send.meta), send.meta
-        self._check_exists(destination)
-        self._state.check_may_send(connection.identity, destination)
-        if meta.large is not None:
-            self._delivery.bodies.check(meta.large)
-        changed = False
-        if meta.delivery_time_ms and meta.destination != send.destination:
-            meta.destination, changed = send.destination, True  # used when it is due
-        if destination.is_queue and not meta.expiration_ms:
-            expiry_s = self._settings.queue(destination.name).expiry_s
-            if expiry_s:
-                start_ms = max(self._state.now_ms(), meta.delivery_time_ms)
-                meta.expiration_ms, changed = start_ms + round(expiry_s * 1000), True
-        if changed:
-            raw = messages.encode_meta(meta).decode()
-        return self._delivery.copy_to(
-            destination, meta, raw, send.data, republish=not send.published_by_sender
-        )

@@ -16,18 +16,20 @@ import contextlib
 import re
 from typing import Final
 
-from muster.core import errors, subjects
+from muster.core import errors
 from muster.core import messages as core_messages
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, messages, partitions, peer_protocol, protocol
 from muster.message import errors as message_errors
 from muster.message.dispatcher import state
 from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher.peers import transfers
 
 UPLOAD_S: Final = 3600.0  # how long after its last chunk a body may wait for its message
 SWEEP_S = 1.0
 TOPIC_S: Final = 60.0  # how long current subscribers of a topic may read a body
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _TOPICS: Final = ""  # the key of messages of topics
+_TRANSFER: Final = "transfer:"  # begins the key of messages on their way to another partition
 
 
 class LargeBodies:
@@ -42,7 +44,7 @@ class LargeBodies:
         self._counted = False
         shared.on_record = self._applied
 
-    async def store(self, request: protocol.StoreChunk) -> protocol.DispatcherReply:
+    async def store(self, request: protocol.StoreChunk | peer_protocol.StoreBody) -> protocol.DispatcherReply:
         size, shared = len(request.data), self._state
         if not _ID.fullmatch(request.body) or size > protocol.CHUNK_BYTES:
             raise errors.InvalidInput(f"a chunk has a body id and at most {protocol.CHUNK_BYTES} bytes")
@@ -67,7 +69,7 @@ class LargeBodies:
             messages.MessageMeta(),
             "{}",
             request.data,
-            protocol.body_subject(request.body),
+            shared.subjects.body(request.body),
         )
         known = request.body in self._ledger.bodies
         record = ledger.LogRecord() if known else ledger.LogRecord(bodies=[request.body])
@@ -79,13 +81,19 @@ class LargeBodies:
             page = await self._state.stream.get(request.chunk)
         except errors.NotFound:
             page = None
-        if page is None or page.subject != protocol.body_subject(request.body):
+        if page is None or page.subject != self._state.subjects.body(request.body):
             raise errors.NotFound("the body of the message is not stored any more")
         ((_, held),) = pages.read(page.sequence, page.data)
         return protocol.DispatcherReply(data=held.data)
 
-    def check(self, body: messages.LargeBody) -> None:
-        if body.id not in self._ledger.bodies:
+    def check(self, body: messages.LargeBody, destination: destinations.Destination) -> None:
+        """It has to be in this partition, or in that of the destination."""
+        partition, shared = body.partition, self._state
+        if partition == shared.partition:
+            is_stored = body.id in self._ledger.bodies
+        else:
+            is_stored = partition == partitions.of_destination(destination, shared.partition_count)
+        if not is_stored:
             raise errors.NotFound("the body of the message is not stored: send it again")
 
     def release(self, body: str) -> None:
@@ -97,9 +105,11 @@ class LargeBodies:
         """A message that refers to a body was stored or, without a number, published."""
         assert copy.meta.large is not None
         body = copy.meta.large.id
+        if copy.meta.large.partition != self._state.partition:
+            return  # it is in the partition to which the message is transferred
         self._sizes.pop(body, None)
         now = self._state.loop.time()
-        if copy.destination.is_queue:
+        if copy.destination.is_queue or copy.deferred:
             self._needed_until[body] = now
         else:
             self._needed_until[body] = now + TOPIC_S
@@ -107,8 +117,10 @@ class LargeBodies:
             self._add(self._key(copy.subject or "", copy.destination), number, body)
 
     def _key(self, subject: str, destination: destinations.Destination) -> str:
-        if subject == protocol.DELAY:
+        if subject == self._state.subjects.delay:
             return ledger.DELAY_KEY
+        if subject.startswith(self._state.subjects.transfer_prefix):
+            return _transfer_key(subject)
         return ledger.queue_key(destination.name) if destination.is_queue else _TOPICS
 
     def _add(self, key: str, number: int, body: str) -> None:
@@ -129,6 +141,10 @@ class LargeBodies:
         for key, numbers in record.acked.items():
             for number in numbers:
                 self._release(key, number)
+        for partition, last in record.transferred.items():
+            key = f"{_TRANSFER}{partition}"
+            for place in [place for place in self._messages if place[0] == key and place[1] <= last]:
+                self._release(*place)
         dropped = set(record.dropped)
         for key, number in [place for place in self._messages if place[0] in dropped]:
             self._release(key, number)
@@ -157,7 +173,7 @@ class LargeBodies:
             and self._needed_until.get(body, self._started_at + UPLOAD_S) <= now
         ]
         for body in unused:
-            await self._state.stream.purge(subject=protocol.body_subject(body))
+            await self._state.stream.purge(subject=self._state.subjects.body(body))
             await self._state.store(journal.JournalItem([], ledger.LogRecord(deleted_bodies=[body])))
             self._needed_until.pop(body, None)
             self._sizes.pop(body, None)
@@ -165,15 +181,17 @@ class LargeBodies:
     async def _count(self) -> None:
         """Find the messages in the log that refer to bodies."""
         queues = {
-            protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK)): key
+            self._state.subjects.queue(key.removeprefix(ledger.QUEUE_MARK)): key
             for key in self._ledger.backlogs
             if key.startswith(ledger.QUEUE_MARK)
         }
-        mark = protocol.topic_subject(f"{subjects.TOPIC_PREFIX}.")
+        log_subjects = self._state.subjects
         async for page in self._state.read(1):
-            if page.subject == protocol.DELAY:
+            if page.subject == log_subjects.delay:
                 key = ledger.DELAY_KEY
-            elif page.subject.startswith(mark):
+            elif page.subject.startswith(log_subjects.transfer_prefix):
+                key = _transfer_key(page.subject)
+            elif page.subject.startswith(log_subjects.topic_prefix):
                 key = _TOPICS
             elif page.subject in queues:
                 key = queues[page.subject]
@@ -182,12 +200,20 @@ class LargeBodies:
             for number, held in pages.read(page.sequence, page.data):
                 if messages.MAY_BE_LARGE not in held.raw or self._is_done(key, number):
                     continue
-                if (large := messages.decode_meta(held.raw).large) is not None:
+                raw = transfers.meta_of(held.raw) if key.startswith(_TRANSFER) else held.raw
+                large = messages.decode_meta(raw).large
+                if large is not None and large.partition == self._state.partition:
                     self._add(key, number, large.id)
                     self._needed_until.setdefault(large.id, self._started_at)
 
     def _is_done(self, key: str, number: int) -> bool:
         if key == ledger.DELAY_KEY:
             return number in self._ledger.delayed_done
+        if key.startswith(_TRANSFER):
+            return number <= self._ledger.transferred.get(int(key.removeprefix(_TRANSFER)), 0)
         source = self._ledger.backlogs.get(key)
         return source is not None and source.is_done(number)
+
+
+def _transfer_key(subject: str) -> str:
+    return f"{_TRANSFER}{subject.rpartition('.')[2]}"

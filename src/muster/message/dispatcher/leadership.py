@@ -1,4 +1,8 @@
-"""Leadership of the dispatcher: one process of the domain owns the log, the others stand by."""
+"""Leadership of the dispatchers: one process of the domain owns each partition, the others stand by.
+
+Without a second process, this one owns all partitions. With several, each has its share (`membership`), and
+takes over the partitions of one that ends.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from typing import Final
 from muster.bus import api, leases
 from muster.core import errors
 from muster.core.telemetry import log, metrics
-from muster.message import protocol, settings
+from muster.message import partitions, settings
 from muster.message.dispatcher import dispatcher, state
+from muster.message.dispatcher.log import pages
+from muster.message.dispatcher.peers import membership as membership_
 
 events = log.EventLog("message")
 
@@ -17,7 +23,7 @@ RETRY_S: Final = 0.5
 
 
 class DispatcherLeadership:
-    """Acquires the lease of the log, runs the dispatcher while it holds the lease, and starts again."""
+    """Acquires the leases of partitions, runs their dispatchers while it holds them, and starts again."""
 
     def __init__(
         self,
@@ -32,39 +38,100 @@ class DispatcherLeadership:
     ) -> None:
         self._bus = bus
         self._settings = message_settings or settings.MessageSettings()
-        self._stream = api.StreamSettings(
-            protocol.STREAM,
-            protocol.LOGS,
-            max_bytes=max_bytes,
-            max_age_s=0,
-            on_full=api.FullPolicy.REFUSE,
-            replicas=replicas,
-        )
+        self._max_bytes = max_bytes
         self._may = may
         self._refused = (measure or metrics.Metrics()).counter(
             "message_refused_connections", "Rejected connections to the dispatcher, by reason.", ("reason",)
         )
         self._lease_ttl_s = lease_ttl_s
         self._replicas = replicas
-        self.acting = asyncio.Event()  # set while this process owns the log
+        self._partition_count = 0  # unknown
+        self.acting = asyncio.Event()  # set while this process owns a partition
+        self.owned: set[int] = set()  # the partitions that this process owns
+
+    @property
+    def problem(self) -> str:
+        """Why the settings do not apply; empty if they do."""
+        actual, requested = self._partition_count, self._settings.partitions
+        if actual in (0, requested):
+            return ""
+        return (
+            f"message.partitions is {requested}, but the queues of this domain are divided into {actual} "
+            "partitions; the number is fixed when the domain first starts"
+        )
 
     async def run(self) -> None:
         while True:
             try:
-                async with await leases.Leases.open(
-                    self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas
-                ) as all_leases:
-                    while True:
-                        async with await all_leases.acquire(protocol.LEASE) as lease:
-                            await self._run_dispatcher(lease)
+                await self._run()
             except errors.Unavailable as error:  # for example brokers without a leader: temporary
                 if self._bus.state is api.ConnectionState.CLOSED:
                     raise
                 events.warning("dispatcher-waiting", error=error)
             await asyncio.sleep(RETRY_S)
 
-    async def _run_dispatcher(self, lease: leases.Lease) -> None:
-        stream = await self._bus.stream(self._stream)
+    async def _run(self) -> None:
+        async with await leases.Leases.open(
+            self._bus, ttl_s=self._lease_ttl_s, replicas=self._replicas
+        ) as all_leases:
+            count = self._partition_count = await self._read_partition_count()
+            if problem := self.problem:
+                events.warning("partitions-fixed", problem=problem)
+            if count == 1:
+                await self._lead(all_leases, partitions.HOME, None)
+            membership = membership_.Membership(self._bus, count)
+            running = [asyncio.ensure_future(membership.run())]
+            running += [
+                asyncio.ensure_future(self._lead(all_leases, partition, membership))
+                for partition in range(count)
+            ]
+            try:
+                await asyncio.gather(*running)
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _read_partition_count(self) -> int:
+        """The number of partitions, which the first process of the domain stores."""
+        stream = await self._bus.stream(self._stream_settings(partitions.HOME, self._settings.partitions))
+        subject = partitions.LogSubjects().layout
+        while True:
+            if (layout := await stream.last_for(subject)) is not None:
+                ((_, held),) = pages.read(layout.sequence, layout.data)
+                return int(held.data)
+            page = pages.LogPage(held=[pages.PagedMessage("{}", f"{self._settings.partitions}".encode())])
+            try:
+                await stream.publish(subject, pages.encode(page), expected_last_subject_sequence=0)
+            except errors.Conflict:  # another process was faster
+                continue
+
+    def _stream_settings(self, partition: int, count: int) -> api.StreamSettings:
+        return api.StreamSettings(
+            partitions.stream(partition),
+            partitions.LogSubjects(partition).all,
+            max_bytes=self._max_bytes // count,
+            max_age_s=0,
+            on_full=api.FullPolicy.REFUSE,
+            replicas=self._replicas,
+        )
+
+    async def _lead(
+        self, all_leases: leases.Leases, partition: int, membership: membership_.Membership | None
+    ) -> None:
+        """Own a partition again and again. ``membership`` None: there is only one partition."""
+        while True:
+            async with await all_leases.acquire(partitions.lease(partition)) as lease:
+                if membership is None or membership.should_own(partition):
+                    await self._run_dispatcher(lease, partition, membership)
+            if membership is not None:  # let the process acquire it that should own it
+                await membership.wait_for_change(partition, self._lease_ttl_s)
+
+    async def _run_dispatcher(
+        self, lease: leases.Lease, partition: int, membership: membership_.Membership | None
+    ) -> None:
+        stream_settings = self._stream_settings(partition, self._partition_count)
+        stream = await self._bus.stream(stream_settings)
         acting = asyncio.ensure_future(
             dispatcher.Dispatcher(
                 self._bus,
@@ -72,22 +139,33 @@ class DispatcherLeadership:
                 lease.epoch,
                 self._settings,
                 self._may,
-                self._stream.max_bytes,
+                stream_settings.max_bytes,
                 on_refused=lambda reason: self._refused.add(reason=reason),
+                partition=partition,
+                partition_count=self._partition_count,
             ).run()
         )
-        lost = asyncio.ensure_future(lease.lost.wait())
+        ends = [acting, asyncio.ensure_future(_wait(lease.lost))]
+        if membership is not None:
+            ends.append(asyncio.ensure_future(membership.wait_to_give_way(partition)))
+        self.owned.add(partition)
         self.acting.set()
         try:
-            await asyncio.wait((acting, lost), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if acting.done():
                 acting.result()
         except errors.MusterError as error:  # after any error, the next dispatcher reads the log again
-            events.warning("dispatcher-interrupted", epoch=lease.epoch, error=error)
+            events.warning("dispatcher-interrupted", partition=partition, epoch=lease.epoch, error=error)
             if not isinstance(error, errors.Unavailable | errors.Conflict):
                 await asyncio.sleep(RETRY_S)
         finally:
-            self.acting.clear()
-            for task in (acting, lost):
+            self.owned.discard(partition)
+            if not self.owned:
+                self.acting.clear()
+            for task in ends:
                 task.cancel()
-            await asyncio.gather(acting, lost, return_exceptions=True)
+            await asyncio.gather(*ends, return_exceptions=True)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()

@@ -21,7 +21,10 @@ class ScheduledMessages:
     async def rows(self, reader: str, request: protocol.ListScheduled) -> protocol.DispatcherReply:
         only = request.destination and destinations.Destination.parse(request.destination)
         rows: list[protocol.ScheduledRow] = []
-        for _, number in self._delays.after(request.after):
+        after_ms, after_number = request.after
+        for due_ms, number in self._delays.after((after_ms, 0)):
+            if (due_ms, self._public_number(number)) <= (after_ms, after_number):
+                continue
             if len(rows) >= min(max(request.limit, 1), LIST_MAX):
                 break
             entry = await self._get(number)
@@ -30,8 +33,12 @@ class ScheduledMessages:
             meta, size = entry
             destination = destinations.Destination.parse(meta.destination or "")
             if (not only or destination == only) and self._may_see(reader, meta, destination):
-                rows.append(_row(number, meta, size))
+                rows.append(_row(self._public_number(number), meta, size))
         return protocol.DispatcherReply(scheduled=rows)
+
+    def _public_number(self, number: int) -> int:
+        """The number for users: unique in all partitions, in the same order in this one."""
+        return number * self._state.partition_count + self._state.partition
 
     async def _get(self, number: int) -> tuple[messages.MessageMeta, int] | None:
         """The header and the size of the body; None if it was released meanwhile."""
@@ -77,7 +84,7 @@ class ScheduledMessages:
         self, request: protocol.CancelScheduled
     ) -> AsyncIterator[tuple[int, messages.MessageMeta]]:
         for _, number in self._delays.after((0, 0)):
-            if request.number and number != request.number:
+            if request.number and self._public_number(number) != request.number:
                 continue
             entry = await self._get(number)
             if entry is not None and (request.number or entry[0].message_id == request.id):

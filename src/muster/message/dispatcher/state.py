@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, protocol, selectors, settings
+from muster.message import destinations, messages, partitions, protocol, selectors, settings
 from muster.message.dispatcher.log import journal, ledger, pages
 from muster.supervision import tasks
 
@@ -78,7 +78,12 @@ class DispatcherState:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         *,
         max_bytes: int = 1 << 30,
+        partition: int = 0,
+        partition_count: int = 1,
     ) -> None:
+        self.partition = partition
+        self.partition_count = partition_count
+        self.subjects = partitions.LogSubjects(partition)
         self.bus = bus
         self.stream = stream
         self.epoch = epoch
@@ -90,7 +95,7 @@ class DispatcherState:
             max_deliveries=message_settings.max_deliveries,
             max_deliveries_of=lambda key: self.queue_settings(key).max_deliveries,
         )
-        self.journal = journal.Journal(stream, 0, self._applied)
+        self.journal = journal.Journal(stream, 0, self._applied, self.subjects)
         self.connections: dict[str, ClientConnection] = {}
         self.clients: dict[str, str] = {}  # origin of connections with a client id -> connection
         self.patterns = ledger.TopicPatternIndex()
@@ -112,6 +117,10 @@ class DispatcherState:
         """The settings for a backlog. Durable subscriptions have the defaults."""
         is_queue = key.startswith(ledger.QUEUE_MARK)
         return self.settings.queue(key.removeprefix(ledger.QUEUE_MARK) if is_queue else "")
+
+    def check_is_here(self, queue: str) -> None:
+        if partitions.of_queue(queue, self.partition_count) != self.partition:
+            raise errors.InvalidInput(f"the queue {queue!r} is in another partition")
 
     def is_short_of_room(self, within_s: float) -> bool:
         """Whether the log is full, or a message was recently rejected for lack of room."""

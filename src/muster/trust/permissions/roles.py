@@ -48,7 +48,7 @@ STREAMS = {
     "pipeline": ("alerts", AUDIT, "system"),
     "notify": ("events", "matches", "notifications", "receivers"),
     "inform": ("contexts",),
-    "message": ("messages",),
+    "message": ("messages", *(f"messages-{partition}" for partition in range(1, 8))),
     "web": (AUDIT,),
     "audit": (AUDIT,),
 }
@@ -59,6 +59,7 @@ OWN_WORDS = {
     "manage": ("renew", "checkpoint", "vouch.>"),
     "monitor": ("batch.>", "summary.>"),
     "pipeline": ("alert.>", "report.>", "progress"),
+    "message": ("dispatch.*",),
 }
 
 # The connections of the domain's account: who, from where, and their subscriptions.

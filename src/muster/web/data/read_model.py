@@ -24,6 +24,7 @@ from muster.message import destinations
 from muster.message import messages as jms
 from muster.message import protocol as message_protocol
 from muster.message import rows as message_rows
+from muster.message.client import routes
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
 from muster.notify import protocol as notify_protocol
@@ -434,7 +435,7 @@ class ReadModel(bus_feed.BusFeed):
         self, key: Hashable, request: message_protocol.DispatcherRequest
     ) -> message_protocol.DispatcherReply:
         async def ask(bus: api.Bus) -> message_protocol.DispatcherReply:
-            return await call_dispatcher(bus, message_protocol.read_subject(bus.identity), request)
+            return await call_dispatcher(bus, message_protocol.read_subject, request)
 
         return await self._query(("message", key), "message", 1.0, ask)
 
@@ -473,7 +474,30 @@ def alert_order(alert: messages.Alert) -> tuple[int, int, str, str]:
 
 
 async def call_dispatcher(
-    bus: api.Bus, subject: str, request: message_protocol.DispatcherRequest, *, timeout_s: float = READ_S
+    bus: api.Bus,
+    subject: Callable[[str, int], str],
+    request: message_protocol.DispatcherRequest,
+    *,
+    timeout_s: float = READ_S,
+) -> message_protocol.DispatcherReply:
+    """Send a request to the partitions that it concerns. ``subject``: of an identity and a partition."""
+    counted = await _call_partition(
+        bus,
+        message_protocol.read_subject(bus.identity),
+        message_protocol.CountPartitions(),
+        timeout_s=timeout_s,
+    )
+    return routes.merge(
+        request,
+        [
+            await _call_partition(bus, subject(bus.identity, partition), part, timeout_s=timeout_s)
+            for partition, part in routes.route(request, counted.partitions)
+        ],
+    )
+
+
+async def _call_partition(
+    bus: api.Bus, subject: str, request: message_protocol.DispatcherRequest, *, timeout_s: float
 ) -> message_protocol.DispatcherReply:
     try:
         reply = await bus.request(

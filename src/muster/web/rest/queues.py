@@ -165,8 +165,6 @@ def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
 
 def _act_of(request: protocol.DispatcherRequest) -> Any:
     async def act(bus: Any) -> protocol.DispatcherReply:
-        return await read_model.call_dispatcher(
-            bus, protocol.request_subject(bus.identity), request, timeout_s=30.0
-        )
+        return await read_model.call_dispatcher(bus, protocol.request_subject, request, timeout_s=30.0)
 
     return act

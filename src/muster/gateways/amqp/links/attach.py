@@ -60,7 +60,7 @@ class LinkFactory:
         link.condition = conditions.condition_of(error)
         link.close()
 
-    def _temporary(self, *, topic: bool) -> destinations.Destination:
+    async def _temporary(self, *, topic: bool) -> destinations.Destination:
         connection, number = self._connection.jms.name, self._connection.jms.next_number()
         if topic:
             made = destinations.temporary_topic(connection, number)
@@ -68,6 +68,7 @@ class LinkFactory:
             name = f"{destinations.TEMPORARY}{connection}:{number}"
             made = destinations.Destination(destinations.DestinationKind.TEMPORARY_QUEUE, name)
         self.check_may_send(made)
+        await self._connection.jms.own_temporary(made)
         self.temporaries.add(made.name)
         return made
 
@@ -106,7 +107,9 @@ class LinkFactory:
         destination: destinations.Destination | None = None
         coordinator = target.type == proton.Terminus.COORDINATOR
         if target.dynamic:
-            destination = self._temporary(topic="temporary-topic" in capabilities)
+            destination = await self._temporary(topic="temporary-topic" in capabilities)
+            if self._is_gone(link):
+                return
             link.target.address = destination.name
             link.target.dynamic = True
             self._connection.outgoing_links[link._impl] = consumers.TemporaryQueueLink(
@@ -139,7 +142,7 @@ class LinkFactory:
         capabilities = terminus.symbols(source.capabilities)
         durable = source.durability != proton.Terminus.NONDURABLE
         if source.dynamic:
-            destination = self._temporary(topic=False)
+            destination = await self._temporary(topic=False)
         else:
             destination = message_codec.address(source.address or "", capabilities)
             self._check_there(destination)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from muster.core import errors
 from muster.core import messages as core_messages
-from muster.message import messages, protocol
+from muster.message import destinations, messages, protocol
 from muster.message.client import bodies
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class IncomingLargeMessage:
         self._producer = producer
         self._connection = owner
         self._number = number
-        self._upload = bodies.BodyUpload(owner.jms)
+        self._upload: bodies.BodyUpload | None = None
         self._parts: list[bytes] = []
         self._waiting_bytes = 0
         self._size = size
@@ -98,6 +98,9 @@ class IncomingLargeMessage:
         self._parts, self._waiting_bytes = [rest] if rest else [], len(rest)
         try:
             if self._error is None:
+                if self._upload is None:
+                    destination = destinations.Destination.parse(self._meta.destination or "")
+                    self._upload = bodies.BodyUpload(await self._connection.jms.link_to(destination))
                 await self._upload.add(data)
         except errors.MusterError as error:
             self._error = error
@@ -106,13 +109,15 @@ class IncomingLargeMessage:
 
     def send(self) -> None:
         """Send the message, after its body is stored, or refuse it."""
-        if self._error is not None or self._aborted:
-            release = protocol.ReleaseBody(self._upload.body.id)
+        if self._upload is not None and (self._error is not None or self._aborted):
+            body = self._upload.body
+            release = protocol.ReleaseBody(body.id, body.partition)
             self._connection.spawn(self._connection.jms.notify(release))
         if self._aborted or self._ended is None:
             return
         settled, state = self._ended
         if self._error is None:
+            assert self._upload is not None
             self._meta.large = self._upload.body
             self._producer.forward_large(self._number, self._meta, settled, state)
         else:

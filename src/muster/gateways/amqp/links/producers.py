@@ -177,7 +177,8 @@ class ProducerLink:
             return
         if _is_direct(destination) and not meta.persistent and meta.delivery_time_ms <= now_ms:
             if meta.large is not None:
-                self._connection.spawn(self._connection.jms.notify(protocol.ReleaseBody(meta.large.id)))
+                release = protocol.ReleaseBody(meta.large.id, meta.large.partition)
+                self._connection.spawn(self._connection.jms.notify(release))
             self._connection.forwarder.add(self, number, settled, destination.subject, body, raw)
             return
         future = self._connection.jms.submit([send])

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from muster.gateways.amqp import memory_budget as budget_
 from muster.gateways.amqp.protocol import frames
 
-WINDOW: Final = 512  # frames that a session may send before the next flow: 32 MiB of the largest
+WINDOW: Final = 512  # frames that a session may send before the next flow
 UNSETTLED_BYTES_MAX: Final = 64 << 20  # of unsettled messages of a session
 LARGE_BYTES: Final = 640 << 10  # above this size, an incomplete message is passed on in parts
 _TOKEN_BYTES: Final = 256  # approximate size of a token besides its message
@@ -183,19 +183,23 @@ class AmqpLink:
         self.parts.append(part)
         self.parts_bytes += len(part)
         fits = self.session.budget.add_unfinished(len(part))
-        if more and not aborted:
-            if self.parts_bytes > LARGE_BYTES and self.on_large is not None:
-                data, partial = b"".join(self.parts), self.partial
-                self.drop_parts()
-                self.partial = partial
-                self.large = self.on_large(number, data)
-            elif not fits:
+        settled, state = settled or was_settled, before if state is None else state
+        if self.parts_bytes > LARGE_BYTES and self.on_large is not None and not aborted:
+            data, partial = b"".join(self.parts), self.partial
+            self.drop_parts()
+            receiver = self.on_large(number, data)
+            if more:
+                self.partial, self.large = partial, receiver
+            else:
+                receiver.end(settled, state, aborted=False)
+        elif more and not aborted:
+            if not fits:
                 self.on_budget_exceeded()
-            return
-        data = b"".join(self.parts)
-        self.drop_parts()
-        if not aborted:
-            self.on_message(number, data, settled or was_settled, before if state is None else state)
+        else:
+            data = b"".join(self.parts)
+            self.drop_parts()
+            if not aborted:
+                self.on_message(number, data, settled, state)
 
     def drop_parts(self) -> None:
         """Remove the parts of a message that is complete or aborted."""

@@ -23,7 +23,9 @@ from muster.gateways.amqp.protocol import endpoints, frames, output
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message.amqp_format import amqp_types
 
-FRAME_BYTES_MAX: Final = 64 << 10
+# The time that proton's clients need for a large message is proportional to its size and to the number of
+# its frames. A message of a single frame fits into a message of the bus.
+FRAME_BYTES_MAX: Final = 512 << 10
 _MASK: Final = endpoints.MASK
 _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above this is negative
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
-from muster.core import errors, subjects, topics
-from muster.message import destinations, messages, protocol
+from muster.core import errors, topics
+from muster.message import destinations, messages
 from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
@@ -25,16 +25,16 @@ async def recover(shared: state.DispatcherState) -> None:
     the log.
     """
     try:
-        head = await shared.stream.publish(protocol.RECORD, pages.encode(pages.LogPage()))
+        head = await shared.stream.publish(shared.subjects.record, pages.encode(pages.LogPage()))
     except errors.LimitExceeded:
         head = (await shared.stream.state()).last_sequence
     shared.journal.head = head
-    last = await shared.stream.last_for(protocol.CHECKPOINT)
+    last = await shared.stream.last_for(shared.subjects.checkpoint)
     start = 1
     if last is not None:
         chunks = _chunks(last.sequence, last.data)[0].chunks
         chunks_read: list[ledger.LogCheckpoint] = []
-        async for page in shared.read(last.sequence - chunks + 1, protocol.CHECKPOINT):
+        async for page in shared.read(last.sequence - chunks + 1, shared.subjects.checkpoint):
             chunks_read += _chunks(page.sequence, page.data)
         shared.ledger.restore(chunks_read)
         shared.checkpoint_head = chunks_read[0].head
@@ -44,6 +44,7 @@ async def recover(shared: state.DispatcherState) -> None:
             shared.ledger.apply(record, pages.end(page.sequence))
     shared.ledger.reach(head, pages.end(head))
     shared.ledger.suspect()
+    shared.ledger.reserve_prepared()
     for subscription in shared.ledger.subscriptions.values():
         shared.patterns.add(subscription.topic)
 
@@ -56,14 +57,13 @@ async def delete_unused_pages(shared: state.DispatcherState) -> None:
         if (subscription := shared.ledger.subscriptions.get(key)) is not None:
             by_pattern.setdefault(subscription.topic, []).append(source)
         else:
-            queues[protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK))] = [source]
-    mark = protocol.topic_subject("")
+            queues[shared.subjects.queue(key.removeprefix(ledger.QUEUE_MARK))] = [source]
     async for page in shared.read(1):
         if page.sequence > shared.checkpoint_head:
             break
         needed_by = queues.get(page.subject)
-        if needed_by is None and page.subject.startswith(f"{mark}{subjects.TOPIC_PREFIX}."):
-            topic = topics.Topic.from_subject(page.subject.removeprefix(mark))
+        if needed_by is None and page.subject.startswith(shared.subjects.topic_prefix):
+            topic = topics.Topic.from_subject(shared.subjects.of_topic(page.subject))
             needed_by = [
                 source for text in shared.patterns.matching(topic) for source in by_pattern.get(text, [])
             ]
@@ -92,7 +92,7 @@ async def write(shared: state.DispatcherState) -> None:
     dropped = set(shared.ledger.dropped)
     copies = [
         journal.JournalMessage(
-            target, messages.MessageMeta(), "{}", msgspec.json.encode(chunk), protocol.CHECKPOINT
+            target, messages.MessageMeta(), "{}", msgspec.json.encode(chunk), shared.subjects.checkpoint
         )
         for chunk in shared.ledger.checkpoint()
     ]
@@ -108,8 +108,11 @@ async def write(shared: state.DispatcherState) -> None:
     shared.checkpoint_head = head
     shared.ledger.dropped -= dropped
     purge = shared.stream.purge
-    await purge(subject=protocol.CHECKPOINT, before=first)
-    await purge(subject=protocol.RECORD, before=head + 1)
+    await purge(subject=shared.subjects.checkpoint, before=first)
+    await purge(subject=shared.subjects.record, before=head + 1)
     for key, before in cuts.items():
-        await purge(subject=protocol.queue_subject(key.removeprefix(ledger.QUEUE_MARK)), before=before)
-    await purge(subject=protocol.topic_subject(f"{subjects.TOPIC_PREFIX}.>"), before=topics_cut)
+        await purge(subject=shared.subjects.queue(key.removeprefix(ledger.QUEUE_MARK)), before=before)
+    await purge(subject=f"{shared.subjects.topic_prefix}>", before=topics_cut)
+    for partition, number in shared.ledger.transferred.items():
+        before = min(pages.sequence_of(number + 1), head + 1)
+        await purge(subject=shared.subjects.transfer(partition), before=before)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, messages, partitions
 from muster.message.dispatcher.log import ledger, pages
 
 BATCH = 1000  # messages, and therefore pages, in a batch: the broker's limit
@@ -27,8 +27,6 @@ BATCH_BYTES = 4 << 20
 STORE_S = 10.0  # then the outcome is unknown, and the log is read again
 QUEUED_MAX = 50_000
 QUEUED_BYTES_MAX = 64 << 20
-_SEPARATE_PAGES = (protocol.DELAY, protocol.CHECKPOINT)
-_BODY = f"{protocol.BODY}."
 
 
 Stored = Callable[[list[int]], None]  # called with the number of each copy, 0 if it is not stored
@@ -39,7 +37,10 @@ OnBatch = Callable[[ledger.LogRecord | None, int, Placed], None]
 
 @dataclass(slots=True)
 class JournalMessage:
-    """A message to be stored. ``subject`` None: it is published to current subscribers only."""
+    """A message to be stored. ``subject`` None: it is published to current subscribers only.
+
+    ``deferred``: it is not in its destination yet, but delayed or on its way to another partition.
+    """
 
     destination: destinations.Destination
     meta: messages.MessageMeta
@@ -47,6 +48,7 @@ class JournalMessage:
     data: bytes
     subject: str | None
     republish: bool = False
+    deferred: bool = False
 
 
 @dataclass(slots=True)
@@ -69,8 +71,15 @@ class JournalItem:
 class Journal:
     """``head`` is the last sequence of the log, which is known because no other process writes."""
 
-    def __init__(self, stream: api.Stream, head: int, on_batch: OnBatch) -> None:
+    def __init__(
+        self,
+        stream: api.Stream,
+        head: int,
+        on_batch: OnBatch,
+        log_subjects: partitions.LogSubjects | None = None,
+    ) -> None:
         self._stream = stream
+        self._subjects = log_subjects or partitions.LogSubjects()
         self._name = secrets.token_hex(6)
         self._on_batch = on_batch
         self.head = head
@@ -127,7 +136,9 @@ class Journal:
     async def _store(self, items: list[JournalItem]) -> None:
         record = _merge_records([item.record for item in items])
         record_bytes = sum(item.record_bytes for item in items)
-        batch, places = _build_pages([copy for item in items for copy in item.copies], record, record_bytes)
+        batch, places = _build_pages(
+            [copy for item in items for copy in item.copies], record, record_bytes, self._subjects
+        )
         try:
             if len(batch) > BATCH:
                 raise errors.LimitExceeded(
@@ -187,18 +198,17 @@ def count_by_queue(copies: Iterable[JournalMessage]) -> dict[str, int]:
     """Number of stored messages by queue."""
     counts: dict[str, int] = {}
     for copy in copies:
-        if copy.destination.is_queue and copy.subject not in (None, protocol.DELAY):
+        if copy.destination.is_queue and not copy.deferred:
             key = ledger.queue_key(copy.destination.name)
             counts[key] = counts.get(key, 0) + 1
     return counts
 
 
-def _has_own_page(subject: str) -> bool:
-    return subject in _SEPARATE_PAGES or subject.startswith(_BODY)
-
-
 def _build_pages(
-    copies: list[JournalMessage], record: ledger.LogRecord | None, record_bytes: int
+    copies: list[JournalMessage],
+    record: ledger.LogRecord | None,
+    record_bytes: int,
+    log_subjects: partitions.LogSubjects,
 ) -> tuple[list[tuple[str, pages.LogPage]], list[tuple[int, int]]]:
     """The pages of a batch by subject, and for each copy its page (-1: none) and its place.
 
@@ -221,13 +231,17 @@ def _build_pages(
             bound.append((copy.subject, page))
         if at == len(bound) - 1:
             last_bytes = used + size
-        if not _has_own_page(copy.subject):
+        if not log_subjects.has_own_page(copy.subject):
             open_pages[copy.subject] = (at, page, used + size)
         places.append((at, len(page.held)))
         page.held.append(pages.PagedMessage(copy.raw, copy.data))
     if record is not None:
-        if not bound or _has_own_page(bound[-1][0]) or last_bytes + record_bytes > pages.STORED_BYTES_MAX:
-            bound.append((protocol.RECORD, pages.LogPage()))
+        if (
+            not bound
+            or log_subjects.has_own_page(bound[-1][0])
+            or last_bytes + record_bytes > pages.STORED_BYTES_MAX
+        ):
+            bound.append((log_subjects.record, pages.LogPage()))
         bound[-1][1].record = record
     return bound, places
 
@@ -238,6 +252,7 @@ def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
     else:
         total = ledger.LogRecord()
         total.acked, total.stored, total.last_works = {}, {}, {}
+        total.transferred, total.received, total.decided = {}, {}, {}
         consumed: dict[str, bool] = {}  # the latest state
         for record in records:
             for key, sequences in record.acked.items():
@@ -250,6 +265,12 @@ def _merge_records(records: list[ledger.LogRecord]) -> ledger.LogRecord | None:
             total.dropped += record.dropped
             total.bodies += record.bodies
             total.deleted_bodies += record.deleted_bodies
+            total.transferred.update(record.transferred)
+            total.received.update(record.received)
+            total.prepared += record.prepared
+            total.resolved += record.resolved
+            total.decided.update(record.decided)
+            total.completed += record.completed
             for key in record.consumed:
                 consumed[key] = True
             for key in record.idle:

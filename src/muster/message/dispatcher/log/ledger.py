@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from muster.core import topics
-from muster.message import messages
+from muster.message import messages, partitions
 from muster.message.dispatcher import backlog
 
 # Connections whose last work is known, so that no earlier one is executed again.
 WORKS_KEPT = 20_000  # equivalent: any bound of this order serves
 ACK_BYTES = 10
+CHANNELS_KEPT = 1_000  # one for each start of a dispatcher of another partition
 CHUNK_BYTES = 400 << 10  # equivalent (400 -> 401): about, of one message of a checkpoint
 SPANS = 10_000  # of what a backlog has done, in one; equivalent: any bound of this order serves
 
@@ -45,6 +46,15 @@ class DurableSubscription(msgspec.Struct, frozen=True, kw_only=True, omit_defaul
         return topics.TopicPattern.parse(self.topic)
 
 
+class PreparedAcks(msgspec.Struct, frozen=True):
+    """Messages that an attempt to commit a transaction of another partition acknowledges."""
+
+    attempt: str
+    coordinator: int
+    connection: str
+    acks: dict[str, list[int]]
+
+
 class LogRecord(msgspec.Struct, omit_defaults=True):
     acked: dict[str, list[int]] = {}
     stored: dict[str, int] = {}  # messages by queue
@@ -56,6 +66,12 @@ class LogRecord(msgspec.Struct, omit_defaults=True):
     dropped: list[str] = []  # queues
     bodies: list[str] = []  # large bodies that begin here
     deleted_bodies: list[str] = []
+    transferred: dict[int, int] = {}  # by partition: the last message that it has stored
+    received: dict[str, int] = {}  # by channel of another partition: the last message stored here
+    prepared: list[PreparedAcks] = []
+    resolved: list[str] = []  # attempts that were prepared
+    decided: dict[str, list[int]] = {}  # committed attempts, and the partitions that prepared them
+    completed: list[str] = []  # decided attempts that all partitions have resolved
 
 
 def estimate_bytes(record: LogRecord) -> int:
@@ -65,7 +81,14 @@ def estimate_bytes(record: LogRecord) -> int:
         size += len(key) + ACK_BYTES * (len(sequences) + 1)
     for subscription in record.subscribed:
         size += _about_bytes(subscription)
+    for entry in record.prepared:
+        size += _prepared_bytes(entry)
+    size += ACK_BYTES * 2 * len(record.transferred)
     for keys in (
+        record.received,
+        record.resolved,
+        record.decided,
+        record.completed,
         record.stored,
         record.last_works,
         record.unsubscribed,
@@ -77,6 +100,11 @@ def estimate_bytes(record: LogRecord) -> int:
     ):
         size += sum(len(key) + ACK_BYTES for key in keys)
     return size
+
+
+def _prepared_bytes(entry: PreparedAcks) -> int:
+    acks = sum(len(key) + ACK_BYTES * (len(numbers) + 1) for key, numbers in entry.acks.items())
+    return len(entry.attempt) + len(entry.connection) + acks + 100
 
 
 def _about_bytes(subscription: DurableSubscription) -> int:
@@ -108,6 +136,10 @@ class LogCheckpoint(msgspec.Struct, omit_defaults=True):
     last_works: dict[str, int] = {}
     consumed: list[str] = []
     bodies: list[str] = []
+    transferred: dict[int, int] = {}
+    received: dict[str, int] = {}
+    prepared: list[PreparedAcks] = []
+    decided: dict[str, list[int]] = {}
 
 
 class Ledger:
@@ -130,6 +162,11 @@ class Ledger:
         self.dropped: set[str] = set()  # deleted queues, until the log is trimmed
         self.stored: dict[str, int] = {}  # messages by queue since the start
         self.bodies: set[str] = set()  # large bodies in the log
+        # See `LogRecord`
+        self.transferred: dict[int, int] = {}
+        self.received: dict[str, int] = {}
+        self.prepared: dict[str, PreparedAcks] = {}
+        self.decided: dict[str, list[int]] = {}
 
     def queue(self, name: str) -> backlog.Backlog:
         return self.backlog(queue_key(name))
@@ -177,6 +214,14 @@ class Ledger:
         self.bodies.update(record.bodies)
         self.bodies.difference_update(record.deleted_bodies)
         self._did(record.last_works)
+        self.transferred.update(record.transferred)
+        self._receive(record.received)
+        self.prepared.update((entry.attempt, entry) for entry in record.prepared)
+        for attempt in record.resolved:
+            self.prepared.pop(attempt, None)
+        self.decided.update(record.decided)
+        for attempt in record.completed:
+            self.decided.pop(attempt, None)
 
     def forget(self, key: str) -> None:
         """Forget a queue. If the log still contains messages of it, all would be delivered again."""
@@ -190,6 +235,12 @@ class Ledger:
             self.last_works[connection] = max(number, self.last_works.pop(connection, 0))
         while len(self.last_works) > WORKS_KEPT:
             del self.last_works[next(iter(self.last_works))]
+
+    def _receive(self, numbers: dict[str, int]) -> None:
+        for channel, number in numbers.items():
+            self.received[channel] = max(number, self.received.pop(channel, 0))
+        while len(self.received) > CHANNELS_KEPT:
+            del self.received[next(iter(self.received))]
 
     def checkpoint(self) -> list[LogCheckpoint]:
         chunks: list[LogCheckpoint] = []
@@ -208,13 +259,22 @@ class Ledger:
                         last_works={},
                         consumed=[],
                         bodies=[],
+                        received={},
+                        prepared=[],
+                        decided={},
                     )
                 )
                 used = 0
             used += size
             return chunks[-1]
 
-        chunk(0)  # there is always one
+        chunk(0).transferred = dict(self.transferred)  # there is always one chunk
+        for channel, number in self.received.items():
+            chunk(len(channel) + 2 * ACK_BYTES).received[channel] = number
+        for entry in self.prepared.values():
+            chunk(_prepared_bytes(entry)).prepared.append(entry)
+        for attempt, participants in self.decided.items():
+            chunk(len(attempt) + (len(participants) + 1) * ACK_BYTES).decided[attempt] = participants
         for connection, number in self.last_works.items():
             chunk(len(connection) + 2 * ACK_BYTES).last_works[connection] = number
         for body in sorted(self.bodies):
@@ -258,6 +318,10 @@ class Ledger:
             self._did(chunk.last_works)
             self.consumed.update(chunk.consumed)
             self.bodies.update(chunk.bodies)
+            self.transferred.update(chunk.transferred)
+            self._receive(chunk.received)
+            self.prepared.update((entry.attempt, entry) for entry in chunk.prepared)
+            self.decided.update(chunk.decided)
 
     def wants(self, key: str, meta: messages.MessageMeta) -> bool:
         """Whether a subscription receives a message, apart from its selector.
@@ -276,12 +340,18 @@ class Ledger:
             if key in self.backlogs:
                 self.backlogs[key].suspect = self.end
 
+    def reserve_prepared(self) -> None:
+        """No consumer receives messages that a transaction has prepared, until it is resolved."""
+        for entry in self.prepared.values():
+            for key, numbers in entry.acks.items():
+                self.backlog(key).start_finish(numbers)
+
     def floor_of_topics(self) -> int:
         """Up to here no subscription needs the log."""
         return min((self.backlogs[key].floor for key in self.subscriptions), default=self.end)
 
 
-QUEUE_MARK = "q:"
+QUEUE_MARK = partitions.QUEUE_MARK
 DELAY_KEY = "delay"
 
 

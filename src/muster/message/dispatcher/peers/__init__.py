@@ -1,0 +1,1 @@
+"""What the dispatchers of different partitions do together."""

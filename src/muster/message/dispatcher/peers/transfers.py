@@ -1,0 +1,236 @@
+"""Messages for queues of other partitions: stored in the own log, then transferred exactly once, in order.
+
+A message that is sent in a transaction, or moved, may belong to another partition than the record that it
+results from. It is stored together with that record, on a subject of its own, and is thereby accepted. Then
+it is sent to its partition until that has stored it. The receiver stores with it the number of the last
+message of the channel, and ignores those that it already has. Numbers belong to a channel, which begins with
+each start of a dispatcher, so that a log that was restored from a backup does not repeat any.
+
+A former owner of the log may transfer as well: the log contains all that it transfers, and the receiver
+ignores what it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from muster.core import errors
+from muster.message import destinations, messages, partitions, peer_protocol
+from muster.message.dispatcher import state
+from muster.message.dispatcher.log import journal, ledger, pages
+from muster.message.dispatcher.peers import calls
+
+BATCH_MESSAGES: Final = 500
+BATCH_BYTES: Final = 512 << 10
+MEMORY_BYTES_MAX: Final = 8 << 20  # of messages that wait; others are read from the log
+RETRY_S: Final = (0.05, 1.0)  # the first delay, and the longest
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True):
+    channel: str
+    destination: str
+    republish: bool
+
+
+def meta_of(raw: str) -> str:
+    """The header of a message that is stored for a transfer."""
+    return raw.partition("\n")[2]
+
+
+class Transfers:
+    def __init__(self, shared: state.DispatcherState) -> None:
+        self._state = shared
+        self._channel = secrets.token_hex(8)
+        #: By partition: the numbers of messages, with those that are in memory.
+        self._waiting: dict[int, deque[tuple[int, journal.JournalMessage | None]]] = {}
+        self._bytes = 0  # of those in memory
+        self._active: set[int] = set()
+        self._waiters: list[tuple[dict[int, int], asyncio.Future[None]]] = []
+        self._accepting: dict[str, int] = {}  # by channel: the last number that is being stored here
+
+    # Sending.
+
+    def is_remote(self, destination: destinations.Destination) -> bool:
+        return self._partition_of(destination) != self._state.partition
+
+    def _partition_of(self, destination: destinations.Destination) -> int:
+        return partitions.of_destination(destination, self._state.partition_count)
+
+    def copy_to(
+        self,
+        destination: destinations.Destination,
+        meta: messages.MessageMeta,
+        raw: str,
+        data: bytes,
+        *,
+        republish: bool,
+    ) -> journal.JournalMessage:
+        envelope = _Envelope(self._channel, str(destination), republish)
+        raw = f"{msgspec.json.encode(envelope).decode()}\n{raw}"
+        subject = self._state.subjects.transfer(self._partition_of(destination))
+        return journal.JournalMessage(destination, meta, raw, data, subject, deferred=True)
+
+    async def recover(self) -> None:
+        """Continue the transfers of an earlier dispatcher."""
+        for partition in range(self._state.partition_count):
+            if partition == self._state.partition:
+                continue
+            done = self._state.ledger.transferred.get(partition, 0)
+            subject = self._state.subjects.transfer(partition)
+            async for page in self._state.read(pages.sequence_of(done), subject):
+                for number, _ in pages.read(page.sequence, page.data):
+                    if number > done:
+                        self._put(partition, number, None)
+
+    def add(self, copy: journal.JournalMessage, number: int) -> None:
+        """A message is in the log."""
+        size = len(copy.data) + len(copy.raw)
+        fits = self._bytes + size <= MEMORY_BYTES_MAX
+        if fits:
+            self._bytes += size
+        self._put(self._partition_of(copy.destination), number, copy if fits else None)
+
+    def _put(self, partition: int, number: int, copy: journal.JournalMessage | None) -> None:
+        self._waiting.setdefault(partition, deque()).append((number, copy))
+        if partition not in self._active:
+            self._active.add(partition)
+            self._state.spawn(self._transfer(partition))
+
+    def last_waiting(self, copies: Iterable[journal.JournalMessage] | None = None) -> dict[int, int]:
+        """By partition, the last of the messages that wait; of these ``copies``, which were just stored."""
+        if not self._waiting:
+            return {}
+        concerned = (
+            self._waiting.keys()
+            if copies is None
+            else {self._partition_of(copy.destination) for copy in copies if copy.deferred}
+        )
+        return {
+            partition: waiting[-1][0] for partition in concerned if (waiting := self._waiting.get(partition))
+        }
+
+    async def wait_done(self, last: dict[int, int]) -> None:
+        """Wait until the messages up to these have been transferred."""
+        if not all(self._is_transferred(partition, number) for partition, number in last.items()):
+            done: asyncio.Future[None] = self._state.loop.create_future()
+            self._waiters.append((last, done))
+            await done
+
+    async def _transfer(self, partition: int) -> None:
+        waiting, pause_s = self._waiting[partition], RETRY_S[0]
+        while waiting:
+            try:
+                batch = await self._next_batch(partition)
+                await calls.call(self._state.bus, partition, peer_protocol.TransferMessages(batch))
+            except (errors.Unavailable, errors.LimitExceeded):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S[1])
+                continue
+            pause_s = RETRY_S[0]
+            last = batch[-1].number
+            await self._record(partition, last)
+            while waiting and waiting[0][0] <= last:
+                _, copy = waiting.popleft()
+                if copy is not None:
+                    self._bytes -= len(copy.data) + len(copy.raw)
+            self._wake_waiters()
+        self._active.discard(partition)
+
+    async def _record(self, partition: int, last: int) -> None:
+        record = ledger.LogRecord(transferred={partition: last})
+        while True:
+            try:
+                await self._state.store(journal.JournalItem([], record))
+                return
+            except errors.LimitExceeded:  # the log is full
+                await asyncio.sleep(RETRY_S[1])
+
+    def _wake_waiters(self) -> None:
+        left = []
+        for last, done in self._waiters:
+            if all(self._is_transferred(partition, number) for partition, number in last.items()):
+                if not done.done():
+                    done.set_result(None)
+            else:
+                left.append((last, done))
+        self._waiters = left
+
+    def _is_transferred(self, partition: int, number: int) -> bool:
+        waiting = self._waiting.get(partition)
+        return not waiting or waiting[0][0] > number
+
+    async def _next_batch(self, partition: int) -> list[peer_protocol.TransferredMessage]:
+        batch: list[peer_protocol.TransferredMessage] = []
+        size = 0
+        for number, copy in list(self._waiting[partition])[:BATCH_MESSAGES]:
+            raw, data = (copy.raw, copy.data) if copy is not None else await self._read(number)
+            if batch and size + len(raw) + len(data) > BATCH_BYTES:
+                break
+            size += len(raw) + len(data)
+            head, _, meta = raw.partition("\n")
+            envelope = msgspec.json.decode(head, type=_Envelope)
+            if messages.MAY_BE_LARGE in meta:
+                meta = await self._move_body(partition, meta)
+            batch.append(
+                peer_protocol.TransferredMessage(
+                    envelope.channel, number, envelope.destination, meta, data, envelope.republish
+                )
+            )
+        return batch
+
+    async def _read(self, number: int) -> tuple[str, bytes]:
+        sequence = pages.sequence_of(number)
+        async for page in self._state.read(sequence, None, sequence):
+            held = dict(pages.read(sequence, page.data))[number]
+            return held.raw, held.data
+        raise errors.InvariantViolation(f"page {sequence} of the log was deleted before its transfer")
+
+    async def _move_body(self, partition: int, raw: str) -> str:
+        """Store a large body in the other partition; returns the header that refers to it."""
+        meta = messages.decode_meta(raw)
+        if meta.large is None or meta.large.partition != self._state.partition:
+            return raw
+        body, chunks = secrets.token_hex(16), []
+        for chunk in meta.large.chunks:
+            page = await self._state.stream.get(chunk)
+            ((_, held),) = pages.read(page.sequence, page.data)
+            request = peer_protocol.StoreBody(body, held.data)
+            chunks.append((await calls.call(self._state.bus, partition, request)).count)
+        meta.large = messages.LargeBody(body, meta.large.size, chunks, partition)
+        return messages.encode_meta(meta).decode()
+
+    # Receiving.
+
+    def accept(
+        self, request: peer_protocol.TransferMessages
+    ) -> tuple[list[peer_protocol.TransferredMessage], dict[str, int]]:
+        """The messages that are new, and the last number of each channel in the request."""
+        last: dict[str, int] = {}
+        new: list[peer_protocol.TransferredMessage] = []
+        for message in request.messages:
+            known = max(
+                self._accepting.get(message.channel, 0), self._state.ledger.received.get(message.channel, 0)
+            )
+            if message.number > known:
+                new.append(message)
+                self._accepting[message.channel] = message.number
+            last[message.channel] = max(message.number, last.get(message.channel, 0))
+        return new, last
+
+    def stored(self, last: dict[str, int]) -> bool:
+        """Whether everything up to these numbers is stored. What is not may be accepted again."""
+        received = self._state.ledger.received
+        is_stored = True
+        for channel, number in last.items():
+            if received.get(channel, 0) < number:
+                is_stored = False
+                self._accepting.pop(channel, None)
+            elif self._accepting.get(channel, 0) <= received[channel]:
+                self._accepting.pop(channel, None)
+        return is_stored

@@ -1,0 +1,282 @@
+"""Works: what a connection sends and acknowledges at one time, stored by one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from muster.core import errors
+from muster.message import destinations, messages, partitions, peer_protocol, protocol
+from muster.message import errors as message_errors
+from muster.message.dispatcher import delivery, state
+from muster.message.dispatcher.log import journal, ledger
+from muster.message.dispatcher.peers import calls, transactions
+
+
+class Works:
+    """``is_gone``: whether a connection is gone for good."""
+
+    def __init__(
+        self,
+        shared: state.DispatcherState,
+        delivery_queue: delivery.DeliveryQueue,
+        is_gone: Callable[[str], bool],
+    ) -> None:
+        self._state = shared
+        self._ledger = shared.ledger
+        self._delivery = delivery_queue
+        self._is_gone = is_gone
+        self._committing: dict[tuple[str, int], list[state.ReplyCallback]] = {}
+        self.transactions = transactions.Transactions(shared, delivery_queue, self._all_acknowledged)
+
+    def stage(self, connection: state.ClientConnection, stage: protocol.StageMessages) -> None:
+        staged = connection.staged
+        if staged is None or staged.work != stage.work:
+            staged = connection.staged = state.StagedWork(stage.work)
+        if len(staged.sends) >= stage.after + len(stage.sends):
+            return  # a repeated request
+        if len(staged.sends) != stage.after:
+            raise errors.Conflict(f"{len(staged.sends)} messages are staged, not {stage.after}: start again")
+        size = sum(len(send.data) + len(send.meta) for send in stage.sends)
+        total = own = 0
+        for other in self._state.connections.values():
+            if other.staged is not None:
+                total += other.staged.bytes
+                own += other.staged.bytes if other.identity == connection.identity else 0
+        if staged.bytes + size > protocol.WORK_BYTES_MAX:
+            raise errors.LimitExceeded(f"a transaction contains at most {protocol.WORK_BYTES_MAX} bytes")
+        # Open transactions of one identity must not use the room of all others.
+        if total + size > journal.QUEUED_BYTES_MAX or own + size > journal.QUEUED_BYTES_MAX // 2:
+            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
+        staged.sends += stage.sends
+        staged.bytes += size
+
+    def commit(
+        self, connection: state.ClientConnection, work: protocol.CommitWork, reply: state.ReplyCallback
+    ) -> None:
+        key = (connection.name, work.number)
+        if work.number <= self._ledger.last_works.get(connection.name, 0):
+            self._reply_when_done(reply, self._delivery.transfers.last_waiting(), list(self._ledger.decided))
+            return
+        if key in self._committing:
+            self._committing[key].append(reply)
+            return
+        sends = self._sends(connection, work)
+        remote = self.transactions.remote_acks(work.acks)
+        if remote and not work.strict:
+            raise errors.InvalidInput("only a transaction acknowledges messages of several partitions")
+        callbacks = self._committing[key] = [reply]
+
+        def finish(result: protocol.DispatcherReply) -> None:
+            self._committing.pop(key, None)
+            for callback in callbacks:
+                callback(result)
+
+        checked = [destination for send in sends if (destination := self._temporary_elsewhere(send))]
+        if remote or checked:
+            self._state.spawn(self._coordinate(connection, work, sends, remote, checked, finish))
+            return
+        try:
+            self._store(connection, work, work.acks, sends, finish)
+        except errors.MusterError as error:
+            finish(protocol.failed(error))
+
+    def _sends(
+        self, connection: state.ClientConnection, work: protocol.CommitWork
+    ) -> list[protocol.SendMessage]:
+        sends = work.sends
+        if work.staged:
+            staged = connection.staged
+            if staged is None or staged.work != work.number or len(staged.sends) != work.staged:
+                raise errors.Conflict(f"the first {work.staged} messages are not staged: start again")
+            sends = staged.sends + sends
+        if len(sends) > protocol.SENDS_MAX:
+            raise errors.LimitExceeded(
+                f"{len(sends)} messages in one transaction: the maximum is {protocol.SENDS_MAX}"
+            )
+        return sends
+
+    def _store(
+        self,
+        connection: state.ClientConnection,
+        work: protocol.CommitWork,
+        acks: dict[str, list[int]],
+        sends: list[protocol.SendMessage],
+        finish: state.ReplyCallback,
+        attempt: transactions.Attempt | None = None,
+    ) -> None:
+        """Store a work; with an ``attempt``, this decides on the transaction."""
+        size = sum(len(send.data) + len(send.meta) for send in sends)
+        if sends and not self._state.has_room(size):
+            self._state.refused_at = self._state.loop.time()
+            raise message_errors.LogFull(
+                "the log of messages is full: consume some, or raise retention.messages.max_bytes"
+            )
+        if sends and self._state.journal.is_full:
+            raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
+        acked = self._acknowledged(connection, acks, strict=work.strict)
+        copies = [self._journal_message(connection, send) for send in sends]
+        connection.staged = None
+        self._state.used_bytes += size
+        if not copies and not acked and not attempt:
+            finish(protocol.DispatcherReply())
+            return
+
+        def stored(_: list[int]) -> None:
+            if attempt:
+                self.transactions.decided(attempt)
+            last = self._delivery.transfers.last_waiting(copies)
+            self._reply_when_done(finish, last, [attempt.name] if attempt else [])
+
+        def not_stored(error: errors.MusterError) -> None:
+            for source, sequences in finishing:
+                source.cancel_finish(sequences)
+                self._delivery.pump(source)
+            if attempt and not isinstance(error, errors.NotConnected):  # otherwise the log may contain it
+                self.transactions.abort(attempt)
+            finish(protocol.failed(error))
+
+        record = ledger.LogRecord(
+            acked=acked,
+            stored=journal.count_by_queue(copies),
+            last_works={connection.name: work.number},
+            decided={attempt.name: attempt.participants} if attempt else {},
+        )
+        finishing = [(self._ledger.backlogs[where], sequences) for where, sequences in acked.items()]
+        for source, sequences in finishing:
+            source.start_finish(sequences)
+        self._state.journal.add(journal.JournalItem(copies, record, stored, not_stored))
+
+    def _reply_when_done(
+        self, reply: state.ReplyCallback, transferred: dict[int, int], attempts: list[str]
+    ) -> None:
+        """Reply when the other partitions have stored what concerns them: then the sender's next message
+        follows these, and a consumer receives them.
+        """
+        if not transferred and not attempts:
+            reply(protocol.DispatcherReply())
+            return
+
+        async def wait() -> protocol.DispatcherReply:
+            await self._delivery.transfers.wait_done(transferred)
+            await self.transactions.wait_completed(attempts)
+            return protocol.DispatcherReply()
+
+        self._state.reply_when_done(wait(), reply)
+
+    # Transactions of several partitions.
+
+    def _temporary_elsewhere(self, send: protocol.SendMessage) -> destinations.Destination | None:
+        """The destination of a message, if it is a temporary one of another partition."""
+        destination = destinations.Destination.parse(send.destination)
+        is_elsewhere = destination.is_temporary and self._delivery.transfers.is_remote(destination)
+        return destination if is_elsewhere else None
+
+    async def _coordinate(
+        self,
+        connection: state.ClientConnection,
+        work: protocol.CommitWork,
+        sends: list[protocol.SendMessage],
+        remote: dict[int, dict[str, list[int]]],
+        checked: list[destinations.Destination],
+        finish: state.ReplyCallback,
+    ) -> None:
+        attempt = self.transactions.begin(connection.name, work.number, list(remote)) if remote else None
+        own = {key: numbers for key, numbers in work.acks.items() if not _is_in(key, remote)}
+        try:
+            for destination in checked:
+                partition = partitions.of_destination(destination, self._state.partition_count)
+                request = peer_protocol.CheckDestination(str(destination))
+                await calls.call(self._state.bus, partition, request)
+            if attempt:
+                await self.transactions.prepare(attempt, connection, remote)
+            if self._state.connections.get(connection.name) is not connection:
+                raise errors.NotConnected("the connection was lost during its transaction")
+            self._store(connection, work, own, sends, finish, attempt)
+        except errors.MusterError as error:
+            if attempt:
+                self.transactions.abort(attempt)
+            finish(protocol.failed(error))
+
+    def _all_acknowledged(
+        self, connection: state.ClientConnection, acks: dict[str, list[int]]
+    ) -> dict[str, list[int]]:
+        return self._acknowledged(connection, acks, strict=True)
+
+    def _acknowledged(
+        self, connection: state.ClientConnection, acks: dict[str, list[int]], *, strict: bool
+    ) -> dict[str, list[int]]:
+        """The acknowledged messages that are not done yet and that the connection may acknowledge.
+
+        A consumer may have received a message from an earlier dispatcher, and another consumer the same one
+        from this dispatcher. The acknowledgement of the first counts, except in a transaction, which is then
+        rolled back.
+        """
+        acked: dict[str, list[int]] = {}
+        consumes = set(connection.consumers.values())
+        for key, sequences in acks.items():
+            source = self._ledger.backlogs.get(key)
+            if source is None or not (key in consumes or self._may_consume(connection, key)):
+                mine = []
+            elif key in consumes and not strict:
+                mine = [number for number in sequences if not source.is_done(number)]
+            else:
+                mine = [number for number in sequences if source.holds(number, connection.name)]
+            if strict and len(mine) != len(sequences):
+                raise message_errors.TransactionRolledBack(
+                    "a message that the transaction acknowledges was delivered to another consumer meanwhile"
+                )
+            if mine:
+                acked[key] = mine
+        return acked
+
+    def _may_consume(self, connection: state.ClientConnection, key: str) -> bool:
+        """Whether it may acknowledge messages received by an earlier consumer of the same connection."""
+        if (subscription := self._ledger.subscriptions.get(key)) is not None:
+            owned = subscription.client_id is None or (
+                (subscription.identity, subscription.client_id) == (connection.identity, connection.client_id)
+            )
+            return owned and self._state.may_subscribe(connection.identity, subscription.topic)
+        queue = destinations.queue(key.removeprefix(ledger.QUEUE_MARK))
+        if queue.is_temporary:
+            return queue.owner == connection.name
+        return self._state.may(connection.identity, "receive", queue.name)
+
+    # Messages.
+
+    def check_exists(self, destination: destinations.Destination) -> None:
+        """Reject a temporary destination that was deleted, or whose connection is gone."""
+        if not destination.is_temporary:
+            return
+        owner = self._state.connections.get(destination.owner)
+        deleted = destination.name in owner.deleted if owner else self._is_gone(destination.owner)
+        if deleted:
+            kind = "queue" if destination.is_queue else "topic"
+            raise message_errors.InvalidDestination(f"the temporary {kind} {destination.name!r} was deleted")
+
+    def _journal_message(
+        self, connection: state.ClientConnection, send: protocol.SendMessage
+    ) -> journal.JournalMessage:
+        destination = destinations.Destination.parse(send.destination)
+        meta, raw = messages.decode_meta(send.meta), send.meta
+        if not self._delivery.transfers.is_remote(destination):
+            self.check_exists(destination)
+        self._state.check_may_send(connection.identity, destination)
+        if meta.large is not None:
+            self._delivery.bodies.check(meta.large, destination)
+        changed = False
+        if meta.delivery_time_ms and meta.destination != send.destination:
+            meta.destination, changed = send.destination, True  # used when it is due
+        if destination.is_queue and not meta.expiration_ms:
+            expiry_s = self._state.settings.queue(destination.name).expiry_s
+            if expiry_s:
+                start_ms = max(self._state.now_ms(), meta.delivery_time_ms)
+                meta.expiration_ms, changed = start_ms + round(expiry_s * 1000), True
+        if changed:
+            raw = messages.encode_meta(meta).decode()
+        return self._delivery.copy_to(
+            destination, meta, raw, send.data, republish=not send.published_by_sender
+        )
+
+
+def _is_in(key: str, remote: dict[int, dict[str, list[int]]]) -> bool:
+    return any(key in acks for acks in remote.values())

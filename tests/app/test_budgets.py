@@ -141,9 +141,11 @@ async def test_a_full_store_is_an_alert_too(made):
 
 def test_every_stream_of_ours_has_a_budget_in_the_settings(made):
     ours = {name for names in roles.STREAMS.values() for name in names}
-    streams = made().retention.streams()
-    assert ours <= set(streams)
-    assert made().retention.reserved_bytes() == sum(stream.max_bytes for stream in streams.values())
+    settings = made().retention
+    assert ours <= set(settings.streams(len(roles.STREAMS["message"])))
+    for logs in (1, 4):  # they share the budget of messages
+        budgets = settings.streams(logs).values()
+        assert settings.reserved_bytes() == sum(budget.max_bytes for budget in budgets)
 
 
 def test_which_streams_are_to_be_changed(made):

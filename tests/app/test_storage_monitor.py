@@ -16,6 +16,7 @@ from muster.bus.brokers import control
 from muster.bus.client import client
 from muster.bus.streams import integrity
 from muster.core import errors, messages
+from muster.message import settings as message_settings
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from tests import disks
@@ -51,9 +52,8 @@ def damage(folder: Path, *, index: bool = False) -> None:
 async def test_a_domain_whose_storage_acknowledges_nothing_is_not_ready(made, monkeypatch):
     monkeypatch.setattr(storage_monitor, "WRITE_PERIOD_S", 0.01)
     monkeypatch.setattr(storage_monitor, "SILENT_S", 0.05)
-    all_settings = made()
-    message = dispatcher.DispatcherComponent(all_settings)
-    async with domain.Domain(all_settings, parts=[message]) as running:
+    message = dispatcher.DispatcherComponent(message_settings.MessageSettings())
+    async with domain.Domain(made(), parts=[message]) as running:
         assert running.ready
         await eventually(lambda: running._storage._stream is not None)
         stream = running._storage._stream

@@ -251,6 +251,11 @@ def _notation(text: str) -> tuple[str, str]:
     return ("tags" if "=" in text else "path"), text
 
 
+def has_notation(text: str) -> bool:
+    """Whether the text states its notation: ``path:``, ``tags:`` or ``subject:``."""
+    return _NOTATION.match(text) is not None
+
+
 def _named(path: str) -> str:
     """``path`` in a form that `_notation` recognises as a path."""
     return f"path:{path}" if "=" in path or _NOTATION.match(path) else path

@@ -209,6 +209,39 @@ async def test_4_1_3_a_topic_to_send_to_has_no_wildcards(clients: Any, name: str
     assert "\\*" in description
 
 
+@pytest.mark.parametrize("name", ["*", "a/>", ">", "a/*"])
+@pytest.mark.parametrize("durable", [False, True])
+async def test_4_1_3_a_jms_client_states_that_a_topic_is_a_pattern(clients: Any, name: str, durable: bool):
+    def work() -> tuple[str, str, object]:
+        raw = clients("wild")
+
+        def attach(address: str) -> Any:
+            receiver = raw.session.receiver(address)
+            receiver.source.address = address
+            receiver.source.capabilities.put_symbol("topic")
+            if durable:
+                receiver.source.durability = proton.Terminus.DELIVERIES
+            receiver.open()
+            raw.until(
+                lambda: receiver.state & (proton.Endpoint.REMOTE_ACTIVE | proton.Endpoint.REMOTE_CLOSED)
+            )
+            return receiver
+
+        refused = attach(name)
+        raw.until(lambda: refused.state & proton.Endpoint.REMOTE_CLOSED)
+        pattern = attach(f"path:{name}")
+        pattern.flow(1)
+        topic = name.replace("*", "b").replace(">", "b")
+        _send(raw, _sender(raw, f"topic:{topic}"), proton.Message(body="x", durable=True))
+        condition = refused.remote_condition
+        return condition.name, condition.description, raw_client.receive(raw, pattern)[0].body
+
+    condition, description, body = await asyncio.to_thread(work)
+    assert condition == "amqp:not-found"
+    assert f"path:{name}" in description
+    assert body == "x"
+
+
 async def test_4_1_3_a_topic_may_contain_equals_signs(clients: Any, dial: conftest.Dial):
     def work() -> object:
         raw = clients("equals")

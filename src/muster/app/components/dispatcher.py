@@ -121,9 +121,8 @@ class DispatcherComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, all_settings: Any) -> None:
-        self._all_settings = all_settings
-        self._settings: settings_.MessageSettings = all_settings.message
+    def __init__(self, settings: settings_.MessageSettings) -> None:
+        self._settings = settings
         self._service: leadership.DispatcherLeadership | None = None
         count = self._settings.process_count(port_workers.usable_cores())
         self._processes = [
@@ -152,11 +151,11 @@ class DispatcherComponent:
                 name=f"dispatcher-{number}",
                 settings=self._settings,
                 root=str(context.folder.root),
-                keys=str(self._all_settings.keys_folder),
+                keys=str(context.settings.keys_folder),
                 max_bytes=max_bytes,
                 replicas=replicas,
-                health=msgspec.structs.replace(self._all_settings.health, port=0),
-                log_level=self._all_settings.log.level,
+                health=msgspec.structs.replace(context.settings.health, port=0),
+                log_level=context.settings.log.level,
             )
             process.start(context, config=msgspec.json.encode(task))
 

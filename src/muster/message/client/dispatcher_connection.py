@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
 
@@ -31,7 +30,6 @@ events = log.EventLog("message")
 
 CLOSE_S = partition_link.CLOSE_S
 IN_DOUBT_S = 60.0  # how long a work is retried before its outcome counts as unknown
-_Early = tuple[list[protocol.SendMessage], dict[str, list[int]], bool, "asyncio.Future[None]"]
 
 
 class DispatcherConnection:
@@ -66,20 +64,16 @@ class DispatcherConnection:
         self._follows_slow = False
         self._partition_count = 0  # unknown
         self._consumers: dict[int, int] = {}  # the partitions of the attached consumers
-        self._early: deque[_Early] = deque()  # submitted before the number of partitions was known
-        self._early_bytes = 0
+        self._early = outbox.EarlySubmissions()  # before the number of partitions is known
         self._numbers = 0
         self._message_number = 0
         self._id_head = f"ID:{unique}-"
-        self._tasks = tasks.TaskSupervisor(f"JMS connection {self.name}", handles=self._handle_error)
+        self.supervisor = tasks.TaskSupervisor(f"JMS connection {self.name}", handles=self._handle_error)
         self._closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self.publisher = topic_publisher.TopicPublisher(self)
         self.home = partition_link.PartitionLink(self, partitions.HOME)
         self._links = {partitions.HOME: self.home}
-        self.outbox = outbox.Outboxes(
-            lambda: [link.outbox for link in self._links.values()],
-            lambda: [future for *_, future in self._early],
-        )
+        self.outbox = outbox.Outboxes(lambda: [link.outbox for link in self._links.values()], self._early)
         self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
         self.holds = flow_control.ProducerHolds(self._holds_released)
         self.listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
@@ -129,11 +123,8 @@ class DispatcherConnection:
         self.closed = True
         for link in self._links.values():
             await link.disconnect(lost=lost)
-        await self._tasks.close()
-        unstored = errors.NotConnected("the connection was closed before the message was stored")
-        self.outbox.abandon(unstored)
-        while self._early:
-            outbox.fail(self._early.popleft()[-1], unstored)
+        await self.supervisor.close()
+        self.outbox.abandon(errors.NotConnected("the connection was closed before the message was stored"))
         for subscription in self._subscriptions:
             await subscription.close()
         if self.without_echo:
@@ -181,10 +172,7 @@ class DispatcherConnection:
         await outcome
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return self._tasks.spawn("task", work)
-
-    def loop(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks.loop(name, work)
+        return self.supervisor.spawn("task", work)
 
     def _handle_error(self, error: BaseException) -> bool:
         """Errors of requests are reported to the user of the connection."""
@@ -232,12 +220,8 @@ class DispatcherConnection:
     def set_partition_count(self, count: int) -> None:
         """A dispatcher replied. The number never changes."""
         self._partition_count = count
-        while self._early:
-            sends, acks, atomic, future = self._early.popleft()
-            try:
-                outbox.pass_result(self._submit(sends, acks, atomic=atomic), future)
-            except errors.MusterError as error:
-                outbox.fail(future, error)
+        if self._early:
+            self._early.submit_all(self._submit)
 
     def link(self, partition: int) -> partition_link.PartitionLink:
         link = self._links.get(partition)
@@ -340,26 +324,20 @@ class DispatcherConnection:
         if self._partition_count == 1:
             return self.home.outbox.submit(sends, acks or {}, atomic=atomic)
         if self._partition_count:
-            return self._submit(sends, acks or {}, atomic=atomic)
-        if len(self._early) >= 2 * outbox.UNSENT_MAX or self._early_bytes >= 2 * outbox.UNSENT_BYTES_MAX:
-            raise errors.Overloaded("too many messages of this connection wait to be stored", retry_after_s=1)
-        future: asyncio.Future[None] = self._loop.create_future()
+            return self._submit(sends, acks or {}, atomic)
         if not self._early:
             self.spawn(self._submit_early())
-        self._early.append((sends, acks or {}, atomic, future))
-        self._early_bytes += sum(len(send.data) for send in sends)
-        return future
+        return self._early.add(sends, acks or {}, atomic=atomic)
 
     async def _submit_early(self) -> None:
         """Submit what waits until the number of partitions is known."""
         try:
             await self.partition_count()
         except errors.MusterError as error:
-            while self._early:
-                outbox.fail(self._early.popleft()[-1], error)
+            self._early.abandon(self.home.outbox.explain(error))
 
     def _submit(
-        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], atomic: bool
     ) -> asyncio.Future[None]:
         count = self._partition_count
         parts_of_sends = routes.split_sends(sends, count)

@@ -31,6 +31,9 @@ UNSENT_BYTES_MAX: Final = 32 << 20  # bytes of these; senders that do not wait f
 STAGE_TRIES: Final = 5
 
 
+Submit = Callable[[list[protocol.SendMessage], dict[str, list[int]], bool], "asyncio.Future[None]"]
+
+
 class _Submission:
     __slots__ = ("acks", "atomic", "future", "sends", "size")
 
@@ -215,7 +218,7 @@ class Outbox:
                 await self._connection.publisher.publish_stored(sends, later)
         except errors.MusterError as failure:
             taken = self._put_back(taken, failure)
-            error = self._explain(failure)
+            error = self.explain(failure)
         except BaseException:
             doubt = errors.NotConnected("the connection was closed: it may have been stored or not")
             for entry in taken:
@@ -231,7 +234,7 @@ class Outbox:
             elif not entry.future.done():
                 entry.future.set_result(None)
 
-    def _explain(self, error: errors.MusterError) -> errors.MusterError:
+    def explain(self, error: errors.MusterError) -> errors.MusterError:
         if not isinstance(error, errors.Unavailable) or self._connection.closed:
             return error
         return errors.TimedOut(
@@ -276,12 +279,63 @@ def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]
     return parts
 
 
-class Outboxes:
-    """All outboxes of a connection. ``early``: what is submitted before it is known to which it belongs."""
+class EarlySubmissions:
+    """What is submitted before it is known to which outbox it belongs."""
 
-    def __init__(
-        self, current: Callable[[], list[Outbox]], early: Callable[[], list[asyncio.Future[None]]]
-    ) -> None:
+    def __init__(self) -> None:
+        self._waiting: deque[_Submission] = deque()
+        self._bytes = 0
+        self._taken = asyncio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= UNSENT_MAX or self._bytes >= UNSENT_BYTES_MAX
+
+    def futures(self) -> list[asyncio.Future[None]]:
+        return [entry.future for entry in self._waiting]
+
+    def add(
+        self, sends: list[protocol.SendMessage], acks: dict[str, list[int]], *, atomic: bool
+    ) -> asyncio.Future[None]:
+        if len(self._waiting) >= 2 * UNSENT_MAX or self._bytes >= 2 * UNSENT_BYTES_MAX:
+            raise errors.Overloaded(
+                f"{len(self._waiting)} messages of this connection wait to be stored: wait until some are",
+                retry_after_s=1.0,
+            )
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(_Submission(sends, acks, atomic, future))
+        self._bytes += self._waiting[-1].size
+        return future
+
+    def submit_all(self, submit: Submit) -> None:
+        """Pass everything on, in order."""
+        waiting, self._waiting, self._bytes = self._waiting, deque(), 0
+        self._taken.set()
+        for entry in waiting:
+            try:
+                pass_result(submit(entry.sends, entry.acks, entry.atomic), entry.future)
+            except errors.MusterError as error:
+                fail(entry.future, error)
+
+    def abandon(self, error: errors.MusterError) -> None:
+        waiting, self._waiting, self._bytes = self._waiting, deque(), 0
+        self._taken.set()
+        for entry in waiting:
+            fail(entry.future, error)
+
+    async def wait_for_room(self) -> None:
+        while self.is_full:
+            self._taken.clear()
+            await self._taken.wait()
+
+
+class Outboxes:
+    """All outboxes of a connection."""
+
+    def __init__(self, current: Callable[[], list[Outbox]], early: EarlySubmissions) -> None:
         self._current = current
         self._early = early
 
@@ -306,19 +360,21 @@ class Outboxes:
 
     @property
     def is_full(self) -> bool:
-        return any(outbox.is_full for outbox in self._current())
+        return self._early.is_full or any(outbox.is_full for outbox in self._current())
 
     async def wait_for_room(self) -> None:
+        await self._early.wait_for_room()
         for outbox in self._current():
             await outbox.wait_for_room()
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
-        if early := self._early():
+        if early := self._early.futures():
             await asyncio.wait(early, timeout=timeout_s)
         for outbox in self._current():
             await outbox.wait_idle(timeout_s)
 
     def abandon(self, error: errors.MusterError) -> None:
+        self._early.abandon(error)
         for outbox in self._current():
             outbox.abandon(error)
 

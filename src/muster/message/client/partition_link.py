@@ -90,7 +90,7 @@ class PartitionLink:
                     await self.bus.subscribe(started, handler=self._dispatcher_started)
                 )
                 self._end_state_callback = self.bus.on_state(self._bus_changed)
-                self.connection.loop("ping", self._ping)
+                self.connection.supervisor.loop("ping", self._ping)
             if not self._registered:
                 at = self.bus.connection
                 hello = protocol.ClientHello(

@@ -137,9 +137,8 @@ class Dispatcher:
             loop("sweep", self._sweep)
             loop("capture", self._capture.run)
             loop("bodies", self._delivery.bodies.run)
-            if self._state.partition_count > 1:
-                loop("transactions", self._works.transactions.run)
-                self._works.transactions.complete_all()
+            loop("transactions", self._works.transactions.run)
+            self._works.transactions.complete_all()
             await bus.publish(started, protocol.encode(protocol.DispatcherStarted(self._state.epoch)))
             events.info(
                 "dispatcher-started",

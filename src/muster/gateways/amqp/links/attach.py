@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import proton
 
 from muster.core import errors
+from muster.core import topics as topics_
 from muster.gateways.amqp.links import consumers, producers, terminus, topics, transactions
 from muster.gateways.amqp.protocol import conditions
 from muster.gateways.amqp.protocol import proton as protocol_proton
@@ -145,6 +146,8 @@ class LinkFactory:
             destination = await self._temporary(topic=False)
         else:
             destination = message_codec.address(source.address or "", capabilities)
+            if destination.kind.value in capabilities and not destination.is_queue:
+                _check_is_no_pattern(destination)
             self._check_there(destination)
         filters = terminus.filters(source.filter, topic=not destination.is_queue)
         if filters.selector:
@@ -213,3 +216,18 @@ class LinkFactory:
                 link.open()
                 return
         raise message_errors.InvalidDestination(f"there is no durable subscription {name!r}")
+
+
+def _check_is_no_pattern(topic: destinations.Destination) -> None:
+    """A JMS client, which states the kind of the destination, uses the same name to send. So it has to state
+    that it means a pattern.
+    """
+    if topic.is_temporary or topics_.has_notation(topic.name):
+        return
+    try:
+        topics_.Topic.parse(topic.name)
+    except errors.InvalidInput as error:
+        raise message_errors.InvalidDestination(
+            f"{topic.name!r} is not a topic: {error.message}",
+            hint=f"the pattern is 'path:{topic.name}'; \\* and \\> are the literal characters",
+        ) from error

@@ -128,7 +128,7 @@ final class Clauses {
     static void wildcards() throws Exception {
         try (Connection connection = Conformance.connect(null)) {
             Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
-            MessageConsumer consumer = session.createConsumer(session.createTopic("c/wild/*"));
+            MessageConsumer consumer = session.createConsumer(session.createTopic("path:c/wild/*"));
             session.createProducer(session.createTopic("c/other/1")).send(session.createTextMessage("no"));
             session.createProducer(session.createTopic("c/wild/1")).send(session.createTextMessage("yes"));
             Message got = consumer.receive(30000);

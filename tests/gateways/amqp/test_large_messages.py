@@ -66,13 +66,24 @@ def _send(raw: raw_client.Raw, sender: Any, message: Any) -> Any:
     return delivery
 
 
+def _copied(body: Any) -> Any:
+    """The body without memory that the client's library frees."""
+    match body:
+        case memoryview():
+            return bytes(body)
+        case dict():
+            return {key: _copied(value) for key, value in body.items()}
+        case list():
+            return [_copied(value) for value in body]
+    return body
+
+
 def _receive(raw: raw_client.Raw, receiver: Any) -> Any:
     """The next message, acknowledged."""
     raw.until(lambda: receiver.current is not None and not receiver.current.partial)
     delivery, message = receiver.current, proton.Message()
     message.decode(receiver.recv(delivery.pending))
-    if isinstance(message.body, memoryview):  # of memory that the client's library frees
-        message.body = bytes(message.body)
+    message.body = _copied(message.body)
     receiver.advance()
     delivery.update(proton.Delivery.ACCEPTED)
     delivery.settle()

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -85,6 +86,26 @@ async def test_a_probe_that_hangs_or_fails_counts_as_no_response_and_one_reply_c
     await child.start()
     await eventually(lambda: child.state is State.FAILED)
     assert next(outcomes, "all were used") == "all were used"
+    await child.stop()
+
+
+@pytest.mark.may_block(reason="the supervising process is busy")
+@pytest.mark.parametrize("turn_s", [0.06, 0.3], ids=["busy", "frozen"])
+async def test_a_child_is_not_killed_because_its_supervisor_was_late(turn_s):
+    probes = 0
+
+    async def probe() -> bool:
+        nonlocal probes
+        probes += 1
+        while True:
+            time.sleep(turn_s)  # noqa: ASYNC251  (the event loop does not run)
+            await asyncio.sleep(0)
+
+    quick = children.ProbePolicy(period_s=0.001, timeout_s=0.2, failures_max=2, grace_s=0.0)
+    child = children.ChildSupervisor("a", SLEEP, policy=QUICK, probe=probe, probe_policy=quick)
+    await child.start()
+    await eventually(lambda: probes > 3)
+    assert (child.starts, child.is_responding) == (1, True)
     await child.stop()
 
 

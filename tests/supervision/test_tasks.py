@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 
 import pytest
@@ -164,3 +165,40 @@ async def test_a_cancelled_loop_does_nothing_further():
     await asyncio.gather(loop, return_exceptions=True)
     assert handled == []
     await supervisor.close()
+
+
+async def test_close_ends_a_loop_whose_timeout_expires_at_the_same_moment():
+    supervisor = tasks.TaskSupervisor("service")
+
+    async def nested(depth: int) -> None:  # a cancellation passes through one task after another
+        await (asyncio.create_task(nested(depth - 1)) if depth else asyncio.Event().wait())
+
+    async def run():
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await nested(5)
+
+    task = supervisor.loop("work", run)
+    await asyncio.sleep(1.0)
+    assert task.cancelling(), "its timeout expires"
+    async with asyncio.timeout(10.0):
+        await supervisor.close()
+    assert supervisor.pending == 0
+
+
+async def test_close_ends_a_loop_that_lost_its_cancellation():
+    supervisor = tasks.TaskSupervisor("service")
+    changed = asyncio.Event()
+
+    async def run():
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):  # as `wait_for` does if a result is there
+                await changed.wait()
+            await asyncio.sleep(3600)
+
+    supervisor.loop("work", run)
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60.0):
+        await supervisor.close()
+    assert supervisor.pending == 0

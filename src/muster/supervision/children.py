@@ -34,6 +34,7 @@ events = log.EventLog("children")
 
 POLICY = backoff.BackoffPolicy(crashes_max=None, window_s=60.0, pause_s=0.5, pause_s_max=30.0)
 STOP_S = 5.0
+TURN_S = 0.02  # between turns of the event loop during a probe; with less than half of them it was late
 
 
 class ProcessHandle(Protocol):
@@ -236,8 +237,11 @@ class ChildSupervisor:
                 probed, self._failed_probes, responded = self._process, 0, False
             if probed is None:
                 continue
-            if await self._responds():
+            responds = await self._responds()
+            if responds:
                 self._failed_probes, responded = 0, True
+            elif responds is None:
+                continue
             elif responded or loop.time() - self._started_at_s > policy.grace_s:
                 self._failed_probes += 1
                 if self._failed_probes >= policy.failures_max and self._process is probed:
@@ -247,13 +251,27 @@ class ChildSupervisor:
                     )
                     _signal(probed, signal.SIGKILL)
 
-    async def _responds(self) -> bool:
+    async def _responds(self) -> bool | None:
+        """None: the failure proves nothing, because this process itself hardly ran meanwhile. It was frozen,
+        suspended, or busy with other work."""
         assert self._probe is not None
+        loop, timeout_s = asyncio.get_running_loop(), self._probe_policy.timeout_s
+        began_s, turns = loop.time(), 0
+        timer = loop.call_later(TURN_S, lambda: take_turn())
+
+        def take_turn() -> None:
+            nonlocal turns, timer
+            turns += 1
+            timer = loop.call_later(TURN_S, take_turn)
+
         try:
-            async with asyncio.timeout(self._probe_policy.timeout_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._probe()
         except (errors.MusterError, OSError):  # a TimeoutError is an OSError
-            return False
+            due = int((loop.time() - began_s) / TURN_S)
+            return None if turns < due // 2 else False
+        finally:
+            timer.cancel()
 
     def _set(self, state: ChildState) -> None:
         self.state = state

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 #: A loop is restarted without limit: its owner decides whether the service can work without it.
 POLICY = backoff.BackoffPolicy(crashes_max=None)
+CANCEL_AGAIN_S = 0.1
+CLEANUP_S = 30.0  # for the cleanup of a cancelled task
 
 _supervisors: weakref.WeakSet[TaskSupervisor] = weakref.WeakSet()
 _failures: Counter[tuple[str, ...]] = Counter()
@@ -145,8 +147,19 @@ class TaskSupervisor:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close(self) -> None:
-        """Cancel all tasks and wait for their end."""
-        await asyncio.gather(*self.cancel(), return_exceptions=True)
+        """Cancel all tasks and wait for their end.
+
+        A cancellation can be lost: a time-out that expires at the same moment takes it for its own, and
+        `asyncio.wait_for` returns a result that arrives at the same moment. Tasks that continue are therefore
+        cancelled again: at once if they show no cancellation, otherwise after `CLEANUP_S`.
+        """
+        left, again_in_s = set(self.cancel()), CLEANUP_S
+        while left:
+            _, left = await asyncio.wait(left, timeout=CANCEL_AGAIN_S)
+            again_in_s -= CANCEL_AGAIN_S
+            for task in left:
+                if not task.cancelling() or again_in_s <= 0:
+                    task.cancel()
         self._problems.clear()
         _supervisors.discard(self)
 

@@ -313,6 +313,16 @@ class Contract:
             await asyncio.gather(*waiting)
             assert len(await ask(ann, "read.state")) == 4
 
+    async def test_a_repetition_of_a_pending_request_is_not_refused_as_overload(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        lamp = Lamp()
+        async with server.RpcServer(service, PART, lamp.operations(), pending_max=2) as serving:
+            waiting = asyncio.ensure_future(ask(ann, "request.wait", {"name": "a"}, try_s=0.05))
+            await lamp.begun.wait()
+            await eventually(lambda: serving.refused["repeated"] > 0)
+            lamp.go_on.set()
+            assert await waiting == 1, "it was executed, so it must not be reported as refused"
+
     async def test_a_reply_elsewhere_and_a_message_out_of_a_stream_are_no_requests(self, connect):
         service, ann = await connect("service"), await connect("ann")
         lamp = Lamp()

@@ -6,7 +6,7 @@ in the handler is an internal error, logged and counted, and never reported as t
 
 A request with an id (`requests.REQUEST_ID`) is executed once: a repetition waits for the first, or gets the
 same reply. The stored replies (`answer_memory`) are bounded, and local to this process: after a failover a
-repetition is a new request.
+repetition is a new request, unless the service has stored `RpcCall.request_id` with its effect.
 
 Every operation that changes something leaves one record in the audit: done, refused, failed, or in doubt when
 it was cancelled or timed out.  Exempt are writes whose own log names the writer (``audited=False``), and
@@ -52,6 +52,7 @@ class RpcCall:
         self.identity = caller.identity
         self.operation = caller.operation
         self.message = caller.message
+        self.request_id = caller.request_id
         self.on_behalf_of = ""  # set by an authorization function that accepts `claims_for`
         self.claims_for = caller.on_behalf_of
         self.target: str | None = None
@@ -185,7 +186,7 @@ class RpcServer:
         serving: Callable[[], bool] = lambda: True,
         on_outcome: Callable[[str], None] = lambda outcome: None,
     ) -> None:
-        self.refused: Counter[str] = Counter()  # messages that were no requests, by reason
+        self.refused: Counter[str] = Counter()  # messages that were no (new) requests, by reason
         self.outcomes: Counter[str] = Counter()  # of requests, by error code, or "done"
         self._bus = bus
         self._part = part
@@ -260,8 +261,12 @@ class RpcServer:
             len(self._tasks) >= self._pending_max
             or self._pending[caller.identity] >= (self._pending_max + 1) // 2
         ):
-            busy = errors.Overloaded("too many requests are under way", retry_after_s=1.0)
-            self._spawn(self._refuse(message, busy))
+            # A repetition is not refused: the request may still be executed, and it is answered then.
+            if self._answers.get(caller.identity, caller.request_id) is not None:
+                self.refused["repeated"] += 1
+            else:
+                busy = errors.Overloaded("too many requests are under way", retry_after_s=1.0)
+                self._spawn(self._refuse(message, busy))
         else:
             self._pending[caller.identity] += 1
             self._spawn(self._serve(caller, operation)).add_done_callback(lambda _: self._served(caller))

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from muster.bus.memory import network
+from muster.bus.rpc import server
 from muster.core import errors, health, messages
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
 from muster.manage.manager import manager, reconciler, zones
-from muster.manage.registry import assignments, endpoint, operations, record_store
+from muster.manage.registry import assignments, endpoint, executed_requests, operations, record_store
 from muster.store import api as store_api
 from muster.store import backup, database
 from muster.testing import virtual_clock
@@ -619,3 +620,79 @@ def test_a_misspelt_attribute_is_an_error_that_names_the_right_one():
         assert "did you mean zone?" in (refused.value.hint or "")
 
     play(scenario)
+
+
+# Requests that are repeated after a take-over
+
+
+async def _create(world: World) -> Any:
+    row = await world.client.create({"name": "new", "type": "memory", "agent": "host-a"})
+    return row.name, row.generation
+
+
+async def _put(world: World) -> Any:
+    row = await world.client.put("web", generation=1, labels={"tier": "front"})
+    return row.spec.labels, row.generation
+
+
+async def _rename(world: World) -> Any:
+    return (await world.client.rename("web", "site")).name
+
+
+async def _delete(world: World) -> Any:
+    return (await world.client.delete("web", generation=1, force=True)).deleting
+
+
+async def _forget(world: World) -> Any:
+    return (await world.client.forget("host-b")).forgotten
+
+
+async def _rollout(world: World) -> Any:
+    row = await world.client.rollout(rows.RolloutPlan(operation="echo"), "web")
+    await until(lambda: world.hosted("web") is health.HealthState.UP)
+    return [other.id for other in await world.client.rollouts()] == [row.id]
+
+
+@pytest.mark.parametrize(
+    ("request_", "result"),
+    [
+        (_create, ("new", 1)),
+        (_put, ({"tier": "front"}, 2)),
+        (_rename, "site"),
+        (_delete, ["web"]),
+        (_forget, "host-b"),
+        (_rollout, True),
+    ],
+)
+def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkeypatch, request_, result):
+    async def scenario(world: World) -> None:
+        await world.apply("web")
+        known = assignments.RegistryChanges(agents={"host-b": assignments.AgentRecord()})
+        await world.registry.commit(known)
+        second = await world.start_registry("registry-2", world.store)
+        respond = server.RpcServer._respond
+        lost: list[asyncio.Task[None]] = []
+
+        async def lose_first(self: server.RpcServer, message: Any, data: bytes) -> None:
+            if ".request." in message.subject and not lost:
+                lost.append(asyncio.create_task(world.registry.stop()))
+            else:
+                await respond(self, message, data)
+
+        monkeypatch.setattr(server.RpcServer, "_respond", lose_first)
+        assert await request_(world) == result
+        assert second.acting.is_set()
+        await lost[0]
+
+    play(scenario)
+
+
+def test_executed_requests_are_recognised_for_a_bounded_time_and_number(monkeypatch):
+    monkeypatch.setattr(executed_requests, "REQUESTS_MAX", 3)
+    executed = executed_requests.ExecutedRequests()
+    for number in range(5):
+        executed.accept(executed.add(f"ann/{number}", number))
+    assert [f"ann/{number}" in executed for number in range(5)] == [False, False, True, True, True]
+    assert executed.add("ann/3", 9) == executed.add("", 9) == {}
+    later = executed_requests.KEPT_MS + 3
+    assert executed.add("ann/5", later) == {"ann/2": None, "ann/3": None, "ann/5": later}

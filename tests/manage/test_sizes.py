@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from muster.core import errors, messages
-from muster.manage import operation_results, protocol, secrets
+from muster.manage import client, manifest, operation_results, protocol, secrets
 from muster.manage import rows as manage_rows
 from muster.manage.adapters import memory
 from muster.manage.registry import (
@@ -108,6 +108,9 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
 @pytest.mark.parametrize(
     ("ask", "place"),
     [
+        (lambda fleet: fleet.plan(MANIFEST), (manifest, "read")),
+        (lambda fleet: fleet.apply(MANIFEST), (manifest, "read")),
+        (lambda fleet: fleet.put("web", config={"value": 1}), (manifest, "read")),
         (lambda fleet: fleet.plan(MANIFEST), (agent_selection, "place_entries")),
         (lambda fleet: fleet.apply(MANIFEST), (agent_selection, "place_entries")),
         (lambda fleet: fleet.apply(MANIFEST), (registry_plan, "plan")),
@@ -120,9 +123,21 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         (lambda fleet: fleet.agents(), (views, "agents")),
         (lambda fleet: fleet.secrets(), (secrets, "users")),
     ],
-    ids=["plan", "apply", "apply-plan", "where", "rollout", "summary", "agents", "secrets"],
+    ids=[
+        "plan-read",
+        "apply-read",
+        "put-read",
+        "plan",
+        "apply",
+        "apply-plan",
+        "where",
+        "rollout",
+        "summary",
+        "agents",
+        "secrets",
+    ],
 )
-def test_the_registry_goes_on_while_it_looks_at_every_resource(monkeypatch, ask, place):
+def test_the_event_loop_continues_during_work_on_every_resource(monkeypatch, ask, place):
     turn, work = threading.Event(), getattr(*place)
 
     async def scenario(world: World) -> None:
@@ -302,3 +317,65 @@ def test_facts_of_an_agent_that_are_too_long_are_refused():
             await world.registry._store_agent("ann", hello)
 
     play(scenario)
+
+
+class CountedSteps(dict[str, rollout.RolloutStep]):
+    """Counts how often all steps are visited."""
+
+    visits = 0
+
+    def _visited(self, steps: Any) -> Any:
+        self.visits += 1
+        return steps
+
+    def __iter__(self) -> Any:
+        return self._visited(super().__iter__())
+
+    def items(self) -> Any:
+        return self._visited(super().items())
+
+    def values(self) -> Any:
+        return self._visited(super().values())
+
+
+def test_a_batch_of_a_rollout_does_not_visit_all_steps():
+    steps = CountedSteps({f"web-{number:03}": rollout.RolloutStep() for number in range(100)})
+    plan = manage_rows.RolloutPlan(operation="restart", batch="1")
+    running = rollout.Rollout(id="r", by="ann", plan=plan, steps=steps)
+    running.begin(running.next_batch())
+    visited, batches = steps.visits, []
+    running.end("web-000", protocol.OperationResult(id="0", outcome=messages.DecisionOutcome.DONE))
+    while batch := running.next_batch():
+        running.begin(batch)
+        running.header()
+        assert running.next_batch() == batch, "it is repeated until its outcome is known"
+        running.end(batch[0], protocol.OperationResult(id="1", outcome=messages.DecisionOutcome.DONE))
+        running.update_state()
+        batches += batch
+    assert batches == [f"web-{number:03}" for number in range(1, 100)]
+    assert (running.state, running.header().counts) == (rollout.DONE, {rollout.DONE: 100})
+    assert steps.visits == visited
+
+
+def test_waiting_until_many_are_gone_asks_for_some_of_them_at_a_time(monkeypatch):
+    monkeypatch.setattr(client, "NAMES_MAX", 3)
+    asked: list[list[str]] = []
+
+    async def scenario(world: World) -> None:
+        names = [f"web-{number}" for number in range(8)]
+        await world.apply(*names)
+        read = world.client._read
+
+        async def recorded(kind: Any, verb: str, **arguments: Any) -> Any:
+            asked.append(arguments["names"]) if verb == "existing" else None
+            assert verb in ("existing", "get")
+            return await read(kind, verb, **arguments)
+
+        monkeypatch.setattr(world.client, "_read", recorded)
+        await world.client.delete(*names)
+        await world.client.wait_gone(*names, timeout_s=60)
+        assert await world.client.names() == []
+
+    play(scenario)
+    assert max(map(len, asked)) == 3
+    assert {name for names in asked for name in names} == {f"web-{number}" for number in range(8)}

@@ -75,7 +75,7 @@ class ManageClient:
 
         With ``wait_s``, waits until all resources are in their desired state.
         """
-        entries = _entries(text)
+        entries = await _entries(text)
         result = await self._request(rows.ApplyResult, "apply", entries=entries)
         if wait_s is not None:
             deadline = time.monotonic() + wait_s
@@ -86,10 +86,11 @@ class ManageClient:
 
     async def plan(self, text: str) -> list[rows.PlanStep]:
         """The steps of an apply, in the order of execution."""
-        return [step async for step in self._pages(rows.PlanStep, "plan", entries=_entries(text))]
+        entries = await _entries(text)
+        return [step async for step in self._pages(rows.PlanStep, "plan", entries=entries)]
 
     async def delete_manifest(self, text: str, *, force: bool = False) -> rows.DeleteResult:
-        return await self.delete(*(entry["name"] for entry in _entries(text)), force=force)
+        return await self.delete(*(entry["name"] for entry in await _entries(text)), force=force)
 
     # One resource
 
@@ -98,7 +99,7 @@ class ManageClient:
 
         Raises `errors.AlreadyExists`. Returns its description at once; `wait` waits until it is up.
         """
-        _check(entry)
+        await _check(entry)
         return await self._request(rows.ResourceDescription, "create", entry=dict(entry))
 
     async def put(
@@ -110,7 +111,7 @@ class ManageClient:
         """
         if "config" in changes:
             known = await self.describe(name)
-            _check({"name": name, "type": known.type, "agent": "any", "config": changes["config"]})
+            await _check({"name": name, "type": known.type, "agent": "any", "config": changes["config"]})
         return await self._request(
             rows.ResourceDescription, "put", name=name, changes=changes, generation=generation
         )
@@ -351,16 +352,20 @@ class ManageClient:
         await self._poll(look, timeout_s, lambda: _condition(row) or "no reply")
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
-        left: list[str] = []
+        """Wait until none of the resources exists, in batches."""
+        left = list(names)
         row: rows.ResourceRow | None = None
 
         async def look() -> bool:
             nonlocal left, row
-            left = sorted(set(names) & set(await self.names()))
-            if left:
-                with contextlib.suppress(errors.NotFound):
-                    row = (await self.get(left[0]))[0]
-            return not left
+            while left:
+                waiting = await self._read(list[str], "existing", names=left[:NAMES_MAX])
+                left = waiting + left[NAMES_MAX:]
+                if waiting:
+                    with contextlib.suppress(errors.NotFound):
+                        row = (await self.get(waiting[0]))[0]
+                    return False
+            return True
 
         def problem() -> str:
             first = f"; {row.name} on {row.agent} is {row.state} ({row.reason})" if row else ""
@@ -500,14 +505,16 @@ def _convert(result: Any, kind: type[T]) -> T:
         raise errors.MusterError(f"the registry's reply is malformed: {error}") from error
 
 
-def _entries(text: str) -> list[Any]:
-    entries: list[Any] = msgspec.to_builtins(manifest.read(text, plugins.config_validators()))
-    return entries
+async def _entries(text: str) -> list[Any]:
+    """The entries of a manifest. A thousand of them take a second to read, hence in a thread."""
+    entries = await asyncio.to_thread(manifest.read, text, plugins.config_validators())
+    result: list[Any] = msgspec.to_builtins(entries)
+    return result
 
 
-def _check(entry: Mapping[str, Any]) -> None:
+async def _check(entry: Mapping[str, Any]) -> None:
     """Check an entry as a manifest does: fields, type, configuration, plain text secrets."""
-    manifest.read(msgspec.json.encode({"resources": [entry]}).decode(), plugins.config_validators())
+    await _entries(msgspec.json.encode({"resources": [entry]}).decode())
 
 
 def _fields(event: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:

@@ -108,6 +108,11 @@ class SecretStore:
             await self._registry.write(lambda tx: tx.put(SECRETS, name, msgspec.json.encode(sealed)))
             return _row(name, sealed, (await asyncio.to_thread(users, state)).get(name, []))
 
+    async def row(self, name: str) -> rows.SecretRow:
+        """Who set it and when, and which resources use it."""
+        sealed, state = await self._get(name), self._registry.state.snapshot()
+        return _row(name, sealed, (await asyncio.to_thread(users, state)).get(name, []))
+
     async def delete(self, name: str) -> None:
         async with self._registry.writing() as state:
             await self._get(name)

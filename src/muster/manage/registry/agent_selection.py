@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import heapq
 from collections.abc import Mapping
@@ -89,11 +90,12 @@ class _Agents:
 
     def __init__(self, state: assignments.AssignmentProcessor) -> None:
         self._state = state
+        self._chosen = collections.Counter[str]()
         self._matching: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
 
-    @functools.cached_property
-    def _counts(self) -> dict[str, int]:
-        return views.resources_by_agent(self._state)
+    def _count(self, agent: str) -> int:
+        """The number of its resources, those chosen here included."""
+        return len(self._state.hosted(agent)) + self._chosen[agent]
 
     def choose(self, entry: manifest.ManifestEntry) -> str:
         """The named agent, or the least loaded one that matches the expression. An existing resource stays
@@ -110,16 +112,16 @@ class _Agents:
         key = (entry.where, entry.type)
         if key not in self._matching:
             names = _matching_agents(self._state, entry, entry.where)
-            least = [(self._counts.get(name, 0), name) for name in names]
+            least = [(self._count(name), name) for name in names]
             heapq.heapify(least)
             self._matching[key] = (set(names), least)
         matching, least = self._matching[key]
         if known is not None and known.spec.agent in matching:
             return known.spec.agent
-        while (count := self._counts.get(least[0][1], 0)) != least[0][0]:  # the load has changed meanwhile
+        while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
             heapq.heapreplace(least, (count, least[0][1]))
         chosen = least[0][1]
-        self._counts[chosen] = self._counts.get(chosen, 0) + 1
+        self._chosen[chosen] += 1
         return chosen
 
 

@@ -16,20 +16,21 @@ from __future__ import annotations
 import copy
 import heapq
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
 
 from muster.core import errors, health, subjects
 from muster.manage import protocol
-from muster.manage.registry import assignment_changes
+from muster.manage.registry import assignment_changes, executed_requests, resource_index
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
 # Owners changed in one commit; the rest follows in the next.
 ASSIGNED_MAX = 25_000  # equivalent: any bound of this order serves
 # Names in `waits_for`, which is meant for people.
 WAITS_MAX = 100  # equivalent: any bound of this order serves
+NAMED_MAX = 5  # names in an error message
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
@@ -70,6 +71,7 @@ class RegistryChanges:
         default_factory=dict
     )  # with its epoch
     agents: dict[str, AgentRecord | None] = field(default_factory=dict)
+    requests: dict[str, int | None] = field(default_factory=dict)  # executed, with the time (ms)
     epoch: int = 0
 
     def __bool__(self) -> bool:
@@ -100,10 +102,10 @@ class AssignmentProcessor:
         self.managers: dict[str, ManagerRecord] = {}
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.epoch = 0  # the highest assigned epoch
-        self._owned: dict[str, set[str]] = {}
+        self.requests = executed_requests.ExecutedRequests()
+        self._index = resource_index.ResourceIndex()
         self._changes = assignment_changes.AssignmentChanges()
         self._expiries: dict[str, int] = {}  # by manager: how often its pending changes were discarded
-        self._dependants: dict[str, set[str]] = {}
         self._sorted_names: list[str] | None = None
 
     # Stored changes
@@ -112,17 +114,18 @@ class AssignmentProcessor:
         """Apply committed changes. Returns the managers to notify."""
         touched: set[str] = set()
         self.epoch = max(self.epoch, changes.epoch)
+        self.requests.accept(changes.requests)
         for name, agent in changes.agents.items():
             before_agent = self.agents.pop(name, None)
             if agent is not None:
                 self.agents[name] = agent
                 if agent.cordoned != (before_agent is not None and before_agent.cordoned):
-                    touched |= self._hosted_by(name)
+                    touched.update(self.hosted(name))
         for name, resource in changes.resources.items():
             for version in (self.resources.get(name), resource):
                 touched |= set(version.spec.depends_on) if version is not None else set()
             self._set_resource(name, resource)
-            touched |= {name, *self._dependants.get(name, ())}
+            touched |= {name, *self._index.dependants.get(name, ())}
         for name, owner in changes.owners.items():
             self._set_owner(name, owner)
             touched.add(name)
@@ -135,7 +138,7 @@ class AssignmentProcessor:
             if before is None or (before.state is health.HealthState.UP) != (
                 status.state is health.HealthState.UP
             ):
-                touched |= self._dependants.get(name, set())
+                touched |= self._index.dependants.get(name, set())
         return self._touch(touched)
 
     @property
@@ -157,10 +160,15 @@ class AssignmentProcessor:
         return copied
 
     def owned_count(self, manager: str) -> int:
-        return len(self._owned.get(manager, ()))
+        return sum(len(names) for (owner, _), names in self._index.owned.items() if owner == manager)
 
-    def _hosted_by(self, agent: str) -> set[str]:
-        return {name for name, resource in self.resources.items() if resource.spec.agent == agent}
+    def owners_are(self, managers: set[str]) -> bool:
+        """Whether all resources with an owner belong to these managers."""
+        return {manager for manager, _ in self._index.owned} <= managers
+
+    def hosted(self, agent: str) -> Collection[str]:
+        """The resources of an agent."""
+        return self._index.hosted.get(agent, ())
 
     def _touch(self, names: Iterable[str]) -> set[str]:
         managers = set()
@@ -179,26 +187,19 @@ class AssignmentProcessor:
         before = self.resources.pop(name, None)
         if (before is None) != (resource is None):
             self._sorted_names = None
-        if before is not None:
-            for dependency in before.spec.depends_on:
-                self._dependants.get(dependency, set()).discard(name)
+        self._index.set_resource(name, before, resource, has_owner=name in self.owners)
         if resource is None:
             self.statuses.pop(name, None)
-            return
-        self.resources[name] = resource
-        for dependency in resource.spec.depends_on:
-            self._dependants.setdefault(dependency, set()).add(name)
+        else:
+            self.resources[name] = resource
 
     def _set_owner(self, name: str, owner: ResourceOwner | None) -> None:
         before = self.owners.pop(name, None)
-        if before is not None:
-            self._owned.get(before.manager, set()).discard(name)
-            if owner is None or owner.manager != before.manager:
-                self._changes.release(before.manager, name, notify=before.manager in self.managers)
-        if owner is None:
-            return
-        self.owners[name] = owner
-        self._owned.setdefault(owner.manager, set()).add(name)
+        self._index.set_owner(name, before, owner, exists=name in self.resources)
+        if before is not None and (owner is None or owner.manager != before.manager):
+            self._changes.release(before.manager, name, notify=before.manager in self.managers)
+        if owner is not None:
+            self.owners[name] = owner
 
     # Managers
 
@@ -269,7 +270,7 @@ class AssignmentProcessor:
         resource, status = self.resources[name], self.statuses.get(name)
         if resource.deleting:
             dependants = (
-                dependant for dependant in self._dependants.get(name, ()) if dependant in self.resources
+                dependant for dependant in self._index.dependants.get(name, ()) if dependant in self.resources
             )
             deleting = (dependant for dependant in dependants if self.resources[dependant].deleting)
             return tuple(heapq.nsmallest(WAITS_MAX, deleting))
@@ -318,20 +319,17 @@ class AssignmentProcessor:
         if not candidates:
             return changes
         boots = {name: self.managers[name].boot for name in candidates}
-        moving = [
-            name
-            for name in self.resources
-            if (owner := self.owners.get(name)) is None or boots.get(owner.manager) != owner.boot
-        ]
-        lost = set(moving)
-        counts = {name: len(self._owned.get(name, set()) - lost) for name in candidates}
+        lost = [names for (manager, boot), names in self._index.owned.items() if boots.get(manager) != boot]
+        moving = sorted(self._index.unowned.union(*lost))
+        owned = {name: self._index.owned.get((name, boot), set()) for name, boot in boots.items()}
+        counts = {name: len(names) for name, names in owned.items()}
         share = -(-len(self.resources) // len(candidates))
         slack = max(1, int(share * SLACK))
         for name in candidates:
             surplus = counts[name] - share
             is_above = surplus > 0  # equivalent (Gt -> GtE): to move none changes nothing
             if surplus > slack or (is_above and min(counts.values()) < share - slack):
-                moving += sorted(self._owned[name] - lost)[:surplus]
+                moving += heapq.nsmallest(surplus, owned[name])
                 counts[name] -= surplus  # equivalent: those below the share get all that is moved
         least = [(count, name) for name, count in counts.items()]
         heapq.heapify(least)
@@ -351,10 +349,9 @@ class AssignmentProcessor:
 
     def apply(self, specs: Iterable[protocol.ResourceSpec], by: str) -> RegistryChanges:
         changes = RegistryChanges(epoch=self.epoch)
-        moving = {resource.formerly for resource in self.resources.values() if resource.formerly}
         for spec in specs:
             before = self.resources.get(spec.name)
-            if spec.name in moving:
+            if spec.name in self._index.renamed:
                 raise errors.Conflict(f"{spec.name!r} is being renamed", hint="apply again after the rename")
             if before is not None and before.deleting:
                 raise errors.Conflict(
@@ -416,7 +413,7 @@ class AssignmentProcessor:
             raise errors.NotFound(f"no resource {name!r}")
         if to in self.resources:
             raise errors.AlreadyExists(f"the resource {to!r} already exists")
-        if any(record.formerly == to and other != name for other, record in self.resources.items()):
+        if self._index.renamed.get(to, name) != name:
             raise errors.Conflict(f"{to!r} is being renamed", hint="retry after the rename")
         if resource.deleting or (resource.formerly and resource.formerly != to):
             hint = (
@@ -430,7 +427,7 @@ class AssignmentProcessor:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers refer to each other by name")
         changes = RegistryChanges(epoch=self.epoch)
         changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
-        for dependant in self._dependants.get(name, ()):
+        for dependant in self._index.dependants.get(name, ()):
             other = self.resources[dependant]
             needs = tuple(to if need == name else need for need in other.spec.depends_on)
             spec = msgspec.structs.replace(other.spec, depends_on=needs)
@@ -462,14 +459,16 @@ class AssignmentProcessor:
                 raise errors.NotFound(f"no resource {name!r}")
             remaining = [
                 dependant
-                for dependant in self._dependants.get(name, ())
+                for dependant in self._index.dependants.get(name, ())
                 if dependant not in deleted
                 and dependant in self.resources
                 and not self.resources[dependant].deleting
             ]
             if remaining:
+                more = f" and {len(remaining) - NAMED_MAX} more" if len(remaining) > NAMED_MAX else ""
                 raise errors.Conflict(
-                    f"{', '.join(sorted(remaining))} depend(s) on {name!r}", hint="delete those as well"
+                    f"{', '.join(heapq.nsmallest(NAMED_MAX, remaining))}{more} depend(s) on {name!r}",
+                    hint="delete those as well",
                 )
             if force:
                 changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
@@ -484,7 +483,7 @@ class AssignmentProcessor:
         if agent not in self.agents:
             raise errors.NotFound(f"no agent {agent!r}")
         changes = RegistryChanges(epoch=self.epoch, agents={agent: None})
-        for name in self._hosted_by(agent):
+        for name in self.hosted(agent):
             changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         return changes
 
@@ -519,8 +518,7 @@ class AssignmentProcessor:
 
     def check_invariants(self) -> None:
         """For tests: assert what must hold after any change."""
-        for manager, names in self._owned.items():
-            assert all(self.owners[name].manager == manager for name in names)
+        self._index.check(self.resources, self.owners)
         assert set(self.owners) <= set(self.resources)
         assert set(self.statuses) <= set(self.resources)
         assert set(self._changes.released) <= set(self.managers)

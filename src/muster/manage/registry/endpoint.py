@@ -13,7 +13,8 @@ import collections
 import contextlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -246,7 +247,7 @@ class RegistryEndpoint:
     @staticmethod
     def _all_managers_seen(acting: assignments.AssignmentProcessor) -> bool:
         """Whether every manager that owns resources has renewed in this term."""
-        return {owner.manager for owner in acting.owners.values()} <= acting.renewed
+        return acting.owners_are(acting.renewed)
 
     def _acting(self) -> assignments.AssignmentProcessor:
         if self.processor is None or self._lease is None or not self._lease.held:
@@ -382,10 +383,22 @@ class RegistryEndpoint:
 
     async def commit(self, changes: assignments.RegistryChanges) -> None:
         """Store the changes, then apply them. Only within `writing`."""
+        await self._commit(changes)
+
+    async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
+        """Write other records of the registry, fenced by the lease."""
+        await self._commit(assignments.RegistryChanges(), fill)
+
+    async def _commit(
+        self,
+        changes: assignments.RegistryChanges,
+        also: Callable[[transactions.Transaction], None] | None = None,
+    ) -> None:
         acting = self._acting()
+        changes.requests = acting.requests.add(record_store.executing.get(), int(time.time() * 1000))
 
         async def store() -> None:
-            for manager in await self._records.commit(acting, changes):
+            for manager in await self._records.commit(acting, changes, also):
                 with contextlib.suppress(
                     errors.MusterError
                 ):  # already stored; the manager renews soon anyway
@@ -393,15 +406,8 @@ class RegistryEndpoint:
             if changes.resources:
                 self._wake.set()
 
-        await self._guard_commit(store())
-
-    async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
-        """Write other records of the registry, fenced by the lease."""
-        await self._guard_commit(self._records.write(self.term, fill))
-
-    async def _guard_commit(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            await record_store.finish(work)
+            await record_store.finish(store())
         except (store_api.CommitOutcomeUnknown, errors.StaleEpoch):
             self.processor = None  # give up the active role
             self._wake.set()

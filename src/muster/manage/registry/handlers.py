@@ -22,7 +22,14 @@ from muster.core import errors, messages
 from muster.manage import operation_results, protocol, rows
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
-from muster.manage.registry import agent_selection, assignments, rollout, rollout_executor, views
+from muster.manage.registry import (
+    agent_selection,
+    assignments,
+    record_store,
+    rollout,
+    rollout_executor,
+    views,
+)
 from muster.manage.registry import operations as registry_operations
 from muster.manage.registry import plan as registry_plan
 
@@ -30,7 +37,7 @@ if TYPE_CHECKING:
     from muster.manage.registry import endpoint
 
 READS = (
-    *("plan", "get", "describe", "enumerate", "summary", "agents", "managers"),
+    *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
     *("rollouts", "rollout-steps", "secrets", "secret-key"),
 )
 CHANGES = (
@@ -71,6 +78,10 @@ class RegistryHandlers:
         async def run(call: server.RpcCall, **arguments: Any) -> Any:
             if operation := arguments.get("operation"):
                 call.why = f"{call.actor} requested {operation[:100]}"
+            request = f"{call.identity}/{call.request_id}" if call.request_id else ""
+            if request in self._registry.state.requests:
+                return await self._repeated(verb, request, arguments)
+            record_store.executing.set(request)  # in the context of this task
             result = await function(call.actor, **arguments)
             if verb == "exec":
                 call.outcome, call.details = _outcome(result)
@@ -79,6 +90,33 @@ class RegistryHandlers:
         return server.RpcOperation(
             f"request.{verb}", run, target=_targets, arguments=server.arguments_of(function)
         )
+
+    async def _repeated(self, verb: str, request: str, arguments: Mapping[str, Any]) -> Any:
+        """The result of a request that this registry or a previous one has executed, as of now."""
+        state = self._registry.state
+        match verb:
+            case "apply":
+                return rows.ApplyResult(counts={"keep": len(arguments["entries"])}, changed_count=0)
+            case "create":
+                return views.resource_description(state, str(arguments["entry"].get("name")))
+            case "put":
+                return views.resource_description(state, arguments["name"])
+            case "rename":
+                return views.resource_description(state, arguments["to"])
+            case "delete":
+                return rows.DeleteResult(deleting=sorted(set(arguments["names"])))
+            case "drain" | "undrain":
+                return rows.DrainResult(count=0)
+            case "forget":
+                return rows.ForgetResult(forgotten=arguments["agent"], count=0)
+            case "secret-set":
+                return await self._secret_store.row(arguments["name"])
+            case "secret-delete":
+                return rows.SecretDeleted(deleted=arguments["name"])
+            case "rollout":
+                return await self.rollouts.row(rollout.rollout_id(request))
+            case _:  # pause, resume
+                return await self.rollouts.row(arguments["id"])
 
     async def authorize(
         self, call: server.RpcCall, verb: str, arguments: Mapping[str, Any], may: Any
@@ -187,12 +225,9 @@ class RegistryHandlers:
             changes = state.set_desired(name, desired, by)
             changed = set(changes.resources)
             for agent in changes.agents:
-                hosted = (
-                    resource for resource, known in state.resources.items() if known.spec.agent == agent
-                )
                 changed = {
                     resource
-                    for resource in hosted
+                    for resource in state.hosted(agent)
                     if state.resources[resource].spec.desired is protocol.DesiredState.UP
                 }
             if changes:
@@ -208,6 +243,11 @@ class RegistryHandlers:
         return rows.ForgetResult(forgotten=agent, count=len(changes.resources), resources=names)
 
     # Current state
+
+    async def _existing(self, names: list[str]) -> list[str]:
+        """Those of the names that exist."""
+        resources = self._registry.state.resources
+        return [name for name in names if name in resources]
 
     async def _get(self, names: list[str]) -> list[rows.ResourceRow]:
         """Rows of the first names: as many as fit into a message."""

@@ -12,6 +12,7 @@ is wrong, see `assignments`), and its owners are discarded.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
@@ -26,9 +27,12 @@ from muster.store import database, transactions
 events = log.EventLog("manage")
 
 RESOURCES, OWNERS, STATUSES = "manage.resources", "manage.owners", "manage.statuses"
-AGENTS, META = "manage.agents", "manage.meta"
+AGENTS, META, REQUESTS = "manage.agents", "manage.meta", "manage.requests"
 EPOCH, IDENTITY = "epoch", "store"
 EPOCHS_A_SECOND = 1 << 20  # more than are ever assigned
+
+#: The request that is executed: it is recorded with its changes, so that the next registry recognises it.
+executing: contextvars.ContextVar[str] = contextvars.ContextVar("executing", default="")
 
 T = TypeVar("T")
 
@@ -61,11 +65,19 @@ class RegistryRecords:
             fill(tx)
 
     async def commit(
-        self, state: assignments.AssignmentProcessor, changes: assignments.RegistryChanges
+        self,
+        state: assignments.AssignmentProcessor,
+        changes: assignments.RegistryChanges,
+        also: Callable[[transactions.Transaction], None] | None = None,
     ) -> set[str]:
-        """Store the changes, then apply them. Returns the managers to notify."""
+        """Store the changes, then apply them. Returns the managers to notify.
+
+        ``also`` writes other records in the same transaction.
+        """
 
         def fill(tx: transactions.Transaction) -> None:
+            if also is not None:
+                also(tx)
             if changes.epoch > state.epoch:
                 tx.put(META, EPOCH, str(changes.epoch).encode())
             for collection, key, value, epoch in _writes(changes):
@@ -82,6 +94,8 @@ class RegistryRecords:
         await self.write(loaded.term, lambda _: None)  # from now on, earlier terms cannot write
         changes, identity = assignments.RegistryChanges(), ""
         async with self._store.snapshot() as snapshot:
+            async for page in snapshot.load(REQUESTS):
+                changes.requests |= {record.key: int(record.value) for record in page}
             async for page in snapshot.load(META):
                 for record in page:
                     if record.key == EPOCH:
@@ -113,6 +127,7 @@ class RegistryRecords:
                 changes.owners.clear()
                 events.warning("store-restored", epoch=changes.epoch)
             await self.write(loaded.term, lambda tx: self._identify(tx, changes.epoch))
+        changes.requests = dict(sorted(changes.requests.items(), key=lambda item: item[1] or 0))
         loaded.accept(changes)
 
     def _identify(self, tx: transactions.Transaction, epoch: int) -> None:
@@ -122,6 +137,8 @@ class RegistryRecords:
 
 def _writes(changes: assignments.RegistryChanges) -> Iterator[tuple[str, str, bytes | None, int | None]]:
     encode = msgspec.json.encode
+    for request, at_ms in changes.requests.items():
+        yield REQUESTS, request, None if at_ms is None else b"%d" % at_ms, None
     for name, agent in changes.agents.items():
         yield AGENTS, name, None if agent is None else encode(agent), None
     for name, resource in changes.resources.items():

@@ -6,8 +6,13 @@ step whose outcome is unknown is in doubt; it counts as an error and is not repe
 
 from __future__ import annotations
 
+import collections
+import functools
+import hashlib
+import heapq
 import itertools
 import math
+import secrets
 from typing import Any
 
 import msgspec
@@ -32,8 +37,12 @@ class RolloutStep(msgspec.Struct, kw_only=True, omit_defaults=True):
     result: Any = None
 
 
-class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Stored without its steps; each step is a separate record, from which another registry can continue."""
+class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
+    """Stored without its steps; each step is a separate record, from which another registry can continue.
+
+    The work for a batch depends on its size, not on the number of steps. ``counts`` and ``unreachable`` are
+    those of a stored rollout; `header` has the current ones.
+    """
 
     id: str
     by: str
@@ -45,15 +54,32 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
     unreachable: list[str] = []  # the first names
     steps: dict[str, RolloutStep] = {}
 
+    @functools.cached_property
+    def _by_state(self) -> dict[str, set[str]]:
+        by_state: dict[str, set[str]] = {}
+        for name, step in self.steps.items():
+            by_state.setdefault(step.state, set()).add(name)
+        return by_state
+
+    @functools.cached_property
+    def _pending(self) -> collections.deque[str]:
+        """In order; the first ones may have begun meanwhile."""
+        return collections.deque(name for name, step in self.steps.items() if step.state == PENDING)
+
+    def _number(self, *states: str) -> int:
+        return sum(len(self._by_state.get(state, ())) for state in states)
+
+    def _move(self, name: str, state: str) -> None:
+        step = self.steps[name]
+        self._by_state.setdefault(step.state, set()).discard(name)
+        self._by_state.setdefault(state, set()).add(name)
+        step.state = state
+
     def header(self) -> Rollout:
         """The rollout without its steps, which are counted."""
-        counts: dict[str, int] = {}
-        for step in self.steps.values():
-            counts[step.state] = counts.get(step.state, 0) + 1
-        unreachable = (name for name, step in self.steps.items() if step.state == UNREACHABLE)
-        return msgspec.structs.replace(
-            self, counts=counts, unreachable=list(itertools.islice(unreachable, NAMED_MAX)), steps={}
-        )
+        counts = {state: len(names) for state, names in sorted(self._by_state.items()) if names}
+        unreachable = heapq.nsmallest(NAMED_MAX, self._by_state.get(UNREACHABLE, ()))
+        return msgspec.structs.replace(self, counts=counts, unreachable=unreachable, steps={})
 
     def batch_size(self) -> int:
         text = self.plan.batch.strip()
@@ -61,7 +87,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
             # A percentage of an empty rollout is one; there is nothing to execute.
             many = max(1, len(self.steps))
             size = math.ceil(many * float(text[:-1]) / 100) if text.endswith("%") else int(text)
-        except ValueError:
+        except (ValueError, OverflowError):
             size = 0
         if size < 1:
             raise errors.InvalidInput(f"invalid batch {text!r}: use a count (5) or a percentage (10%)")
@@ -75,15 +101,15 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
         """
         if self.state != RUNNING:
             return []
-        again = [name for name, step in self.steps.items() if step.state == RUNNING]
-        if again:
-            return again
-        waiting = [name for name, step in self.steps.items() if step.state == PENDING]
-        return waiting[: self.batch_size()]
+        if again := self._by_state.get(RUNNING):
+            return sorted(again)
+        while self._pending and self.steps[self._pending[0]].state != PENDING:
+            self._pending.popleft()
+        return list(itertools.islice(self._pending, self.batch_size()))
 
     def begin(self, names: list[str]) -> None:
         for name in names:
-            self.steps[name].state = RUNNING
+            self._move(name, RUNNING)
 
     def end(self, name: str, answer: protocol.OperationResult) -> None:
         step = self.steps[name]
@@ -92,21 +118,22 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
             step.result, step.reason = None, step.reason or "the result is too long to be stored"
         match answer.outcome:
             case messages.DecisionOutcome.DONE:
-                step.state = DONE
+                state = DONE
             case messages.DecisionOutcome.IN_DOUBT:
-                step.state = IN_DOUBT
+                state = IN_DOUBT
             case _:
-                step.state = UNREACHABLE if answer.code in NOT_REACHED else FAILED
+                state = UNREACHABLE if answer.code in NOT_REACHED else FAILED
+        self._move(name, state)
 
     def update_state(self) -> None:
         """Update the state after a batch. A rollout that was paused meanwhile stays paused while steps
         remain.
         """
-        failed = sum(step.state in (FAILED, IN_DOUBT) for step in self.steps.values())
+        failed = self._number(FAILED, IN_DOUBT)
         if failed > self.plan.errors_max:
             self.state = STOPPED
             self.reason = f"{failed} steps failed; at most {self.plan.errors_max} may fail"
-        elif not any(step.state in (PENDING, RUNNING) for step in self.steps.values()):
+        elif not self._number(PENDING, RUNNING):
             self.state = DONE
 
     def summary(self) -> rows.RolloutRow:
@@ -121,6 +148,11 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True):
             counts=self.counts,
             unreachable=self.unreachable,
         )
+
+
+def rollout_id(request: str) -> str:
+    """The id of a rollout that a request starts: a repetition of the request starts no other one."""
+    return hashlib.sha256(request.encode()).hexdigest()[:8] if request else secrets.token_hex(4)
 
 
 def order_id(rollout: str, resource: str) -> str:

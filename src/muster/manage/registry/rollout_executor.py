@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import msgspec
 from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol, rows
-from muster.manage.registry import operations, rollout, views
+from muster.manage.registry import operations, record_store, rollout, views
 from muster.store import transactions
 from muster.supervision import tasks
 
@@ -58,7 +57,11 @@ class RolloutExecutor:
             )
         steps = {name: rollout.RolloutStep() for name in names}
         begun = rollout.Rollout(
-            id=secrets.token_hex(4), by=by, plan=rollout_plan, steps=steps, at_ms=int(time.time() * 1000)
+            id=rollout.rollout_id(record_store.executing.get()),
+            by=by,
+            plan=rollout_plan,
+            steps=steps,
+            at_ms=int(time.time() * 1000),
         )
         begun.batch_size()
         begun.update_state()
@@ -78,6 +81,10 @@ class RolloutExecutor:
             return (live.header() if live is not None else headers[key]).summary()
 
         return views.page(sorted(key for key in headers if key > after), row, limit)
+
+    async def row(self, id: str) -> rows.RolloutRow:
+        result: rows.RolloutRow = (await self.page(id, "", 1))["items"][0]
+        return result
 
     async def steps(self, id: str, after: str, limit: int) -> dict[str, Any]:
         """A page of the steps, in the order of their names."""

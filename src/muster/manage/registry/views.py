@@ -144,11 +144,10 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
 
 def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> dict[str, Any]:
     """A page of agents."""
-    load = resources_by_agent(state)
 
     def row_of(name: str) -> rows.AgentRow:
         agent = msgspec.to_builtins(state.agents[name])
-        return rows.AgentRow(name=name, resources=load.get(name, 0), **agent)
+        return rows.AgentRow(name=name, resources=len(state.hosted(name)), **agent)
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 
@@ -183,10 +182,3 @@ def managers(state: assignments.AssignmentProcessor, now: float, after: str, lim
         )
 
     return page(sorted(name for name in state.managers if name > after), row_of, limit)
-
-
-def resources_by_agent(state: assignments.AssignmentProcessor) -> dict[str, int]:
-    load: dict[str, int] = {}
-    for resource in state.resources.values():
-        load[resource.spec.agent] = load.get(resource.spec.agent, 0) + 1
-    return load

@@ -213,7 +213,7 @@ class Registries(stateful.RuleBasedStateMachine):
             self.commit(assignments.RegistryChanges(agents={agent: assignments.AgentRecord()}), after, fate)
 
     @stateful.rule(
-        some=some_names, agent=agents, desired=st.sampled_from(["up", "down"]), fate=fates, turn=turns
+        values=some_names, agent=agents, desired=st.sampled_from(["up", "down"]), fate=fates, turn=turns
     )
     def apply(self, values: list[str], agent: str, desired: str, fate: str, turn: int) -> None:
         after = self.next_model()
@@ -244,7 +244,7 @@ class Registries(stateful.RuleBasedStateMachine):
                 }
         self.commit(changes, after, fate, turn)
 
-    @stateful.rule(some=some_names, force=st.booleans(), fate=fates, turn=turns)
+    @stateful.rule(values=some_names, force=st.booleans(), fate=fates, turn=turns)
     def delete(self, values: list[str], force: bool, fate: str, turn: int) -> None:
         after = self.next_model()
         try:

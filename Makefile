@@ -103,6 +103,14 @@ sim: setup ## the simulated domain: make sim SEED=17 replays a seed, make sim N=
 	@PYTHONPATH=src:. PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--count $(or $(N),100)) \
 	    $(if $(FIRST),--first $(FIRST)) $(if $(PARTS),--parts $(PARTS)) $(if $(TROUBLE),--trouble-s $(TROUBLE)) $(if $(ALL),--all)
 
+$(VENV)/.fuzz: requirements-fuzz.lock $(VENV)/.spark
+	@echo "setting up the fuzzer in $(VENV) (once)"
+	@$(PIP) install --require-hashes -r requirements-fuzz.lock
+	@touch $@
+
+fuzz: setup $(VENV)/.fuzz ## a million inputs for every parser: make fuzz TARGET=predicate N=10000
+	@PYTHONPATH=src:. $(BIN)/python -m tests.fuzz.run "$(TARGET)" $(N)
+
 mutants: setup ## mutation tests of a package's deciding cores: make mutants PACKAGE=manage
 	@$(BIN)/python -m tools.mutants $(PACKAGE)
 
@@ -111,6 +119,7 @@ lock: ## pin dependencies anew (needs uv)
 	@$(LOCK) --extra spark -c requirements.lock -o requirements-spark.lock
 	@$(LOCK) --extra amqp -c requirements.lock -o requirements-amqp.lock
 	@uv pip compile $(PINNED) --group build -c requirements.lock -o requirements-build.lock
+	@uv pip compile $(PINNED) --group fuzz -o requirements-fuzz.lock
 
 picture: setup $(VENV)/.spark ## the README's picture of the dashboard, anew (needs Chromium)
 	@$(BIN)/python -m tests.web.picture docs/pictures/overview.png

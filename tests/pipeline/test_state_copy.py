@@ -99,6 +99,25 @@ def test_offsets_that_cannot_be_read_are_named(content):
         checkpoint_label.parse_offsets(content, "offsets/7")
 
 
+def test_paths_in_a_checkpoint_that_was_moved_are_corrected(tmp_path):
+    write_batches(tmp_path / "old", applied=0, planned=1)
+    schema = "spark/state/0/_stateSchema/default/0_a"
+    folder = tmp_path / "old" / "pipeline" / "checkpoint"
+    metadata = folder / "spark" / "state" / "0" / "_metadata" / "v2" / "0"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f'v2\n{{"stateSchemaFilePaths":["file:{folder}/{schema}"],"x":"file:/y"}}')
+    metadata.with_name(".0.crc").touch()
+    moved = tmp_path / "new one" / "checkpoint"
+    moved.parent.mkdir()
+    folder.rename(moved)
+    label = checkpoint_label.open_(str(moved), SETTINGS)
+    path = moved / metadata.relative_to(folder)
+    for _ in range(2):
+        checkpoint_label.relocate(str(moved), label)
+        assert path.read_text() == f'v2\n{{"stateSchemaFilePaths":["file:{moved}/{schema}"],"x":"file:/y"}}'
+    assert not path.with_name(".0.crc").exists()
+
+
 async def test_the_first_new_message_of_a_stream_is_found_by_its_time(broker):
     await traffic.store(broker.url, *[b"x"] * 9)
     async with await client.connect([broker.url], identity="ann") as bus:

@@ -342,7 +342,7 @@ def _record(entry: api.KeyValueEntry | None) -> lease_state.LeaseRecord | None:
         return None
     try:
         return msgspec.json.decode(entry.value, type=lease_state.LeaseRecord)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         # Not a record of this module: no lease, but it must not be overwritten either.
         return lease_state.LeaseRecord(
             holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision

@@ -76,7 +76,7 @@ class PublishedMessage:
         """The data decoded from JSON, as ``kind`` if it is given: a dataclass, a msgspec struct, `int`, …"""
         try:
             return msgspec.json.decode(self.data, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise errors.InvalidInput(f"the message on {self.topic}: {error}") from error
 
     @property

@@ -61,7 +61,7 @@ def _argument(message: Any, kind: Any) -> Any:
         if isinstance(body, str | bytes):
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(str(error)) from error
 
 

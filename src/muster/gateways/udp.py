@@ -99,7 +99,7 @@ class UdpSender(asyncio.DatagramProtocol):
     async def _on_offer(self, message: api.Message) -> None:
         try:
             offer = msgspec.json.decode(message.data, type=_Offer)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return  # not an offer: another sender has started
         peer, now = (offer.host, offer.port), time.monotonic()
         if len(self._probed) >= WAITING_MAX:
@@ -197,7 +197,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         """A sender has started."""
         try:
             msgspec.json.decode(message.data, type=_SenderStarted)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return
         self._wake.set()
 
@@ -222,7 +222,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
     def _on_key(self, reply: api.Message) -> None:
         try:
             key = msgspec.json.decode(reply.data, type=_Key)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return
         known = self._senders.get(key.sender)
         if known is None:

@@ -31,6 +31,7 @@ import msgspec
 import yaml
 
 from muster.core import errors, subjects
+from muster.core.formats import yaml as yaml_
 from muster.core.settings import sections
 from muster.manage import dependencies, protocol, topologies
 from muster.predicates.syntax import parser
@@ -177,7 +178,7 @@ def digest(config: Mapping[str, Any]) -> str:
 
 def _compose(text: str) -> yaml.Node | None:
     try:
-        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml_.loader())
         return node
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

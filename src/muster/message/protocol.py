@@ -481,5 +481,5 @@ def decode_request(data: bytes) -> DispatcherRequest:
     try:
         request: DispatcherRequest = _requests.decode(data)
         return request
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"not a request to the dispatcher: {error}") from error

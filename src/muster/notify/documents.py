@@ -136,7 +136,7 @@ def _loaded(text: str, *, is_json: bool) -> Any:
 
     # Aliases let a small text expand to a large tree, and documents do not need them.
     with contextlib.suppress(yaml.YAMLError):  # reported below
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, Loader=yaml_.loader())):
             raise errors.InvalidInput("aliases are not supported: write the value out")
     return yaml_.read(text, "the document")
 

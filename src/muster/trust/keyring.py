@@ -501,7 +501,7 @@ class Keyring:
             return msgspec.json.decode(
                 private_files.read(path, "the revocations"), type=dict[str, CredentialRevocation]
             )
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint=_RESTORE) from None
 
     def _public(self, domain: str) -> str:

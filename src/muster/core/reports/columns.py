@@ -358,7 +358,8 @@ def _bounded(reader: Any) -> list[pa.RecordBatch]:
         # The sender controls the offsets in the data: unchecked, they could point anywhere.
         batch.validate(full=True)
         rows += batch.num_rows
-        size += batch.nbytes
+        # Not `nbytes`: it crashes for some batches that `validate` accepts.
+        size += batch.get_total_buffer_size()
         if rows > MAX_BATCH_ROWS or size > 8 * MAX_BATCH_BYTES:
             raise messages.MessageTooLarge(
                 f"a batch of more than {MAX_BATCH_ROWS} rows, or far too many bytes"

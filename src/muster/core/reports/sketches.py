@@ -122,7 +122,7 @@ class QuantileSketch:
         sketch = cls()
         try:
             sketch._zeros, sketch._above, sketch._below = _quantiles.decode(data)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise messages.MalformedMessage(f"not a sketch of quantiles: {str(error)[:100]}") from error
         sketch._bound()
         return sketch

@@ -157,7 +157,7 @@ async def _read(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
         raise errors.InvalidInput(f"a frame of {size} bytes exceeds the limit")
     try:
         return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"not a frame: {error}") from error
 
 

@@ -380,8 +380,11 @@ def _bounded_counts(lost: collections.Counter[str]) -> dict[str, int]:
 
 
 def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """Split in halves until small enough, because rows differ in size."""
-    if batch.num_rows < 2 or batch.nbytes <= bytes_max:
+    """Split in halves until small enough, because rows differ in size.
+
+    Not by `nbytes`, which crashes for some valid batches of hostile senders.
+    """
+    if batch.num_rows < 2 or pa.ipc.get_record_batch_size(batch) <= bytes_max:
         yield batch
         return
     half = batch.num_rows // 2

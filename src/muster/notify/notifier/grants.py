@@ -99,7 +99,12 @@ class GrantView:
     async def _apply_entry(self, key: str, value: bytes) -> None:
         try:
             holders = self._common.known.apply_entry(key, value)
-        except (errors.MusterError, msgspec.MsgspecError, documents.DocumentRefused) as error:
+        except (
+            errors.MusterError,
+            msgspec.MsgspecError,
+            UnicodeDecodeError,
+            documents.DocumentRefused,
+        ) as error:
             self._common.count("bad-record")
             common_.events.warning("bad-record", key=key, error=error)
             return

@@ -445,7 +445,10 @@ class FleetState:
     def unpack(cls, data: bytes, plan: FleetStatePlan, names: node_columns.NodeNames) -> FleetState:
         try:
             return cls._unpacked(msgspec.msgpack.decode(data), plan, names)
-        except (msgspec.MsgspecError, pa.ArrowException, ValueError, TypeError, LookupError) as error:
+        except (
+            *(msgspec.MsgspecError, pa.ArrowException, OSError),  # Arrow's own error is also an OSError
+            *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, MemoryError),
+        ) as error:
             raise StateUnreadable(f"{UNREADABLE}: {error}") from error
 
     @classmethod

@@ -372,7 +372,7 @@ class BatchCommitter:
             stored = msgspec.json.decode(self._state_path.read_bytes(), type=CommitState)
         except FileNotFoundError:
             return CommitState(tracker.AlertTrackerState())
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise errors.Conflict(
                 f"the alert state {self._state_path} cannot be read: {error}",
                 hint="move the file away to start with an empty state",

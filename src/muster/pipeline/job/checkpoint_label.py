@@ -14,13 +14,14 @@ checkpoint: the label then records where reading continues.
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from typing import Any
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, files
 from muster.core.telemetry import log
 from muster.pipeline import settings as settings_
 from muster.pipeline.history import storage
@@ -29,6 +30,7 @@ events = log.EventLog("pipeline")
 
 VERSION = 5  # of the query and its state; increase it with every incompatible change
 LABEL = "muster-checkpoint.json"
+_SCHEMA_PATH = re.compile(r'"file:[^"]*?/(state/\d+/_stateSchema/[^"]*)"')
 SPARK = "spark"  # the folder of Spark's own files
 STATE_NAME = "alerts.json"  # the alert state, which belongs to a batch (`batch_commit.CommitState`)
 
@@ -70,7 +72,7 @@ def open_(folder: str, settings: settings_.PipelineSettings) -> CheckpointLabel:
         return _make(folder, settings)
     try:
         label = msgspec.json.decode(content, type=CheckpointLabel)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointUnusable(
             f"the checkpoint's label {path} cannot be read: {error}", hint=advice(folder)
         ) from error
@@ -124,6 +126,25 @@ def parse_offsets(content: bytes, path: str) -> dict[str, int]:
         return msgspec.json.decode(content.splitlines()[2], type=dict[str, int])
     except (IndexError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointUnusable(f"Spark's offsets {path} cannot be read: {error}") from error
+
+
+def relocate(folder: str, label: CheckpointLabel) -> None:
+    """Correct the absolute paths that Spark stores in a local checkpoint, if its folder was moved.
+
+    They are in the metadata of its operators: the files with the schema of the state.
+    """
+    local = storage.local_path(folder)
+    if local is None:
+        return
+    spark = local / label.folder
+    root = f"file:{spark}"  # as Spark writes it, without escapes
+    for path in spark.glob("state/*/_metadata/**/*"):
+        if path.is_file() and not path.name.startswith("."):
+            content = path.read_text()
+            corrected = _SCHEMA_PATH.sub(lambda match: f'"{root}/{match[1]}"', content)
+            if corrected != content:
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # its checksum
+                files.write(path, corrected.encode(), mode=files.PUBLIC)
 
 
 def _new_run() -> str:

@@ -81,6 +81,7 @@ class PipelineService:
         storage.check(self._history)
         self._checkpoint = settings.checkpoint_root(paths.folder)
         self._label = checkpoint_label.open_(self._checkpoint, settings)
+        checkpoint_label.relocate(self._checkpoint, self._label)
         is_renewed = self._follow_restored_streams()
         self._folder = settings.state_folder(paths.folder)
         self._committer = batch_commit.BatchCommitter(

@@ -106,7 +106,7 @@ def _last_batch(path: Path) -> tuple[str, int]:
         stored = msgspec.json.decode(path.read_bytes(), type=_Batch)
     except FileNotFoundError:
         return "", -1
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.Conflict(f"the alert state cannot be read: {error}") from error
     return stored.batch or ("", -1)
 
@@ -177,7 +177,7 @@ def read_restored(folder: Path) -> RestoredStreams | None:
         return msgspec.json.decode(path.read_bytes(), type=RestoredStreams)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.Conflict(f"{path} cannot be read: {error}") from error
 
 

@@ -63,7 +63,7 @@ def read(sequence: int, data: bytes) -> Iterator[tuple[int, PagedMessage]]:
     """The messages of a page with their numbers."""
     try:
         held = _pages.decode(data).held
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error
     first = sequence << BITS
     return ((first | place, message) for place, message in enumerate(held))
@@ -72,5 +72,5 @@ def read(sequence: int, data: bytes) -> Iterator[tuple[int, PagedMessage]]:
 def record_of(sequence: int, data: bytes) -> ledger.LogRecord | None:
     try:
         return _covers.decode(data).record
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvariantViolation(f"page {sequence} of the log is unreadable: {error}") from error

@@ -18,6 +18,12 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "history.md").read_text()
 BLOCKS = [match[1] for match in re.finditer(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
 
+
+def text_blocks() -> list[str]:
+    """Blocks of the page that need a connector or a catalog."""
+    return [match[1] for match in re.finditer(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)]
+
+
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),

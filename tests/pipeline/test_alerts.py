@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.core import errors
+from muster.core import errors, messages
 from muster.core.messages import AlertState
 from muster.pipeline.alerts import rules, tracker
 
@@ -204,3 +204,21 @@ def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a
             if notice.alert.state is AlertState.RESOLVED:
                 assert reported
             reported = notice.alert.state is AlertState.FIRING
+
+
+def test_a_page_of_alerts_has_the_first_open_ones_after_a_key(monkeypatch):
+    alert_tracker = book()
+    names = [f"node:m{number:03}" for number in range(50)]
+    alert_tracker.apply([tracker.RuleVerdict(HOT.name, name, True, 1_000) for name in reversed(names)], 1_000)
+    alert_tracker.apply([tracker.RuleVerdict(HOT.name, names[3], False, 2_000)], 2_000)
+    made: list[str] = []
+    plain = tracker.AlertTracker._alert
+
+    def counted(self: tracker.AlertTracker, entry: tracker.TrackedAlert) -> messages.Alert:
+        made.append(entry.about)
+        return plain(self, entry)
+
+    monkeypatch.setattr(tracker.AlertTracker, "_alert", counted)
+    page = alert_tracker.page("", 4)
+    assert [alert.about for alert in page] == made == [names[0], names[1], names[2], names[4]]
+    assert [alert.about for alert in alert_tracker.page(tracker.alert_key(page[-1]), 100)] == names[5:]

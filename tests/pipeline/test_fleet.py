@@ -108,6 +108,19 @@ def test_reports_of_the_boot_before_a_reboot_count_once():
     assert (cell.total, cell.machines) == (6, 1)
 
 
+def test_a_boot_with_a_lower_number_counts():
+    """After a correction of the machine's clock: boots are told apart, and not ordered."""
+    plan = fleet_state.FleetStatePlan()
+    known = fleet_state.FleetState(plan)
+    before = [traffic.report("a", n, T0 + n, boot=9) for n in (1, 2, 3)]
+    after = [traffic.report("a", n, T0 + 10 + n, boot=5) for n in (1, 2)]
+    assert known.feed([arrival([*before, *after], T0 + 20)], T0 + 20).counts == {}
+    later = traffic.report("a", 3, T0 + 15, boot=5)
+    assert known.feed([arrival([later, *after], T0 + 30, 2)], T0 + 30).counts == {"duplicated": 2}
+    cell = closed(known.feed([], T0 + 20_000))["group", "default", 0].cell
+    assert (cell.total, cell.machines) == (6, 1)
+
+
 def test_metrics_beyond_the_limit_are_counted():
     known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     names = [f"extra_{n}" for n in range(blocks.EXTRA_MAX + 3)]

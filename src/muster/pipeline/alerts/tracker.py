@@ -24,6 +24,7 @@ twice.
 from __future__ import annotations
 
 import enum
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -153,7 +154,7 @@ def urgency(alert: messages.Alert) -> tuple[int, int, str, str]:
     return _URGENCY.index(alert.state), alert.since_ms, alert.rule, alert.about
 
 
-def alert_key(alert: messages.Alert) -> str:
+def alert_key(alert: messages.Alert | TrackedAlert) -> str:
     """Sort key of pages."""
     return f"{alert.rule} {alert.about}"
 
@@ -183,6 +184,15 @@ class AlertTracker:
         """All unresolved alerts, those that need attention first."""
         open_ = [entry for entry in self._entries.values() if entry.state is not AlertState.RESOLVED]
         return sorted(map(self._alert, open_), key=urgency)
+
+    def page(self, after: str, limit: int) -> list[messages.Alert]:
+        """The first unresolved alerts after the key ``after``, in the order of `alert_key`."""
+        open_ = (
+            (key, entry)
+            for entry in self._entries.values()
+            if entry.state is not AlertState.RESOLVED and (key := alert_key(entry)) > after
+        )
+        return [self._alert(entry) for _, entry in heapq.nsmallest(limit, open_, key=lambda item: item[0])]
 
     def silences(self) -> list[Silence]:
         return sorted(self._silences.values(), key=lambda silence: silence.until_ms)

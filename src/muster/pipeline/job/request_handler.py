@@ -17,6 +17,7 @@ from muster.pipeline.alerts import tracker
 from muster.pipeline.job import batch_commit
 
 SILENCE_S_MAX = 10 * 365 * 86400.0
+ALERTS_MAX = 1_000  # in one page, as far as they fit
 
 
 class PipelineRequestHandler:
@@ -71,11 +72,12 @@ class PipelineRequestHandler:
         return self._batches()
 
     async def _read_alerts(
-        self, call: server.RpcCall, after: str = "", limit: int = server.PAGE_ROWS
+        self, call: server.RpcCall, after: str = "", limit: int = ALERTS_MAX
     ) -> dict[str, Any]:
         """In pages, because thousands may be open."""
-        rows = sorted(self._committer.alert_tracker.alerts(), key=tracker.alert_key)
-        return server.page(rows, tracker.alert_key, after, limit)
+        limit = max(1, min(limit, ALERTS_MAX))
+        rows = self._committer.alert_tracker.page(after, limit + 1)
+        return server.page(rows, tracker.alert_key, rows_max=limit)
 
     async def _read_silences(
         self, call: server.RpcCall, after: str = "", limit: int = server.PAGE_ROWS

@@ -47,7 +47,9 @@ COMMANDS: dict[str, CommandEntry] = {
     "broker": CommandEntry("domain.broker", "Domain", "Start, link, unlink and list brokers."),
     "creds": CommandEntry("domain.creds", "Domain", "Issue, revoke and show credentials."),
     "config": CommandEntry("domain.config", "Domain", "Check and print settings."),
-    "backup": CommandEntry("domain.backup", "Domain", "Write settings, keys, store and streams to a file."),
+    "backup": CommandEntry(
+        "domain.backup", "Domain", "Write settings, keys, store, streams and history to a file."
+    ),
     "restore": CommandEntry("domain.backup", "Domain", "Create a home from a backup."),
     "activity": CommandEntry(
         "domain.activity", "Domain", "Show the activity log: who did what, when, and with which outcome."

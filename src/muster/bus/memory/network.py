@@ -28,6 +28,7 @@ import functools
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -64,9 +65,11 @@ class SubscriptionTable:
     def __init__(self) -> None:
         self._exact: dict[str, list[connection.SimulatedSubscription]] = {}
         self._wild: list[connection.SimulatedSubscription] = []
+        self._patterns: list[tuple[connection.SimulatedSubscription, re.Pattern[str]]] | None = None
 
     def _place(self, ear: connection.SimulatedSubscription) -> list[connection.SimulatedSubscription]:
         if "*" in ear.subject or ">" in ear.subject:
+            self._patterns = None  # it changes
             return self._wild
         return self._exact.setdefault(ear.subject, [])
 
@@ -88,7 +91,9 @@ class SubscriptionTable:
                 self.remove(ear)
 
     def for_subject(self, subject: str) -> list[connection.SimulatedSubscription]:
-        wild = [ear for ear in self._wild if subject_patterns.matches(ear.subject, subject)]
+        if self._patterns is None:
+            self._patterns = [(ear, subject_patterns.compiled(ear.subject)) for ear in self._wild]
+        wild = [ear for ear, pattern in self._patterns if pattern.match(subject)]
         return [*self._exact.get(subject, ()), *wild]
 
 

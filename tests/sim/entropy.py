@@ -85,6 +85,7 @@ def seeded(seed: int) -> Iterator[None]:
     with (
         mock.patch.multiple(secrets, token_bytes=token_bytes, randbits=chance.getrandbits),
         mock.patch.object(os, "urandom", chance.randbytes),
+        mock.patch.object(os, "fsync", return_value=None),  # the disk is simulated: what is written stays
     ):
         try:
             yield

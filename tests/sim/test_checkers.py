@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.sim import history
-from tests.sim.checkers import contexts, linearizability
+from tests.sim.checkers import contexts, events, linearizability, messages, reports, resources
 
 
 def operation(
@@ -93,3 +93,98 @@ def test_two_primaries_are_found():
     assert judge(first, entry(1, 2, ("a", "b"), "a", 2)) == []
     assert "not of the primary" in judge(first, entry(1, 2, ("a", "b"), "b", 2))[0]
     assert "not above" in judge(first, entry(1, 2, ("a", "b"), "a", 1))[0]
+
+
+def message(number: int, action: str, start_s: float, actor: str = "ann", **facts: Any) -> history.Operation:
+    return history.Operation(number, actor, action, facts, start_s, start_s + 0.5, "ok")
+
+
+def received(number: int, at_s: float, id: str, actor: str = "ann", *, redelivered: bool = False) -> Any:
+    facts = {"key": "queue:q", "source": "queue:q", "id": id, "redelivered": redelivered}
+    return message(number, "received", at_s, actor, **facts)
+
+
+def test_messages_that_are_lost_doubled_or_taken_twice_are_found():
+    story = history.History()
+    sends = [message(number, "send", number, key="queue:q", id=f"{number}") for number in range(2)]
+    story.operations += [*sends, received(2, 3.0, "0"), received(3, 4.0, "1")]
+    assert messages.check(story) == []
+    story.operations.append(received(4, 5.0, "1"))
+    assert "not marked" in messages.check(story)[0]
+    story.operations[-1] = received(4, 5.0, "1", redelivered=True)
+    assert messages.check(story) == []
+    commits = [
+        message(number, "commit", number, actor, source="queue:q", ids=["1"])
+        for number, actor in ((6, "ann"), (7, "bob"))
+    ]
+    story.operations += commits
+    assert "two transactions" in messages.check(story)[0]
+    del story.operations[3:]
+    assert "not received" in messages.check(story)[0]
+
+
+def act(number: int, start_s: float, end_s: float, epoch: int, manager: str) -> history.Operation:
+    facts = {"key": "r", "verb": "put", "epoch": epoch, "manager": manager, "id": f"{number}"}
+    return history.Operation(number, "agent", "act", facts, start_s, end_s, "ok")
+
+
+def test_two_owners_are_found():
+    story = history.History()
+    story.operations += [act(0, 0, 1, 1, "a"), act(1, 2, 3, 2, "b")]
+    assert resources.check(story) == []
+    story.operations.append(act(2, 4, 5, 1, "a"))
+    assert "older owner" in resources.check(story)[0]
+    story.operations[-1] = act(2, 2.5, 5, 2, "b")
+    assert "overlaps" in resources.check(story)[0]
+    story.operations[-1] = act(2, 4, 5, 2, "c")
+    assert "belongs to b" in resources.check(story)[0]
+
+
+def notified(number: int, at_s: float) -> history.Operation:
+    return message(number, "notified", at_s, "farm", key="farm/a", id="e")
+
+
+def test_deliveries_that_differ_from_the_reference_are_found():
+    def change(number: int, at_s: float, load: int) -> history.Operation:
+        policy = "alert AND level >= 5"
+        return message(number, "change", at_s, "farm", key="farm/a", state={"load": load}, policy=policy)
+
+    sender = message(1, "change", 0, "s", key="s/s", state={}, policy="FALSE")
+    event = message(2, "event", 5, "s", key="s/s", id="e", content={"level": 7}, address="load >= 5")
+    facts = [
+        message(3, "admitted", 9, id="e", sequence=1),
+        message(4, "matched", 9, shard=0, position=1, epoch=1, at_s=6.0),
+        message(5, "shard", 9, key="farm/a", shard=0),
+    ]
+
+    def judge_events(*operations: history.Operation) -> list[str]:
+        story = history.History()
+        story.operations += [sender, event, *facts, *operations]
+        return events.check(story)
+
+    assert judge_events(change(6, 0, 9), notified(7, 7)) == []
+    assert "did not get" in judge_events(change(6, 0, 9))[0]
+    assert "does not match" in judge_events(change(6, 0, 1), notified(7, 7))[0]
+    assert "2 times" in judge_events(change(6, 0, 9), notified(7, 7), notified(8, 8))[0]
+    overlapping = change(6, 0, 9), change(7, 5.2, 1)  # either state may be the one that is matched
+    assert judge_events(*overlapping) == judge_events(*overlapping, notified(8, 8)) == []
+
+
+def test_aggregates_without_a_live_machine_or_with_one_twice_are_found():
+    facts = [
+        message(number, "machine", 9, key=f"m{number}", group="g", value=16**number) for number in range(2)
+    ]
+    facts += [message(number, "stored", 9, key=f"m{number}", at_s=1.0) for number in range(2)]
+    made = [message(number, "report", 2, key=f"m{number}", at_ms=2000) for number in range(2)]
+
+    def judge_sum(total: int, **changes: Any) -> list[str]:
+        window = {"from_ms": 0, "window_ms": 5000, "known": 2, "machines": 2, "stale": 0, "dropped": 0}
+        story = history.History()
+        aggregate = {**window, "partial": False, "sum": float(total), **changes}
+        story.operations += [*facts, *made, message(20, "aggregate", 20, key="g", **aggregate)]
+        return reports.check(story)
+
+    assert judge_sum(17) == []
+    assert "m1 is missing" in judge_sum(1)[0]
+    assert judge_sum(1, partial=True) == judge_sum(1, machines=1) == []
+    assert "counts 2" in judge_sum(18, partial=True)[0]

@@ -754,6 +754,19 @@ async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
     assert alone.state.replicas.index["k"].stamp == stored.stamp
 
 
+async def test_a_follower_that_is_behind_does_not_bring_back_a_replica_that_its_node_moved(start: Start):
+    p, _ = [await start(name) for name in ("p", "q")]
+    await p.writer.write(put(), "ann")
+    (loop,) = [task for task in p._loops if task.get_name().endswith("log")]
+    loop.cancel()
+    p.state.position = 0  # the follower has not reached the write yet, which may be of another node
+    p.state.own.clear()
+    await p.primary.place("k", ("q",), before=("p",))
+    for sequence in (1, 2):
+        p._apply_stored(await p.state.log._stream.get(sequence))
+    assert "k" not in p.state.replicas.index
+
+
 async def test_a_record_that_was_read_before_the_replica_moved_does_not_bring_it_back(start: Start):
     """Such a replica would stay, although the node is no holder, and would serve old values as fresh ones."""
     p, q = [await start(name) for name in ("p", "q")]

@@ -216,8 +216,11 @@ class NodeState:
             self._advanced = None
 
     def appended(self, sequence: int, key: str) -> None:
-        """Called after this node appended and applied a record: the follower skips it."""
-        if sequence > self.position:
+        """Called after this node appended and applied a record: the follower skips it.
+
+        Not if it moved the replica away: the follower may be behind, and install it once more before that.
+        """
+        if sequence > self.position and key in self.replicas.index:
             self.own[sequence] = key
             if (
                 len(self.own) > OWN_MAX

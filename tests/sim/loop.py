@@ -53,12 +53,12 @@ def _waits(handle: asyncio.Handle, process: process_.Process | None) -> bool:
 class _Numbered:
     """Hashed by the order of creation."""
 
-    _numbers = itertools.count()
+    numbers = itertools.count()
     _number: int
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         made = super().__new__(cls)
-        made._number = next(cls._numbers)
+        made._number = next(_Numbered.numbers)
         return made
 
     def __hash__(self) -> int:
@@ -78,6 +78,7 @@ class SimulatedLoop(virtual_clock.VirtualLoop):
 
     def __init__(self) -> None:
         super().__init__()
+        _Numbered.numbers = itertools.count()  # a run does not depend on those before it
         self.set_task_factory(self._make_task)
         self._last_work_s: dict[Executor, float] = {}
         self.failures: list[str] = []  # exceptions that no code handled

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from muster.core import errors
 from muster.message import destinations, settings
+from muster.message import errors as message_errors
 from muster.message.client import api, consumers
 from muster.message.dispatcher import leadership
 from tests.sim import domain as domain_
@@ -168,11 +169,11 @@ class MessagePart:
 
 
 async def _patiently(attach: Callable[[], Awaitable[consumers.Consumer]]) -> consumers.Consumer:
-    """Attach a consumer as soon as a dispatcher replies."""
+    """Attach a consumer as soon as a dispatcher replies, and has noticed the end of the last process."""
     while True:
         try:
             return await attach()
-        except errors.Unavailable:
+        except (errors.Unavailable, message_errors.InvalidClientId):
             await asyncio.sleep(0.5)
 
 

@@ -108,6 +108,7 @@ class ResourcePart:
         self._domain = domain
         self._history = domain.history
         self._machines = {f"agent-{number}": Machine() for number in range(1, AGENTS + 1)}
+        self._idle = False  # the operator has ended
         self._registries: dict[str, endpoint.RegistryEndpoint] = {}
         for number in range(1, REGISTRIES + 1):
             domain.add_host(f"registry-{number}", self._registry, role="registry", may_lose_disk=False)
@@ -187,6 +188,7 @@ class ResourcePart:
             else:
                 for operation in operations:
                     self._history.end(operation, "ok")
+        self._idle = True
         await _forever()
 
     async def _read(self, reader: client.ManageClient, actor: str, name: str) -> int | None:
@@ -218,6 +220,8 @@ class ResourcePart:
 
     def missing(self) -> str | None:
         """What is not as the registry says; an apply with an unknown outcome may have been stored."""
+        if not self._idle:
+            return "the operator waits for a reply"
         acting = [made for made in self._registries.values() if made.acting.is_set() and made.processor]
         if not acting or acting[0].processor is None:
             return "no registry is active"

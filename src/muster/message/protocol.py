@@ -280,6 +280,10 @@ class CheckTemporary(_Request, frozen=True, tag="check-temporary"):
 
 
 class BrowseQueue(_Request, frozen=True, tag="browse"):
+    """The reply's ``continue_after`` is the ``after`` of the next request; 0: the end was reached. A reply
+    may contain no messages before that: the work for one request is limited.
+    """
+
     queue: str
     selector: str | None = None
     after: int = 0
@@ -441,6 +445,7 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     subscriptions: list[SubscriptionRow] = []
     scheduled: list[ScheduledRow] = []
     data: bytes = b""
+    continue_after: int = 0
     partitions: int = 1
 
 

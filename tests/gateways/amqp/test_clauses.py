@@ -11,6 +11,7 @@ import pytest
 from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
+from muster.message.dispatcher import admin
 from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
@@ -299,3 +300,31 @@ async def test_6_2_7_a_transaction_to_too_many_destinations_is_rolled_back(
     await session.commit()
     rows = (await session.connection.request(protocol.ListQueues())).queues
     assert {row.queue: row.depth for row in rows if row.depth} == {"orders": 1}
+
+
+async def test_6_2_6_a_browser_with_a_selector_examines_a_deep_queue_in_parts(
+    clients: Any, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(admin, "BROWSE_SKIPPED_MAX", 5)
+    session = (await dial()).session()
+    for number in range(30):
+        rare = number in (13, 29)
+        await session.producer(ORDERS).send(messages.TextMessage(f"{number}", properties={"rare": rare}))
+    part = await session.connection.request(protocol.BrowseQueue(ORDERS.name, "rare"))
+    assert part.messages == []
+    assert part.continue_after
+    assert [message.body() async for message in session.browse(ORDERS, "rare")] == ["13", "29"]
+
+    def work() -> list[object]:
+        raw = clients("browser")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.source.distribution_mode = proton.Terminus.DIST_MODE_COPY
+        receiver.source.filter.put_dict({proton.symbol("s"): proton.Described(SELECTOR, "rare")})
+        receiver.open()
+        receiver.drain(10)
+        bodies = [raw_client.receive(raw, receiver)[0].body for _ in range(2)]
+        raw.until(lambda: not receiver.credit)
+        return bodies
+
+    assert await asyncio.to_thread(work) == ["13", "29"]

@@ -208,8 +208,8 @@ class Session:
         after = 0
         while True:
             request = protocol.BrowseQueue(queue.name, selector, after, BROWSE_PAGE)
-            page = (await self.connection.request(request)).messages
-            for delivery in page:
+            page = await self.connection.request(request)
+            for delivery in page.messages:
                 meta = messages.decode_meta(delivery.meta)
                 try:
                     message = messages.message_from_meta(meta, delivery.data, queue)
@@ -217,8 +217,8 @@ class Session:
                 except (errors.NotFound, errors.InvalidInput):
                     message = messages.message_from_meta(messages.unreadable(meta), delivery.data, queue)
                 yield message
-                after = delivery.sequence
-            if not page:
+            after = page.continue_after
+            if not after:
                 return
 
     async def temporary_queue(self) -> destinations.Destination:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -12,6 +13,7 @@ from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
 BROWSE_MAX: Final = 1000
+BROWSE_SKIPPED_MAX = 10_000  # messages that a selector does not match, in one request
 BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
 FORGET_S = 600.0  # an empty queue is forgotten when unused for this long
 FORGET_BATCH: Final = 100  # queues forgotten at one time
@@ -125,9 +127,17 @@ class QueueAdmin:
         return rows
 
     async def _waiting(
-        self, queue: str, selector: str | None, after: int, limit: int, *, expired: bool = False
-    ) -> tuple[Waiting, list[int]]:
-        """Unacknowledged messages in log order, and the numbers of those skipped between them.
+        self,
+        queue: str,
+        selector: str | None,
+        after: int,
+        limit: int,
+        *,
+        expired: bool = False,
+        skipped_max: int = sys.maxsize,
+    ) -> tuple[Waiting, list[int], int]:
+        """Unacknowledged messages in log order, the numbers of those skipped between them, and the last
+        number that was read; 0: the end of the queue was reached.
 
         At most ``limit``, and at most one batch of the log. ``expired``: only expired messages; otherwise
         only others.
@@ -140,7 +150,7 @@ class QueueAdmin:
         if queue_backlog.live:  # skip pages whose messages are all done
             following = queue_backlog.pending.neighbours(begin - 1)[1]
             if following is None:
-                return waiting, left
+                return waiting, left, 0
             begin = following
         async for page in self._state.read(pages.sequence_of(begin), self._state.subjects.queue(queue)):
             for number, held in pages.read(page.sequence, page.data):
@@ -150,12 +160,14 @@ class QueueAdmin:
                 gone = bool(meta.expiration_ms) and meta.expiration_ms <= self._state.now_ms()
                 if gone is not expired or not selectors.accepts(selector, meta):
                     left.append(number)
+                    if len(left) >= skipped_max:
+                        return waiting, left, number
                     continue
                 waiting.append((number, meta, held))
                 total += len(held.data)
                 if len(waiting) >= limit or total > journal.BATCH_BYTES:
-                    return waiting, left
-        return waiting, left
+                    return waiting, left, number
+        return waiting, left, 0
 
     async def browse(self, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
         if request.selector:
@@ -163,16 +175,19 @@ class QueueAdmin:
         limit = min(max(request.limit, 1), BROWSE_MAX)
         key = ledger.queue_key(request.queue)
         deliveries: list[protocol.MessageDelivery] = []
-        total = 0
+        total = reached = 0
         await self._state.store(journal.JournalItem())  # store everything received before the request
         if key in self._ledger.backlogs:
-            waiting, _ = await self._waiting(request.queue, request.selector, request.after, limit)
+            waiting, _, reached = await self._waiting(
+                request.queue, request.selector, request.after, limit, skipped_max=BROWSE_SKIPPED_MAX
+            )
             for number, _, held in waiting:
                 total += len(held.data) + len(held.raw)
                 if deliveries and total > delivery.BATCH_BYTES:
+                    reached = deliveries[-1].sequence
                     break
                 deliveries.append(protocol.MessageDelivery(0, key, number, 0, held.raw, held.data))
-        return protocol.DispatcherReply(messages=deliveries)
+        return protocol.DispatcherReply(messages=deliveries, continue_after=reached)
 
     async def purge(self, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
         return protocol.DispatcherReply(
@@ -243,7 +258,7 @@ class QueueAdmin:
         count = after = 0
         while queue_backlog is not None and count < limit:
             most = min(BATCH_MESSAGES, limit - count)
-            waiting, left = await self._waiting(queue, selector, after, most, expired=expired)
+            waiting, left, _ = await self._waiting(queue, selector, after, most, expired=expired)
             queue_backlog = self._ledger.backlogs.get(key)
             if not waiting or queue_backlog is None:
                 break

@@ -454,15 +454,14 @@ class ReadModel(bus_feed.BusFeed):
         self, queue: str, *, selector: str | None, after: int, limit: int
     ) -> tuple[list[rows_.BrowsedMessage], int | None]:
         request = message_protocol.BrowseQueue(queue, selector or None, after, limit)
-        deliveries = (await self._dispatcher(("browse", queue, selector, after, limit), request)).messages
-        rows = [_browsed(delivery, queue) for delivery in deliveries]
-        if not deliveries:
+        page = await self._dispatcher(("browse", queue, selector, after, limit), request)
+        rows = [_browsed(delivery, queue) for delivery in page.messages]
+        last = page.continue_after
+        if not last:
             return rows, None
-        # A reply is also limited by its size; the dispatcher reports whether there is more.
-        last = deliveries[-1].sequence
         following = message_protocol.BrowseQueue(queue, selector or None, last, 1)
-        more = (await self._dispatcher(("browse", queue, selector, last, 1), following)).messages
-        return rows, last if more else None
+        rest = await self._dispatcher(("browse", queue, selector, last, 1), following)
+        return rows, last if rest.messages or rest.continue_after else None
 
 
 _SEVERITY = {messages.Severity.CRITICAL: 0, messages.Severity.WARNING: 1, messages.Severity.INFO: 2}

@@ -297,12 +297,12 @@ class BrowserLink(OutgoingLink):
 
     async def _send(self) -> None:
         while not self.closed and self.engine.may_send(self.link):
-            if not self._waiting and not self._ended:
+            while not self._waiting and not self._ended:
                 request = protocol.BrowseQueue(self._queue, self._selector, self._after)
-                page = (await self.connection.jms.request(request)).messages
-                self._ended = not page
-                for delivery in page:
-                    self._after = delivery.sequence
+                page = await self.connection.jms.request(request)
+                self._after = page.continue_after
+                self._ended = not self._after
+                for delivery in page.messages:
                     meta = messages.decode_meta(delivery.meta)
                     self._waiting.append(
                         (_encoded(meta, delivery, fallback_to_bytes=True), meta.expiration_ms)

@@ -388,13 +388,15 @@ async def test_a_crash_at_any_step_of_a_transaction_leaves_all_or_nothing(
                 assert (done, left) == ([[]] * 3, [[queue.name] for queue in (ONE, TWO, HOME)])
 
 
-async def move_tokens(net: network.SimulatedNetwork, name: str, choice: random.Random, moves: int) -> int:
+async def move_tokens(
+    net: network.SimulatedNetwork, name: str, choice: random.Random, enough: asyncio.Event
+) -> int:
     """Move messages between queues in transactions; returns the number of commits that succeeded."""
     committed = 0
     async with connected(net, name) as connection:
         session = connection.session(api.AcknowledgeMode.TRANSACTED)
         receivers = [await session.consumer(queue, prefetch=2) for queue in DRILL_QUEUES]
-        for _ in range(moves):
+        while not enough.is_set():
             try:
                 taken = [
                     message
@@ -417,7 +419,7 @@ async def move_tokens(net: network.SimulatedNetwork, name: str, choice: random.R
 DRILL_QUEUES = [queue_in(partition, number) for partition in range(COUNT) for number in range(2)]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_no_message_is_lost_or_doubled_while_queues_move_between_processes(
     simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch, seed: int
 ):
@@ -428,24 +430,23 @@ async def test_no_message_is_lost_or_doubled_while_queues_move_between_processes
     async with serving(net, "steady"), connected(net) as connection:
         for number, token in enumerate(tokens):
             await connection.session().producer(DRILL_QUEUES[number % len(DRILL_QUEUES)]).send(token)
+        enough = asyncio.Event()
         movers = [
-            asyncio.create_task(move_tokens(net, f"mover-{number}", random.Random(seed * 10 + number), 40))
+            asyncio.create_task(
+                move_tokens(net, f"mover-{number}", random.Random(seed * 10 + number), enough)
+            )
             for number in range(3)
         ]
-        turn = 0
-        while not all(mover.done() for mover in movers):
-            turn += 1
+        for turn in range(4):
             async with serving(net, f"guest-{turn}") as guest:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(5):
-                        await eventually.eventually(guest.acting.is_set)
+                await eventually.eventually(guest.acting.is_set, timeout_s=60)
                 await asyncio.sleep(choice.random() * 2)
                 if turn % 2:
                     net.cut(f"guest-{turn}")
                     await asyncio.sleep(3)
                     net.heal()
                     await asyncio.sleep(choice.random())
-        assert sum(mover.result() for mover in movers) > 20
+        enough.set()
+        assert sum(await asyncio.gather(*movers)) > 20
         found = [token for queue in DRILL_QUEUES for token in await drain(connection, queue)]
         assert Counter(found) == Counter(tokens)
-        assert turn > 2

@@ -17,7 +17,7 @@ from muster.core import errors, health, messages
 from muster.core.net import tls
 from muster.manage import protocol
 from muster.manage.agent import agent
-from muster.manage.direct import links
+from muster.manage.direct import endpoint, links
 from muster.manage.manager import manager
 from muster.testing.eventually import eventually, throughout
 from muster.trust import certificates, keyring
@@ -39,7 +39,7 @@ async def lines(fleet, tmp_path):
     fleet.doors, fleet.managers = {}, {}
     for name in ("manager-1", "manager-2"):
         bus = await fleet.connect(name)
-        door = links.DirectEndpoint(
+        door = endpoint.DirectEndpoint(
             bus, worker.DirectLinkAuthenticator(tmp_path / "keys"), tls=fleet.server_tls
         )
         await fleet.stack.enter_async_context(door)

@@ -21,6 +21,7 @@ from muster.manage.registry import (
     operations,
     rollout,
     rollout_executor,
+    secret_store,
     views,
 )
 from muster.manage.registry import plan as registry_plan
@@ -121,7 +122,7 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
         ),
         (lambda fleet: fleet.summary(), (views, "summary")),
         (lambda fleet: fleet.agents(), (views, "agents")),
-        (lambda fleet: fleet.secrets(), (secrets, "users")),
+        (lambda fleet: fleet.secrets(), (secret_store, "users")),
     ],
     ids=[
         "plan-read",
@@ -191,7 +192,11 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
 
         def fill(tx: Any) -> None:
             for name in names:
-                tx.put(secrets.SECRETS, name, json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode())
+                tx.put(
+                    secret_store.SECRETS,
+                    name,
+                    json.dumps({"box": kept.box, "by": "ann", "at_ms": 1}).encode(),
+                )
 
         await world.registry.write(fill)
         config = {"key": {"secret": f"store:{names[0]}"}, "again": {"secret": f"store:{names[0]}"}}
@@ -205,7 +210,7 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
         assert (rows[0].used_by_count, rows[0].used_by[:2]) == (2_000, ["r00000", "r00001"])
         assert rows[1].used_by_count == 0
         done = await world.client.set_secret(names[0], "value")
-        assert (done.used_by_count, len(done.used_by)) == (2_000, secrets.USERS_MAX)
+        assert (done.used_by_count, len(done.used_by)) == (2_000, secret_store.USERS_MAX)
 
     play(scenario)
 

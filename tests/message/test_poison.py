@@ -6,7 +6,7 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, protocol, selectors
+from muster.message import codec, destinations, messages, protocol, selectors
 from muster.message.dispatcher import leadership
 from muster.testing import eventually
 from tests.message import conftest
@@ -41,11 +41,11 @@ BODY = b'["x"]'
 
 @pytest.mark.parametrize("raw", POISON)
 def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
-    codec = pytest.importorskip("muster.message.amqp_format.message_codec")
+    amqp_codec = pytest.importorskip("muster.message.amqp_format.message_codec")
 
     def read(raw: str) -> messages.MessageMeta | None:
         try:
-            return messages.meta_of(BODY, {messages.HEADER: raw})
+            return codec.meta_of(BODY, {messages.HEADER: raw})
         except errors.MusterError:
             return None
 
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
         index.add(number, selector)
         selectors.accepts(selector, meta)
     assert list(index.matching(meta)) is not None
-    for attempt in (lambda: messages.message_from_meta(meta, BODY), lambda: codec.encode(meta, BODY, 0, 1)):
+    for attempt in (lambda: codec.message_from_meta(meta, BODY), lambda: amqp_codec.encode(meta, BODY, 0, 1)):
         try:
             attempt()
         except errors.MusterError:

@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.ciphers import aead
 
 from muster.bus import api
 from muster.core import duplicates, errors, topics
-from muster.message import destinations, messages
+from muster.message import codec, destinations, messages
 from muster.message.client import api as client_api
 from muster.message.client import producers
 from muster.supervision import tasks
@@ -255,7 +255,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
             return
         try:
             (size,) = struct.unpack_from(">I", text)
-            message = messages.message_from_meta(messages.decode_meta(text[4 : 4 + size]), text[4 + size :])
+            message = codec.message_from_meta(messages.decode_meta(text[4 : 4 + size]), text[4 + size :])
             self._waiting.put_nowait(message)
             self.received += 1
         except (errors.MusterError, struct.error, asyncio.QueueFull):

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import base64
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
-from muster.core import errors
 from muster.message import destinations, values
 from muster.message import errors as message_errors
 
@@ -181,7 +179,7 @@ class JmsMessage:
     def _write(self, meta: MessageMeta) -> bytes:
         return b""
 
-    def _read(self, meta: MessageMeta, data: bytes) -> None:
+    def read_body(self, meta: MessageMeta, data: bytes) -> None:
         pass
 
     def meta(self) -> tuple[MessageMeta, bytes]:
@@ -238,7 +236,7 @@ class TextMessage(JmsMessage):
         meta.null = self._text is None
         return (self._text or "").encode()
 
-    def _read(self, meta: MessageMeta, data: bytes) -> None:
+    def read_body(self, meta: MessageMeta, data: bytes) -> None:
         self._text = None if meta.null else data.decode()
 
 
@@ -269,7 +267,7 @@ class BytesMessage(JmsMessage):
     def _write(self, meta: MessageMeta) -> bytes:
         return self._data
 
-    def _read(self, meta: MessageMeta, data: bytes) -> None:
+    def read_body(self, meta: MessageMeta, data: bytes) -> None:
         self._data = data
 
 
@@ -292,11 +290,11 @@ class MapMessage(JmsMessage):
         meta.body = kinds or None
         return msgspec.json.encode(plain)
 
-    def _read(self, meta: MessageMeta, data: bytes) -> None:
+    def read_body(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, dict) else {}
         items = _json(data, dict[str, Any])
         self.items = values.Values.received(
-            {name: _typed_value(value, kinds.get(name)) for name, value in items.items()}
+            {name: typed_value(value, kinds.get(name)) for name, value in items.items()}
         )
 
 
@@ -340,11 +338,11 @@ class StreamMessage(JmsMessage):
         meta.body = "".join(kind for kind, _ in self.items) or None
         return msgspec.json.encode([_plain_value(item) for item in self.items])
 
-    def _read(self, meta: MessageMeta, data: bytes) -> None:
+    def read_body(self, meta: MessageMeta, data: bytes) -> None:
         kinds = meta.body if isinstance(meta.body, str) else ""
         items = _json(data, list[Any])
         self.items = [
-            _typed_value(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(items)
+            typed_value(value, kinds[at] if at < len(kinds) else None) for at, value in enumerate(items)
         ]
         self._next = 0
 
@@ -388,7 +386,7 @@ class ObjectMessage(JmsMessage):
                 f"an object message contains JSON values only: {error}"
             ) from error
 
-    def _read(self, meta: MessageMeta, data: bytes) -> None:
+    def read_body(self, meta: MessageMeta, data: bytes) -> None:
         self.content_type = meta.content_type or JSON
         if self.content_type == JSON:
             self._value = _json(data, Any)
@@ -396,114 +394,10 @@ class ObjectMessage(JmsMessage):
             self.serialized = data
 
 
-_TYPES: Final[dict[str, type[JmsMessage]]] = {
+TYPES: Final[dict[str, type[JmsMessage]]] = {
     kind.kind: kind
     for kind in (JmsMessage, TextMessage, BytesMessage, MapMessage, StreamMessage, ObjectMessage)
 }
-
-
-def message_from_meta(
-    meta: MessageMeta, data: bytes, destination: destinations.Destination | None = None
-) -> JmsMessage:
-    """Build a message from its header and payload. Raises a `MusterError` if they are inconsistent."""
-    try:
-        return _rebuild(meta, data, destination)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise message_errors.FormatError(f"the header {HEADER} does not match the body: {error}") from error
-
-
-def unreadable(meta: MessageMeta) -> MessageMeta:
-    """A header for a message that `message_from_meta` rejects, so that it can still be inspected: its body is
-    bytes.
-    """
-    return MessageMeta(
-        message_id=meta.message_id,
-        timestamp_ms=meta.timestamp_ms,
-        persistent=meta.persistent,
-        properties=meta.properties,
-    )
-
-
-def _rebuild(meta: MessageMeta, data: bytes, destination: destinations.Destination | None) -> JmsMessage:
-    message = _read_body(meta, data)
-    message.frozen = True
-    message.message_id = meta.message_id
-    message.timestamp_ms = meta.timestamp_ms
-    message.persistent = meta.persistent
-    message.origin = meta.origin
-    if meta.destination is not None:
-        destination = destinations.Destination.parse(meta.destination)
-    message.destination = destination
-    if meta.priority != DEFAULT_PRIORITY:
-        message.priority = meta.priority
-    if meta.correlation_id is not None:
-        message.correlation_id = meta.correlation_id
-    if meta.reply_to is not None:
-        message.reply_to = destinations.Destination.parse(meta.reply_to)
-    if meta.type is not None:
-        message.type = meta.type
-    if meta.expiration_ms:
-        message.expiration_ms = meta.expiration_ms
-    if meta.delivery_time_ms:
-        message.delivery_time_ms = meta.delivery_time_ms
-    if meta.amqp is not None:
-        message.amqp = meta.amqp
-    if meta.properties:
-        kinds = meta.kinds
-        typed = {name: _typed_value(value, kinds.get(name)) for name, value in meta.properties.items()}
-        message.properties = values.Properties.received(typed | message.properties.typed)
-    return message
-
-
-def _read_body(meta: MessageMeta, data: bytes) -> JmsMessage:
-    if meta.large is not None and not data:
-        unloaded = JmsMessage.__new__(JmsMessage)
-        unloaded.unloaded = meta
-        return unloaded
-    if meta.kind == AMQP_SECTIONS:
-        from muster.message.amqp_format import message_codec  # imports this module, and is rarely needed
-
-        message = message_codec.translate(meta.amqp or AMQP_SECTIONS, data)
-        message.properties.frozen = True
-        return message
-    kind = _TYPES.get(meta.kind)
-    if kind is None:
-        raise message_errors.FormatError(f"unknown message type {meta.kind!r}")
-    message = kind.__new__(kind)
-    message._read(meta, data)
-    return message
-
-
-def from_plain(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
-    """The header of a message that was published by a client without JMS."""
-    try:
-        data.decode()
-        kind = "t"
-    except UnicodeDecodeError:
-        kind = "b"
-    properties: dict[str, Any] = {}
-    for name, value in headers.items():
-        try:
-            values.Properties().check_name(name)
-        except errors.InvalidInput:
-            continue
-        properties[name] = value
-    return MessageMeta(kind=kind, properties=properties)
-
-
-def meta_of(data: bytes, headers: Mapping[str, str]) -> MessageMeta:
-    """The header of any message on the bus."""
-    raw = headers.get(HEADER)
-    return from_plain(data, headers) if raw is None else decode_meta_header(data, raw)
-
-
-def decode_meta_header(data: bytes, raw: str) -> MessageMeta:
-    """Decode the content of the header `HEADER`."""
-    if raw.startswith(FOREIGN):
-        from muster.message.amqp_format import message_codec  # imports this module, and is rarely needed
-
-        return message_codec.decode_foreign_meta(raw, data, time.time_ns() // 1_000_000)
-    return decode_meta(raw)
 
 
 # -- values in JSON ----------------------------------------------------------------------------------------
@@ -528,7 +422,7 @@ def _plain(items: Iterable[tuple[str, values.TypedValue]]) -> tuple[dict[str, An
     return plain, kinds
 
 
-def _typed_value(value: Any, kind: str | None) -> values.TypedValue:
+def typed_value(value: Any, kind: str | None) -> values.TypedValue:
     if kind is None:
         return values.TypedValue(values.infer_type(value), value)
     java_type = values.JavaType(kind)

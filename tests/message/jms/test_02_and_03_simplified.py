@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from muster.core import errors
-from muster.message import destinations, messages, protocol, values
+from muster.message import codec, destinations, messages, protocol, values
 from muster.message import errors as message_errors
 from muster.message.client import api, consumers, flow_control
 from muster.message.dispatcher import leadership
@@ -54,7 +54,7 @@ async def test_8_2_receive_body_of_another_type_leaves_the_message(
 
 
 def _received(message: messages.JmsMessage) -> messages.JmsMessage:
-    return messages.message_from_meta(*message.meta())
+    return codec.message_from_meta(*message.meta())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors
-from muster.message import destinations, messages, selectors, values
+from muster.message import codec, destinations, messages, selectors, values
 from muster.message import errors as message_errors
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
@@ -41,7 +41,7 @@ READABLE = {
 
 def _travelled(message: messages.JmsMessage) -> messages.JmsMessage:
     meta, data = message.meta()
-    return messages.message_from_meta(messages.decode_meta(messages.encode_meta(meta)), data)
+    return codec.message_from_meta(messages.decode_meta(messages.encode_meta(meta)), data)
 
 
 @pytest.mark.parametrize("kind", SAMPLES)

@@ -32,7 +32,7 @@ from muster.core.telemetry import log, metrics
 from muster.manage import protocol
 from muster.manage.adapters import base
 from muster.manage.agent import agent
-from muster.manage.direct import links
+from muster.manage.direct import endpoint as direct_endpoints
 from muster.manage.manager import manager
 from muster.manage.registry import endpoint
 from muster.store import api as store_api
@@ -134,7 +134,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                         supervisor.loop("certificate", functools.partial(certificates.keep_current, served))
                         stack.push_async_callback(supervisor.close)
                     check = DirectLinkAuthenticator(pathlib.Path(task.keys))
-                    direct_endpoint = links.DirectEndpoint(
+                    direct_endpoint = direct_endpoints.DirectEndpoint(
                         bus, check, host=task.host, port=task.direct_port, tls=tls
                     )
                     transport = (await stack.enter_async_context(direct_endpoint)).transport

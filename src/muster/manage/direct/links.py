@@ -3,8 +3,8 @@
 After section 3.4 of the paper: a resource that no firewall hides does not need a broker, at the cost of a
 connection to each manager. The messages are those of `protocol`, in frames (`DirectLink`); epochs fence as
 usual. The agent connects to every configured manager, because any of them may own its resources
-(`AgentLinks`). A manager listens (`DirectEndpoint`) and serves both links and bus; it forwards the agent's
-requests to the registry (its hello, a secret).
+(`AgentLinks`). A manager listens (`endpoint.DirectEndpoint`) and serves both links and bus; it forwards the
+agent's requests to the registry (its hello, a secret).
 
 An agent authenticates as it does to a broker: it signs a challenge with its key and presents its signed
 document.
@@ -16,44 +16,21 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import secrets
 import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, Self
 
-import msgspec
-
 from muster.bus import api, subject_patterns
 from muster.core import errors, subjects
 from muster.core.telemetry import log
-from muster.manage import protocol
+from muster.manage.direct import frames
 from muster.supervision import tasks
 
 events = log.EventLog("manage")
 
-FRAME_BYTES_MAX = 4 << 20
 UNSENT_BYTES_MAX = 8 << 20
-HANDSHAKE_S = 5.0
 RECONNECT_S = 0.5
 REPLY = "direct"
-
-
-class LinkChallenge(msgspec.Struct, frozen=True):
-    nonce: str
-    manager: str
-
-
-class LinkProof(msgspec.Struct, frozen=True):
-    jwt: str
-    signature: bytes
-
-
-class DirectFrame(msgspec.Struct, frozen=True, array_like=True):
-    """``reply`` names a request; the ``subject`` of its reply frame is that name."""
-
-    subject: str
-    reply: str
-    data: bytes
 
 
 class DirectMessage:
@@ -62,7 +39,7 @@ class DirectMessage:
     headers: ClassVar[api.Headers] = {}
     trace = None
 
-    def __init__(self, frame: DirectFrame, link: DirectLink) -> None:
+    def __init__(self, frame: frames.DirectFrame, link: DirectLink) -> None:
         self.subject = frame.subject
         self.data = frame.data
         self.reply = f"{subjects.reply_prefix(frame.subject)}{frame.reply}" if frame.reply else None
@@ -80,7 +57,7 @@ class DirectMessage:
         if not self._frame.reply:
             raise errors.InvalidInput("the message expects no reply")
         with contextlib.suppress(errors.Unavailable):
-            self._link.send(DirectFrame(self._frame.reply, "", data))
+            self._link.send(frames.DirectFrame(self._frame.reply, "", data))
         return True
 
 
@@ -97,13 +74,13 @@ class DirectLink:
         self._numbers = itertools.count(1)
         self._pending: dict[str, asyncio.Future[DirectMessage]] = {}
 
-    def send(self, frame: DirectFrame) -> None:
+    def send(self, frame: frames.DirectFrame) -> None:
         transport = self._writer.transport
         if transport.is_closing():
             raise errors.NotConnected(f"the link between {self.identity} and {self.manager} is closed")
         if transport.get_write_buffer_size() > UNSENT_BYTES_MAX:
             raise errors.Overloaded(f"{self.identity} does not read its messages")
-        _write(self._writer, frame)
+        frames.write(self._writer, frame)
 
     async def request(self, subject: str, data: bytes, timeout_s: float) -> DirectMessage:
         """Raises `errors.TimedOut` also if the link fails: the request may have been executed."""
@@ -111,7 +88,7 @@ class DirectLink:
         answer: asyncio.Future[DirectMessage] = asyncio.get_running_loop().create_future()
         self._pending[name] = answer
         try:
-            self.send(DirectFrame(subject, name, data))
+            self.send(frames.DirectFrame(subject, name, data))
             async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
@@ -123,7 +100,7 @@ class DirectLink:
         """Receive frames until the link fails."""
         try:
             while True:
-                frame = await _read(self._reader, DirectFrame)
+                frame = await frames.read(self._reader, frames.DirectFrame)
                 message = DirectMessage(frame, self)
                 pending = self._pending.get(frame.subject)
                 if pending is None:
@@ -146,22 +123,7 @@ async def _as_coroutine(work: Awaitable[None]) -> None:
     await work
 
 
-def _write(writer: asyncio.StreamWriter, value: msgspec.Struct) -> None:
-    data = msgspec.msgpack.encode(value)
-    writer.write(len(data).to_bytes(4, "big") + data)
-
-
-async def _read(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
-    size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > FRAME_BYTES_MAX:
-        raise errors.InvalidInput(f"a frame of {size} bytes exceeds the limit")
-    try:
-        return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise errors.InvalidInput(f"not a frame: {error}") from error
-
-
-class _SubjectHandlers:
+class SubjectHandlers:
     """Handlers by subject pattern."""
 
     def __init__(self, supervisor: tasks.TaskSupervisor) -> None:
@@ -206,7 +168,7 @@ class AgentLinks:
         self._addresses = list(addresses)
         self._tls = tls
         self._tasks = tasks.TaskSupervisor(f"links of {self.identity}")
-        self._handlers = _SubjectHandlers(self._tasks)
+        self._handlers = SubjectHandlers(self._tasks)
 
     async def __aenter__(self) -> Self:
         for address in self._addresses:
@@ -217,7 +179,7 @@ class AgentLinks:
         await self._tasks.close()
 
     async def publish(self, subject: str, data: bytes) -> None:
-        self._link_for(subject).send(DirectFrame(subject, "", data))
+        self._link_for(subject).send(frames.DirectFrame(subject, "", data))
 
     async def request(
         self, subject: str, data: bytes, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
@@ -252,12 +214,14 @@ class AgentLinks:
 
     async def _connect(self, address: str) -> DirectLink:
         host, _, port = address.rpartition(":")
-        async with asyncio.timeout(HANDSHAKE_S):
+        async with asyncio.timeout(frames.HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=self._tls)
             try:
-                challenge: LinkChallenge = await _read(reader, LinkChallenge)
-                _write(writer, LinkProof(self._creds.user_jwt, self._creds.answer(challenge.nonce)))
-                welcome: DirectFrame = await _read(reader, DirectFrame)
+                challenge: frames.LinkChallenge = await frames.read(reader, frames.LinkChallenge)
+                frames.write(
+                    writer, frames.LinkProof(self._creds.user_jwt, self._creds.answer(challenge.nonce))
+                )
+                welcome: frames.DirectFrame = await frames.read(reader, frames.DirectFrame)
             except BaseException:
                 writer.close()
                 raise
@@ -273,136 +237,3 @@ def _names_manager(subject: str) -> bool:
 
 def _discard(_: object) -> None:
     pass
-
-
-# Manager side
-
-
-#: Requests of an agent to the registry, and the suffix of the forwarded subject.
-_FORWARDED: dict[str, tuple[str, ...]] = {
-    protocol.HELLO: (),
-    f"request.{protocol.SECRET}": (protocol.SECRET,),
-}
-
-#: From an agent's document, a challenge and its signature to the agent's identity; raises `core.errors`.
-Check = Callable[[str, str, bytes], Awaitable[str]]
-
-
-class DirectEndpoint:
-    """Accepts links of agents; ``transport`` is the manager's bus, which uses a link if there is one."""
-
-    def __init__(
-        self,
-        bus: api.Bus,
-        check: Check,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self.links: dict[str, DirectLink] = {}  # by agent
-        self.transport = ManagerTransport(bus, self)
-        self._bus = bus
-        self._check = check
-        self._listen = (host, port, tls)
-        self._tasks = tasks.TaskSupervisor(f"direct links of {bus.identity}")
-        self._handlers = _SubjectHandlers(self._tasks)
-        self._server: asyncio.Server | None = None
-
-    async def __aenter__(self) -> Self:
-        host, port, tls = self._listen
-        self._server = await asyncio.start_server(self._begin, host, port, ssl=tls)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._server is not None
-        self._server.close()
-        await self._tasks.close()
-
-    @property
-    def port(self) -> int:
-        assert self._server is not None
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
-
-    def listen(self, subject: str, handler: api.Handler) -> None:
-        self._handlers.add(subject, handler)
-
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._tasks.spawn("link", self._serve(reader, writer))
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                challenge = LinkChallenge(secrets.token_urlsafe(16), self._bus.identity)
-                _write(writer, challenge)
-                proof: LinkProof = await _read(reader, LinkProof)
-                identity = await self._check(proof.jwt, challenge.nonce, proof.signature)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, errors.MusterError) as error:
-            events.warning("link-rejected", error=error)
-            writer.close()
-            return
-        link = self.links[identity] = DirectLink(reader, writer, identity, self._bus.identity)
-        recheck = functools.partial(self._check, proof.jwt, challenge.nonce, proof.signature)
-        link.send(DirectFrame(identity, "", b""))
-        events.info("link-open", agent=identity)
-        try:
-            await link.run(lambda message: self._receive(link, message, recheck))
-        finally:
-            if self.links.get(identity) is link:
-                del self.links[identity]
-
-    def _receive(
-        self, link: DirectLink, message: DirectMessage, recheck: Callable[[], Awaitable[str]]
-    ) -> None:
-        """An agent may only use its own subjects of the management service."""
-        identity = link.identity
-        if not message.subject.startswith(subjects.from_identity(protocol.PART, identity, "")):
-            events.warning("link-forged-subject", agent=identity, subject=message.subject[:200])
-            return
-        forwarded = _FORWARDED.get(message.subject.split(".", 4)[4])
-        if forwarded is not None:
-            subject = protocol.vouch_subject(self._bus.identity, identity, *forwarded)
-            self._tasks.spawn("request", self._forward(link, message, subject, recheck))
-        else:
-            self._handlers.dispatch(message)
-
-    async def _forward(
-        self, link: DirectLink, message: DirectMessage, subject: str, recheck: Callable[[], Awaitable[str]]
-    ) -> None:
-        """Forward a request, and check that the agent is still authorized: it announces itself
-        periodically.
-        """
-        try:
-            await recheck()
-        except errors.MusterError as error:
-            events.warning("link-closed", agent=link.identity, error=error)
-            link.close()
-            return
-        with contextlib.suppress(errors.Unavailable, errors.InvalidInput):
-            answer = await self._bus.request(subject, message.data)
-            await message.respond(answer.data)
-
-
-class ManagerTransport:
-    """The manager's bus, with links where they exist; everything else is passed to the bus."""
-
-    def __init__(self, bus: api.Bus, endpoint: DirectEndpoint) -> None:
-        self._bus = bus
-        self._endpoint = endpoint
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def subscribe(self, subject: str, **options: Any) -> api.Subscription:
-        self._endpoint.listen(subject, options["handler"])
-        return await self._bus.subscribe(subject, **options)
-
-    async def request(
-        self, subject: str, data: bytes, *, timeout_s: float = api.DEFAULT_TIMEOUT_S, **options: Any
-    ) -> api.Message:
-        tokens = subject.split(".", 4)
-        link = self._endpoint.links.get(tokens[3]) if tokens[2] == "to" else None
-        if link is not None:
-            return await link.request(subject, data, timeout_s)
-        return await self._bus.request(subject, data, timeout_s=timeout_s, **options)

@@ -24,8 +24,7 @@ from muster.bus.rpc import request_audit, requests, server
 from muster.core import backoff, errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
-from muster.manage import secrets as manage_secrets
-from muster.manage.registry import assignments, handlers, record_store
+from muster.manage.registry import assignments, handlers, record_store, secret_store
 from muster.store import api as store_api
 from muster.store import database, transactions
 from muster.supervision import tasks
@@ -57,7 +56,7 @@ class RegistryEndpoint:
         manager_ttl_s: float = MANAGER_TTL_S,
         authorize: Authorize = allow_all,
         replicas: int = 1,
-        open_key: manage_secrets.OpenKey | None = None,
+        open_key: secret_store.OpenKey | None = None,
     ) -> None:
         """``open_key`` reads the key of the secrets; without it, no secrets are stored."""
         self.name = bus.identity

@@ -20,7 +20,6 @@ import msgspec
 from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.manage import operation_results, protocol, rows
-from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
 from muster.manage.registry import (
     agent_selection,
@@ -28,6 +27,7 @@ from muster.manage.registry import (
     record_store,
     rollout,
     rollout_executor,
+    secret_store,
     views,
 )
 from muster.manage.registry import operations as registry_operations
@@ -52,11 +52,11 @@ EXEC_MAX = 500  # resources of one exec: each result has a share of the message
 
 class RegistryHandlers:
     def __init__(
-        self, registry: endpoint.RegistryEndpoint, open_key: manage_secrets.OpenKey | None = None
+        self, registry: endpoint.RegistryEndpoint, open_key: secret_store.OpenKey | None = None
     ) -> None:
         self._registry = registry
         self.rollouts = rollout_executor.RolloutExecutor(registry)
-        self._secret_store = manage_secrets.SecretStore(registry, open_key)
+        self._secret_store = secret_store.SecretStore(registry, open_key)
 
     def operations(self) -> list[server.RpcOperation]:
         """An RPC operation for each verb; the parameters of its method are its arguments.

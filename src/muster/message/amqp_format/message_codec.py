@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from muster.message import destinations, errors, messages, values
+from muster.message import codec, destinations, errors, messages, values
 from muster.message.amqp_format import amqp_types, fast_path, sections
 from muster.message.amqp_format import bodies as bodies_
 
@@ -297,7 +297,7 @@ def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: in
     priority = min(max(meta.priority, 0), 9)
     if not meta.amqp:
         header = _header(meta.persistent, priority, deliveries, left_ms)
-        return header + _sections(messages.message_from_meta(meta, data))
+        return header + _sections(codec.message_from_meta(meta, data))
     form, stored = meta.amqp[0], base64.b64decode(meta.amqp[1:])
     if stored[:3] == _HEADER:
         sent = _Fields(amqp_types.fields(stored, 3))

@@ -25,7 +25,7 @@ from typing import Any, Self
 from muster import connection as muster_connection
 from muster.bus import api
 from muster.core import errors
-from muster.message import destinations, messages, protocol, selectors
+from muster.message import codec, destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.client import bodies, consumers, producers
 from muster.message.client import dispatcher_connection as connection_
@@ -212,10 +212,10 @@ class Session:
             for delivery in page.messages:
                 meta = messages.decode_meta(delivery.meta)
                 try:
-                    message = messages.message_from_meta(meta, delivery.data, queue)
+                    message = codec.message_from_meta(meta, delivery.data, queue)
                     message = await bodies.load(self.connection, message)
                 except (errors.NotFound, errors.InvalidInput):
-                    message = messages.message_from_meta(messages.unreadable(meta), delivery.data, queue)
+                    message = codec.message_from_meta(codec.unreadable(meta), delivery.data, queue)
                 yield message
             after = page.continue_after
             if not after:

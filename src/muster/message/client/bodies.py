@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from muster.message import messages, protocol
+from muster.message import codec, messages, protocol
 
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection as connection_
@@ -76,6 +76,6 @@ async def load(
     if meta is None or meta.large is None:
         return unloaded
     data = b"".join([chunk async for chunk in download(connection, meta.large)])
-    loaded = messages.message_from_meta(msgspec.structs.replace(meta, large=None), data, unloaded.destination)
+    loaded = codec.message_from_meta(msgspec.structs.replace(meta, large=None), data, unloaded.destination)
     loaded.delivery_count, loaded.redelivered = unloaded.delivery_count, unloaded.redelivered
     return loaded

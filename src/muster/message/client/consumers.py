@@ -17,7 +17,7 @@ import msgspec
 
 from muster.core import errors
 from muster.core.telemetry import log
-from muster.message import destinations, messages, protocol, selectors
+from muster.message import codec, destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.client import bodies, flow_control, topic_listeners
 from muster.message.client import dispatcher_connection as connection_
@@ -329,7 +329,7 @@ class TopicConsumer(Consumer):
                 self._bytes -= self._arrived.popleft().sequence
                 self.dropped += 1
         try:
-            message = messages.message_from_meta(meta, data)
+            message = codec.message_from_meta(meta, data)
         except errors.MusterError:
             self.malformed += 1
             return
@@ -415,13 +415,13 @@ class DispatchedConsumer(Consumer):
             return  # a new dispatcher repeats a message that the application has
         meta = messages.decode_meta(delivery.meta)
         try:
-            message = messages.message_from_meta(meta, delivery.data, self.destination)
+            message = codec.message_from_meta(meta, delivery.data, self.destination)
         except errors.MusterError as error:
             if self.destination != destinations.queue(destinations.DEAD_LETTERS):
                 self.session.connection.spawn(self._reject(delivery, error.message))
                 self._spend()
                 return
-            message = messages.message_from_meta(messages.unreadable(meta), delivery.data, self.destination)
+            message = codec.message_from_meta(codec.unreadable(meta), delivery.data, self.destination)
         message.delivery_count = delivery.count + 1
         message.redelivered = delivery.count > 0
         self._put(ReceivedDelivery(message, self, delivery.key, delivery.sequence))

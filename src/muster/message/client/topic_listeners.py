@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 from muster.bus import api
 from muster.core import errors, topics
-from muster.message import destinations, messages
+from muster.message import codec, destinations, messages
 from muster.message.dispatcher.log import ledger
 
 
@@ -31,9 +31,9 @@ class TopicMessage:
             message = self.message
             raw = message.header(messages.HEADER)
             if raw is None:
-                meta = messages.from_plain(message.data, message.headers)
+                meta = codec.from_plain(message.data, message.headers)
             else:
-                meta = messages.decode_meta_header(message.data, raw)
+                meta = codec.decode_meta_header(message.data, raw)
             self._meta = meta
             if meta.destination is None:
                 meta.destination = str(destinations.from_subject(message.subject))

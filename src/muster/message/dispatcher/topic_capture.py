@@ -8,7 +8,7 @@ import functools
 from muster.bus import api
 from muster.core import errors, subjects, topics
 from muster.core.telemetry import log
-from muster.message import destinations, messages, protocol
+from muster.message import codec, destinations, messages, protocol
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal
 
@@ -47,7 +47,7 @@ class TopicCapture:
             return
         try:
             topic = topics.Topic.from_subject(message.subject)
-            meta = messages.meta_of(message.data, message.headers)
+            meta = codec.meta_of(message.data, message.headers)
         except errors.MusterError:
             self.dropped += 1
             return

@@ -20,7 +20,7 @@ from muster.inform import rows as inform_rows
 from muster.inform import service_entries
 from muster.manage import client as manage_client
 from muster.manage import rows as manage_rows
-from muster.message import destinations
+from muster.message import codec, destinations
 from muster.message import messages as jms
 from muster.message import protocol as message_protocol
 from muster.message import rows as message_rows
@@ -518,9 +518,9 @@ async def _call_partition(
 def _browsed(delivery: message_protocol.MessageDelivery, queue: str) -> rows_.BrowsedMessage:
     meta, place = jms.decode_meta(delivery.meta), destinations.queue(queue)
     try:
-        message = jms.message_from_meta(meta, delivery.data, place)
+        message = codec.message_from_meta(meta, delivery.data, place)
     except errors.MusterError:  # an unreadable message must not hide the others
-        message = jms.message_from_meta(jms.unreadable(meta), delivery.data, place)
+        message = codec.message_from_meta(codec.unreadable(meta), delivery.data, place)
     return rows_.BrowsedMessage(sequence=delivery.sequence, **message_rows.fields(message))
 
 

@@ -18,7 +18,7 @@ import proton
 
 from muster.core import errors
 from muster.gateways.amqp.protocol import engine
-from muster.message import destinations, messages, protocol
+from muster.message import codec, destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.amqp_format import message_codec
 from muster.message.client import bodies, dispatcher_connection
@@ -46,7 +46,7 @@ def _encoded(
     except errors.MusterError:
         if not fallback_to_bytes:
             raise
-        return message_codec.encode(messages.unreadable(meta), delivery.data, delivery.count, now_ms())
+        return message_codec.encode(codec.unreadable(meta), delivery.data, delivery.count, now_ms())
 
 
 class OutgoingLink:
@@ -221,7 +221,7 @@ class DispatcherLink(OutgoingLink):
             await jms.notify(protocol.ReleaseMessages(jms.name, {key: [number]}, counted=False))
         except (errors.NotFound, message_errors.FormatError) as error:
             if key == _DEAD_LETTERS and self.link.credit > 0:  # so that it can be inspected and removed
-                rest = message_codec.encode(messages.unreadable(data.meta), b"", 0, now_ms())
+                rest = message_codec.encode(codec.unreadable(data.meta), b"", 0, now_ms())
                 self.connection.outcomes.transmit(self, rest, key, number)
             else:
                 await jms.notify(protocol.ReleaseMessages(jms.name, {key: [number]}, reason=error.message))

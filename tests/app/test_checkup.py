@@ -18,8 +18,11 @@ import pytest
 from muster.app import domain, home, identities
 from muster.app import settings as app_settings
 from muster.app.operations import doctor
-from muster.core import errors
+from muster.bus.http import health as http_health
+from muster.bus.http import server as http_server
+from muster.core import errors, health
 from muster.core.settings import loader
+from muster.core.telemetry import metrics
 from tests.cli import driver
 
 
@@ -228,3 +231,33 @@ async def test_a_check_that_trips_does_not_hide_the_others(place: home.Home, mon
     assert seen["broken"].state == doctor.FAULT
     assert seen["python"].state == doctor.OK
     assert asyncio.iscoroutinefunction(doctor.python)
+
+
+async def test_each_process_is_asked_whether_it_is_ready(place: home.Home):
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    target, pages = doctor.doctor_target(place, loaded), home.DomainFolder(loaded.domain.folder).pages
+    assert await doctor.processes(target) == (doctor.OK, "0 of 0 are ready", "")
+    conditions = {"bus": http_health.HealthReport()}
+    settings = msgspec.structs.replace(loaded.health, port=0)
+    async with http_health.serve_process(
+        settings,
+        process="manager-1",
+        conditions=lambda: conditions,
+        metrics=metrics.Metrics(),
+        folder=pages,
+    ):
+        assert await doctor.processes(target) == (doctor.OK, "1 of 1 are ready", "")
+        conditions["bus"] = http_health.HealthReport(health.HealthState.DOWN, "the connection is closed")
+        state, words, advice = await doctor.processes(target)
+        assert (state, words) == (
+            doctor.FAULT,
+            f"manager-1 (pid {os.getpid()}) is not ready: bus down the connection is closed",
+        )
+        assert "log" in advice
+        conditions["bus"] = http_health.HealthReport()
+        ended = await http_server.serve({}, "127.0.0.1", 0)
+        await ended.close()
+        http_health.advertise(pages, "agent-local", ended)
+        state, words, _ = await doctor.processes(target)
+        assert state == doctor.FAULT
+        assert words.startswith(f"agent-local (pid {os.getpid()}) does not reply: ")

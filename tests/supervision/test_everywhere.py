@@ -10,22 +10,31 @@ import asyncio
 import contextlib
 import fnmatch
 import sys
+import types
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from muster.app import domain
+from muster.app import domain, service_manager
 from muster.app import settings as app_settings
+from muster.bus import leases
 from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.core.settings import loader
 from muster.gateways import udp
+from muster.gateways.soap import asgi
+from muster.gateways.soap import server as soap_server
+from muster.manage.direct import links
 from muster.message import destinations
 from muster.message.client import api as client_api
+from muster.pipeline import settings as pipeline_settings
+from muster.pipeline.job import service
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
+from muster.trust import certificates
 from muster.trust.login import password_checker, passwords
 from muster.trust.permissions import roles
 from muster.web.data import bus_feed
@@ -127,34 +136,25 @@ def _outer(function: str) -> str:
 
 #: Loops that are not started here, by file and name, with the reason. They have the same supervisor.
 NOT_STARTED = {
-    "app/certificates.py: check": "needs TLS",
-    "app/components/locator.py: certificate": "needs TLS",
-    "app/export/syslog_export.py: syslog": "needs a collector",
     "app/policy/reactions.py: commands of *": "needs managed resources",
-    "app/policy/reactions.py: reactions": "needs managed resources",
-    "app/service_manager.py: reports": "needs systemd",
     "app/supervisor/dispatcher_process.py: leadership": "in a process of its own",
-    "app/supervisor/domain_tree.py: heartbeat": "needs a parent process",
     "app/supervisor/server_process.py: input": "in a process of its own",
     "app/supervisor/worker.py: certificate": "needs TLS",
-    "bus/leases.py: watch": "ends when the lease is gained",
     "cli/messages/gateway.py: certificate": "needs TLS",
     "cli/monitoring/simulate.py: commands": "in a process of its own",
-    "gateways/soap/server.py: certificate": "needs TLS",
     "manage/adapters/broker.py: ring": "needs a ring of brokers",
     "manage/adapters/broker.py: trust": "needs the keys of a domain",
     "manage/adapters/spark.py: progress": "needs Spark",
     "manage/adapters/systemd.py: watch": "needs systemd",
-    "manage/direct/links.py: link *": "needs credentials",
     "pipeline/job/main.py: input": "in a process of its own",
-    "pipeline/job/service.py: clock": "needs Spark",
     "pipeline/job/service.py: maintenance": "needs Spark",
-    "pipeline/job/service.py: notifications": "needs Spark",
-    "pipeline/job/service.py: tick": "needs Spark",
     "store/database.py: notifications": "needs PostgreSQL",
     "web/server.py: certificate": "needs TLS",
     "web/server.py: source": "in a process of its own",
 }
+
+
+WATCH = "bus/leases.py: watch"  # ends when the lease is gained
 
 
 def _loops_in_source() -> set[str]:
@@ -206,9 +206,9 @@ def started(monkeypatch) -> dict[str, list[Started]]:
     return loops
 
 
-async def fail_each(started: dict[str, list[Started]]) -> None:
+async def fail_each(started: dict[str, list[Started]], without: Collection[str] = (WATCH,)) -> None:
     """Fail a run of each loop; a loop that is declared fatal is started again by its owner."""
-    for key in sorted(set(started) - set(NOT_STARTED)):
+    for key in sorted(set(started) - set(NOT_STARTED) - set(without)):
 
         def running(key: str = key) -> Started | None:
             live = [loop for loop in started[key] if loop.name in loop.supervisor._runs]
@@ -234,9 +234,15 @@ async def fail_each(started: dict[str, list[Started]]) -> None:
 async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_by_a_restart(
     tmp_path, started, caplog
 ):
-    rules = tmp_path / "responses.yaml"
+    rules, reactions = tmp_path / "responses.yaml", tmp_path / "reactions.yaml"
     rules.write_text("responses: []\n")
+    reactions.write_text("reactions: []\n")
     flags = {
+        "bus.tls": "on",
+        "bus.locator": True,
+        "syslog.url": "udp://127.0.0.1:9",
+        "reactions.rules": str(reactions),
+        "manage.parent": "127.0.0.1:9",
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
         "web.enabled": False,
@@ -257,7 +263,7 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         measured = await http_client.get(f"{running.running.health_url}/metrics")
         assert 'muster_task_failures_total{owner="dispatcher",task="journal"}' in measured.body.decode()
     assert "task-failed" in caplog.text
-    covered.update(set(started) - {"bus/leases.py: watch"})
+    covered.update(set(started) - {WATCH})
 
 
 def _shown_in_pages(answer: server.HttpResponse) -> None:
@@ -285,7 +291,7 @@ resources:
         await fail_each(started)
         for name in ("sleeper", "site"):
             await fleet.client.wait(name, "up", timeout_s=30)
-    covered.update(set(started) - {"bus/leases.py: watch"})
+    covered.update(set(started) - {WATCH})
 
 
 async def test_a_failure_of_each_loop_of_a_gateway_and_a_dashboard_is_followed_by_a_restart(
@@ -314,7 +320,42 @@ async def test_a_failure_of_each_loop_of_a_gateway_and_a_dashboard_is_followed_b
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-    covered.update(set(started) - {"bus/leases.py: watch"})
+    covered.update(set(started) - {WATCH})
+
+
+@pytest.mark.may_block(reason="certificates are files")
+async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart(
+    broker, connect, started, tmp_path
+):
+    """Loops of parts that the tests above do not start: a few seconds without their peers are enough."""
+    authority = certificates.CertificateStore.create(tmp_path / "ca", "north", lifetime_s=3600)
+    authority.ensure("soap", ["127.0.0.1"])
+    pem = str(authority.pair("soap").path)
+    systemd = {"NOTIFY_SOCKET": str(tmp_path / "systemd"), "WATCHDOG_USEC": "3000000"}
+    bus = await connect("pipeline")
+    async with contextlib.AsyncExitStack() as stack:
+        for part in (
+            service_manager.ServiceManager(systemd).reporting(),
+            links.AgentLinks(types.SimpleNamespace(identity="host-a"), ["127.0.0.1:9"]),
+            soap_server.SoapServer(asgi.SoapApplication({}), certificate=pem, key=pem),
+        ):
+            await stack.enter_async_context(part)
+        first = await stack.enter_async_context(await leases.Leases.open(await connect("first")))
+        second = await stack.enter_async_context(await leases.Leases.open(await connect("second")))
+        held = await first.acquire("leader")
+        paths = service.PipelinePaths(tmp_path, (broker.url,))
+        pipeline = await asyncio.to_thread(
+            service.PipelineService, bus, pipeline_settings.PipelineSettings(), paths
+        )
+        running = asyncio.create_task(pipeline.run())  # it waits for a stream, before it starts Spark
+        waiting = asyncio.create_task(second.acquire("leader"))
+        await eventually(lambda: len(started.get(WATCH, ())) == 2, what="the second waits")
+        await fail_each(started, without=())
+        await held.release()
+        await (await waiting).release()
+        pipeline.stop()
+        await running
+    covered.update(started)
 
 
 covered: set[str] = set()

@@ -435,10 +435,11 @@ def test_two_rows_that_are_too_large_together_go_apart_and_one_row_goes_whatever
     give(channel, *(node(f"m{number}") for number in range(5)))
     assert [each.batch.num_rows for each in channel.flush(NOW_MS)] == [1] * 5
     two = reports_columns.to_batch([node("a"), node("b")])
-    fits = make(message_bytes=two.nbytes)
+    size = pa.ipc.get_record_batch_size(reports_columns.decode(arrow(batch=two))[0])
+    fits = make(message_bytes=size)
     fits.add_batch("x", arrow(batch=two), NOW_MS)
     assert [each.batch.num_rows for each in fits.flush(NOW_MS)] == [2]
-    halves = make(message_bytes=two.nbytes - 1)
+    halves = make(message_bytes=size - 1)
     halves.add_batch("x", arrow(batch=two), NOW_MS)
     assert [each.batch.num_rows for each in halves.flush(NOW_MS)] == [1, 1]
 

@@ -142,7 +142,10 @@ async def over_distances(folder: pathlib.Path, count: int) -> list[harness.Row]:
 async def _far(
     here: str, there: str, folder: pathlib.Path, count: int, distance_ms: float, column: int
 ) -> list[harness.Row]:
-    """What an access and an update at a remote primary take beyond the distance."""
+    """What an access and an update at a remote primary take beyond the distance.
+
+    With one broker, which is near, the primary is far from its log: an update crosses the distance twice.
+    """
     where = ("one broker", "two brokers")[column]
     async with inform_worlds.fleet(here, there, folder, 1, 1) as (node, caller):
         away = inform_client.InformClient(caller, node="b0")

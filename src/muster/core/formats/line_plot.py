@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 220, 64, 24, 10
+WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 720, 220, 88, 24, 24, 10
 COLOURS = ("#1769aa", "#c77700", "#2e7d32", "#ad1457", "#5e35b1", "#546e7a")
 
 Points = Sequence[tuple[float, float]]
@@ -43,7 +43,7 @@ def svg(
     floor = height - BOTTOM
 
     def x(value: float) -> float:
-        return LEFT + x_axis.share(value) * (WIDTH - LEFT - 10)
+        return LEFT + x_axis.share(value) * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
         return TOP + (floor - TOP) * (1 - y_axis.share(value))

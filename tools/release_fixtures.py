@@ -35,11 +35,10 @@ from muster.inform import client as inform_client
 from muster.manage import client as manage_client
 from muster.message import destinations
 from muster.message.client import api as message_api
-from muster.pipeline import settings as pipeline_settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.fleet import blocks, state
 from muster.pipeline.history import data_files, delta, tables
-from muster.pipeline.job import batch_commit, checkpoint_label, query
+from muster.pipeline.job import batch_commit, checkpoint_label, commit_state, driver_terms, query
 from muster.trust.permissions import roles
 from tools.reference import wire
 
@@ -149,17 +148,18 @@ def write_pipeline(settings: app_settings.Settings) -> None:
     """A history with one batch, and a checkpoint that has read it."""
     folder = settings.domain.folder
     checkpoint = settings.pipeline.checkpoint_root(folder)
-    label = checkpoint_label.open_(checkpoint, pipeline_settings.PipelineSettings())
+    label = checkpoint_label.open_(checkpoint)
     root = settings.pipeline.history_root(folder)
     rows = data_files.write(root, tables.NODES, _history_rows(), f"{label.run}-0")
     positions = {batch_commit.POSITIONS[columns.REPORTS_STREAM]: 1}
     delta.HistoryTable(root, tables.NODES).commit(rows.files, (label.run, 0), positions)
-    spark = pathlib.Path(checkpoint) / label.folder
+    driver_terms.begin(checkpoint, driver_terms.DriverTerm(epoch=1, run=label.run))
+    spark = pathlib.Path(driver_terms.folder_of(checkpoint, 1)) / driver_terms.SPARK
     for name, content in (("offsets", f'v1\n{{}}\n{{"{columns.REPORTS_STREAM}":1}}'), ("commits", "v1\n{}")):
         (spark / name).mkdir(parents=True)
         (spark / name / "0").write_text(content)
-    alerts = batch_commit.CommitState(tracker.AlertTrackerState(), batch=(label.run, 0), clock_ms=AT_MS)
-    (folder / "pipeline" / checkpoint_label.STATE_NAME).write_bytes(msgspec.json.encode(alerts))
+    alerts = commit_state.CommitState(tracker.AlertTrackerState(), batch=(label.run, 0), clock_ms=AT_MS)
+    commit_state.CommitStateStore(str(folder / "pipeline"), 1).save(alerts)
 
 
 def _history_rows() -> Any:

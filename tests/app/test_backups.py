@@ -22,7 +22,7 @@ from muster.bus import api
 from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core.settings import loader
-from muster.pipeline.job import checkpoint_label, state_copy
+from muster.pipeline.job import checkpoint_label, driver_terms, state_copy
 from muster.store import backup as store_backup
 from muster.store import database
 from muster.testing import postgres
@@ -117,6 +117,9 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
 
 # The pipeline's files
 
+SPARK = Path("drivers", "00000001", "spark")
+ALERTS = "alerts-00000001.json"
+
 
 def write_history(folder: Path) -> None:
     log = folder / "nodes" / "_delta_log"
@@ -129,16 +132,15 @@ def write_history(folder: Path) -> None:
 
 def write_pipeline(folder: Path) -> None:
     """The checkpoint and alert state of a pipeline that has completed batch 3 of the run r."""
+    driver_terms.begin(str(folder / "checkpoint"), driver_terms.DriverTerm(epoch=1, run="r"))
+    spark = folder / "checkpoint" / SPARK
     for name in ("offsets", "commits"):
-        (folder / "checkpoint" / "spark" / name).mkdir(parents=True)
-    for number in range(6):
-        (folder / "checkpoint" / "spark" / "offsets" / str(number)).write_text("v1")
-        (folder / "checkpoint" / "spark" / "commits" / str(number)).write_text("v1")
-    label = checkpoint_label.CheckpointLabel(
-        version=checkpoint_label.VERSION, run="r", shards=4, splits=2, partitions=2, window_s=10.0
-    )
+        (spark / name).mkdir(parents=True)
+        for number in range(6):
+            (spark / name / str(number)).write_text("v1")
+    label = checkpoint_label.CheckpointLabel(version=checkpoint_label.VERSION, run="r")
     (folder / "checkpoint" / checkpoint_label.LABEL).write_bytes(msgspec.json.encode(label))
-    (folder / checkpoint_label.STATE_NAME).write_text('{"batch":["r",3]}')
+    (folder / ALERTS).write_text('{"batch":["r",3]}')
 
 
 def names_below(folder: Path) -> set[str]:
@@ -159,9 +161,9 @@ async def test_history_and_checkpoint_are_restored_as_of_one_batch(place: home.H
         f"nodes/_delta_log/{0:020}.json",
         "nodes/day=2030-01-01/a.parquet",
     }
-    spark = restored / "pipeline" / "checkpoint" / "spark"
+    spark = restored / "pipeline" / "checkpoint" / SPARK
     assert names_below(spark) == {f"offsets/{n}" for n in range(4)} | {f"commits/{n}" for n in range(3)}
-    assert (restored / "pipeline" / checkpoint_label.STATE_NAME).read_text() == '{"batch":["r",3]}'
+    assert (restored / "pipeline" / ALERTS).read_text() == '{"batch":["r",3]}'
     assert state_copy.read_restored(restored) is None
 
 

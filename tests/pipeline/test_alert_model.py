@@ -31,7 +31,7 @@ class AlertMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.fleet = state.FleetState(PLAN)
         self.book = tracker.AlertTracker(PLAN.rules, forget_s=PLAN.forget_s)
-        self.judge = rollups.ScopeRuleEvaluator(PLAN.rules, rollups.Baselines(), WINDOW_MS)
+        self.judge = rollups.ScopeRuleEvaluator(PLAN.rules, rollups.Baselines())
         self.now_ms = T0
         self.message = 0  # its place in the stream
         self.number: dict[str, int] = {}  # of the last report of a machine

@@ -146,13 +146,15 @@ def test_plans_and_results_are_values_and_travel_as_lists():
     with pytest.raises(dataclasses.FrozenInstanceError):
         state.FleetStatePlan().top = 3  # type: ignore[misc]
     assert not hasattr(state.FleetStatePlan(), "__dict__")
-    each = state.ClosedWindow(scope="group", from_ms=1, names=["g"], known=[2], stale=[3], cells=[])
+    each = state.ClosedWindow(
+        scope="group", from_ms=1, width_ms=10, names=["g"], known=[2], stale=[3], cells=[]
+    )
     with pytest.raises(AttributeError):
         each.names = ["x"]  # type: ignore[misc]
-    assert msgspec.to_builtins(each) == ["group", 1, ["g"], [2], [3], [], False]
-    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0, 0, []]
+    assert msgspec.to_builtins(each) == ["group", 1, 10, ["g"], [2], [3], [], False]
+    assert msgspec.to_builtins(state.ShardOutput(7)) == [7, [], [], {}, 0, 0, 0, [], []]
     with pytest.raises(TypeError):
-        state.ClosedWindow("group", 1, ["g"], [2], [3], [])  # type: ignore[call-arg]
+        state.ClosedWindow("group", 1, 10, ["g"], [2], [3], [])  # type: ignore[call-arg]
     change = node_rules.NodeRuleChange("r", "m", "g", True, 1, None)
     assert msgspec.to_builtins(change) == ["r", "m", "g", True, 1, None]
     with pytest.raises(AttributeError):

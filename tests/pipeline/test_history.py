@@ -36,8 +36,8 @@ def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str =
     return delta.HistoryTable(root, tables.NODES).commit(written.files, (run, batch), positions)
 
 
-def store_groups(root: Path, batch: int, totals: list[rollups.ScopeTotals], window_ms: int = 10_000) -> None:
-    rows = rollup_rows.rows(totals, window_ms)
+def store_groups(root: Path, batch: int, totals: list[rollups.ScopeTotals]) -> None:
+    rows = rollup_rows.rows(totals)
     written = data_files.write(root, tables.GROUPS, rows, f"r-{batch}")
     delta.HistoryTable(root, tables.GROUPS).commit(written.files, ("r", batch))
 
@@ -251,7 +251,7 @@ def test_baselines_are_taught_by_the_history(tmp_path):
     for number in range(30):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)
         many.cell.fold(_column(50.0 + number % 3))
-        store_groups(tmp_path, number, [many], window_ms)
+        store_groups(tmp_path, number, [many])
     baselines = rollups.Baselines()
     rollup_rows.load_baselines(baselines, tmp_path, {"group"}, window_ms=window_ms)
     odd = rollups.ScopeTotals("group", "web", T0 + 400_000)

@@ -126,6 +126,7 @@ async def _alerts(bus: client.NatsBus, rule: str) -> list[tuple[str, str]]:
     stored = [
         messages.decode(message.data, messages.Alert)
         async for message in (await bus.open_stream("alerts")).read(1)
+        if message.data
     ]
     return [(alert.about, alert.state.value) for alert in stored if alert.rule == rule]
 

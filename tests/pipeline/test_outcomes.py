@@ -13,7 +13,7 @@ from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import search
 from muster.pipeline.job import batch_commit
-from tests.pipeline import test_history
+from tests.pipeline import test_history, traffic
 
 DOWN = [tracker.RuleVerdict("down", "group:web", True, 1000, group="web")]
 
@@ -35,7 +35,8 @@ async def opened(bus: client.NatsBus, folder: Path) -> batch_commit.BatchCommitt
         pipeline_settings,
         history=str(folder / "history"),
         run="r",
-        state_path=folder / "alerts.json",
+        state_root=str(folder),
+        authority=traffic.OnlyDriver(),
     )
     await made.open(protocol.streams())
     return made
@@ -45,7 +46,11 @@ async def published_alerts(bus: client.NatsBus) -> list[tuple[str, AlertState]]:
     stream = await bus.open_stream(protocol.ALERTS_STREAM)
     last = (await stream.state()).last_sequence
     actual = (
-        [messages.decode(message.data, messages.Alert) async for message in stream.read(1, last)]
+        [
+            messages.decode(message.data, messages.Alert)
+            async for message in stream.read(1, last)
+            if message.data
+        ]
         if last
         else []
     )

@@ -10,7 +10,8 @@ from muster.bus.memory import network
 from muster.core import messages
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
-from muster.pipeline.job import batch_commit
+from muster.pipeline.job import batch_commit, commit_state
+from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
 RULES = """
@@ -27,7 +28,8 @@ async def committer(folder: Path, run: str) -> batch_commit.BatchCommitter:
         settings.PipelineSettings(rules=str(folder / "rules.yaml")),
         history=str(folder / "history"),
         run=run,
-        state_path=folder / "alerts.json",
+        state_root=str(folder),
+        authority=traffic.OnlyDriver(),
     )
 
 
@@ -53,6 +55,8 @@ async def test_alerts_of_a_former_checkpoint_end_unless_they_are_true_again(tmp_
     restarted.alert_tracker.apply(ended, T0 + 100_000)
     assert [alert.about for alert in restarted.alert_tracker.alerts()] == ["node:kept"]
     restarted.save()
-    stored = msgspec.json.decode((tmp_path / "alerts.json").read_bytes(), type=batch_commit.CommitState)
+    stored = msgspec.json.decode(
+        (tmp_path / "alerts-00000001.json").read_bytes(), type=commit_state.CommitState
+    )
     assert stored.run == "r2"
     assert {alert.state for alert in restarted.alert_tracker.alerts()} == {messages.AlertState.FIRING}

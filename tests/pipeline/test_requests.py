@@ -29,7 +29,7 @@ async def serving(broker, folder, operators=("*",)):
     ):
         known = await test_outcomes.opened(bus, folder)
         made = request_handler.PipelineRequestHandler(
-            known, operators, progress=_none, batches=list, stop=lambda: None
+            known, operators, progress=_none, batches=list, check=lambda: None, stop=lambda: None
         )
         async with server.RpcServer(bus, protocol.PART, made.operations(), authorize=made.authorize):
             yield known.alert_tracker, user

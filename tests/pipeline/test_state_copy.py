@@ -13,7 +13,7 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import batch_commit, checkpoint_label, service, state_copy
+from muster.pipeline.job import checkpoint_label, commit_state, driver_terms, service, state_copy
 from muster.testing.eventually import eventually
 from tests.pipeline import test_checkpoint, test_history, test_job, traffic
 
@@ -27,12 +27,16 @@ rules:
   - {name: silent, scope: node, when: age_s > 60}
 """
 SETTINGS = settings.PipelineSettings()
+TERM = Path("drivers", "00000004", "spark")
+ALERTS = "alerts-00000004.json"
 
 
 def write_batches(folder: Path, *, applied: int, planned: int, run: str = "") -> str:
     """A checkpoint, alert state and history: ``applied`` is the last batch of the alert state."""
-    label = checkpoint_label.open_(str(folder / "pipeline" / "checkpoint"), SETTINGS)
-    spark = folder / "pipeline" / "checkpoint" / "spark"
+    checkpoint = str(folder / "pipeline" / "checkpoint")
+    label = checkpoint_label.open_(checkpoint)
+    driver_terms.begin(checkpoint, driver_terms.DriverTerm(epoch=4, run=label.run))
+    spark = folder / "pipeline" / "checkpoint" / TERM
     for name in ("offsets", "commits", "state/0/0/SSTs"):
         (spark / name).mkdir(parents=True)
     for batch in range(planned + 1):
@@ -44,8 +48,8 @@ def write_batches(folder: Path, *, applied: int, planned: int, run: str = "") ->
                 folder / "history", batch, test_checkpoint.rows(batch + 1), run=label.run
             )
     (spark / "offsets" / f".{planned}.crc").write_text("x")
-    stored = batch_commit.CommitState(tracker.AlertTrackerState(), batch=(run or label.run, applied))
-    (folder / "pipeline" / checkpoint_label.STATE_NAME).write_bytes(msgspec.json.encode(stored))
+    stored = commit_state.CommitState(tracker.AlertTrackerState(), batch=(run or label.run, applied))
+    (folder / "pipeline" / ALERTS).write_bytes(msgspec.json.encode(stored))
     return label.run
 
 
@@ -53,7 +57,7 @@ def test_all_parts_of_a_copy_end_at_the_batch_of_the_alert_state(tmp_path):
     folder, target = tmp_path / "domain", tmp_path / "copy"
     run = write_batches(folder, applied=3, planned=6)
     assert state_copy.take(SETTINGS, folder, target) == {}
-    spark = target / "checkpoint" / "spark"
+    spark = target / "checkpoint" / TERM
     assert sorted(path.name for path in (spark / "offsets").iterdir()) == ["0", "1", "2", "3"]
     assert sorted(path.name for path in (spark / "commits").iterdir()) == ["0", "1", "2"]
     assert len(list((spark / "state/0/0").glob("*.changelog"))) == 7
@@ -61,7 +65,7 @@ def test_all_parts_of_a_copy_end_at_the_batch_of_the_alert_state(tmp_path):
         (f"m{n}", sequence) for sequence in (1, 2, 3, 4) for n in range(20)
     )
     assert delta.position(target / "history", tables.NODES, run) == 3
-    assert (target / "state" / checkpoint_label.STATE_NAME).exists()
+    assert (target / "state" / ALERTS).exists()
     # The original is still complete.
     assert len(test_checkpoint.stored(folder / "history")) == 120
 
@@ -77,7 +81,7 @@ def test_a_checkpoint_without_a_complete_batch_is_copied_as_new(tmp_path):
 def test_a_copy_fails_clearly_when_the_pipeline_is_always_faster(tmp_path):
     folder = tmp_path / "domain"
     write_batches(folder, applied=3, planned=6)
-    (folder / "pipeline" / "checkpoint" / "spark" / "offsets" / "3").unlink()
+    (folder / "pipeline" / "checkpoint" / TERM / "offsets" / "3").unlink()
     with pytest.raises(errors.Unavailable, match=r"deleted .*offsets/3"):
         state_copy.take(SETTINGS, folder, tmp_path / "copy")
 
@@ -95,25 +99,24 @@ def test_storage_that_is_not_local_is_named(tmp_path):
     "content", [b"", b"v1\n{}", b"v1\n{}\n[]", b"v1\n{}\n\xff", b'v1\n{}\n{"reports":"x"}']
 )
 def test_offsets_that_cannot_be_read_are_named(content):
-    with pytest.raises(checkpoint_label.CheckpointUnusable, match="offsets/7 cannot be read"):
-        checkpoint_label.parse_offsets(content, "offsets/7")
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="offsets cannot be read"):
+        driver_terms.parse_offsets(content)
 
 
 def test_paths_in_a_checkpoint_that_was_moved_are_corrected(tmp_path):
     write_batches(tmp_path / "old", applied=0, planned=1)
-    schema = "spark/state/0/_stateSchema/default/0_a"
+    schema = f"{TERM}/state/0/_stateSchema/default/0_a"
     folder = tmp_path / "old" / "pipeline" / "checkpoint"
-    metadata = folder / "spark" / "state" / "0" / "_metadata" / "v2" / "0"
+    metadata = folder / TERM / "state" / "0" / "_metadata" / "v2" / "0"
     metadata.parent.mkdir(parents=True)
     metadata.write_text(f'v2\n{{"stateSchemaFilePaths":["file:{folder}/{schema}"],"x":"file:/y"}}')
     metadata.with_name(".0.crc").touch()
     moved = tmp_path / "new one" / "checkpoint"
     moved.parent.mkdir()
     folder.rename(moved)
-    label = checkpoint_label.open_(str(moved), SETTINGS)
     path = moved / metadata.relative_to(folder)
     for _ in range(2):
-        checkpoint_label.relocate(str(moved), label)
+        driver_terms.relocate(str(moved), 4)
         assert path.read_text() == f'v2\n{{"stateSchemaFilePaths":["file:{moved}/{schema}"],"x":"file:/y"}}'
     assert not path.with_name(".0.crc").exists()
 
@@ -145,7 +148,7 @@ async def test_a_copy_of_a_running_pipeline_continues_without_loss_or_duplicates
     (copy / "history").rename(restored / "history")
     (restored / "pipeline").mkdir()
     (copy / "checkpoint").rename(restored / "pipeline" / "checkpoint")
-    alerts = copy / "state" / checkpoint_label.STATE_NAME
+    (alerts,) = (copy / "state").iterdir()
     alerts.rename(restored / "pipeline" / alerts.name)
     await traffic.store(broker.url, traffic.body(test_checkpoint.rows(3)))
 
@@ -195,3 +198,24 @@ async def test_streams_that_end_before_the_checkpoint_are_read_from_their_first_
         (f"m{n}", sequence) for sequence in range(1, 30) for n in range(20)
     )
     assert state_copy.read_restored(tmp_path) is None
+
+
+def test_a_term_without_a_committed_batch_is_copied_with_the_one_that_has_its_state(tmp_path):
+    folder, target = tmp_path / "domain", tmp_path / "copy"
+    run = write_batches(folder, applied=3, planned=4)
+    checkpoint = folder / "pipeline" / "checkpoint"
+    later = driver_terms.DriverTerm(epoch=5, run=run, first=3, state=driver_terms.StatePosition(4, 2))
+    driver_terms.begin(str(checkpoint), later)
+    offsets = checkpoint / "drivers" / "00000005" / "spark" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text('v1\n{}\n{"reports":4}')
+    state_copy.take(SETTINGS, folder, target)
+    copied = driver_terms.read_last(str(target / "checkpoint"), run)
+    assert copied == driver_terms.TermProgress(later, None, None, {"reports": 4})
+    assert (target / "checkpoint" / TERM / "commits" / "2").exists()
+    shutil.rmtree(checkpoint / "drivers" / "00000004")
+    with pytest.raises(errors.Unavailable, match=r"deleted .*00000004"):
+        state_copy.take(SETTINGS, folder, tmp_path / "other")
+    (offsets.parent / "commits").mkdir()
+    (offsets.parent / "commits" / "0").write_text("v1")
+    state_copy.take(SETTINGS, folder, tmp_path / "third")

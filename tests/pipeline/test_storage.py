@@ -12,8 +12,9 @@ import pytest
 
 from muster.core import errors
 from muster.pipeline import settings
+from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, maintenance, sql, storage, tables
-from muster.pipeline.job import checkpoint_label
+from muster.pipeline.job import checkpoint_label, commit_state, driver_terms
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 from tests.pipeline import test_history, traffic
@@ -100,13 +101,22 @@ def _use() -> None:
     assert sql.rows(sql.query(HISTORY, count).table) == [{"n": 30, "reports": 30}]
     assert maintenance.delete_rows(HISTORY, tables.NODES, "machine", "m3") == 3
     assert sum(file.rows for file in delta.Snapshot(HISTORY, tables.NODES).files) == 27
-    label = checkpoint_label.open_("s3a://fleet/checkpoint", settings.PipelineSettings())
-    assert checkpoint_label.open_("s3a://fleet/checkpoint", settings.PipelineSettings()) == label
-    assert checkpoint_label.offsets("s3a://fleet/checkpoint", label) is None
-    renewed = checkpoint_label.renew("s3a://fleet/checkpoint", settings.PipelineSettings(), {"reports": 7})
+    label = checkpoint_label.open_("s3a://fleet/checkpoint")
+    assert checkpoint_label.open_("s3a://fleet/checkpoint") == label
+    renewed = checkpoint_label.renew("s3a://fleet/checkpoint", {"reports": 7})
     assert renewed.run != label.run
-    assert renewed.folder != label.folder
-    assert checkpoint_label.open_("s3a://fleet/checkpoint", settings.PipelineSettings()) == renewed
+    assert checkpoint_label.open_("s3a://fleet/checkpoint") == renewed
+    assert driver_terms.read_last("s3a://fleet/checkpoint", "") is None
+    for epoch in (3, 4):
+        driver_terms.begin("s3a://fleet/checkpoint", driver_terms.DriverTerm(epoch=epoch, first=epoch))
+    driver_terms.remove_before("s3a://fleet/checkpoint", 4)
+    assert driver_terms.epochs("s3a://fleet/checkpoint") == [4]
+    assert driver_terms.read_last("s3a://fleet/checkpoint", "") == driver_terms.TermProgress(
+        driver_terms.DriverTerm(epoch=4, first=4)
+    )
+    alerts = commit_state.CommitStateStore("s3://fleet/history/_alerts", 4)
+    alerts.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=7)))
+    assert commit_state.CommitStateStore("s3://fleet/history/_alerts", 5).load().alerts.now_ms == 7
     with pytest.raises(errors.InvalidInput, match="cannot be used"):
         storage.check("s3://no-such-bucket/history")
 

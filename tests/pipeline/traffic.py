@@ -11,6 +11,19 @@ SUBJECT = "muster.monitor.from.c1.batch.root.0"
 STREAM = api.StreamSettings(columns.REPORTS_STREAM, (columns.REPORTS_SUBJECTS,))
 
 
+class OnlyDriver:
+    """The authority of a driver without competitors."""
+
+    def __init__(self, epoch: int = 1) -> None:
+        self.epoch = epoch
+
+    def check(self) -> None:
+        pass
+
+    async def confirm(self) -> None:
+        pass
+
+
 def report(machine: str, sequence: int, at_ms: int, **more) -> messages.NodeReport:
     metrics = {"cpu_percent": 10.0, "memory_percent": 20.0, **more.pop("metrics", {})}
     return messages.NodeReport(

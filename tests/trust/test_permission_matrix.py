@@ -55,6 +55,8 @@ MAY: dict[roles.Role, set[str]] = {
     | {"send batches of reports", "read reports", "write monitor's bucket", "receive reports"},
     R.PIPELINE: SPEAKS
     | SERVICE
+    | CONNECTED
+    | {"write pipeline's leases"}
     | {"send batches of reports", "raise alerts", "reply for pipeline", "read reports", "consume alerts"}
     | {"receive reports", "receive alerts"},
     R.GATEWAY: SPEAKS

@@ -37,6 +37,7 @@ TABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "POST /resources/{name}/undrain": (OPERATOR, {}),
     "POST /manifests": (OPERATOR, {"json": {"manifest": "resources: {}"}}),
     "POST /alerts/resolutions": (OPERATOR, {"json": {"rule": "none", "about": "none"}}),
+    "POST /fleet/removals": (OPERATOR, {"json": {"machines": ["none"]}}),
     "POST /alerts/acknowledgements": (OPERATOR, {"json": {"rule": "none", "about": "none"}}),
     "POST /silences": (OPERATOR, {"json": {"covers": "rule = 'none'", "for_s": 1}}),
     "DELETE /silences/{id}": (OPERATOR, {}),

@@ -159,6 +159,15 @@ class Leases:
         record = _record(entry)
         return (record.holder, record.epoch or entry.revision) if record and entry else None
 
+    async def announce(self, key: str, text: str) -> None:
+        """Store a text beside the leases for their time to live: repeat it to keep it."""
+        await self._bucket.put(key, text.encode(), ttl_s=self._ttl_s)
+
+    async def announced(self, pattern: str) -> list[str]:
+        """The texts of all keys that match."""
+        entries = [await self._bucket.get(key) for key in await self._bucket.keys(pattern)]
+        return [entry.value.decode() for entry in entries if entry is not None and entry.value is not None]
+
     def _state_changed(self, state: api.ConnectionState) -> None:
         for run in list(self._runs):
             run.state_changed(state)

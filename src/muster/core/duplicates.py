@@ -67,3 +67,26 @@ class DuplicateWindows:
     def remembered(self) -> dict[str, list[Seen]]:
         """To be stored, and given to the constructor later."""
         return self._seen
+
+    @classmethod
+    def union(cls, most: int, first: DuplicateWindows, other: DuplicateWindows) -> DuplicateWindows:
+        """The items that either has seen, of sources whose items both could see."""
+        joined = cls(most, {source: list(seen) for source, seen in first._seen.items()})
+        for source, seen in other._seen.items():
+            joined._seen[source] = _union(joined._seen.get(source, []), seen)
+        for source in list(joined._seen)[: max(0, len(joined._seen) - most)]:
+            del joined._seen[source]
+        return joined
+
+
+def _union(first: list[Seen], other: list[Seen]) -> list[Seen]:
+    longer, shorter = (first, other) if len(first) >= len(other) else (other, first)
+    by_boot: dict[int, tuple[int, int]] = {boot: (high, bits) for boot, high, bits in longer}
+    for boot, high, bits in shorter:
+        known_high, known_bits = by_boot.get(boot, (high, bits))
+        highest = max(known_high, high)
+        by_boot[boot] = (
+            highest,
+            (known_bits << highest - known_high | bits << highest - high) & (1 << KEPT) - 1,
+        )
+    return [(boot, high, bits) for boot, (high, bits) in by_boot.items()][:2]

@@ -6,7 +6,7 @@ services) also get the latest report from the stream when no pipeline runs, and 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -101,6 +101,16 @@ class PipelineClient:
     async def silences(self) -> list[alerts_.Silence]:
         silences = [msgspec.convert(row, alerts_.Silence) async for row in self._pages("silences")]
         return sorted(silences, key=lambda silence: silence.until_ms)
+
+    # The fleet
+
+    async def forget(self, machines: Sequence[str] = (), *, where: str = "") -> None:
+        """Remove machines from the fleet and end their alerts, with the next batch.
+
+        ``where``: a predicate over machine, group, zone, period_s and age_s.  A machine that reports later
+        is added again.  The history keeps its rows.
+        """
+        await self._call(protocol.request, "remove", machines=list(machines), where=where)
 
     # The job
 

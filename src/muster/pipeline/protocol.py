@@ -2,10 +2,12 @@
 
     muster.pipeline.from.<pipeline>.report.<scope>[.<name>]  group, zone and system; stored in ``system``
     muster.pipeline.from.<pipeline>.report.top               the machines with the highest values
+    muster.pipeline.from.<pipeline>.report.removed           the machines that a user removed
     muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); stored in ``alerts``
     muster.pipeline.from.<pipeline>.progress                 progress of the job; not stored
     muster.pipeline.from.<user>.read.<operation>             requests for status, batches, alerts, …
     muster.pipeline.from.<user>.request.<operation>          acknowledge, silence, unsilence, stop
+    muster.monitor.from.<pipeline>.batch.root.removal        machines that a user removes from the fleet
     muster.monitor.from.<pipeline>.batch.root.tick           empty, so that time advances for Spark even
                                                              when the whole fleet is silent
 
@@ -26,6 +28,8 @@ ALERTS = subjects.from_identity(PART, "*", "alert", ">")
 REPORTS = subjects.from_identity(PART, "*", "report", ">")
 PROGRESS = subjects.from_identity(PART, "*", "progress")
 TICK = "tick"
+REMOVAL = "removal"
+MARKER = "@driver"  # in subjects of messages that only end the publications of a former driver
 
 Counts = dict[str, int]
 
@@ -45,6 +49,7 @@ COUNTED = {
     "unusable": "reports that could not be processed: an error in Muster, please report it",
     "unpublished": "results that could not be published: an error in Muster, please report it",
     "summaries": "rows of summaries that were processed; not an error",
+    "removed": "machines that a user removed from the fleet; not an error",
     "not-in-history": "reports that could not be written to the history",
     "rollups-not-in-history": "group, zone and system reports that could not be written to the history",
     "alerts-not-in-history": "alert changes that could not be written to the history",
@@ -67,12 +72,22 @@ class TopNodes(messages.WireMessage, frozen=True, kw_only=True, tag="top/1"):
     metrics: dict[str, list[columns.RankedNode]]
 
 
+class RemovedMachines(messages.WireMessage, frozen=True, kw_only=True, tag="removed/1"):
+    """Machines that a user removed from the fleet. Later reports add them again."""
+
+    at_ms: messages.TimeMs
+    machines: tuple[str, ...]
+
+
 class BatchProgress(
     messages.WireMessage, frozen=True, kw_only=True, tag="pipeline-progress/1", omit_defaults=True
 ):
     """Progress of a micro-batch, and the counters since the start of the job."""
 
     state: str = "running"  # starting, running, stopping, failed
+    driver: str = ""  # host and process
+    epoch: int = 0  # grows with every driver
+    standbys: tuple[str, ...] = ()
     reason: str = ""
     at_ms: messages.TimeMs = 0  # when the batch was done
     newest_ms: messages.TimeMs = 0  # when the newest message it read was stored
@@ -107,6 +122,10 @@ def top(pipeline: str) -> str:
     return columns.result_subject(pipeline, "top")
 
 
+def driver_lease(pipeline: str) -> str:
+    return f"{PART}.{pipeline}"
+
+
 def read(user: str, operation: str) -> str:
     return subjects.from_identity(PART, user, "read", operation)
 
@@ -117,6 +136,10 @@ def request(user: str, operation: str) -> str:
 
 def tick(pipeline: str) -> str:
     return subjects.from_identity("monitor", pipeline, "batch", "root", TICK)
+
+
+def removal(pipeline: str) -> str:
+    return subjects.from_identity("monitor", pipeline, "batch", "root", REMOVAL)
 
 
 def is_tick(subject: str) -> bool:

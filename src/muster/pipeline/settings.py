@@ -42,7 +42,13 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = 10.0
     window_s: Annotated[
-        float, doc("Length of the windows over which reports are rolled up.", gt=0, le=86400)
+        float,
+        doc(
+            "Length of the windows over which reports are rolled up. A change takes effect when windows of "
+            "both lengths end at the same time, or at once if that is more than an hour away.",
+            gt=0,
+            le=86400,
+        ),
     ] = 10.0
     delay_s: Annotated[
         float,
@@ -80,25 +86,27 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = 4000
     splits: Annotated[
-        int, doc("Parts of a batch that are read at once. Fixed for the life of a checkpoint.", ge=1, le=1024)
-    ] = 2
+        int, doc("Parts of a batch that are read at once. 0: one for each core of Spark.", ge=0, le=1024)
+    ] = 0
     shards: Annotated[
         int,
         doc(
             "Parts of the fleet's state, each with some of the machines: a multiple of `partitions`. More "
-            "need less memory at a time, and cost more for each batch. Fixed for the life of a checkpoint.",
-            ge=1,
+            "need less memory at a time, and cost more for each batch. 0: two for each partition. It can be "
+            "changed at any start: the state is divided anew.",
+            ge=0,
             le=4096,
         ),
-    ] = 4
+    ] = 0
     partitions: Annotated[
         int,
         doc(
-            "Spark's shuffle partitions: shards worked on at once. Fixed for the life of a checkpoint.",
-            ge=1,
+            "Spark's shuffle partitions: shards worked on at once. 0: one for each core of Spark. It can be "
+            "changed at any start.",
+            ge=0,
             le=1024,
         ),
-    ] = 2
+    ] = 0
     checkpoint_dir: Annotated[
         sections.FilePath,
         doc(
@@ -145,6 +153,14 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
     mail_user: Annotated[str, doc("Name to log in with. Empty: no login.")] = ""
     mail_password: Annotated[sections.Secret, doc("Its password.")] = ""
 
+    def parallelism(self, cores: int) -> tuple[int, int, int]:
+        """Shards, partitions and splits for a number of cores."""
+        cores = min(1024, max(1, cores))
+        partitions = self.partitions or cores
+        if self.shards and not self.partitions:  # the largest number that divides the shards
+            partitions = max(n for n in range(1, min(cores, self.shards) + 1) if self.shards % n == 0)
+        return self.shards or 2 * partitions, partitions, self.splits or cores
+
     def history_root(self, domain_folder: Path) -> str:
         """The location of the history: a path or a URL."""
         return storage.normalize(self.history_dir or domain_folder / "history")
@@ -162,12 +178,19 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         checkpoint = storage.local_path(self.checkpoint_root(domain_folder))
         return checkpoint.parent if checkpoint is not None else domain_folder / "pipeline"
 
+    def state_root(self, domain_folder: Path) -> str:
+        """The location of the alert state, which standbys share: beside a local checkpoint, or in the
+        history."""
+        if storage.is_local(self.checkpoint_root(domain_folder)):
+            return str(self.state_folder(domain_folder))
+        return storage.join(self.history_root(domain_folder), "_alerts")
+
     def __post_init__(self) -> None:
         storage.normalize(self.history_dir)
         storage.normalize(self.checkpoint_dir, setting="checkpoint_dir", checkpoint=True)
         if self.stale_after * 1.0 < 1:
             raise errors.InvalidInput("stale_after: a machine is not stale before its next report is due")
-        if self.shards % self.partitions:
+        if self.partitions and self.shards % self.partitions:
             raise errors.InvalidInput("shards: a multiple of partitions, so that all have as much to do")
         for name in self.top_metrics:
             if name not in columns.STANDARD_METRICS:

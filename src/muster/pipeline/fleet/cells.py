@@ -112,7 +112,8 @@ class CellTable:
     def present(self) -> Bools:
         """The cells to which something was added."""
         there: Bools = (self.total > 0) | self.count.any(axis=0)
-        for rows in ([*self.merged], [*self.dropped], *(row for row, _, _ in self._extra)):
+        ranked = [row for parts in self._ranks.values() for row, _, _ in parts]
+        for rows in ([*self.merged], [*self.dropped], *(row for row, _, _ in self._extra), *ranked):
             there[np.asarray(rows, np.int64)] = True
         return there
 
@@ -276,6 +277,12 @@ class CellTable:
             for number, (row, values, machines) in enumerate(parts):
                 kept = moved[machines] >= 0
                 parts[number] = (row[kept], values[kept], moved[machines[kept]])
+
+    def ranks_only(self) -> CellTable:
+        """A table of the same rows that has only the rankings."""
+        table = CellTable(len(self))
+        table._ranks = self._ranks
+        return table
 
     def rankings(self, most: int) -> list[dict[str, list[tuple[float, Any]]]]:
         """For each row: the highest values of each ranked metric, and their machines."""

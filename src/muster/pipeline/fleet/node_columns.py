@@ -42,7 +42,7 @@ COLUMNS: Mapping[str, tuple[Any, float]] = {
     "former_seen": (np.uint64, 0),
     "received_ms": (np.int64, 0),  # by the broker's clock
     "period_ms": (np.int32, 0),
-    "window_ms": (np.int64, -1),  # the last window in which it was counted
+    "window": (np.int64, -1),  # number of the last window in which it was counted
     "windows": (np.uint64, 0),  # bit i: counted in the window i before the last
     "group": (np.int32, 0),
     "zone": (np.int32, 0),
@@ -184,14 +184,14 @@ class NodeColumns:
         )
         return unseen
 
-    def first_in_window(self, place: Array, window_ms: Array, counted: Array, width_ms: int) -> Bools:
+    def first_in_window(self, place: Array, window: Array, counted: Array) -> Bools:
         """Which of these reports (at most one for each machine) are the first of their machine in a window;
         records them. Only ``counted`` reports are considered."""
-        last, bits = self.data["window_ms"][place], self.data["windows"][place]
-        unseen, _, marked = duplicate_columns.observe(last // width_ms, bits, window_ms // width_ms)
+        last, bits = self.data["window"][place], self.data["windows"][place]
+        unseen, _, marked = duplicate_columns.observe(last, bits, window)
         first: Bools = counted & unseen
         self.data["windows"][place] = np.where(first, marked, bits)
-        self.data["window_ms"][place] = np.where(counted, np.maximum(last, window_ms), last)
+        self.data["window"][place] = np.where(counted, np.maximum(last, window), last)
         return first
 
     # Serialization

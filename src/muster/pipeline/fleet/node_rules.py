@@ -133,17 +133,8 @@ class NodeRuleEvaluator:
         rows = len(known)
         if not rows or not self._about_silence:
             return
-        data = known.data
-        age_s = (clock_ms - data["received_ms"]) / 1000
-        inputs = {
-            "group": _coded(data["group"], known.groups),
-            "zone": _coded(data["zone"], known.zones),
-            "period_s": columns.Column(types.ValueKind.FLOAT, data["period_ms"] / 1000),
-            "age_s": columns.Column(types.ValueKind.FLOAT, age_s),
-        }
-        if any("machine" in rule.names for rule in self._about_silence):
-            inputs["machine"] = _strings(known.names.array)
-        table = columns.Table(inputs, rows=rows)
+        with_names = any("machine" in rule.names for rule in self._about_silence)
+        table = known_facts(known, clock_ms, with_names=with_names)
         every = np.arange(rows)
         for rule in self._about_silence:
             value = table.columns[rule.measured].values if rule.measured else None
@@ -268,6 +259,20 @@ class NodeRuleEvaluator:
             changes.reported.append(
                 NodeRuleChange(rule.name, known.names[at], group, bool(now[row]), int(at_ms[row]), figure)
             )
+
+
+def known_facts(known: node_columns.NodeColumns, clock_ms: int, *, with_names: bool) -> columns.Table:
+    """What is known of every machine, whether or not it reported: the columns of `rules.ALWAYS_KNOWN`."""
+    data = known.data
+    inputs = {
+        "group": _coded(data["group"], known.groups),
+        "zone": _coded(data["zone"], known.zones),
+        "period_s": columns.Column(types.ValueKind.FLOAT, data["period_ms"] / 1000),
+        "age_s": columns.Column(types.ValueKind.FLOAT, (clock_ms - data["received_ms"]) / 1000),
+    }
+    if with_names:
+        inputs["machine"] = _strings(known.names.array)
+    return columns.Table(inputs, rows=len(known))
 
 
 def _coded(codes: Array, words: Mapping[str, int]) -> columns.Column:

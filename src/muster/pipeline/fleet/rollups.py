@@ -36,11 +36,16 @@ class ScopeTotals:
     scope: str
     name: str
     from_ms: int
+    width_ms: int = 10_000
     cell: cells.WindowCell = field(default_factory=cells.WindowCell)
     known: int = 0
     stale: int = 0
     top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values and their machines
     gone: bool = False  # all of its machines were removed
+
+    @property
+    def to_ms(self) -> int:
+        return self.from_ms + self.width_ms
 
     @property
     def about(self) -> str:
@@ -53,11 +58,12 @@ class ScopeTotals:
 
 def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[ScopeTotals]:
     """Totals of groups, zones and the system, for each window."""
-    shares: dict[tuple[int, str], list[state.ClosedWindow]] = {}
+    shares: dict[tuple[int, int, str], list[state.ClosedWindow]] = {}
     for share in closed:
-        shares.setdefault((share.from_ms, share.scope), []).append(share)
+        shares.setdefault((share.from_ms, share.width_ms, share.scope), []).append(share)
     totals: list[ScopeTotals] = []
-    for (from_ms, scope), parts in shares.items():
+    latest: dict[str, tuple[dict[str, int], cells.Ints]] = {}  # by scope: names and figures
+    for (from_ms, width_ms, scope), parts in sorted(shares.items(), reverse=True):
         names: dict[str, int] = {}
         for part in parts:
             for name in part.names:
@@ -67,23 +73,33 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
         for part in parts:
             rows = np.array([names[name] for name in part.names], np.int64)
             table.add(cells.CellTable.unpack(part.cells), rows)
-            figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)])
-        totals += _listed(scope, from_ms, list(names), table, figures, top)
+            figures[:, rows] += np.array([part.known, part.stale, [not part.gone] * len(rows)], np.int64)
+        # Only the last of several windows has the shares of shards without reports.
+        newest, counted = latest.setdefault(scope, (names, figures))
+        if newest is not names:
+            places = np.array([newest.get(name, -1) for name in names], np.int64)
+            figures[:2, places >= 0] = counted[:2, places[places >= 0]]
+        totals += _listed(scope, (from_ms, width_ms), list(names), table, figures, top)
         if scope == "group":
             system = cells.CellTable(1)
             system.add(table, np.zeros(len(table), np.int64))
             figures = figures.sum(axis=1, keepdims=True)
             figures[2] = 1  # an empty system has a report, too
-            totals += _listed("system", from_ms, [""], system, figures, top)
+            totals += _listed("system", (from_ms, width_ms), [""], system, figures, top)
     return sorted(totals, key=lambda many: (many.from_ms, many.scope, many.name))
 
 
 def _listed(
-    scope: str, from_ms: int, names: list[str], table: cells.CellTable, figures: cells.Ints, top: int
+    scope: str,
+    span_ms: tuple[int, int],
+    names: list[str],
+    table: cells.CellTable,
+    figures: cells.Ints,
+    top: int,
 ) -> list[ScopeTotals]:
     return [
         ScopeTotals(
-            scope, name, from_ms, cells.WindowCell(table, row), known, stale, ranking, gone=not remaining
+            scope, name, *span_ms, cells.WindowCell(table, row), known, stale, ranking, gone=not remaining
         )
         for row, (name, known, stale, remaining, ranking) in enumerate(
             zip(names, *figures.tolist(), table.rankings(top), strict=True)
@@ -169,7 +185,7 @@ def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
 class ScopeRuleEvaluator:
     """Evaluates the rules about groups, zones and the system."""
 
-    def __init__(self, known: Sequence[rules.AlertRule], baselines: Baselines, window_ms: int) -> None:
+    def __init__(self, known: Sequence[rules.AlertRule], baselines: Baselines) -> None:
         self._rules = [
             (rule, python.compile(rule.condition), python.compile(rule.release))
             for rule in known
@@ -179,7 +195,6 @@ class ScopeRuleEvaluator:
             rule.scope for rule, _, _ in self._rules if any(name.endswith(rules.Z) for name in rule.names)
         }
         self._baselines = baselines
-        self._window_ms = window_ms
 
     def evaluate(
         self, totals: Sequence[ScopeTotals], on_before: Set[tuple[str, str]]
@@ -208,7 +223,7 @@ class ScopeRuleEvaluator:
                         rule.name,
                         many.about,
                         on,
-                        many.from_ms + self._window_ms,
+                        many.to_ms,
                         None if value is None else float(value),
                         many.name if many.scope == "group" else "",
                     )
@@ -217,16 +232,16 @@ class ScopeRuleEvaluator:
 
     def _expected(self, totals: Sequence[ScopeTotals]) -> list[ScopeTotals]:
         """Including scopes that rules name in `only` and that did not report."""
-        there = {(many.scope, many.name, many.from_ms) for many in totals}
-        windows = {many.from_ms for many in totals}
+        there = {(many.scope, many.name, many.from_ms, many.width_ms) for many in totals}
+        windows = {(many.from_ms, many.width_ms) for many in totals}
         missing = {
-            (rule.scope, name, from_ms)
+            (rule.scope, name, *span_ms)
             for rule, _, _ in self._rules
             for name in rule.only
-            for from_ms in windows
+            for span_ms in windows
         } - there
         return sorted(
-            [*totals, *(ScopeTotals(scope, name, from_ms) for scope, name, from_ms in missing)],
+            [*totals, *(ScopeTotals(*absent) for absent in missing)],
             key=lambda many: (many.from_ms, many.scope, many.name),
         )
 
@@ -244,20 +259,20 @@ def node_verdicts(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.
     ]
 
 
-def group_report(many: ScopeTotals, window_ms: int) -> columns.GroupReport:
+def group_report(many: ScopeTotals) -> columns.GroupReport:
     zone = many.name if many.scope == "zone" else None
     return columns.GroupReport(
-        group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many, window_ms)
+        group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many)
     )
 
 
-def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals], window_ms: int) -> columns.SystemReport:
+def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals]) -> columns.SystemReport:
     """With a summary of each group: the rest of its metrics is in its own report."""
     listed = tuple(
         columns.GroupReport(
             group=group.name,
             from_ms=group.from_ms,
-            to_ms=group.from_ms + window_ms,
+            to_ms=group.to_ms,
             machines=group.cell.machine_count(),
             reports=group.cell.total,
             stale=group.stale,
@@ -266,7 +281,7 @@ def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals], window_ms: i
         )
         for group in list(groups)[:GROUPS_LISTED]
     )
-    return columns.SystemReport(groups=listed, **_common(many, window_ms))
+    return columns.SystemReport(groups=listed, **_common(many))
 
 
 def _in_short(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
@@ -279,10 +294,10 @@ def _in_short(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
     return metrics
 
 
-def top_nodes(many: ScopeTotals, window_ms: int) -> protocol.TopNodes:
+def top_nodes(many: ScopeTotals) -> protocol.TopNodes:
     return protocol.TopNodes(
         from_ms=many.from_ms,
-        to_ms=many.from_ms + window_ms,
+        to_ms=many.to_ms,
         metrics={name: list(ranked) for name, ranked in _ranked(many).items()},
     )
 
@@ -294,11 +309,11 @@ def _ranked(many: ScopeTotals) -> dict[str, tuple[columns.RankedNode, ...]]:
     }
 
 
-def _common(many: ScopeTotals, window_ms: int) -> Mapping[str, Any]:
+def _common(many: ScopeTotals) -> Mapping[str, Any]:
     cell = many.cell
     return {
         "from_ms": many.from_ms,
-        "to_ms": many.from_ms + window_ms,
+        "to_ms": many.to_ms,
         "machines": cell.machine_count(),
         "reports": cell.total,
         "stale": many.stale,

@@ -37,7 +37,15 @@ import pyarrow as pa
 
 from muster.core import duplicates, errors, messages
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import blocks, cells, node_columns, node_rules, summaries
+from muster.pipeline.fleet import (
+    blocks,
+    cells,
+    node_columns,
+    node_rules,
+    removal,
+    summaries,
+    window_grid,
+)
 from muster.pipeline.history import data_files
 
 FUTURE = "future"
@@ -48,12 +56,12 @@ UNGROUPED = "too-many-groups"  # reports of groups beyond `node_columns.GROUPS_M
 TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` names
 
 OUTAGE_MS = 15_000  # a longer time without any message is an outage: ticks are stored every second
-LAYOUT = 4  # of the data of `FleetState.pack`
+LAYOUT = 5  # of the data of `FleetState.pack`
 UNREADABLE = (
     "the state of the fleet in Spark's checkpoint cannot be read"  # identifies the error in Spark's message
 )
 
-_CHANNELS_MAX = 10_000  # that send summaries, tracked by one shard
+CHANNELS_MAX = 10_000  # that send summaries, tracked by one shard
 
 # Powers of an odd number, for the hash of names of up to 256 characters.
 _POWERS = np.multiply.accumulate(np.full(1024, 0x9E3779B97F4A7C15, np.uint64))
@@ -87,6 +95,7 @@ class ClosedWindow(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
     scope: str
     from_ms: int
+    width_ms: int
     names: list[str]
     known: list[int]  # machines, for each name
     stale: list[int]
@@ -103,6 +112,7 @@ class ShardOutput(msgspec.Struct, array_like=True):
     summaries: int = 0  # the last sequence read from their stream
     reports: int = 0  # the last sequence read from the stream of reports
     files: list[data_files.DataFile] = msgspec.field(default_factory=list)  # written, not committed
+    removed: list[str] = msgspec.field(default_factory=list)  # machines that a user removed
 
     def count(self, reason: str, number: int) -> None:
         if number:
@@ -138,16 +148,17 @@ class FleetState:
     """The machines of one shard."""
 
     def __init__(self, plan: FleetStatePlan, known: node_columns.NodeColumns | None = None) -> None:
-        self._plan = plan
+        self.plan = plan
         self._evaluator = node_rules.NodeRuleEvaluator(plan.rules)
         self.nodes = node_columns.NodeColumns(self._evaluator.column_schema) if known is None else known
-        self._clock_ms = 0
-        self._closed_ms = 0  # windows that end here or before are closed
-        # By start and scope; the row of a cell is the code of its group or zone.
-        self._open: dict[tuple[int, str], cells.CellTable] = {}
-        self._resumed_ms = 0  # the end of the last outage
-        self._populated: dict[str, set[str]] = {scope: set() for scope in SCOPES}  # names with machines
-        self._seen_messages = duplicates.DuplicateWindows(_CHANNELS_MAX)  # messages of channels that merge
+        self.clock_ms = 0
+        self.closed_ms = 0  # windows that end here or before are closed
+        self.grid = window_grid.WindowGrid.of_width(plan.window_ms)
+        # By number and scope; the row of a cell is the code of its group or zone.
+        self.open_cells: dict[tuple[int, str], cells.CellTable] = {}
+        self.resumed_ms = 0  # the end of the last outage
+        self.populated: dict[str, set[str]] = {scope: set() for scope in SCOPES}  # names with machines
+        self.seen_messages = duplicates.DuplicateWindows(CHANNELS_MAX)  # messages of channels that merge
 
     def feed(
         self,
@@ -156,15 +167,16 @@ class FleetState:
         *,
         summaries: Iterable[blocks.DecodedMessage] = (),
         activity: Iterable[tuple[int, int]] = (),
+        removals: Iterable[removal.MachineRemoval] = (),
     ) -> ShardOutput:
         """Process the messages of a micro-batch; ``clock_ms`` is the latest `stored_ms` in it.
 
         ``activity``: periods in which messages of any kind were stored; not known if empty.
         """
-        output = ShardOutput(max(clock_ms, self._clock_ms))
-        changes = node_rules.Changes(self._plan.changes_max)
+        output = ShardOutput(max(clock_ms, self.clock_ms))
+        changes = node_rules.Changes(self.plan.changes_max)
         words = blocks.MetricCodes()
-        evaluated_ms = self._clock_ms
+        evaluated_ms = self.clock_ms
         for block in blocks.concat_blocks(self._decoded_blocks(pieces, words, output)):
             self._ingest(block, list(words), output, changes, evaluated_ms)
             evaluated_ms = max(evaluated_ms, int(block.stored_ms.max()))
@@ -172,9 +184,13 @@ class FleetState:
         for summary in sorted(summaries, key=lambda summary: summary.sequence):
             self._ingest_summaries(summary, output)
         self._excuse_outages(activity)
-        self._clock_ms = output.clock_ms
+        self.clock_ms = output.clock_ms
+        for request in removals:
+            gone = request.selects(self.nodes)
+            output.removed += self.nodes.names.array.filter(pa.array(gone)).to_pylist()
+            self._remove(gone, changes)
         self._close(output, changes)
-        self._evaluator.evaluate_silence(self.nodes, self._clock_ms, changes)
+        self._evaluator.evaluate_silence(self.nodes, self.clock_ms, changes)
         output.changes = changes.reported
         for rule, number in changes.deferred.items():
             output.count(f"deferred {rule}", number)
@@ -206,14 +222,14 @@ class FleetState:
             rows = np.flatnonzero(block.group >= 0)
             output.count(UNGROUPED, len(block) - len(rows))
             block, place = block.select_rows(rows), place[rows]
-        skew_ms = int(self._plan.skew_s * 1000)
+        skew_ms = int(self.plan.skew_s * 1000)
         future = block.reported_ms > block.stored_ms + skew_ms
         if future.any():
             output.count(FUTURE, int(future.sum()))
             rows = np.flatnonzero(~future)
             block, place = block.select_rows(rows), place[rows]
-        window = block.reported_ms // self._plan.window_ms * self._plan.window_ms
-        late = window + self._plan.window_ms <= self._closed_ms
+        window = self.grid.numbers(block.reported_ms)
+        late = window < self.grid.number(self.closed_ms)
         fresh = np.ones(len(block), np.bool_)
         new = np.zeros(len(block), np.bool_)  # the first report of its machine in its window
         data = self.nodes.data
@@ -221,7 +237,7 @@ class FleetState:
             at = place[row_set]
             fresh[row_set] = self.nodes.unseen(at, block.boot[row_set], block.sequence[row_set])
             counted = fresh[row_set] & ~late[row_set]
-            new[row_set] = self.nodes.first_in_window(at, window[row_set], counted, self._plan.window_ms)
+            new[row_set] = self.nodes.first_in_window(at, window[row_set], counted)
             data["received_ms"][at] = np.maximum(data["received_ms"][at], block.stored_ms[row_set])
             data["period_ms"][at] = block.period_ms[row_set]
             data["zone"][at] = block.zone[row_set]
@@ -251,9 +267,9 @@ class FleetState:
     ) -> None:
         """Add reports to the cells of a scope."""
         rows = int(code.max()) + 1
-        for start_ms in np.unique(window).tolist():
-            table = self._table(start_ms, scope, rows)
-            inside = window == start_ms
+        for number in np.unique(window).tolist():
+            table = self._table(number, scope, rows)
+            inside = window == number
             selected: Any = np.flatnonzero(inside)
             if len(selected) == len(block):
                 selected = slice(None)  # without copies
@@ -270,16 +286,16 @@ class FleetState:
                 table.add_extra(
                     code[block.extra_row[listed]], block.extra_word[listed], block.extra_value[listed], words
                 )
-            if scope == "group" and self._plan.top:
-                for name in self._plan.top_metrics:
+            if scope == "group" and self.plan.top:
+                for name in self.plan.top_metrics:
                     values = block.metrics[cells.METRICS.index(name), selected]
-                    table.add_ranks(name, code[selected], values, place[selected], self._plan.top)
+                    table.add_ranks(name, code[selected], values, place[selected], self.plan.top)
         for row, counts in block.dropped:
             table = self._table(int(window[row]), scope, rows)
             cells.add_counts(table.dropped.setdefault(int(code[row]), {}), counts)
 
-    def _table(self, start_ms: int, scope: str, rows: int) -> cells.CellTable:
-        table = self._open.setdefault((start_ms, scope), cells.CellTable())
+    def _table(self, number: int, scope: str, rows: int) -> cells.CellTable:
+        table = self.open_cells.setdefault((number, scope), cells.CellTable())
         table.grow(rows)
         return table
 
@@ -287,7 +303,7 @@ class FleetState:
 
     def _ingest_summaries(self, arrival: blocks.DecodedMessage, output: ShardOutput) -> None:
         facts = arrival.facts
-        verdict = self._seen_messages.observe(facts.channel, facts.boot, facts.sequence)
+        verdict = self.seen_messages.observe(facts.channel, facts.boot, facts.sequence)
         if verdict is not duplicates.DuplicateVerdict.NEW:
             reason = LATE if verdict is duplicates.DuplicateVerdict.LATE else DUPLICATED
             output.count(reason, arrival.batch.num_rows)
@@ -303,12 +319,12 @@ class FleetState:
             return
         lost = dict(facts.dropped)
         for row, group_code, zone_code in zip(rows, group, zone, strict=True):  # equivalent: of equal length
-            window = row.from_ms // self._plan.window_ms * self._plan.window_ms
+            window = self.grid.number(row.from_ms)
             if group_code < 0:
                 output.count(UNGROUPED, 1)
-            elif row.from_ms > arrival.stored_ms + int(self._plan.skew_s * 1000):
+            elif row.from_ms > arrival.stored_ms + int(self.plan.skew_s * 1000):
                 output.count(FUTURE, 1)
-            elif window + self._plan.window_ms <= self._closed_ms:
+            elif window < self.grid.number(self.closed_ms):
                 output.count(LATE, 1)
             else:
                 output.count("summaries", 1)
@@ -324,63 +340,68 @@ class FleetState:
 
     def _excuse_outages(self, activity: Iterable[tuple[int, int]]) -> None:
         """Do not count the time of outages as silence."""
-        active_ms = self._clock_ms
+        active_ms = self.clock_ms
         received_ms = self.nodes.data["received_ms"]
         for start_ms, end_ms in sorted(activity):
             if active_ms and start_ms - active_ms > OUTAGE_MS:
                 received_ms[received_ms <= active_ms] += start_ms - active_ms
-                self._resumed_ms = start_ms
+                self.resumed_ms = start_ms
             active_ms = max(active_ms, end_ms)
 
     # Closing windows
 
     def _close(self, output: ShardOutput, changes: node_rules.Changes) -> None:
-        width = self._plan.window_ms
-        closing_ms = (self._clock_ms - int(self._plan.delay_s * 1000)) // width * width
-        if closing_ms <= self._closed_ms:
+        closing_ms = self.grid.floor_ms(self.clock_ms - int(self.plan.delay_s * 1000))
+        if closing_ms <= self.closed_ms:
             return
-        last = closing_ms - width
+        last = self.grid.number(closing_ms) - 1
         self._forget(changes)
         data = self.nodes.data
-        stale = self._clock_ms - data["received_ms"] > data["period_ms"] * self._plan.stale_after
+        stale = self.clock_ms - data["received_ms"] > data["period_ms"] * self.plan.stale_after
         for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones)):
             known = np.bincount(data[scope], minlength=len(words))
             silent = np.bincount(data[scope][stale], minlength=len(words))
-            starts = {start_ms for start_ms, scope_ in self._open if scope_ == scope and start_ms <= last}
+            numbers = {number for number, scope_ in self.open_cells if scope_ == scope and number <= last}
             # The last window is closed even without reports, except just after an outage.
-            is_due = self._closed_ms > 0 and bool(known.any()) and last >= self._resumed_ms + OUTAGE_MS
+            is_due = (
+                self.closed_ms > 0
+                and bool(known.any())
+                and self.grid.start_ms(last) >= self.resumed_ms + OUTAGE_MS
+            )
             names = np.array(list(words), object)
             populated = set(names[known > 0].tolist())
-            for start_ms in sorted({*starts, last} if is_due else starts):
-                table = self._table(start_ms, scope, len(names))
-                del self._open[start_ms, scope]
-                rows = np.flatnonzero(table.present() | (known > 0) if start_ms == last else table.present())
+            for number in sorted({*numbers, last} if is_due else numbers):
+                table = self._table(number, scope, len(names))
+                del self.open_cells[number, scope]
+                rows = np.flatnonzero(table.present() | (known > 0) if number == last else table.present())
                 reporting = set(names[table.machines > 0].tolist())
-                if start_ms == last:
+                if number == last:
                     populated |= reporting
                 else:
-                    self._populated[scope] |= reporting
-                table.compact(self._plan.top)
+                    self.populated[scope] |= reporting
+                table.compact(self.plan.top)
                 table = table.select(rows)
                 table.rename_machines(self.nodes.names.array)
                 output.closed.append(
                     ClosedWindow(
                         scope=scope,
-                        from_ms=start_ms,
+                        from_ms=self.grid.start_ms(number),
+                        width_ms=self.grid.width_of(number),
                         names=names[rows].tolist(),
                         known=known[rows].tolist(),
                         stale=silent[rows].tolist(),
                         cells=table.pack(),
                     )
                 )
-            gone = sorted(self._populated[scope] - populated)
+            gone = sorted(self.populated[scope] - populated)
             if gone:
                 nothing = [0] * len(gone)
                 packed = cells.CellTable(len(gone)).pack()
                 output.closed.append(
                     ClosedWindow(
                         scope=scope,
-                        from_ms=last,
+                        from_ms=self.grid.start_ms(last),
+                        width_ms=self.grid.width_of(last),
                         names=gone,
                         known=nothing,
                         stale=nothing,
@@ -388,23 +409,27 @@ class FleetState:
                         gone=True,
                     )
                 )
-            self._populated[scope] = populated
+            self.populated[scope] = populated
         self._renumber()
-        self._closed_ms = closing_ms
+        self.closed_ms = closing_ms
+        self.grid = self.grid.pruned(closing_ms)
 
     def _forget(self, changes: node_rules.Changes) -> None:
         """Remove silent machines."""
-        gone = self._clock_ms - self.nodes.data["received_ms"] > self._plan.forget_s * 1000
+        silent_ms = self.clock_ms - self.nodes.data["received_ms"]
+        self._remove(silent_ms > self.plan.forget_s * 1000, changes)
+
+    def _remove(self, gone: npt.NDArray[np.bool_], changes: node_rules.Changes) -> None:
         if gone.any():
-            self._evaluator.forget(self.nodes, gone, self._clock_ms, changes)
+            self._evaluator.forget(self.nodes, gone, self.clock_ms, changes)
             moved = self.nodes.keep(~gone)
-            for table in self._open.values():
+            for table in self.open_cells.values():
                 table.renumber_machines(moved)
 
     def _renumber(self) -> None:
         """Remove the names of empty groups and zones, and reassign codes."""
         for scope, words in (("group", self.nodes.groups), ("zone", self.nodes.zones)):
-            tables = {key: table for key, table in self._open.items() if key[1] == scope}
+            tables = {key: table for key, table in self.open_cells.items() if key[1] == scope}
             is_used = np.zeros(len(words), np.bool_)
             is_used[self.nodes.data[scope]] = True
             for table in tables.values():
@@ -418,26 +443,27 @@ class FleetState:
             codes = np.cumsum(is_used) - 1
             self.nodes.data[scope] = codes[self.nodes.data[scope]].astype(np.int32)
             for key, table in tables.items():
-                self._open[key] = table.select(used[used < len(table)])
+                self.open_cells[key] = table.select(used[used < len(table)])
 
     # Serialization
 
     def pack(self) -> bytes:
         """Everything except the names of machines (`node_columns.NodeNames`)."""
         open_cells = []
-        for key, table in self._open.items():
-            table.compact(self._plan.top)
+        for key, table in self.open_cells.items():
+            table.compact(self.plan.top)
             open_cells.append([*key, table.pack()])
         return msgspec.msgpack.encode(
             (
                 LAYOUT,
-                self._clock_ms,
-                self._closed_ms,
-                self._seen_messages.remembered(),
+                self.grid.pack(),
+                self.clock_ms,
+                self.closed_ms,
+                self.seen_messages.remembered(),
                 self.nodes.pack(),
                 open_cells,
-                self._populated,
-                self._resumed_ms,
+                self.populated,
+                self.resumed_ms,
             )
         )
 
@@ -457,17 +483,23 @@ class FleetState:
     ) -> FleetState:
         if fields[0] != LAYOUT:
             raise ValueError(f"its layout is {fields[0]!r:.20}, expected {LAYOUT}")
-        _, clock_ms, closed_ms, seen, packed, open_cells, populated, resumed_ms = fields
+        _, grid, clock_ms, closed_ms, seen, packed, open_cells, populated, resumed_ms = fields
         fleet = cls(
             plan,
             node_columns.NodeColumns.unpack(
                 packed, names, node_rules.NodeRuleEvaluator(plan.rules).column_schema
             ),
         )
-        fleet._clock_ms, fleet._closed_ms, fleet._resumed_ms = clock_ms, closed_ms, resumed_ms
-        fleet._seen_messages = duplicates.DuplicateWindows(
-            _CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
+        fleet.clock_ms, fleet.closed_ms, fleet.resumed_ms = clock_ms, closed_ms, resumed_ms
+        fleet.grid = window_grid.WindowGrid.unpack(grid)
+        if fleet.grid.width_ms != plan.window_ms:
+            # No window with reports may change: reports are at most ``skew_s`` ahead of the clock.
+            fleet.grid = fleet.grid.changed(plan.window_ms, clock_ms + int(plan.skew_s * 1000))
+        fleet.seen_messages = duplicates.DuplicateWindows(
+            CHANNELS_MAX, {name: [tuple(seen) for seen in boots] for name, boots in seen.items()}
         )
-        fleet._open = {(start, scope): cells.CellTable.unpack(table) for start, scope, table in open_cells}
-        fleet._populated = {scope: set(names) for scope, names in populated.items()}
+        fleet.open_cells = {
+            (number, scope): cells.CellTable.unpack(table) for number, scope, table in open_cells
+        }
+        fleet.populated = {scope: set(names) for scope, names in populated.items()}
         return fleet

@@ -4,6 +4,9 @@ A commit names its transaction: the identity of the checkpoint and the number of
 repeated after a crash finds its number in the table and commits nothing.  The check and the commit use the
 same handle without a refresh in between: if another process committed the same transaction meanwhile, the
 commit fails.  There is no transaction over several tables.
+
+The pipeline's driver stores its epoch in the same way: a driver claims an epoch that is higher than that of
+any before, and a commit with a lower one is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ HOURS_KEY = "muster.hours"  # in the metadata of a commit: the hours of its rows
 VERSION_KEY = "muster.schemaVersion"
 LOG_DAYS = 1  # that the log is kept longer than replaced files
 PRECISION = datetime.timedelta(milliseconds=1)  # of statistics in the log
+DRIVER = "driver"  # application of the transaction whose version is the epoch of the driver
+ATTEMPTS = 5
 WRITER = WriterProperties(compression="ZSTD")
 
 
@@ -83,19 +88,50 @@ class HistoryTable:
         new_files: Iterable[data_files.DataFile],
         transaction: tuple[str, int],
         positions: Mapping[str, int] | None = None,
+        *,
+        epoch: int | None = None,
     ) -> bool:
         """Add the files, unless the transaction is in the table already. Whether they were added.
 
         ``transaction``: its application and version.  ``positions``: further versions, stored with it.
+        ``epoch``: of the driver; `errors.StaleEpoch` if a later driver claimed the table.
         """
         listed = list(new_files)
+        for attempt in range(ATTEMPTS):
+            try:
+                return self._commit(listed, transaction, positions or {}, epoch)
+            except storage.ConcurrentChange:
+                if attempt == ATTEMPTS - 1:
+                    raise
+        raise AssertionError
+
+    def claim(self, epoch: int) -> None:
+        """Refuse the commits of drivers with a lower epoch. `errors.StaleEpoch` if it is not the highest."""
         self.refresh()
+        current = self.transaction_version(DRIVER) or 0
+        if current >= epoch:
+            raise _stale(epoch, current)
+        self._write([], [Transaction(DRIVER, epoch)], [])
+
+    def _commit(
+        self,
+        listed: list[data_files.DataFile],
+        transaction: tuple[str, int],
+        positions: Mapping[str, int],
+        epoch: int | None,
+    ) -> bool:
+        self.refresh()
+        current = self.transaction_version(DRIVER) or 0
+        if epoch is not None and current > epoch:
+            raise _stale(epoch, current)
         application, version = transaction
         last = self._table.transaction_version(application)
         if last is not None and last >= version:
             return False
         stored = [Transaction(application, version)]
-        for name, position in (positions or {}).items():
+        if epoch is not None:
+            stored.append(Transaction(DRIVER, epoch))
+        for name, position in positions.items():
             if position != self._table.transaction_version(name):  # lower ones follow restored streams
                 stored.append(Transaction(name, position))
         hours = sorted({hour for file in listed for hour in file.hours})
@@ -294,6 +330,12 @@ def _additions(listed: Iterable[data_files.DataFile]) -> list[Any]:
         AddAction(file.path, file.size, {tables.DAY: file.day}, now_ms, True, file.statistics)
         for file in listed
     ]
+
+
+def _stale(epoch: int, current: int) -> errors.StaleEpoch:
+    return errors.StaleEpoch(
+        f"the history has commits of a later driver, with the epoch {current}", epoch=epoch, current=current
+    )
 
 
 def _now_ms() -> int:

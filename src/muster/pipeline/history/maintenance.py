@@ -55,15 +55,25 @@ def run(
     limits: MaintenanceLimits = UNLIMITED,
     *,
     with_vacuum: bool = True,
+    check: Callable[[], None] = lambda: None,
 ) -> dict[str, int]:
-    """All steps once. What was done, in numbers."""
+    """All steps once. What was done, in numbers. ``check`` is called before each step and may raise."""
     existing = [name for name in tables.definitions() if delta.exists(root, name)]
-    done = {"hours": update_hourly(root, now_s, limits.keep_s) if tables.NODES in existing else 0}
-    done["compacted"] = sum(compact(root, name, now_s) for name in existing)
+    done: collections.Counter[str] = collections.Counter(hours=0, compacted=0, deleted=0)
+    check()
+    if tables.NODES in existing:
+        done["hours"] = update_hourly(root, now_s, limits.keep_s)
+    for name in existing:
+        check()
+        done["compacted"] += compact(root, name, now_s)
+    check()
     done["deleted"] = enforce_retention(root, now_s, limits)
     if with_vacuum:
-        done["removed"] = sum(vacuum(root, name, limits.keep_s) for name in existing)
-    return done
+        done["removed"] = 0
+    for name in existing if with_vacuum else ():
+        check()
+        done["removed"] += vacuum(root, name, limits.keep_s)
+    return dict(done)
 
 
 def compact(root: storage.Root, name: str, now_s: float) -> int:

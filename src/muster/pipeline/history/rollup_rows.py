@@ -16,7 +16,7 @@ from muster.pipeline.history import delta, storage, tables
 _MS = pa.timestamp("ms", tz="UTC")
 
 
-def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
+def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
     """A row of `groups` for each scope and window; metrics that were not reported are NULL."""
     figures = np.stack([many.figures for many in totals])  # scope by figure by metric
     counts, sums = figures[:, 0], figures[:, 1]
@@ -28,7 +28,7 @@ def rows(totals: Sequence[rollups.ScopeTotals], window_ms: int) -> pa.Table:
     from_ms = pa.array([many.from_ms for many in totals], pa.int64())
     named: dict[str, pa.Array] = {
         "window_start": from_ms.cast(_MS),
-        "window_end": pc.add(from_ms, window_ms).cast(_MS),
+        "window_end": pa.array([many.to_ms for many in totals], pa.int64()).cast(_MS),
         "scope": pa.array([many.scope for many in totals]),
         "name": pa.array([many.name for many in totals]),
         "machines": pa.array([many.cell.machine_count() for many in totals]),

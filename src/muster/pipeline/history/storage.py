@@ -189,6 +189,23 @@ def replace_file(root: Root, path: str, data: bytes) -> None:
         files.write(folder / path, data)
 
 
+def read_file(store: Any, path: str) -> bytes | None:
+    """The content of a small file; None if it does not exist."""
+    try:
+        with store.open_input_stream(path) as stream:
+            return bytes(stream.read())
+    except FileNotFoundError:
+        return None
+
+
+def names(store: Any, folder: str) -> list[str]:
+    """The names in a folder; none if it does not exist."""
+    from pyarrow import fs
+
+    listed = store.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return [info.base_name for info in listed]
+
+
 def check(root: Root, *, setting: str = "history_dir") -> None:
     """Raise an error unless files can be written here. A full disk is accepted: it may have space later."""
     url = normalize(root, setting=setting)

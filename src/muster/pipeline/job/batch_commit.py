@@ -13,13 +13,11 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pyarrow as pa
 
 from muster.bus import api
-from muster.core import errors, files, messages
+from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import protocol
@@ -27,11 +25,8 @@ from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rules, tracker
 from muster.pipeline.fleet import rollups, state
 from muster.pipeline.history import data_files, delta, rollup_rows, tables
-from muster.pipeline.job import query
+from muster.pipeline.job import commit_state, driver_lease, fenced_stream, query
 from muster.pipeline.source import shard_keys
-
-PUBLISH_AT_ONCE = 500
-STATE_VERSION = 1  # of `CommitState`
 
 #: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
 POSITIONS = {stream: f"stream-{stream}" for stream in (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)}
@@ -44,6 +39,8 @@ LOSS = rules.AlertRule(
     severity=messages.Severity.CRITICAL,
     summary="the retention of the stream removed {value:.0f} messages with reports before they were read",
 )
+REMOVED = "removed"  # scope of messages about removed machines
+REMOVED_AT_ONCE = 1000  # in one message: names have up to 256 characters
 RECONCILE_MS = 60_000  # after a new checkpoint: time for rules to become true again
 LOSS_SHOWN_MS = 3_600_000  # so that the alert is seen, although the pipeline has caught up
 HISTORY = rules.AlertRule(
@@ -55,34 +52,13 @@ HISTORY = rules.AlertRule(
 )
 
 
-class RecordedAlerts(msgspec.Struct, frozen=True):
-    """The transaction of `alerts` that contains the first unrecorded alerts, once it is committed."""
-
-    run: str
-    batch: int
-    count: int
-
-
-class CommitState(msgspec.Struct):
-    """The state that survives the process, besides Spark's checkpoint."""
-
-    alerts: tracker.AlertTrackerState
-    unsent: list[tracker.AlertNotification] = msgspec.field(default_factory=list)
-    unpublished: list[messages.Alert] = msgspec.field(default_factory=list)
-    unrecorded: list[messages.Alert] = msgspec.field(default_factory=list)
-    recording: RecordedAlerts | None = None
-    run: str = ""  # the checkpoint whose state the alerts follow
-    batch: tuple[str, int] | None = None  # the last one that was applied: its checkpoint and number
-    clock_ms: int = 0  # the broker's clock at the newest message read
-    version: int = STATE_VERSION
-
-
 class HistoryWriter:
     """The tables of the history, opened when they are first needed."""
 
-    def __init__(self, root: str, run: str, *, keep_s: float) -> None:
+    def __init__(self, root: str, run: str, *, epoch: int, keep_s: float) -> None:
         self._root = root
         self._run = run
+        self._epoch = epoch
         self._keep_s = keep_s
         self._tables: dict[str, delta.HistoryTable] = {}
 
@@ -93,7 +69,7 @@ class HistoryWriter:
         files: Iterable[data_files.DataFile],
         positions: Mapping[str, int] | None = None,
     ) -> bool:
-        return self._table(name).commit(files, (self._run, batch), positions)
+        return self._table(name).commit(files, (self._run, batch), positions, epoch=self._epoch)
 
     def write(self, name: str, batch: int, rows: pa.Table) -> None:
         """Write and commit rows, unless the table has this batch already."""
@@ -101,8 +77,9 @@ class HistoryWriter:
         table.refresh()
         last = table.transaction_version(self._run)
         if last is None or last < batch:
-            stem = f"{self._run}-{batch}"
-            table.commit(data_files.write(self._root, name, rows, stem).files, (self._run, batch))
+            stem = f"{self._run}-{self._epoch}-{batch}"
+            written = data_files.write(self._root, name, rows, stem).files
+            table.commit(written, (self._run, batch), epoch=self._epoch)
 
     def has(self, name: str, run: str, batch: int) -> bool:
         """Whether the batch of a run is in the table."""
@@ -117,9 +94,16 @@ class HistoryWriter:
 
 class BatchCommitter:
     def __init__(
-        self, bus: api.Bus, settings: settings_.PipelineSettings, *, history: str, run: str, state_path: Path
+        self,
+        bus: api.Bus,
+        settings: settings_.PipelineSettings,
+        *,
+        history: str,
+        run: str,
+        state_root: str,
+        authority: driver_lease.DriverAuthority,
     ) -> None:
-        known, receivers = _load_rules(settings)
+        known, receivers = load_rules(settings)
         self.rules = known
         self.counts: dict[str, int] = {}  # by reason, since the start
         self.latest: dict[tuple[str, str], messages.WireMessage] = {}
@@ -127,12 +111,13 @@ class BatchCommitter:
         self.total_rows = 0
         self._lost = (0, 0)  # the last messages that were lost: when, and how many
         self.done_ms = 0  # when the last batch was committed, by the local clock
-        self._bus = bus
+        self.bus = bus
         self._top = settings.top
+        self._authority = authority
         self._history_root, self._keep_s = history, settings.as_of_s
-        self._state_path = state_path
+        self._state_root = state_root
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
-        stored = self._load_state()
+        stored = commit_state.CommitStateStore(state_root, authority.epoch).load()
         self._batch = stored.batch
         self.clock_ms = stored.clock_ms  # the broker's clock at the newest message read
         self.alert_tracker = tracker.AlertTracker(
@@ -149,16 +134,18 @@ class BatchCommitter:
         self._recording = stored.recording
         self._window_ms = int(settings.window_s * 1000)
         baselines = rollups.Baselines()
-        self._evaluator = rollups.ScopeRuleEvaluator(known, baselines, self._window_ms)
+        self._evaluator = rollups.ScopeRuleEvaluator(known, baselines)
         self._load_history(history, baselines)
         self._loop: asyncio.AbstractEventLoop
-        self._results: api.Stream
-        self._alerts: api.Stream
+        self._results: fenced_stream.FencedStream
+        self._alerts: fenced_stream.FencedStream
 
     def follow(self, run: str) -> None:
         """Commit the batches of this checkpoint from now on."""
         self._run = run
-        self._history = HistoryWriter(self._history_root, run, keep_s=self._keep_s)
+        epoch = self._authority.epoch
+        self._history = HistoryWriter(self._history_root, run, epoch=epoch, keep_s=self._keep_s)
+        self._store = commit_state.CommitStateStore(self._state_root, epoch)
         # Alerts of a former checkpoint that were not evaluated since: the state of a new one cannot end them.
         self._unconfirmed = set(self.alert_tracker.on()) if self._stored_run != run else set()
         self._reconcile_at_ms: int | None = None
@@ -166,12 +153,21 @@ class BatchCommitter:
     async def open(self, streams: Sequence[api.StreamSettings]) -> None:
         """``streams``: those of `protocol.streams`, in its order."""
         self._loop = asyncio.get_running_loop()
-        self._results, self._alerts = [await self._bus.stream(stream) for stream in streams]
+        self._results, self._alerts = [
+            fenced_stream.FencedStream(await self.bus.stream(stream), self._authority) for stream in streams
+        ]
+        await self._results.fence(columns.result_subject(self.bus.identity, protocol.MARKER))
+        await self._alerts.fence(protocol.alert(self.bus.identity, protocol.MARKER))
 
     def count(self, reason: str, count: int = 1) -> None:
         self.counts[reason] = self.counts.get(reason, 0) + count
 
+    def remove_former_state(self) -> None:
+        """Remove the alert state of earlier drivers, when this one has saved its own."""
+        self._store.remove_before()
+
     def commit(self, number: int, outputs: list[state.ShardOutput], counts: dict[str, int]) -> None:
+        self._authority.check()
         totals = rollups.scope_totals((window for output in outputs for window in output.closed), self._top)
         on = asyncio.run_coroutine_threadsafe(self._on(), self._loop).result()
         verdicts = [
@@ -188,6 +184,14 @@ class BatchCommitter:
             verdicts.append(_about_history(counts, clock_ms))
         verdicts.append(self._about_loss(counts, clock_ms))
         verdicts += self._reconcile(verdicts, clock_ms)
+        removed = [machine for output in outputs for machine in output.removed]
+        if removed:
+            abouts = {f"node:{machine}" for machine in removed}
+            verdicts += [
+                tracker.RuleVerdict(rule, about, False, clock_ms) for rule, about in on if about in abouts
+            ]
+            counts["removed"] = len(removed)
+            made += _removed_messages(number, removed, clock_ms)
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
@@ -223,11 +227,15 @@ class BatchCommitter:
         try:
             if files or positions:
                 self._history.commit(tables.NODES, number, files, positions)
+        except errors.StaleEpoch:
+            raise
         except (errors.MusterError, OSError) as error:
             self._count_failure(error, counts, query.HISTORY_LOST, sum(file.rows for file in files))
         try:
             if totals:
-                self._history.write(tables.GROUPS, number, rollup_rows.rows(totals, self._window_ms))
+                self._history.write(tables.GROUPS, number, rollup_rows.rows(totals))
+        except errors.StaleEpoch:
+            raise
         except (errors.MusterError, OSError) as error:
             self._count_failure(error, counts, "rollups-not-in-history", len(totals))
 
@@ -265,11 +273,11 @@ class BatchCommitter:
                 groups = [
                     other for other in totals if other.scope == "group" and other.from_ms == many.from_ms
                 ]
-                made.append(("system", "", rollups.system_report(many, groups, self._window_ms)))
+                made.append(("system", "", rollups.system_report(many, groups)))
                 if many.top:
-                    made.append(("top", "", rollups.top_nodes(many, self._window_ms)))
+                    made.append(("top", "", rollups.top_nodes(many)))
             else:
-                made.append((many.scope, many.name, rollups.group_report(many, self._window_ms)))
+                made.append((many.scope, many.name, rollups.group_report(many)))
         return made
 
     async def _finish(
@@ -284,10 +292,12 @@ class BatchCommitter:
         self.clock_ms = max(self.clock_ms, clock_ms)
         self._batch = (self._run, number)
         outcome = self.alert_tracker.apply(verdicts, clock_ms)
-        await _in_groups(self._publish(*result) for result in made)
+        publishing = [self._message(*result) for result in made]
+        await self._results.publish([message for message in publishing if message is not None])
         await self.publish_updates(outcome)
         for scope, name, message in made:
-            self.latest[scope, name] = message
+            if scope != REMOVED:
+                self.latest[scope, name] = message
         await self._record_alerts(number)
         await asyncio.to_thread(self.save)
         self.machines = machines
@@ -296,15 +306,15 @@ class BatchCommitter:
         for reason, count in counts.items():
             self.count(reason, count)
 
-    async def _publish(self, scope: str, name: str, message: messages.WireMessage) -> None:
+    def _message(self, scope: str, name: str, message: messages.WireMessage) -> api.OutgoingMessage | None:
         try:
-            subject = columns.result_subject(self._bus.identity, scope, name)
+            subject = columns.result_subject(self.bus.identity, scope, name)
             data = messages.encode(message)
         except (errors.InvalidInput, errors.LimitExceeded):  # invalid subject, or too large
             self.count("unpublished")
-            return
-        to_ms = message.to_ms  # type: ignore[attr-defined]
-        await self._results.publish(subject, data, message_id=f"{scope}:{name}:{to_ms}")
+            return None
+        at_ms = message.at_ms if isinstance(message, protocol.RemovedMachines) else message.to_ms  # type: ignore[attr-defined]
+        return api.OutgoingMessage(subject, data, message_id=f"{scope}:{name}:{at_ms}")
 
     async def _record_alerts(self, number: int) -> None:
         """Write alert changes to the history, once.
@@ -319,19 +329,21 @@ class BatchCommitter:
             if self._recording is not None:  # the process ended between the commit and saving its state
                 count = await asyncio.to_thread(self._count_recorded, self._recording)
                 del self._unrecorded[:count]
-            self._recording = RecordedAlerts(self._run, number, len(self._unrecorded))
+            self._recording = commit_state.RecordedAlerts(self._run, number, len(self._unrecorded))
             changed = list(self._unrecorded)
             count = len(changed)
             await asyncio.to_thread(self.save)
             if not await asyncio.to_thread(self._write_alerts, number, changed):
                 count = 0  # a repeated batch: they belong to the next one
+        except errors.StaleEpoch:
+            raise
         except (errors.MusterError, OSError) as error:
             self.count("alerts-not-in-history", count)
             self._log.error("history-not-written", error=error)
         self._recording = None
         del self._unrecorded[:count]
 
-    def _count_recorded(self, recorded: RecordedAlerts) -> int:
+    def _count_recorded(self, recorded: commit_state.RecordedAlerts) -> int:
         return recorded.count if self._history.has(tables.ALERTS, recorded.run, recorded.batch) else 0
 
     def _write_alerts(self, number: int, changed: list[messages.Alert]) -> bool:
@@ -348,13 +360,15 @@ class BatchCommitter:
             self.sender.add(notification)
         self._unpublished += outcome.alerts
         publishing = list(self._unpublished)
-        await _in_groups(
-            self._alerts.publish(
-                protocol.alert(self._bus.identity, alert.rule),
-                messages.encode(alert),
-                message_id=f"{alert.rule}:{alert.about}:{alert.state.value}:{alert.since_ms}",
-            )
-            for alert in publishing
+        await self._alerts.publish(
+            [
+                api.OutgoingMessage(
+                    protocol.alert(self.bus.identity, alert.rule),
+                    messages.encode(alert),
+                    message_id=f"{alert.rule}:{alert.about}:{alert.state.value}:{alert.since_ms}",
+                )
+                for alert in publishing
+            ]
         )
         published = {id(alert) for alert in publishing}
         self._unrecorded += [alert for alert in self._unpublished if id(alert) in published]
@@ -367,44 +381,28 @@ class BatchCommitter:
             await self.publish_updates(outcome)
             await asyncio.to_thread(self.save)
 
-    def _load_state(self) -> CommitState:
-        try:
-            stored = msgspec.json.decode(self._state_path.read_bytes(), type=CommitState)
-        except FileNotFoundError:
-            return CommitState(tracker.AlertTrackerState())
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise errors.Conflict(
-                f"the alert state {self._state_path} cannot be read: {error}",
-                hint="move the file away to start with an empty state",
-            ) from error
-        if stored.version > STATE_VERSION:
-            raise errors.Conflict(
-                f"the alert state {self._state_path} has version {stored.version}, expected {STATE_VERSION}",
-                hint="run a newer Muster, or move the file away to start with an empty state",
-            )
-        return stored
-
     def save(self) -> None:
-        data = msgspec.json.encode(
-            CommitState(
-                self.alert_tracker.state(),
-                self.sender.unsent(),
-                self._unpublished,
-                self._unrecorded,
-                self._recording,
-                self._stored_run,
-                self._batch,
-                self.clock_ms,
-            )
-        )
+        """Not if another process is the driver, or may be."""
         try:
-            files.write(self._state_path, data)
-        except OSError as error:
+            self._authority.check()
+            self._store.save(
+                commit_state.CommitState(
+                    self.alert_tracker.state(),
+                    self.sender.unsent(),
+                    self._unpublished,
+                    self._unrecorded,
+                    self._recording,
+                    self._stored_run,
+                    self._batch,
+                    self.clock_ms,
+                )
+            )
+        except (errors.MusterError, OSError) as error:
             self.count("alerts-not-saved")
             self._log.error("alerts-not-saved", error=error)
 
 
-def _load_rules(
+def load_rules(
     settings: settings_.PipelineSettings,
 ) -> tuple[tuple[rules.AlertRule, ...], dict[str, notifications.AlertContact]]:
     if not settings.rules:
@@ -421,13 +419,19 @@ def _load_rules(
     return known, receivers
 
 
+def _removed_messages(
+    number: int, machines: list[str], at_ms: int
+) -> list[tuple[str, str, messages.WireMessage]]:
+    return [
+        (
+            REMOVED,
+            f"{number}-{start}",
+            protocol.RemovedMachines(at_ms=at_ms, machines=tuple(machines[start : start + REMOVED_AT_ONCE])),
+        )
+        for start in range(0, len(machines), REMOVED_AT_ONCE)
+    ]
+
+
 def _about_history(counts: Mapping[str, int], clock_ms: int) -> tracker.RuleVerdict:
     missing = sum(counts.get(name, 0) for name in (query.HISTORY_LOST, "rollups-not-in-history"))
     return tracker.RuleVerdict(HISTORY.name, "pipeline", missing > 0, clock_ms, float(missing))
-
-
-async def _in_groups(work: Iterable[Any]) -> None:
-    """Concurrent publications share the broker's disk syncs."""
-    waiting = list(work)
-    for start in range(0, len(waiting), PUBLISH_AT_ONCE):
-        await asyncio.gather(*waiting[start : start + PUBLISH_AT_ONCE])

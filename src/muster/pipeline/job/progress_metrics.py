@@ -10,6 +10,7 @@ from muster.pipeline import protocol
 
 _STATES = {
     "running": health.HealthState.UP,
+    "standby": health.HealthState.UP,
     "stopping": health.HealthState.DRAINING,
     "failed": health.HealthState.LATE,
 }

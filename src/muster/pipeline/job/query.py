@@ -24,8 +24,10 @@ import pyarrow as pa
 
 from muster.core import errors
 from muster.core.reports import columns
-from muster.pipeline.fleet import blocks, node_columns, state
+from muster.pipeline import protocol
+from muster.pipeline.fleet import blocks, node_columns, removal, resharding, state
 from muster.pipeline.history import data_files, storage, tables
+from muster.pipeline.job import state_transfer
 from muster.pipeline.source import shard_keys
 
 if TYPE_CHECKING:
@@ -50,6 +52,10 @@ class QueryPlan:
     checkpoint: str
     history: str
     run: str
+    pipeline: str = "pipeline"  # its identity on the bus
+    epoch: int = 0
+    first: int = 0  # number of the first batch: Spark counts from 0
+    transferred: tuple[str, int] | None = None  # a checkpoint of Spark and its batch that have the state
     credentials: str | None = None
     ca: str | None = None
     streams: tuple[str, ...] = (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)
@@ -58,6 +64,7 @@ class QueryPlan:
     splits: int = 2
     max_messages: int = 4000
     after: tuple[int, ...] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
+    until: tuple[int, ...] = (0, 0)  # where its first batch ends; 0: anywhere
 
 
 CommitBatch = Callable[[int, list[state.ShardOutput], dict[str, int]], None]
@@ -71,6 +78,9 @@ def start(
     ``commit`` receives the number of the batch, the outputs of the shards and the counters; when it returns,
     the batch is done.  It may receive the same batch again after a crash.
     """
+    keys = shard_keys.keys(job.shards, job.partitions)
+    # A new checkpoint of Spark takes the number from the session.
+    spark.conf.set("spark.sql.shuffle.partitions", str(job.partitions))
     options = {
         "servers": ",".join(job.servers),
         "streams": ",".join(job.streams),
@@ -79,19 +89,25 @@ def start(
         "onLoss": "skip",
         "missing": "wait",
         "payload": "shards",
-        "shards": ",".join(map(str, shard_keys.keys(job.shards, job.partitions))),
+        "shards": ",".join(map(str, keys)),
+        "removals": protocol.removal(job.pipeline),
         "after": ",".join(map(str, job.after)),
+        "until": ",".join(map(str, job.until)),
     }
     options |= {key: value for key in ("credentials", "ca") if (value := getattr(job, key))}
     stream = spark.readStream.format("muster").options(**options).load()
+    before = None
+    if job.transferred is not None:
+        parts = state_transfer.initial_state(spark, *job.transferred, job.plan, keys)
+        before = parts.groupBy("shard")
     frame = stream.groupBy("shard").transformWithState(
-        processor(job), OUTPUT, outputMode="Append", timeMode="None"
+        processor(job), OUTPUT, outputMode="Append", timeMode="None", initialState=before
     )
     writer = (
         frame.writeStream.queryName(QUERY_NAME)
         .outputMode("append")
         .option("checkpointLocation", job.checkpoint)
-        .foreachBatch(lambda batch, number: _commit_batch(batch, number, commit))
+        .foreachBatch(lambda batch, number: _commit_batch(batch, job.first + number, commit))
     )
     chosen = (
         writer.trigger(availableNow=True)
@@ -126,6 +142,7 @@ class ShardProcessor:
         self._summaries = 0
         self._reports = 0
         self._files: list[data_files.DataFile] = []
+        self._removals: list[removal.MachineRemoval] = []
         self._started = time.process_time()
 
     def open(self, rows: Iterable[Any]) -> tuple[list[blocks.ReportPiece], list[blocks.DecodedMessage]]:
@@ -140,6 +157,8 @@ class ShardProcessor:
                     self._count(reason, count)
             if row["activity"]:
                 self._activity += msgspec.json.decode(row["activity"], type=list[tuple[int, int]])
+            if row["removals"]:
+                self._removals += msgspec.json.decode(row["removals"], type=list[removal.MachineRemoval])
             if row["reports"] is not None:
                 pieces.append(blocks.ReportPiece.decode(sequence, row["reports"]))
                 self._reports = max(self._reports, sequence)
@@ -168,7 +187,13 @@ class ShardProcessor:
     def feed(
         self, pieces: list[blocks.ReportPiece], summaries: list[blocks.DecodedMessage]
     ) -> state.ShardOutput:
-        output = self._known.feed(pieces, self._clock_ms, summaries=summaries, activity=self._activity)
+        output = self._known.feed(
+            pieces,
+            self._clock_ms,
+            summaries=summaries,
+            activity=self._activity,
+            removals=self._removals,
+        )
         output.summaries = self._summaries
         output.reports = self._reports
         output.files = self._files
@@ -195,8 +220,8 @@ def _history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-#: Cache of the names of machines, by run and shard: most micro-batches do not change them.
-_NAMES: dict[tuple[str, int], node_columns.NodeNames] = {}
+#: Cache of the names of machines, by run, epoch and shard: most micro-batches do not change them.
+_NAMES: dict[tuple[str, int, int], node_columns.NodeNames] = {}
 
 
 def processor(job: QueryPlan) -> Any:
@@ -207,11 +232,19 @@ def processor(job: QueryPlan) -> Any:
 
     class FleetProcessor(StatefulProcessor):
         def init(self, handle: StatefulProcessorHandle) -> None:
-            self._state = handle.getValueState("fleet", "version string, data binary")
-            self._names = handle.getValueState("names", "data binary")
+            self._state = handle.getValueState(state_transfer.FLEET, state_transfer.FLEET_SCHEMA)
+            self._names = handle.getValueState(state_transfer.NAMES, state_transfer.NAMES_SCHEMA)
+
+        def handleInitialState(self, key: Any, part: Row, timerValues: Any) -> None:
+            known = state_transfer.load(part["version"], bytes(part["data"]), bytes(part["names"]), job.plan)
+            if self._state.exists():
+                known = resharding.merge(self._load((job.run, job.epoch, key[0])), known)
+            names = known.nodes.names
+            self._state.update((names.version, known.pack()))
+            self._names.update((names.pack(),))
 
         def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
-            shard = (job.run, key[0])
+            shard = (job.run, job.epoch, key[0])
             known = self._load(shard)
             before = known.nodes.names.version
             processor_ = ShardProcessor(known)
@@ -227,7 +260,7 @@ def processor(job: QueryPlan) -> Any:
             output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
             yield Row(shard=key[0], data=msgspec.msgpack.encode(output))
 
-        def _load(self, shard: tuple[str, int]) -> state.FleetState:
+        def _load(self, shard: tuple[str, int, int]) -> state.FleetState:
             stored = self._state.get()
             if not stored:
                 return state.FleetState(job.plan)
@@ -235,10 +268,8 @@ def processor(job: QueryPlan) -> Any:
             names = _NAMES.get(shard)
             if names is None or names.version != version:
                 stored_names = self._names.get()
-                names = (
-                    node_columns.NodeNames.unpack(version, bytes(stored_names[0]))
-                    if stored_names
-                    else node_columns.NodeNames(version)
+                return state_transfer.load(
+                    version, bytes(packed), bytes(stored_names[0]) if stored_names else None, job.plan
                 )
             return state.FleetState.unpack(bytes(packed), job.plan, names)
 
@@ -246,7 +277,7 @@ def processor(job: QueryPlan) -> Any:
             task = TaskContext.get()
             assert task is not None
             number = int(task.getLocalProperty(BATCH_PROPERTY) or 0)
-            return f"{job.run}-{number}-{shard}"
+            return f"{job.run}-{job.epoch}-{job.first + number}-{shard}"
 
         def close(self) -> None:
             pass

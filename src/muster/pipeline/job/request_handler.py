@@ -12,8 +12,10 @@ import msgspec
 
 from muster.bus.rpc import server
 from muster.core import errors, messages
+from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.alerts import tracker
+from muster.pipeline.fleet import removal
 from muster.pipeline.job import batch_commit
 
 SILENCE_S_MAX = 10 * 365 * 86400.0
@@ -21,7 +23,8 @@ ALERTS_MAX = 1_000  # in one page, as far as they fit
 
 
 class PipelineRequestHandler:
-    """``batches`` returns the progress of recent batches, newest last; ``stop`` ends the service."""
+    """``batches`` returns the progress of recent batches, newest last; ``check`` raises an error if this
+    process is not the driver; ``stop`` ends the service."""
 
     def __init__(
         self,
@@ -30,12 +33,15 @@ class PipelineRequestHandler:
         *,
         progress: Callable[[], protocol.BatchProgress],
         batches: Callable[[], list[protocol.BatchProgress]],
+        check: Callable[[], None],
         stop: Callable[[], None],
     ) -> None:
         self._committer = known
         self._operators = operators
         self._progress = progress
         self._batches = batches
+        self._check = check
+        self._bus = known.bus
         self._stop = stop
         self._changing = asyncio.Lock()
 
@@ -50,12 +56,14 @@ class PipelineRequestHandler:
             server.RpcOperation("request.resolve", self._resolve, target=_target),
             server.RpcOperation("request.silence", self._silence, target=_target),
             server.RpcOperation("request.unsilence", self._unsilence),
+            server.RpcOperation("request.remove", self._remove, target=_selection),
             server.RpcOperation("request.stop", self._end, what="pipeline-stop"),
         ]
 
     async def authorize(
         self, call: server.RpcCall, operation: server.RpcOperation, arguments: Mapping[str, Any]
     ) -> None:
+        self._check()
         if operation.kind == server.READ or "*" in self._operators or call.identity in self._operators:
             return
         raise errors.Forbidden(
@@ -129,6 +137,20 @@ class PipelineRequestHandler:
         async with self._changing:
             await self._store(self._committer.alert_tracker.unsilence(id))
 
+    async def _remove(
+        self, call: server.RpcCall, machines: tuple[str, ...] = (), where: str = ""
+    ) -> dict[str, Any]:
+        """Stored in the stream of reports: the next batch applies it."""
+        request = removal.MachineRemoval(machines=machines, where=where)
+        request.validate()
+        stream = await self._bus.open_stream(columns.REPORTS_STREAM)
+        stored = await stream.publish(
+            protocol.removal(self._bus.identity),
+            msgspec.json.encode(request),
+            message_id=uuid.uuid4().hex,
+        )
+        return {"sequence": stored}
+
     async def _end(self, call: server.RpcCall) -> None:
         self._stop()
 
@@ -143,6 +165,10 @@ def _now_ms() -> int:
 
 def _id(silence: tracker.Silence) -> str:
     return silence.id
+
+
+def _selection(arguments: Mapping[str, Any]) -> str:
+    return str(arguments.get("where") or ", ".join(map(str, arguments.get("machines", ())))[:200])
 
 
 def _target(arguments: Mapping[str, Any]) -> str:

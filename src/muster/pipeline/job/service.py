@@ -1,5 +1,9 @@
 """The process that runs the job: Spark in its own threads, the bus on the event loop.
 
+It waits until it is the driver (`driver_lease`), with Spark already started.  Then it begins a term of its
+own in the checkpoint (`driver_terms`).  A driver that another process has replaced ends its Java process at
+once, and itself with `errors.StaleEpoch`.
+
 Each micro-batch ends in `batch_commit`; requests are handled by `request_handler`.  The event loop publishes
 ticks and progress, advances the clock of the alert tracker, sends notifications, and maintains the history.
 A query that ends by itself is restarted after a delay; the failure is visible in the progress and in the
@@ -20,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from muster.bus import api
+from muster.bus import api, leases
 from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.core.reports import columns
@@ -30,7 +34,14 @@ from muster.pipeline import settings as settings_
 from muster.pipeline.batch import cost_fit
 from muster.pipeline.fleet import state
 from muster.pipeline.history import delta, maintenance, storage, tables
-from muster.pipeline.job import batch_commit, checkpoint_label, request_handler, state_copy
+from muster.pipeline.job import (
+    batch_commit,
+    checkpoint_label,
+    driver_lease,
+    driver_terms,
+    request_handler,
+    state_copy,
+)
 from muster.pipeline.job import query as job_query
 from muster.pipeline.source import session
 from muster.supervision import tasks
@@ -45,6 +56,9 @@ RESTART_WAIT_MAX_S = 60.0
 MAINTAIN_S = 300.0
 VACUUM_S = 3600.0
 STREAM_SHORTER = "stream-shorter"  # counts streams that end before the position of the checkpoint
+CLAIM_ATTEMPTS = 10
+#: Why a query ended: its first batch has the state of the former term. The next one does not depend on that.
+TRANSFERRED = "transferred"
 BATCHES_KEPT = 400  # for requests about recent batches
 
 
@@ -79,29 +93,18 @@ class PipelineService:
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
         self._history = settings.history_root(paths.folder)
         storage.check(self._history)
+        batch_commit.load_rules(settings)  # an invalid file is an error at once, not after a takeover
         self._checkpoint = settings.checkpoint_root(paths.folder)
-        self._label = checkpoint_label.open_(self._checkpoint, settings)
-        checkpoint_label.relocate(self._checkpoint, self._label)
-        is_renewed = self._follow_restored_streams()
         self._folder = settings.state_folder(paths.folder)
-        self._committer = batch_commit.BatchCommitter(
-            bus,
-            settings,
-            history=self._history,
-            run=self._label.run,
-            state_path=self._folder / checkpoint_label.STATE_NAME,
-        )
-        if is_renewed:
-            self._committer.count(STREAM_SHORTER)
+        self._driver: driver_lease.DriverLease
+        self._label: checkpoint_label.CheckpointLabel
+        self._term: driver_terms.DriverTerm
+        self._committer: batch_commit.BatchCommitter
+        self._spark: SparkSession | None = spark
+        self._parallelism: tuple[int, int, int] | None = None  # shards, partitions, splits
+        self._transfers = False  # whether the query reads the state of an earlier term
         self._progress = protocol.BatchProgress(state="starting")
         self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
-        self._request_handler = request_handler.PipelineRequestHandler(
-            self._committer,
-            settings.operators,
-            progress=lambda: self._progress,
-            batches=lambda: list(self._batches),
-            stop=self.stop,
-        )
         self._seen_batch = -1
         self._rows_before = 0
         self._first_sequence = 0  # of the stream, when this process began
@@ -112,18 +115,26 @@ class PipelineService:
 
     async def run(self) -> None:
         """Run until `stop` is called or requested."""
-        await self._committer.open(self._paths.streams)
         async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self._end_spark)
+            replicas = self._paths.streams[0].replicas
+            all_leases = await stack.enter_async_context(
+                await leases.Leases.open(self._bus, replicas=replicas)
+            )
+            self._driver = driver_lease.DriverLease(self._bus, all_leases)
+            stack.push_async_callback(self._driver.close)
+            if not await self._become_driver():
+                return
+            await asyncio.to_thread(self._begin)
+            self._driver.keep(self._is_current)
+            await self._committer.open(self._paths.streams)
+            handler = self._request_handler()
             await stack.enter_async_context(
-                server.RpcServer(
-                    self._bus,
-                    protocol.PART,
-                    self._request_handler.operations(),
-                    authorize=self._request_handler.authorize,
-                )
+                server.RpcServer(self._bus, protocol.PART, handler.operations(), authorize=handler.authorize)
             )
             tick_s = min(TICK_S, self._settings.trigger_s / 2)
             advance, send = self._committer.advance_clock, self._committer.sender.run
+            self._tasks.loop("superseded", self._end_when_superseded)
             self._tasks.loop("tick", functools.partial(self._every, tick_s, self._tick))
             self._tasks.loop("clock", functools.partial(self._every, 1.0, advance))
             self._tasks.loop("notifications", functools.partial(send, self._committer.save))
@@ -132,17 +143,145 @@ class PipelineService:
             finally:
                 self._stop.set()
                 await self._tasks.close()
-        await asyncio.to_thread(self._committer.save)
+            if self._driver.superseded.is_set():
+                raise errors.StaleEpoch(
+                    "another process has become the driver of the pipeline",
+                    epoch=self._term.epoch,
+                    current=self._term.epoch + 1,
+                )
+            await asyncio.to_thread(self._committer.save)
+
+    def _request_handler(self) -> request_handler.PipelineRequestHandler:
+        return request_handler.PipelineRequestHandler(
+            self._committer,
+            self._settings.operators,
+            progress=self._status,
+            batches=lambda: list(self._batches),
+            check=self._driver.check,
+            stop=self.stop,
+        )
+
+    def _status(self) -> protocol.BatchProgress:
+        driver = self._driver
+        return msgspec.structs.replace(
+            self._progress, driver=driver.process, epoch=driver.epoch, standbys=driver.standbys
+        )
 
     def stop(self) -> None:
         self._stop.set()
 
+    # The driver
+
+    async def _become_driver(self) -> bool:
+        """Wait for the lease; False if stopped. A standby starts Spark while it waits."""
+        if await self._driver.try_acquire():
+            return True
+        self._progress = msgspec.structs.replace(
+            self._progress, state="standby", reason="another process is the driver"
+        )
+        if self._on_progress is not None:
+            self._on_progress(self._progress)
+        await self._ensure_spark()
+        waiting = self._tasks.spawn("acquire", self._driver.acquire())
+        stopping = self._tasks.spawn("stop", self._stop.wait())
+        await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            waiting.cancel()
+            return False
+        stopping.cancel()
+        await waiting
+        self._progress = msgspec.structs.replace(self._progress, state="starting", reason="")
+        return True
+
+    def _begin(self) -> None:
+        """Claim an epoch, then read where the last driver stopped: it can commit nothing any more."""
+        self._label = checkpoint_label.open_(self._checkpoint)
+        is_renewed = self._follow_restored_streams()
+        self._begin_term()
+        self._committer = batch_commit.BatchCommitter(
+            self._bus,
+            self._settings,
+            history=self._history,
+            run=self._label.run,
+            state_root=self._settings.state_root(self._paths.folder),
+            authority=self._driver,
+        )
+        if is_renewed:
+            self._committer.count(STREAM_SHORTER)
+
+    def _begin_term(self) -> None:
+        epoch, run = self._claim_epoch(), self._label.run
+        last = driver_terms.read_last(self._checkpoint, run)
+        self._term = driver_terms.next_term(epoch, run, last, self._stored_positions())
+        if self._term.state is not None:
+            driver_terms.relocate(self._checkpoint, self._term.state.epoch)
+        driver_terms.begin(self._checkpoint, self._term)
+        self._driver.epoch = epoch
+        self._parallelism = None
+        self._log.info("term-begun", epoch=epoch, batch=self._term.first)
+
+    def _claim_epoch(self) -> int:
+        """Higher than every epoch in the checkpoint and the history, and than that of the lease."""
+        for _ in range(CLAIM_ATTEMPTS):
+            try:
+                written = [
+                    delta.HistoryTable(self._history, name, keep_s=self._settings.as_of_s)
+                    for name in (tables.NODES, tables.GROUPS, tables.ALERTS)
+                ]
+                claimed = [table.transaction_version(delta.DRIVER) or 0 for table in written]
+                epoch = 1 + max([*claimed, *driver_terms.epochs(self._checkpoint), self._driver.lease_epoch])
+                for table in written:
+                    table.claim(epoch)
+                return epoch
+            except (storage.ConcurrentChange, errors.StaleEpoch):
+                self._driver.check()
+            except (storage.HistoryFull, storage.StorageUnavailable) as error:
+                # The pipeline runs without a history that cannot be written; then only the lease protects it.
+                self._log.error("epoch-not-claimed", error=error)
+                return 1 + max([*driver_terms.epochs(self._checkpoint), self._driver.lease_epoch])
+        raise errors.Unavailable("the history changes too often to begin as its driver")
+
+    async def _is_current(self) -> bool:
+        last = await asyncio.to_thread(driver_terms.read_last, self._checkpoint, self._label.run)
+        return last is not None and last.term.epoch == self._term.epoch
+
+    async def _end_when_superseded(self) -> None:
+        await self._driver.superseded.wait()
+        self._log.error("superseded", epoch=self._term.epoch)
+        if self._given_spark is None and self._spark is not None:
+            session.kill(self._spark)
+            self._spark = None
+        self._stop.set()
+
+    async def _has_committed(self) -> bool:
+        """Whether Spark has committed a batch of this term."""
+        last = await asyncio.to_thread(driver_terms.read_last, self._checkpoint, self._label.run)
+        return last is not None and last.term.epoch == self._term.epoch and last.committed is not None
+
+    async def _remove_former(self) -> None:
+        """Remove the terms of earlier drivers, which nothing reads any more."""
+        try:
+            self._driver.check()
+            await asyncio.to_thread(driver_terms.remove_before, self._checkpoint, self._term.epoch)
+            await asyncio.to_thread(self._committer.remove_former_state)
+        except (errors.MusterError, OSError) as error:
+            self._log.warning("former-term-not-removed", error=error)
+
+    # The query
+
+    async def _ensure_spark(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = await asyncio.to_thread(self._start_spark)
+        return self._spark
+
+    async def _end_spark(self) -> None:
+        if self._given_spark is None and self._spark is not None:
+            await asyncio.to_thread(self._spark.stop)
+
     async def _run_query(self) -> None:
         if not await self._wait_for_stream():
             return
-        spark = self._given_spark
-        if spark is None:
-            spark = await asyncio.to_thread(self._start_spark)
+        spark = await self._ensure_spark()
         if self._settings.compact:
             self._tasks.loop("maintenance", self._maintain)
         try:
@@ -157,6 +296,9 @@ class PipelineService:
                     await asyncio.to_thread(_stop_query, query)
                 if reason is None:
                     break
+                if reason == TRANSFERRED:
+                    await self._remove_former()
+                    continue
                 self._committer.count("query-failed")
                 self._progress = msgspec.structs.replace(
                     self._progress, state="failed", reason=reason[-1000:]
@@ -177,8 +319,6 @@ class PipelineService:
                 wait_s = min(2 * wait_s, RESTART_WAIT_MAX_S)
         finally:
             await self._tasks.close()
-            if self._given_spark is None:
-                await asyncio.to_thread(spark.stop)
 
     async def _wait_for_stream(self) -> bool:
         """Channels create the stream, possibly later than this process starts."""
@@ -201,22 +341,24 @@ class PipelineService:
             name=f"muster {self._bus.identity}",
             work_dir=self._paths.folder / "pipeline",
             extra={
-                "spark.sql.shuffle.partitions": str(self._settings.partitions),
                 "spark.driver.memory": self._settings.memory,
                 "spark.executor.memory": self._settings.memory,
             },
         )
 
     def _positions(self) -> dict[str, int]:
-        """The last sequence read from each stream: by the checkpoint, or else as the history has it."""
-        known = checkpoint_label.offsets(self._checkpoint, self._label)
-        if known is None:
-            known = self._label.after
+        """The last position that was read or planned, by stream."""
+        last = driver_terms.read_last(self._checkpoint, self._label.run)
         return {
-            stream: known[stream]
-            if stream in known
-            else delta.position(self._history, tables.NODES, batch_commit.POSITIONS[stream]) or 0
-            for stream in batch_commit.POSITIONS
+            **dict.fromkeys(batch_commit.POSITIONS, 0),
+            **((last and (last.planned or last.end)) or self._term.until or self._term.after),
+        }
+
+    def _stored_positions(self) -> dict[str, int]:
+        """Where a new checkpoint starts: after what the history has, unless the label names positions."""
+        return {
+            stream: self._label.after.get(stream, delta.position(self._history, tables.NODES, name) or 0)
+            for stream, name in batch_commit.POSITIONS.items()
         }
 
     def _follow_restored_streams(self) -> bool:
@@ -228,9 +370,11 @@ class PipelineService:
         restored = state_copy.read_restored(self._paths.folder)
         if restored is None:
             return False
+        last = driver_terms.read_last(self._checkpoint, self._label.run)
+        positions = (last and (last.planned or last.end)) or self._stored_positions()
         after = {
-            stream: min(position, restored.streams.get(stream, 0))
-            for stream, position in self._positions().items()
+            stream: min(positions.get(stream, 0), restored.streams.get(stream, 0))
+            for stream in batch_commit.POSITIONS
         }
         self._renew_checkpoint(after, "restored")
         state_copy.forget_restored(self._paths.folder)
@@ -255,16 +399,30 @@ class PipelineService:
         if after == positions:
             return
         await asyncio.to_thread(self._renew_checkpoint, after, "shorter")
+        await asyncio.to_thread(self._begin_term)
         self._committer.follow(self._label.run)
         self._committer.count(STREAM_SHORTER)
 
     def _renew_checkpoint(self, after: dict[str, int], reason: str) -> None:
-        self._label = checkpoint_label.renew(self._checkpoint, self._settings, after)
+        self._label = checkpoint_label.renew(self._checkpoint, after)
         self._log.warning("checkpoint-renewed", reason=f"streams-{reason}", run=self._label.run, **after)
 
     def _start_query(self, spark: SparkSession) -> StreamingQuery:
-        settings = self._settings
+        settings, term = self._settings, self._term
         session.activate(spark)
+        if self._parallelism is None:  # fixed for the term
+            self._parallelism = settings.parallelism(session.cores(spark))
+        shards, partitions, splits = self._parallelism
+        last = driver_terms.read_last(self._checkpoint, self._label.run)
+        is_new = last is None or last.committed is None
+        transferred = None
+        if is_new and term.state is not None:
+            transferred = driver_terms.spark_folder(self._checkpoint, term.state.epoch), term.state.batch
+        self._transfers = transferred is not None
+        after, until = (
+            tuple(offsets.get(stream, 0) for stream in batch_commit.POSITIONS)
+            for offsets in (term.after, term.until)
+        )
         plan = job_query.QueryPlan(
             plan=state.FleetStatePlan(
                 window_s=settings.window_s,
@@ -279,14 +437,19 @@ class PipelineService:
             servers=self._paths.servers,
             credentials=self._paths.credentials,
             ca=self._paths.ca,
-            checkpoint=storage.spark_url(self._checkpoint, self._label.folder),
+            checkpoint=driver_terms.spark_folder(self._checkpoint, term.epoch),
             history=self._history,
             run=self._label.run,
-            shards=settings.shards,
-            partitions=settings.partitions,
-            splits=settings.splits,
+            pipeline=self._bus.identity,
+            epoch=term.epoch,
+            first=term.first,
+            transferred=transferred,
+            shards=shards,
+            partitions=partitions,
+            splits=splits,
             max_messages=settings.max_messages,
-            after=tuple(self._positions().values()),
+            after=after,
+            until=until,
         )
         return job_query.start(spark, plan, self._committer.commit, trigger_s=settings.trigger_s)
 
@@ -302,6 +465,8 @@ class PipelineService:
                 self._batches.append(self._progress)
                 await self._publish_progress()
                 await asyncio.to_thread(self._store_progress)
+                if self._transfers and await self._has_committed():
+                    return TRANSFERRED
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), POLL_S)
         self._progress = msgspec.structs.replace(self._progress, state="stopping")
@@ -320,14 +485,16 @@ class PipelineService:
 
     async def _tick(self) -> None:
         """Publish a tick, so that Spark runs a batch and time advances even if all machines are silent."""
+        self._driver.check()
         stream = await self._bus.open_stream(columns.REPORTS_STREAM)
         await stream.publish(protocol.tick(self._bus.identity), b"")
 
     async def _publish_progress(self) -> None:
         if self._on_progress is not None:
-            self._on_progress(self._progress)
-        with contextlib.suppress(errors.Unavailable):
-            await self._bus.publish(protocol.progress(self._bus.identity), messages.encode(self._progress))
+            self._on_progress(self._status())
+        with contextlib.suppress(errors.Unavailable, errors.StaleEpoch):
+            self._driver.check()
+            await self._bus.publish(protocol.progress(self._bus.identity), messages.encode(self._status()))
 
     def _store_progress(self) -> None:
         try:
@@ -347,7 +514,12 @@ class PipelineService:
             due = time.monotonic() - vacuumed >= VACUUM_S
             try:
                 done = await asyncio.to_thread(
-                    maintenance.run, self._history, time.time(), limits, with_vacuum=due
+                    maintenance.run,
+                    self._history,
+                    time.time(),
+                    limits,
+                    with_vacuum=due,
+                    check=self._driver.check,
                 )
                 if any(done.values()):
                     self._log.info("history-maintained", **done)
@@ -380,7 +552,7 @@ class PipelineService:
             at_ms=done.done_ms or int(time.time() * 1000),
             newest_ms=done.clock_ms,
             trigger_s=self._settings.trigger_s,
-            batch=report["batchId"],
+            batch=self._term.first + report["batchId"],
             batch_s=batch_s,
             rows=rows,
             rows_s=rows / max(self._settings.trigger_s, batch_s),

@@ -6,7 +6,8 @@ is what the pipeline recovers from.  The alert state names its batch, and everyt
 same batch:
 
     alert state    as it is: after batch N
-    checkpoint     offsets of the batches up to N, commits of those up to N - 1, all state of the shards
+    checkpoint     offsets of the batches up to N, commits of those up to N - 1, all state of the shards,
+                   in the folder of the driver's term (`driver_terms`)
     history        commits up to N
 
 So batch N is repeated after a restore, with the same messages; the tables have it already.  Messages after it
@@ -30,7 +31,7 @@ import msgspec
 from muster.core import errors, files
 from muster.pipeline import settings as settings_
 from muster.pipeline.history import storage
-from muster.pipeline.job import checkpoint_label
+from muster.pipeline.job import checkpoint_label, commit_state, driver_terms
 
 HISTORY, CHECKPOINT, STATE = "history", "checkpoint", "state"  # folders of the copy
 RESTORED_NAME = "restored.json"
@@ -48,7 +49,7 @@ class RestoredStreams(msgspec.Struct, frozen=True):
 
 
 class _Batch(msgspec.Struct, frozen=True):
-    """The part of `batch_commit.CommitState` that is needed here."""
+    """The part of `commit_state.CommitState` that is needed here."""
 
     batch: tuple[str, int] | None = None
 
@@ -86,10 +87,11 @@ def take(settings: settings_.PipelineSettings, folder: Path, target: Path) -> di
 def _take(parts: dict[str, Path | None], target: Path) -> None:
     state = parts[STATE]
     assert state is not None
-    alerts = state / checkpoint_label.STATE_NAME
-    if alerts.is_file():
-        _copy(alerts, target / STATE / alerts.name)
-    run, last = _last_batch(target / STATE / alerts.name)
+    names = commit_state.state_names(path.name for path in state.glob("*"))
+    run, last = "", -1
+    if names:
+        _copy(state / names[-1], target / STATE / names[-1])
+        run, last = _last_batch(target / STATE / names[-1])
     checkpoint = parts[CHECKPOINT]
     if checkpoint is not None and (checkpoint / checkpoint_label.LABEL).is_file():
         label = _copy_checkpoint(checkpoint, target / CHECKPOINT, run, last)
@@ -104,8 +106,6 @@ def _take(parts: dict[str, Path | None], target: Path) -> None:
 def _last_batch(path: Path) -> tuple[str, int]:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Batch)
-    except FileNotFoundError:
-        return "", -1
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.Conflict(f"the alert state cannot be read: {error}") from error
     return stored.batch or ("", -1)
@@ -117,19 +117,49 @@ def _copy_checkpoint(source: Path, target: Path, run: str, last: int) -> checkpo
     _place(target / checkpoint_label.LABEL, content)
     if label.run != run or last < 0:
         return label
-    spark, copied = source / label.folder, target / label.folder
+    terms = [
+        term
+        for path in sorted(source.glob(f"{driver_terms.FOLDER}/*/{driver_terms.RECORD}"))
+        if (term := msgspec.json.decode(path.read_bytes(), type=driver_terms.DriverTerm)).run == run
+        and term.first <= last
+    ]
+    for term in terms:
+        _copy_term(source, target, term, last - term.first)
+    if terms:
+        _require_complete(source, target, terms[-1], last - terms[-1].first)
+    return label
+
+
+def _copy_term(source: Path, target: Path, term: driver_terms.DriverTerm, batch: int) -> None:
+    """``batch``: the last one that is copied, as Spark counts."""
+    folder = Path(driver_terms.folder_of(str(source), term.epoch))
+    copied = target / folder.relative_to(source)
+    _copy(folder / driver_terms.RECORD, copied / driver_terms.RECORD)
+    spark = folder / driver_terms.SPARK
+    if not spark.is_dir():
+        return
+    # After its first batch a term has the state of its own, and the former term may be gone.
+    limits = {"offsets": batch, "commits": max(0, batch - 1)}
     # The files that a snapshot of RocksDB lists are older than the list: the lists are copied first.
-    paths = sorted(_files_below(spark), key=lambda path: "SSTs" in path.parts)
-    for path in paths:
+    for path in sorted(_files_below(spark), key=lambda path: "SSTs" in path.parts):
         kind, *names = path.relative_to(spark).parts
         number = int(names[-1]) if names and names[-1].isdigit() else -1
-        if number <= {"offsets": last, "commits": last - 1}.get(kind, number):
-            _copy(path, copied / path.relative_to(spark))
-    needed = [f"offsets/{last}", *([f"commits/{last - 1}"] if last else [])]
-    for name in needed:  # deleted if the pipeline was faster than this
-        if not (copied / name).exists():
-            raise FileNotFoundError(errno.ENOENT, "", str(spark / name))
-    return label
+        if number <= limits.get(kind, number):
+            _copy(path, copied / driver_terms.SPARK / path.relative_to(spark))
+
+
+def _require_complete(source: Path, target: Path, term: driver_terms.DriverTerm, batch: int) -> None:
+    """A file is missing if the pipeline deleted it before it was copied."""
+    folder = driver_terms.folder_of(str(target), term.epoch)
+    needed = [Path(folder, driver_terms.SPARK, "offsets", str(batch))]
+    commit = Path(folder, driver_terms.SPARK, "commits", str(max(0, batch - 1)))
+    if batch:
+        needed.append(commit)
+    elif term.state is not None and not commit.exists():
+        needed.append(Path(driver_terms.folder_of(str(target), term.state.epoch)))
+    for path in needed:
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "", str(source / path.relative_to(target)))
 
 
 def _copy_table(source: Path, target: Path, run: str, last: int) -> None:

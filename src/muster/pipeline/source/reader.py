@@ -15,11 +15,13 @@ Options:
                   ``.schema(…)`` gives; ``shards``: reports by shard of the fleet, for the pipeline's own
                   job (see `shard_keys`)
 ``shards``        with ``payload=shards``: the keys of the shards, separated by commas
+``removals``      with ``payload=shards``: the subject of messages that remove machines
 ``maxMessages``   bound of one micro-batch (default 10000)
 ``splits``        partitions for each stream (default 2)
 ``onLoss``        ``fail`` (default) or ``skip``, when retention removed messages before they were read
 ``after``         where a new checkpoint starts: after this sequence, one for each stream, separated by
                   commas (default 0: at the first message; -1: at the end)
+``until``         where the first batch after ``after`` ends, to repeat a batch exactly (default 0: anywhere)
 ``missing``       ``fail`` (default) or ``wait``, when a stream does not exist
 
 With ``payload=arrow`` an unreadable message does not fail the query: it becomes one row in which only the
@@ -117,18 +119,23 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._wait_for_missing = _choice(options, "missing", "fail", "wait") == "wait"
         self._max_messages = _positive(options, "maxMessages", 10_000)
         self._keys = [int(key) for key in options.get("shards", "0").split(",")]
+        self._removals = options.get("removals", "")
         self._splits = _positive(options, "splits", 2)
-        self._after = _after(options, self._streams)
+        self._after = _positions(options, "after", self._streams)
+        self._first_end = _positions(options, "until", self._streams)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._until: dict[str, int] | None = None  # fixed for a run with the trigger availableNow
 
     def initialOffset(self) -> dict[str, int]:
-        return {
-            name: state.last_sequence
-            if self._after[name] < 0
-            else max(state.first_sequence - 1, min(self._after[name], state.last_sequence))
-            for name, state in self._states().items()
-        }
+        """Messages that retention removed after a given position are read as lost, so that they are
+        counted."""
+        offsets = {}
+        for name, state in self._states().items():
+            after = self._after[name]
+            offsets[name] = min(after, state.last_sequence) if after > 0 else state.first_sequence - 1
+            if after < 0:
+                offsets[name] = state.last_sequence
+        return offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._max_messages)
@@ -140,17 +147,26 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._last_sequences()
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        available = self._until or self._last_sequences()
+        states = self._states()
+        available = self._until or {name: state.last_sequence for name, state in states.items()}
         for name, position in start.items():
             if available.get(name, 0) < position:  # or else new messages would be skipped up to the position
                 raise errors.Conflict(
                     f"the stream {name} ends at {available.get(name, 0)}, before the position {position} "
                     "of the checkpoint: it was restored from a backup, created again or damaged"
                 )
+        ends = {name: end for name, end in self._first_end.items() if end > start.get(name, 0)}
+        if ends:
+            return {**start, **ends}
         if isinstance(limit, ReadAllAvailable):
             return _batch_end(start, available, None)
         assert isinstance(limit, ReadMaxRows)
-        return _batch_end(start, available, limit.max_rows)
+        # Messages that retention removed do not count towards the limit.
+        readable = {
+            name: max(position, states[name].first_sequence - 1) if name in states else position
+            for name, position in {**dict.fromkeys(available, 0), **start}.items()
+        }
+        return _batch_end(readable, available, limit.max_rows)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[SequenceRange]:
         return [
@@ -177,7 +193,9 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield _raw_batch(messages, self._schema)
         elif self._payload == "shards":
             expected = partition.last - partition.first + 1
-            yield from shard_keys.with_shard_key(messages, self._keys, lost=expected - len(messages))
+            yield from shard_keys.with_shard_key(
+                messages, self._keys, lost=expected - len(messages), removal_subject=self._removals
+            )
         else:
             for message in messages:
                 yield from decode(message, self._schema)
@@ -318,12 +336,12 @@ def _positive(options: MutableMapping[str, str], key: str, default: int) -> int:
     return int(value)
 
 
-def _after(options: MutableMapping[str, str], streams: Sequence[str]) -> dict[str, int]:
-    text = options.get("after", ",".join("0" for _ in streams))
+def _positions(options: MutableMapping[str, str], key: str, streams: Sequence[str]) -> dict[str, int]:
+    text = options.get(key, ",".join("0" for _ in streams))
     try:
         positions = dict(zip(streams, map(int, text.split(",")), strict=True))
     except ValueError:
         raise errors.InvalidInput(
-            f"the option 'after' takes a number for each of {len(streams)} streams, not {text!r}"
+            f"the option {key!r} takes a number for each of {len(streams)} streams, not {text!r}"
         ) from None
     return positions

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ from muster.pipeline.source import java_runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+CORES_WAIT_S = 30.0
+CORES_POLL_S = 0.5
+CORES_STABLE = 4  # equal numbers in succession
 
 
 def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | None = None) -> SparkSession:
@@ -32,7 +37,6 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
 
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        # State is stored by shard, so few partitions suffice; the number is fixed for a checkpoint.
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -103,3 +107,26 @@ def activate(session: SparkSession) -> None:
     jvm = session.sparkContext._jvm
     assert jvm is not None
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
+
+
+def cores(session: SparkSession) -> int:
+    """The cores of Spark. Executors of a cluster register one by one: wait until their number is stable."""
+    context = session.sparkContext
+    count = context.defaultParallelism
+    if not str(context.master).startswith("local"):
+        deadline_s = time.monotonic() + CORES_WAIT_S
+        stable = 0
+        while stable < CORES_STABLE and time.monotonic() < deadline_s:
+            time.sleep(CORES_POLL_S)
+            now = context.defaultParallelism
+            has_executors = context._jsc.sc().getExecutorMemoryStatus().size() > 1
+            stable = stable + 1 if now == count and has_executors else 0
+            count = now
+    return int(count)
+
+
+def kill(session: SparkSession) -> None:
+    """End Java at once, without letting it finish what it does."""
+    process = getattr(session.sparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()

@@ -19,7 +19,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.fleet import blocks
+from muster.pipeline.fleet import blocks, removal
 from muster.pipeline.fleet import state as fleet_state
 
 SCHEMA = pa.schema(
@@ -31,23 +31,27 @@ SCHEMA = pa.schema(
         ("summaries", pa.binary()),  # a message
         ("counts", pa.string()),
         ("activity", pa.string()),  # the first and last time of each period in which messages were stored
+        ("removals", pa.string()),  # of machines, as JSON
     ]
 )
 COLUMNS = (
     "shard int, sequence bigint, stored_ms bigint, reports binary, summaries binary, counts string, "
-    "activity string"
+    "activity string, removals string"
 )
 
 LOST = "lost-messages"
+MALFORMED = "malformed"
 ROWS = 16_384  # that are joined: a few megabytes
 
-Row = tuple[int, int, int, bytes | None, bytes | None, str | None, str | None]
+Row = tuple[int, int, int, bytes | None, bytes | None, str | None, str | None, str | None]
 
 
 def with_shard_key(
-    messages: Iterable[api.StoredMessage], keys: Sequence[int], *, lost: int = 0
+    messages: Iterable[api.StoredMessage], keys: Sequence[int], *, lost: int = 0, removal_subject: str = ""
 ) -> Iterator[pa.RecordBatch]:
-    """``keys``: the state key of each shard; ``lost``: messages that the stream no longer has."""
+    """``keys``: the state key of each shard; ``lost``: messages that the stream no longer has;
+    ``removal_subject``: of the only identity whose removals of machines are accepted."""
+    removals: list[removal.MachineRemoval] = []
     counts = {LOST: lost} if lost else {}
     clock_ms = 0
     activity: list[list[int]] = []
@@ -62,8 +66,16 @@ def with_shard_key(
         if protocol.is_tick(message.subject):
             continue
         try:
+            if message.subject == removal_subject:
+                request = msgspec.json.decode(message.data, type=removal.MachineRemoval)
+                request.validate()
+                removals.append(msgspec.structs.replace(request, at_ms=stored_ms))
+                continue
             batch, facts = columns.decode(message.data)
             _refuse_names(batch, detail=facts.schema == columns.NODE_SCHEMA)
+        except msgspec.MsgspecError:
+            counts[MALFORMED] = counts.get(MALFORMED, 0) + 1
+            continue
         except errors.MusterError as error:
             counts[error.code] = counts.get(error.code, 0) + 1
             continue
@@ -79,8 +91,9 @@ def with_shard_key(
         yield _rows(waiting.divided(keys))
     if clock_ms or counts:
         counted, active = (msgspec.json.encode(value).decode() for value in (counts, activity))
+        requested = msgspec.json.encode(removals).decode() if removals else None
         yield _rows(
-            (key, 0, clock_ms, None, None, counted if place == 0 else None, active)
+            (key, 0, clock_ms, None, None, counted if place == 0 else None, active, requested)
             for place, key in enumerate(keys)
         )
 
@@ -116,7 +129,7 @@ class _Waiting:
                     (int(place[row]) - start, counts) for row, counts in self._dropped if shard[row] == number
                 ]
                 piece = blocks.ReportPiece(sequence, ordered.slice(start, end - start), dropped)
-                yield keys[number], sequence, stored_ms, piece.encode(), None, None, None
+                yield keys[number], sequence, stored_ms, piece.encode(), None, None, None, None
 
 
 def _divided_summaries(
@@ -125,7 +138,7 @@ def _divided_summaries(
     shard = fleet_state.shards_of(batch.column("group"), len(keys))
     for number in np.unique(shard).tolist():
         rows = batch.filter(pa.array(shard == number))
-        yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None, None
+        yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None, None, None
         facts = msgspec.structs.replace(facts, dropped={})  # reported once
 
 

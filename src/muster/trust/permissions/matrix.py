@@ -62,6 +62,7 @@ ATTEMPTS = (
     PermissionAttempt("write manage's leases", "$KV.leases.manage.x"),
     PermissionAttempt("write message's leases", "$KV.leases.message.x"),
     PermissionAttempt("write notify's leases", "$KV.leases.notify.x"),
+    PermissionAttempt("write pipeline's leases", "$KV.leases.pipeline.x"),
     PermissionAttempt("write notify's bucket", "$KV.notify.x"),
     PermissionAttempt("write monitor's bucket", "$KV.monitor.x"),
     PermissionAttempt("request the list of connections", "$SYS.REQ.ACCOUNT.PING.CONNZ"),

@@ -179,6 +179,7 @@ DUTIES = {
         serves=("pipeline",),
         streams=("alerts", "system"),
         reads=STREAMS["monitor"],
+        leases=("pipeline",),
         hears=("monitor",),
         speaks_as=("monitor",),  # its tick, among the reports
     ),

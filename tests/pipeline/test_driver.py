@@ -1,0 +1,185 @@
+"""Which driver may act, and where the next one continues: pure parts, a real broker, real tables."""
+
+import asyncio
+
+import pytest
+
+from muster.bus import api, leases
+from muster.bus.client import client
+from muster.core import errors
+from muster.pipeline import protocol
+from muster.pipeline.alerts import tracker
+from muster.pipeline.history import delta, tables
+from muster.pipeline.job import commit_state, driver_lease, driver_terms, fenced_stream
+from muster.testing.eventually import eventually
+
+
+def T(**fields) -> driver_terms.DriverTerm:
+    return driver_terms.DriverTerm(run="r", **fields)
+
+
+def test_a_driver_continues_after_the_last_committed_batch_and_repeats_a_planned_one_exactly():
+    stored = {"reports": 5}
+    first = driver_terms.next_term(1, "r", None, stored)
+    assert first == T(epoch=1, after=stored)
+    nothing = driver_terms.TermProgress(first)
+    assert driver_terms.next_term(2, "r", nothing, {"reports": 9}) == T(epoch=2, after=stored)
+    planned = driver_terms.TermProgress(first, None, None, {"reports": 8})
+    second = driver_terms.next_term(2, "r", planned, {"reports": 8})
+    assert second == T(epoch=2, after=stored, until={"reports": 8})
+    # Killed before it planned anything: the batch of its predecessor is still to be repeated.
+    assert driver_terms.next_term(3, "r", driver_terms.TermProgress(second), {}).until == {"reports": 8}
+    done = driver_terms.TermProgress(second, 6, {"reports": 40}, {"reports": 44})
+    third = driver_terms.next_term(3, "r", done, {})
+    assert third == T(
+        epoch=3,
+        first=7,
+        state=driver_terms.StatePosition(2, 6),
+        after={"reports": 40},
+        until={"reports": 44},
+    )
+    begun = driver_terms.TermProgress(third, None, None, {"reports": 44})
+    assert driver_terms.next_term(4, "r", begun, {}) == T(
+        epoch=4, first=7, state=third.state, after=third.after, until=third.until
+    )
+
+
+def test_terms_are_read_from_sparks_files(tmp_path):
+    checkpoint = str(tmp_path)
+    assert driver_terms.read_last(checkpoint, "r") is None
+    driver_terms.begin(checkpoint, T(epoch=1))
+    spark = tmp_path / "drivers" / "00000001" / "spark"
+    for folder in ("offsets", "commits"):
+        (spark / folder).mkdir(parents=True)
+    for batch in (8, 9, 10):
+        (spark / "offsets" / str(batch)).write_text(f'v1\n{{"conf":{{}}}}\n{{"reports":{batch * 10}}}')
+    for name in ("8", "9", ".9.crc", ".10.tmp"):
+        (spark / "commits" / name).write_text("v1\n{}")
+    assert driver_terms.read_last(checkpoint, "r") == driver_terms.TermProgress(
+        T(epoch=1), 9, {"reports": 90}, {"reports": 100}
+    )
+    (tmp_path / "drivers" / "00000002").mkdir()  # killed before it stored its record
+    last = driver_terms.read_last(checkpoint, "r")
+    assert last is not None
+    assert last.term.epoch == 1
+    assert driver_terms.read_last(checkpoint, "renewed") is None
+    driver_terms.begin(checkpoint, T(epoch=3))
+    driver_terms.remove_before(checkpoint, 3)
+    assert driver_terms.epochs(checkpoint) == [3]
+
+
+def test_a_table_refuses_the_commits_of_a_former_driver_and_the_same_epoch_twice(tmp_path):
+    old, new = (delta.HistoryTable(tmp_path, tables.NODES) for _ in range(2))
+    old.claim(4)
+    assert old.commit([], ("r", 0), {"p": 1}, epoch=4)
+    old.refresh()
+    new.claim(5)
+    for epoch in (4, 5):
+        with pytest.raises(errors.StaleEpoch):
+            old.claim(epoch)
+    before = new.version()
+    with pytest.raises(errors.StaleEpoch) as refused:
+        old.commit([], ("r", 1), {"p": 2}, epoch=4)
+    assert (refused.value.epoch, refused.value.current) == (4, 5)
+    new.refresh()
+    assert new.version() == before
+    assert new.commit([], ("r", 1), {"p": 2}, epoch=5)
+    assert not new.commit([], ("r", 1), epoch=5)
+
+
+def test_two_drivers_that_claim_the_same_epoch_at_once_do_not_both_get_it(tmp_path, monkeypatch):
+    first, other = (delta.HistoryTable(tmp_path, tables.NODES) for _ in range(2))
+    monkeypatch.setattr(other, "refresh", lambda: None)  # both read the table before either writes
+    first.claim(7)
+    with pytest.raises(errors.Conflict):
+        other.claim(7)
+
+
+def test_each_driver_writes_an_alert_state_of_its_own_and_reads_the_newest(tmp_path):
+    old, new = (commit_state.CommitStateStore(str(tmp_path), epoch) for epoch in (9, 10))
+    assert old.load().alerts.now_ms == 0
+    old.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=1)))
+    assert new.load().alerts.now_ms == 1
+    new.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=2)))
+    old.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=3)))  # a former driver
+    assert new.load().alerts.now_ms == 2
+    new.remove_before()
+    assert [path.name for path in tmp_path.iterdir()] == ["alerts-00000010.json"]
+
+
+class Authority:
+    """A driver as it was paused: it believes in its lease until it reads the record."""
+
+    epoch = 1
+
+    def __init__(self) -> None:
+        self.is_former = False
+
+    def check(self) -> None:
+        pass
+
+    async def confirm(self) -> None:
+        if self.is_former:
+            raise errors.StaleEpoch("another process is the driver", epoch=1, current=2)
+
+
+def messages(*ids: str) -> list[api.OutgoingMessage]:
+    return [api.OutgoingMessage("r.x", id.encode(), message_id=id) for id in ids]
+
+
+async def test_a_former_driver_publishes_nothing(bus):
+    stream = await bus.stream(api.StreamSettings("r", ("r.>",)))
+    authorities = Authority(), Authority()
+    old, new = (fenced_stream.FencedStream(stream, authority) for authority in authorities)
+    await old.fence("r.marker")
+    await old.publish(messages("a", "b"))
+    authorities[0].is_former = True
+    await new.fence("r.marker")
+    for late in (messages("c"), messages("c", "d")):
+        with pytest.raises(errors.StaleEpoch):
+            await old.publish(late)
+    await new.publish(messages("c"))
+    await new.publish(messages("a", "b", "c", "d", "d"))  # repeated after a crash
+    stored = [message.data async for message in stream.read(1) if message.data]
+    assert stored == [b"a", b"b", b"c", b"d"]
+
+
+async def test_the_driver_continues_when_another_writer_uses_the_stream(bus):
+    stream = await bus.stream(api.StreamSettings("r", ("r.>",)))
+    fenced = fenced_stream.FencedStream(stream, Authority())
+    await fenced.fence("r.marker")
+    await stream.publish("r.other", b"other")
+    await fenced.publish(messages(*(f"m{n}" for n in range(1200))))
+    assert (await stream.state()).messages == 1202
+
+
+async def test_a_standby_is_listed_and_takes_over_and_the_former_driver_notices(broker):
+    async def current() -> bool:
+        return True
+
+    async with (
+        await client.connect([broker.url], identity="pipeline") as one,
+        await client.connect([broker.url], identity="pipeline") as two,
+        await leases.Leases.open(one, ttl_s=2) as one_leases,
+        await leases.Leases.open(two, ttl_s=2) as two_leases,
+    ):
+        driver = driver_lease.DriverLease(one, one_leases)
+        standby = driver_lease.DriverLease(two, two_leases)
+        assert await driver.try_acquire()
+        driver.keep(current)
+        assert not await standby.try_acquire()
+        waiting = asyncio.create_task(standby.acquire())
+        await eventually(lambda: driver.standbys == (standby.process,))
+        await driver.confirm()
+        # As a process that was stopped: its lease expires although it knows nothing of it.
+        bucket = await two.key_value(api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20))
+        await bucket.delete(protocol.driver_lease("pipeline"))
+        await waiting
+        with pytest.raises(errors.StaleEpoch):
+            await driver.confirm()
+        await driver.superseded.wait()
+        with pytest.raises(errors.StaleEpoch):
+            driver.check()
+        await standby.confirm()
+        await driver.close()
+        await standby.close()

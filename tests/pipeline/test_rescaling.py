@@ -1,0 +1,90 @@
+"""Settings of parallelism and windows change between two runs of the pipeline: state and alerts stay."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.bus.client import client
+from muster.pipeline import settings
+from muster.pipeline.history import tables
+from muster.testing.eventually import eventually
+from tests.pipeline import test_history, test_job, traffic
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
+]
+
+RULES = """
+rules:
+  - {name: hot, scope: node, when: cpu_percent > 90}
+  - {name: silent, scope: node, when: age_s > 3600}
+"""
+MACHINES = 40
+CHANGES: list[dict[str, Any]] = [
+    {"shards": 2, "partitions": 2, "splits": 1},
+    {"shards": 6, "partitions": 3, "splits": 2},
+    {"shards": 1, "partitions": 1, "splits": 4, "window_s": 2.0},
+]
+
+
+async def send(url: str, sequence: int) -> None:
+    at_ms = traffic.now_ms()
+    rows = [
+        traffic.report(
+            f"m{n}", sequence, at_ms, group=f"g{n % 4}", metrics={"cpu_percent": 91.0 if n < 5 else 10.0}
+        )
+        for n in range(MACHINES)
+    ]
+    body = traffic.body(rows)
+    await traffic.store(url, body, body)  # and a repeated message
+
+
+def counted(root: Path) -> int:
+    rows = test_history.read(root, tables.GROUPS)
+    return sum(row["cpu_percent_count"] or 0 for row in rows if row["scope"] == "system")
+
+
+@pytest.mark.slow
+async def test_shards_partitions_splits_and_windows_change_without_a_lost_or_repeated_report_or_alert(
+    broker, spark, tmp_path
+):
+    root = tmp_path / "history"
+    for number, change in enumerate(CHANGES, 1):
+        await send(broker.url, number)
+        async with test_job.running(broker, spark, tmp_path, rules=RULES, **change) as ask:
+
+            async def read(number=number) -> bool:
+                progress = await ask.progress()
+                if progress.state == "failed":
+                    pytest.fail(progress.reason)
+                if progress.total_rows < 2 * MACHINES:
+                    return False
+                assert progress.machines == MACHINES
+                assert progress.counts["duplicated"] == MACHINES  # also of what an earlier term received
+                assert progress.epoch > number - 1
+                return True
+
+            await eventually(read, timeout_s=300)
+            if number == len(CHANGES):
+                await eventually(lambda: counted(root) == MACHINES * len(CHANGES), timeout_s=120)
+            assert {(alert.rule, alert.about) for alert in await ask.alerts()} == {
+                ("hot", f"node:m{n}") for n in range(5)
+            }
+    rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
+    assert len(rows) == 2 * MACHINES * len(CHANGES)
+    async with await client.connect([broker.url], identity="test") as bus:
+        assert sorted(await test_job._alerts(bus, "hot")) == sorted(
+            (f"node:m{n}", "firing") for n in range(5)
+        )
+    (term,) = (tmp_path / "pipeline" / "checkpoint" / "drivers").iterdir()  # earlier ones were removed
+    assert list(term.glob("spark/commits/*"))
+
+
+def test_defaults_follow_the_cores_of_the_cluster():
+    assert settings.PipelineSettings().parallelism(2) == (4, 2, 2)
+    assert settings.PipelineSettings().parallelism(64) == (128, 64, 64)
+    assert settings.PipelineSettings(shards=6).parallelism(4) == (6, 3, 4)
+    assert settings.PipelineSettings(shards=6, partitions=2, splits=5).parallelism(4) == (6, 2, 5)
+    assert settings.PipelineSettings(partitions=3).parallelism(1) == (6, 3, 1)

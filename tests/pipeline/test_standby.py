@@ -1,0 +1,159 @@
+"""Two drivers as processes: the standby takes over, and a driver that wakes up again changes nothing."""
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from muster.bus.client import client
+from muster.core import errors
+from muster.core.reports import columns
+from muster.pipeline import client as pipeline_client
+from muster.pipeline import protocol, settings
+from muster.pipeline.history import tables
+from muster.pipeline.job import main
+from muster.testing import child_process
+from muster.testing.eventually import eventually
+from tests.pipeline import test_history, traffic
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+MACHINES = 20
+TAKEOVER_S = 30.0  # on a machine that is not busy; the test allows more and reports the time
+RULES = "rules:\n  - {name: there, scope: node, when: cpu_percent > 5}\n"
+
+
+class Fleet:
+    """Reports twice a second until it is stopped."""
+
+    def __init__(self, url: str) -> None:
+        self.sent = 0
+        self.stop = asyncio.Event()
+        self._url = url
+
+    async def run(self) -> None:
+        number = 0
+        while not self.stop.is_set():
+            number += 1
+            at_ms = traffic.now_ms()
+            rows = [traffic.report(f"m{n}", number, at_ms, group=f"g{n % 3}") for n in range(MACHINES)]
+            await traffic.store(self._url, traffic.body(rows))
+            self.sent += len(rows)
+            try:
+                await asyncio.wait_for(self.stop.wait(), 0.5)
+            except TimeoutError:
+                continue
+
+
+async def driver(folder: Path, url: str) -> child_process.ChildProcess:
+    (folder / "rules.yaml").write_text(RULES)
+    options = main.PipelineOptions(
+        folder=str(folder),
+        servers=(url,),
+        settings=settings.PipelineSettings(
+            trigger_s=1.0, window_s=2.0, delay_s=2.0, operators=("*",), rules=str(folder / "rules.yaml")
+        ),
+    )
+    path = folder / "options.json"
+    path.write_bytes(msgspec.json.encode(options))
+    return await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", path)
+
+
+async def status(ask: pipeline_client.PipelineClient) -> protocol.BatchProgress | None:
+    try:
+        return await ask.progress()
+    except errors.MusterError:
+        return None
+
+
+def signal_all(pid: int, number: signal.Signals) -> list[psutil.Process]:
+    """The process, Java and Spark's Python workers, as when a machine or container is paused."""
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    for member in family:
+        member.send_signal(number)
+    return family
+
+
+def snapshot(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_a_standby_takes_over_and_the_former_driver_changes_nothing(broker, tmp_path, how):
+    await traffic.store(broker.url)
+    fleet = Fleet(broker.url)
+    root, terms = tmp_path / "history", tmp_path / "pipeline" / "checkpoint" / "drivers"
+    async with (
+        await client.connect([broker.url], identity="ann") as bus,
+        await driver(tmp_path, broker.url) as first,
+    ):
+        ask = pipeline_client.PipelineClient(bus)
+
+        async def is_driver(pid: int) -> protocol.BatchProgress | None:
+            progress = await status(ask)
+            if progress is None or not progress.driver.endswith(f":{pid}") or progress.total_rows == 0:
+                return None
+            return progress
+
+        sending = asyncio.create_task(fleet.run())
+        before = await eventually(lambda: is_driver(first.pid), timeout_s=300)
+        async with await driver(tmp_path, broker.url) as second:
+
+            async def is_standby() -> bool:
+                progress = await status(ask)
+                return progress is not None and any(
+                    process.endswith(f":{second.pid}") for process in progress.standbys
+                )
+
+            await eventually(is_standby, timeout_s=300)
+            started = time.monotonic()
+            if how == "killed":
+                await first.kill()
+            else:
+                signal_all(first.pid, signal.SIGSTOP)
+            after = await eventually(lambda: is_driver(second.pid), timeout_s=240)
+            took_s = time.monotonic() - started
+            sys.stderr.write(f"\ntakeover after {how}: {took_s:.1f} s (goal {TAKEOVER_S:g} s)\n")
+            assert after is not None
+            assert before is not None
+            assert after.epoch > before.epoch
+            if how == "stopped":
+                old = terms / f"{before.epoch:08}"
+                await eventually(lambda: not old.exists(), timeout_s=120)
+                signal_all(first.pid, signal.SIGCONT)
+                code = await first.wait(timeout_s=120)
+                assert code == errors.StaleEpoch.exit_code
+                left = snapshot(old) if old.exists() else {}
+                assert not [name for name in left if "/commits/" in name or "/offsets/" in name]
+            fleet.stop.set()
+            await sending
+            await eventually(lambda: _rolled_up(root, fleet.sent), timeout_s=240)
+            await ask.stop()
+            assert await second.wait(timeout_s=120) == 0
+        rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
+        assert len(rows) == len(set(rows)) == fleet.sent
+        fired = [(row["about"], row["state"]) for row in test_history.read(root, tables.ALERTS)]
+        assert sorted(fired) == sorted((f"node:m{n}", "firing") for n in range(MACHINES))
+        for name in (protocol.ALERTS_STREAM, columns.SYSTEM_STREAM):
+            stream = await bus.open_stream(name)
+            subjects = [
+                stored.subject
+                async for stored in stream.read((await stream.state()).first_sequence, gaps=True)
+            ]
+            # One marker for each driver.
+            assert sum(subject.endswith(f".{protocol.MARKER}") for subject in subjects) == 2
+
+
+def _rolled_up(root: Path, expected: int) -> bool:
+    rows = test_history.read(root, tables.GROUPS)
+    total = sum(row["cpu_percent_count"] or 0 for row in rows if row["scope"] == "system")
+    assert total <= expected, "reports were counted twice"
+    return bool(total == expected)

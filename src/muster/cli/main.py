@@ -131,6 +131,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "pipeline": CommandEntry(
         "monitoring.pipeline", "Monitoring", "Run the Spark pipeline and show its progress."
     ),
+    "fleet": CommandEntry("monitoring.fleet", "Monitoring", "Remove machines from the fleet."),
     "alert": CommandEntry("monitoring.alert", "Monitoring", "List, acknowledge, resolve and silence alerts."),
     "history": CommandEntry(
         "monitoring.history", "Monitoring", "Search, export and delete the history of reports and alerts."

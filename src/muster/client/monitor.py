@@ -60,6 +60,10 @@ class AsyncReports:
         """The machines with the highest values."""
         return await self._client.top()
 
+    async def forget(self, *machines: str, where: str = "") -> None:
+        """Remove machines from the fleet and end their alerts: by name, or by a predicate."""
+        await self._client.forget(machines, where=where)
+
     async def nodes(self, *, window_s: float = 60.0) -> rows.Rows[rows.Record]:
         """The latest report of each machine in the last ``window_s``."""
         from muster.monitor import client as monitor_client

@@ -178,6 +178,7 @@ class Reports(blocking.BlockingTwin[monitor.AsyncReports]):
     group = blocking.sync(monitor.AsyncReports.group)
     zone = blocking.sync(monitor.AsyncReports.zone)
     top = blocking.sync(monitor.AsyncReports.top)
+    forget = blocking.sync(monitor.AsyncReports.forget)
     nodes = blocking.sync(monitor.AsyncReports.nodes)
 
 

@@ -130,6 +130,10 @@ class BusFeed:
                 case "pipeline", _, "report":
                     if part[5:] == ["system"]:
                         self.systems.add(_system(message.data))
+                    elif part[5:6] == ["removed"]:
+                        removed = messages.decode(message.data, pipeline_protocol.RemovedMachines)
+                        self.machines.remove(removed.machines, removed.at_ms)
+                        self._touch("machines")
                     self._touch("reports")
                 case "pipeline", _, "progress":
                     progress = messages.decode(message.data, pipeline_protocol.BatchProgress)

@@ -11,6 +11,7 @@ import asyncio
 import collections
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,18 @@ class LatestReports:
             self._pending_rows += batch.num_rows
         self.rows_total += batch.num_rows
 
+    def remove(self, machines: Sequence[str], at_ms: int) -> None:
+        """Drop machines that a user removed, unless they reported since."""
+        with self._lock:
+            self._settle_locked()
+            assert self._table is not None
+            reported_ms = pc.divide(self._table.column("reported_at").cast(pa.int64()), 1000)
+            gone = pc.and_(
+                pc.is_in(self._table.column("machine"), value_set=pa.array(machines, pa.string())),
+                pc.less_equal(reported_ms, at_ms),
+            )
+            self._table = self._table.filter(pc.invert(gone)).combine_chunks()
+
     def _measure(self, second: int, ages_s: np.ndarray[Any, Any]) -> None:
         current, current_ages = self._this_second
         if second != current and current_ages:
@@ -99,14 +112,17 @@ class LatestReports:
 
     def _settle(self) -> None:
         with self._lock:
-            pending, self._pending, self._pending_rows = self._pending, [], 0
-            old = self._table.to_batches() if self._table is not None else []
-            table = live_view.latest([*old, *pending])
-            if table.num_rows > ROWS_MAX:
-                newest = pc.sort_indices(table, sort_keys=[("reported_at", "descending")])
-                self.left_out += table.num_rows - ROWS_MAX
-                table = live_view.latest(table.take(newest.slice(0, ROWS_MAX)).to_batches())
-            self._table = table.combine_chunks()
+            self._settle_locked()
+
+    def _settle_locked(self) -> None:
+        pending, self._pending, self._pending_rows = self._pending, [], 0
+        old = self._table.to_batches() if self._table is not None else []
+        table = live_view.latest([*old, *pending])
+        if table.num_rows > ROWS_MAX:
+            newest = pc.sort_indices(table, sort_keys=[("reported_at", "descending")])
+            self.left_out += table.num_rows - ROWS_MAX
+            table = live_view.latest(table.take(newest.slice(0, ROWS_MAX)).to_batches())
+        self._table = table.combine_chunks()
 
     async def summary(self) -> rows_.MachineSummary:
         """Counts by state and group, and staleness, in one pass over the columns."""

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
+from muster.pipeline import client
 from muster.web import actions, request_state
 from muster.web.auth import sessions
 from muster.web.data import rows as rows_
@@ -102,6 +103,29 @@ async def nodes(
     if not rows:
         web.source.require_connection()
     return base.page(rows, next_, total=total)
+
+
+class RemovalBody(StrictBody):
+    machines: list[str] = Field([], max_length=10_000, description="Names of machines.")
+    where: str = Field(
+        "", max_length=4096, description="Instead: a predicate over machine, group, zone, period_s and age_s."
+    )
+
+
+@router.post(
+    "/fleet/removals",
+    summary="Remove machines from the fleet and end their alerts, with the pipeline's next batch",
+    **base.answers(None, status=202),
+)
+async def forget(web: request_state.Web, person: request_state.Person, body: RemovalBody) -> Response:
+    await web.actions.run(
+        person,
+        "remove",
+        (body.where or ", ".join(body.machines))[:200],
+        lambda bus: client.PipelineClient(bus).forget(body.machines, where=body.where),
+        touches="machines",
+    )
+    return Response(status_code=202)
 
 
 @router.get(

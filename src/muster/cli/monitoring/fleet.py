@@ -1,0 +1,50 @@
+"""``muster fleet``: change which machines belong to the fleet."""
+
+from __future__ import annotations
+
+import click
+
+from muster.cli import command, connection
+
+
+@click.group(cls=command.MusterGroup, examples=[("muster fleet forget web-7", "")])
+def fleet() -> None:
+    """Remove machines from the fleet."""
+
+
+@fleet.command(
+    examples=[
+        ("muster fleet forget web-7 web-8", "they were replaced"),
+        ("muster fleet forget --where \"group = 'lab' AND age_s > 3600\"", ""),
+    ]
+)
+@click.argument("machines", metavar="[MACHINE]...", nargs=-1)
+@click.option(
+    "--where", default="", metavar="EXPR", help="Predicate over machine, group, zone, period_s, age_s."
+)
+@connection.options
+@command.pass_invocation
+def forget(
+    invocation: command.Invocation, machines: tuple[str, ...], where: str, to: connection.ConnectionOptions
+) -> None:
+    """Remove retired machines from the fleet and end their alerts.
+
+    The next batch of the pipeline applies it. A machine that reports again later belongs to the fleet again.
+    The history keeps its rows; `muster history forget` deletes them.
+    """
+    from muster.core import errors
+
+    if bool(machines) == bool(where):
+        raise errors.InvalidInput("name machines or use --where, not both")
+
+    async def work() -> None:
+        from muster.pipeline import client
+
+        async with await connection.connect(invocation, to) as bus:
+            await client.PipelineClient(bus).forget(machines, where=where)
+
+    command.run(work())
+    selected = where or ", ".join(machines)
+    invocation.printer.done(
+        {"machines": list(machines), "where": where}, f"the next batch of the pipeline removes: {selected}"
+    )

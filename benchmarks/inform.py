@@ -129,11 +129,11 @@ async def over_distances(folder: pathlib.Path, count: int) -> list[harness.Row]:
     for distance_ms in DISTANCES_MS:
         many = count if distance_ms < LONG_MS else count // 5
         part = folder / f"{distance_ms:g}"
-        async with brokers.Broker(config.BrokerConfig(name="one", directory=part / "one")) as one:
-            address = urllib.parse.urlsplit(one.url)
+        async with brokers.Broker(config.BrokerConfig(name="one", directory=part / "one")) as server:
+            address = urllib.parse.urlsplit(server.url)
             with inform_worlds.link(address.hostname or "", address.port or 0, distance_ms) as port:
                 far = f"nats://127.0.0.1:{port}"
-                rows += await _far(one.url, far, part / "a", many, distance_ms, 0)
+                rows += await _far(server.url, far, part / "a", many, distance_ms, 0)
         async with inform_worlds.far_brokers(part, distance_ms) as (near, far):
             rows += await _far(near, far, part / "b", many, distance_ms, 1)
     return rows

@@ -448,5 +448,5 @@ async def test_no_message_is_lost_or_doubled_while_queues_move_between_processes
                     await asyncio.sleep(choice.random())
         enough.set()
         assert sum(await asyncio.gather(*movers)) > 20
-        found = [token for queue in DRILL_QUEUES for token in await drain(connection, queue)]
-        assert Counter(found) == Counter(tokens)
+        drained = [token for queue in DRILL_QUEUES for token in await drain(connection, queue)]
+        assert Counter(drained) == Counter(tokens)

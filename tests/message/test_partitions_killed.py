@@ -96,10 +96,10 @@ async def test_no_message_is_lost_or_doubled_while_real_processes_are_killed_and
             process.signal(signal.SIGCONT)
     assert committed > MOVES
     reader = await dial(identity="reader")
-    found = []
+    drained = []
     async with reader.session() as session:
         for queue in QUEUES:
             async with await session.consumer(queue) as consumer:
                 while (message := await consumer.receive(2)) is not None:
-                    found.append(str(message.body()))
-    assert Counter(found) == Counter(TOKENS)
+                    drained.append(str(message.body()))
+    assert Counter(drained) == Counter(TOKENS)

@@ -42,7 +42,7 @@ from muster.monitor.channel import aggregator, report_rows
 from muster.notify import documents, documents_xml, models
 from muster.pipeline.alerts import notifications, rules
 from muster.pipeline.fleet import node_columns, state
-from muster.pipeline.job import checkpoint_label
+from muster.pipeline.job import driver_terms
 from muster.predicates import types
 from muster.predicates.syntax import parser, printer
 from muster.trust import credentials, grants, jwt, nkeys
@@ -341,7 +341,7 @@ def sealed_grant(data: bytes) -> None:
 
 @target(b'v1\n{"a":1}\n{"reports":7}')
 def checkpoint_offsets(data: bytes) -> None:
-    checkpoint_label.parse_offsets(data, "offsets/1")
+    driver_terms.parse_offsets(data)
 
 
 @functools.cache

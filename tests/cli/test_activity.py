@@ -31,6 +31,7 @@ RECORDED_BY_THE_SERVICE = {
     *("alert ack", "alert resolve", "alert maintenance", "alert silence", "alert unsilence", "notify define"),
     *("broker link", "broker start", "broker stop", "broker unlink", "message move", "message purge"),
     "agent forget",
+    "fleet forget",
     "apply",
     "delete",
     "drain",

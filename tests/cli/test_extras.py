@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 MODULES = {
     "python-qpid-proton": {"proton", "cproton"},
     "protobuf": {"google"},
+    "pyjwt": {"jwt"},
     "pytest-asyncio": set(),
     "blockbuster": set(),
 }

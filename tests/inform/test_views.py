@@ -226,7 +226,9 @@ DAY_NS = 86_400 * 10**9
 
 
 @pytest.mark.parametrize("hours", [-25, 0, 25])
-async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(start_node, inform, tmp_path, hours):
+async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(
+    start_node, inform, tmp_path, monkeypatch, hours
+):
     """Whatever the node's clock says of the view's age: it was stepped back, ahead, or not at all."""
     async with await database.open(f"sqlite:{tmp_path}/old.db") as store:
         first, other = await start_node("n1"), await start_node("n2", store=store)
@@ -234,7 +236,7 @@ async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(start_node,
         await client.InformClient(inform._bus, node="n1").put("gone", b"v", ack="replicated")
         await other.close()  # the view of n2 has it
         await inform.delete("gone")
-        first.state.now_ns = lambda: time.time_ns() + 2 * DAY_NS
+        monkeypatch.setattr(first.state, "log_now_ns", lambda: time.time_ns() + 2 * DAY_NS)
         await eventually(lambda: "gone" not in first.state.replicas.index, timeout_s=30)
         now_ns = time.time_ns() + hours * 3_600 * 10**9
         again = await start_node("n2", store=store, now_ns=lambda: now_ns)

@@ -42,7 +42,7 @@ SYSTEM = "SYS"
 CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 
 # A broker reads at most 4,096 bytes of the first line of a connection, which has more than the document.
-_LINE_MAX = 3600
+_LINE_MAX = 3650
 
 _RESTORE = "restore it from a backup"
 

@@ -108,7 +108,7 @@ def _issue(running: Any) -> Any:
 
 async def websocket_url(running: Any) -> str:
     (actual,) = await running.brokers.describe()
-    return str(actual["websocket_url"])
+    return str(actual.websocket_url)
 
 
 async def hosts(running: Any, bus: Any, tmp_path: Any) -> None:

@@ -98,7 +98,7 @@ async def test_a_child_is_not_killed_because_its_supervisor_was_late(turn_s):
         nonlocal probes
         probes += 1
         while True:
-            time.sleep(turn_s)  # noqa: ASYNC251  (the event loop does not run)
+            time.sleep(turn_s)  # noqa: ASYNC251  # pace: the event loop does not run
             await asyncio.sleep(0)
 
     quick = children.ProbePolicy(period_s=0.001, timeout_s=0.2, failures_max=2, grace_s=0.0)

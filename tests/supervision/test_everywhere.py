@@ -30,8 +30,9 @@ from muster.gateways.soap import server as soap_server
 from muster.manage.direct import links
 from muster.message import destinations
 from muster.message.client import api as client_api
+from muster.pipeline import protocol
 from muster.pipeline import settings as pipeline_settings
-from muster.pipeline.job import service
+from muster.pipeline.job import driver_lease, service
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
 from muster.trust import certificates
@@ -341,18 +342,25 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         ):
             await stack.enter_async_context(part)
         first = await stack.enter_async_context(await leases.Leases.open(await connect("first")))
-        second = await stack.enter_async_context(await leases.Leases.open(await connect("second")))
+        other_bus = await connect("second")
+        second = await stack.enter_async_context(await leases.Leases.open(other_bus))
         held = await first.acquire("leader")
+        held_driver = await first.acquire(protocol.driver_lease("second"))
         paths = service.PipelinePaths(tmp_path, (broker.url,))
         pipeline = await asyncio.to_thread(
             service.PipelineService, bus, pipeline_settings.PipelineSettings(), paths
         )
         running = asyncio.create_task(pipeline.run())  # it waits for a stream, before it starts Spark
         waiting = asyncio.create_task(second.acquire("leader"))
-        await eventually(lambda: len(started.get(WATCH, ())) == 2, what="the second waits")
+        standby = driver_lease.DriverLease(other_bus, second)
+        standing_by = asyncio.create_task(standby.acquire())
+        await eventually(lambda: len(started.get(WATCH, ())) == 4, what="the second and the standby wait")
         await fail_each(started, without=())
         await held.release()
+        await held_driver.release()
         await (await waiting).release()
+        await standing_by
+        await standby.close()
         pipeline.stop()
         await running
     covered.update(started)

@@ -13,8 +13,8 @@ from muster.bus.client import connection as client_connection
 from muster.bus.locator import server as locator_server
 from muster.message import destinations
 from muster.message.client import api as client_api
-from muster.message.client import dispatcher_connection as connection_
-from muster.message.dispatcher import dispatcher, leadership
+from muster.message.client import partition_link
+from muster.message.dispatcher import leadership, works
 from muster.testing import eventually, fixtures
 from muster.trust.login import passwords
 from tests.message import conftest
@@ -50,12 +50,12 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again(
 async def test_what_was_asked_of_a_dispatcher_that_died_is_asked_of_the_next_at_once(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(connection_, "REQUEST_S", 600.0)
+    monkeypatch.setattr(partition_link, "REQUEST_S", 600.0)
     event = asyncio.Event()
     connection = await dial()
     session = connection.session()
     with monkeypatch.context() as deaf:
-        deaf.setattr(dispatcher.Dispatcher, "_commit", lambda *_: event.set())
+        deaf.setattr(works.Works, "commit", lambda *_: event.set())
         async with conftest.serving(connect, "first"):
             sending = asyncio.ensure_future(session.producer(ORDERS).send("one"))
             await asyncio.wait_for(event.wait(), 30)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 
 import pytest
@@ -210,9 +211,8 @@ async def test_a_snapshot_loads_all_of_one_moment(store):
         assert [page async for page in moment.load("nothing")] == []
     assert sorted(keys(loaded)) == sorted(str(i) for i in range(100) if i != 5)
     assert {record.value for record in loaded} == {b"old"}
-    async for changes in store.watch(after=moment.version):
-        assert keys(changes)[:2] == ["5", "99"]
-        break
+    async with contextlib.aclosing(store.watch(after=moment.version)) as watch:
+        assert keys(await anext(watch))[:2] == ["5", "99"]
 
 
 async def test_get_many(store):

@@ -86,6 +86,18 @@ def test_a_record_tells_of_whom_something_else_may_be_effective(knows: authoriti
     assert rank(knows) is None
 
 
+def test_a_grant_that_is_valid_for_too_long_is_refused():
+    """A revocation may not reach every notifier: the expiry limits how long a revoked grant has an effect."""
+    view = authorities.AuthorityView(root=ROOT.key.public, domain="earth", lifetime_s_max=60)
+    short, long = granted(lifetime_s=60), granted(holder="farm", lifetime_s=61)
+    assert view.grant_key(short, now=NOW)
+    with pytest.raises(errors.Forbidden, match="longer than 60 s"):
+        view.grant_key(long, now=NOW)
+    take(view, short, long)
+    assert rank(view) is not None
+    assert rank(view, process="farm") is None
+
+
 def test_what_kind_of_grants_a_process_has_is_known(knows: authorities.AuthorityView):
     take(
         knows,

@@ -45,11 +45,12 @@ NOTHING = EffectiveAttributes({})
 
 
 class AuthorityView:
-    def __init__(self, *, root: str = "", domain: str = "") -> None:
+    def __init__(self, *, root: str = "", domain: str = "", lifetime_s_max: float | None = None) -> None:
         self.vocabulary = models.Vocabulary()
         self.revocations = grants.Revocations()
         self._root = root
         self._domain = domain
+        self._lifetime_s_max = lifetime_s_max
         self._chains: dict[str, dict[str, tuple[str, ...]]] = {}  # holder -> serial -> chain
         self._regional: set[str] = set()  # holders with a grant that is limited to a region
         self._particular: set[str] = set()  # holders with a grant for some of their receivers
@@ -163,7 +164,15 @@ class AuthorityView:
     def _verify(
         self, chain: tuple[str, ...], where: documents.GrantSituation, now: float
     ) -> grants.VerifiedGrant | grants.GrantRefused:
-        return grants.verify(chain, where, root=self._root, now=now, revocations=self.revocations, skew_s=0)
+        return grants.verify(
+            chain,
+            where,
+            root=self._root,
+            now=now,
+            revocations=self.revocations,
+            lifetime_s_max=self._lifetime_s_max,
+            skew_s=0,
+        )
 
     def effective_attributes(self, process: str, receiver: str, *, now: float) -> EffectiveAttributes:
         """Return the restricted attributes of a receiver at this time."""

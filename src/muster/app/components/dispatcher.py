@@ -87,6 +87,7 @@ def leadership_of(
     *,
     max_bytes: int,
     replicas: int,
+    lease_ttl_s: float,
     measure: metrics.Metrics,
 ) -> leadership.DispatcherLeadership:
     return leadership.DispatcherLeadership(
@@ -95,6 +96,7 @@ def leadership_of(
         max_bytes=max_bytes,
         may=TopicPermissions(trust),
         replicas=replicas,
+        lease_ttl_s=lease_ttl_s,
         measure=measure,
     )
 
@@ -108,6 +110,7 @@ class DispatcherTask(msgspec.Struct, frozen=True, kw_only=True):
     keys: str
     max_bytes: int
     replicas: int
+    lease_ttl_s: float
     health: domain.HealthSettings
     log_level: str = "info"
 
@@ -136,13 +139,14 @@ class DispatcherComponent:
         self._storage_problem = context.storage_problem
         bus = self._bus = await context.connect(IDENTITY, roles.Role.GATEWAY)
         max_bytes = context.settings.retention.messages.max_bytes
-        replicas = context.settings.bus.replicas
+        replicas, lease_ttl_s = context.settings.bus.replicas, context.settings.bus.lease_ttl_s
         self._service = leadership_of(
             bus,
             self._settings,
             context.trust,
             max_bytes=max_bytes,
             replicas=replicas,
+            lease_ttl_s=lease_ttl_s,
             measure=context.metrics,
         )
         context.tasks.loop("leadership", self._service.run)
@@ -154,6 +158,7 @@ class DispatcherComponent:
                 keys=str(context.settings.keys_folder),
                 max_bytes=max_bytes,
                 replicas=replicas,
+                lease_ttl_s=lease_ttl_s,
                 health=msgspec.structs.replace(context.settings.health, port=0),
                 log_level=context.settings.log.level,
             )

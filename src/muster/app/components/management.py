@@ -243,6 +243,7 @@ def _worker_config(
         zone=base_settings.domain.zone,
         beat_s=manage_settings.beat_s,
         manager_ttl_s=manage_settings.manager_ttl_s,
+        lease_ttl_s=base_settings.bus.lease_ttl_s,
         host=base_settings.bus.host,
         direct_port=direct_port,
         cert=str(tls.cert_file) if tls else "",

@@ -41,6 +41,7 @@ class NotifierComponent:
             settings,
             root=await asyncio.to_thread(context.trust.root_of_grants),
             domain=context.settings.domain.name,
+            grant_lifetime_s=context.settings.trust.grant_lifetime_s,
             replicas=context.settings.bus.replicas,
             measure=context.metrics,
         )

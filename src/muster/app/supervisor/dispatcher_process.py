@@ -52,7 +52,13 @@ async def run(task: dispatcher.DispatcherTask, stop: asyncio.Event) -> None:
         supervisor = tasks.TaskSupervisor(task.name)
         stack.push_async_callback(supervisor.close)
         service = dispatcher.leadership_of(
-            bus, task.settings, trust, max_bytes=task.max_bytes, replicas=task.replicas, measure=measure
+            bus,
+            task.settings,
+            trust,
+            max_bytes=task.max_bytes,
+            replicas=task.replicas,
+            lease_ttl_s=task.lease_ttl_s,
+            measure=measure,
         )
         supervisor.loop("leadership", service.run)
         await stopping

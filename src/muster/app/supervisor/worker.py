@@ -21,7 +21,7 @@ from typing import Any, TextIO, cast
 import msgspec
 
 from muster.app import identities, log_files
-from muster.bus import api
+from muster.bus import api, leases
 from muster.bus.brokers import config
 from muster.bus.client import client
 from muster.bus.http import health as http_health
@@ -68,6 +68,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     zone: str = "default"
     beat_s: float = 5.0
     manager_ttl_s: float = 15.0
+    lease_ttl_s: float = leases.TTL_S
     replicas: int = 1
     host: str = "127.0.0.1"
     direct_port: int | None = None  # of a manager that accepts direct connections
@@ -118,6 +119,7 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
                 member: Any = endpoint.RegistryEndpoint(
                     bus,
                     store,
+                    lease_ttl_s=task.lease_ttl_s,
                     manager_ttl_s=task.manager_ttl_s,
                     authorize=RequestAuthorizer(pathlib.Path(task.keys)),
                     replicas=task.replicas,

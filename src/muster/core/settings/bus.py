@@ -179,8 +179,8 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
     lease_ttl_s: Annotated[
         float,
         doc(
-            "Time after which a silent lease holder loses its lease. Shorter: faster takeover after "
-            "the loss of a machine (a killed process is detected at once by its closed connection). An "
+            "Time after which a silent registry or dispatcher loses its lease. Shorter: faster takeover "
+            "after the loss of a machine (a killed process is detected at once by its closed connection). An "
             "election among brokers takes 4 to 9 s, during which no lease can be renewed: below 10 s, "
             "an election looks like a failure. Leases are renewed every TTL / 3.",
             ge=1,

@@ -164,14 +164,11 @@ class TrustSettings(sections.SettingsSection, frozen=True, kw_only=True):
     grant_lifetime_s: Annotated[
         float,
         doc(
-            "Maximum lifetime of a grant. A revocation that does not reach a process takes effect at "
-            "the latest after this time.",
+            "Maximum lifetime of a grant; notifiers refuse one that is valid for longer. A revocation "
+            "that does not reach a notifier takes effect at the latest after this time.",
             gt=0,
         ),
     ] = 30 * _DAY_S
-    clock_skew_s: Annotated[
-        float, doc("Difference between machines' clocks that validity times forgive.", ge=0, le=3600)
-    ] = 60.0
 
 
 class LogSettings(sections.SettingsSection, frozen=True, kw_only=True):
@@ -258,11 +255,3 @@ class BaseSettings(sections.SettingsSection, frozen=True, kw_only=True):
     @property
     def keys_folder(self) -> pathlib.Path:
         return self.domain.folder / pathlib.Path(self.trust.keys_dir).expanduser()
-
-    @property
-    def broker_folder(self) -> pathlib.Path:
-        return self.domain.folder / "brokers"
-
-    @property
-    def log_folder(self) -> pathlib.Path:
-        return self.domain.folder / "logs"

@@ -41,13 +41,17 @@ class Notifier:
         *,
         root: str = "",
         domain: str = "",
+        grant_lifetime_s: float | None = None,
         replicas: int = 1,
         measure: metrics.Metrics | None = None,
         kernels: Any = None,
     ) -> None:
-        """``root``: the public key at which every chain of grants must end; without it, no grant is valid."""
+        """``root``: the public key at which every chain of grants must end; without it, no grant is valid.
+
+        ``grant_lifetime_s``: grants that are valid for longer are refused.
+        """
         self.name = bus.identity
-        self.known = authorities.AuthorityView(root=root, domain=domain)
+        self.known = authorities.AuthorityView(root=root, domain=domain, lifetime_s_max=grant_lifetime_s)
         self._selects_kernels = kernels is None  # use the fastest kernels once they are loaded
         self.engine = engines.Matcher(kernels=kernels or kernels_numpy)
         self.common = common_.NotifierState(

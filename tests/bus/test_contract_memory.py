@@ -39,8 +39,6 @@ class TestMemory(contract.Contract):
     pass
 
 
-def both_speak_the_words(
-    net: network.SimulatedNetwork, real: client.NatsBus, twin: connection.SimulatedBus
-) -> tuple[api.Connector, api.Bus, api.Bus]:
+def both_speak_the_words(real: client.NatsBus, twin: connection.SimulatedBus) -> tuple[api.Bus, api.Bus]:
     """For the type checker: neither has drifted from the protocols."""
-    return net.connect, real, twin
+    return real, twin

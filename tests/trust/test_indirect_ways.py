@@ -1,6 +1,6 @@
 """Indirect ways around the permission matrix: what the broker, or one of its listeners, does for a client.
 
-Each way is tried at a real broker by a plain client.  `muster.trust.permissions.matrix.INDIRECT` lists them
+Each way is tried at a real broker by a plain client.  `matrix.INDIRECT` lists them
 for docs/security.md.
 """
 
@@ -23,8 +23,8 @@ from muster.bus.rpc import server as rpc_server
 from muster.core import errors
 from muster.testing.eventually import eventually
 from muster.trust import jwt, keyring
-from muster.trust.permissions import matrix, roles
-from tests.trust import mqtt, servers
+from muster.trust.permissions import roles
+from tests.trust import matrix, mqtt, servers
 
 R = roles.Role
 FORGED = "muster.manage.from.op.request.act"

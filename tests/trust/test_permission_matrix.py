@@ -14,8 +14,8 @@ import pytest
 from muster.bus.client import client
 from muster.core import errors
 from muster.trust import keyring
-from muster.trust.permissions import matrix, roles
-from tests.trust import servers
+from muster.trust.permissions import roles
+from tests.trust import matrix, servers
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "security.md"
 R = roles.Role

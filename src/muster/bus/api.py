@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
@@ -217,8 +217,6 @@ class StreamDelivery(Protocol):
     async def ack(self, *, confirmed: bool = False) -> None:
         """``confirmed``: wait until the broker has confirmed it, so that it is never delivered again."""
         ...
-
-    async def nak(self, *, delay_s: float = 0.0) -> None: ...
 
 
 class StreamConsumer(Protocol):
@@ -525,9 +523,3 @@ class Bus(Protocol):
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(self, *_: object) -> None: ...
-
-
-class Connector(Protocol):
-    """Something that makes connections: the real one, or the simulated network."""
-
-    async def __call__(self, identity: str, *, servers: Iterable[str] = ()) -> Bus: ...

@@ -2,8 +2,8 @@
 
 Only the manager of a resource sets ``down`` and ``failed``; silence alone leads to ``late``. ``unknown`` is
 not a kind of ``down``: it means that nothing can be concluded (the connection is lost, or all of the zone is
-silent), so no action is taken. The table below defines all transitions; `diagram` draws it for the
-documentation, and `advance` applies it.
+silent), so no action is taken. The table below defines all transitions, and `advance` applies it.
+The reference page draws it.
 """
 
 from __future__ import annotations
@@ -137,16 +137,3 @@ def advance(health: Health, event: HealthEvent, reason: str, at_ms: int) -> Heal
 def worst(states: Iterable[HealthState]) -> HealthState:
     """One state for many; ``unknown`` for none."""
     return max(states, key=SEVERITY.index, default=HealthState.UNKNOWN)
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram; events that change nothing are left out."""
-    lines = ["stateDiagram-v2", f"    [*] --> {HealthState.STARTING.value}"]
-    for state, steps in TRANSITIONS.items():
-        for target in HealthState:
-            events = [
-                event.value for event, after in steps.items() if after is target and target is not state
-            ]
-            if events:
-                lines.append(f"    {state.value} --> {target.value}: {', '.join(events)}")
-    return "\n".join(lines) + "\n"

@@ -46,7 +46,6 @@ DEMAND_MAX = 100  # origins of requests that are listed for a replica
 
 #: Operations of clients; a viewer may use those in `READS`.
 READS = ("get", "find", "changes", "history", "where", "nodes")
-WRITES = ("put", "delete")
 
 Attribute = str | int | float | bool | list[str]
 Attributes = dict[str, Attribute]

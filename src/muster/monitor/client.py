@@ -9,10 +9,9 @@ A consumer finds a producer in the registry and subscribes to its subject, as in
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -98,17 +97,6 @@ async def find(
         ):
             producers.append(producer)
     return sorted(producers, key=lambda item: (-item.level, item.name))
-
-
-async def follow_reports(
-    bus: api.Bus, producer: protocol.ReportProducer
-) -> AsyncGenerator[RecentReports, None]:
-    """The batches of a producer from now on, without end. Invalid messages are skipped."""
-    async with await bus.subscribe(producer.subject) as subscription:
-        async for message in subscription:
-            with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
-                batch, facts = columns.decode(message.data)
-                yield RecentReports(batch, facts, time.time_ns() // 1_000_000)
 
 
 async def recent(bus: api.Bus, *, window_s: float = 60.0, at_ms: int | None = None) -> list[RecentReports]:

@@ -104,7 +104,7 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransactionConflict(errors.Conflict):
-    """The data that the transaction read has changed. A retry helps; `Store.transact` does that."""
+    """The data that the transaction read has changed. A retry helps."""
 
     code = "overtaken"
 

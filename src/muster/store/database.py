@@ -16,14 +16,12 @@ import asyncio
 import contextlib
 import functools
 import pathlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Self, TypeVar
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Self
 
 from muster.core import errors
 from muster.store import api, commit_plan, engine, group_commit, transactions, urls
 from muster.supervision import tasks
-
-T = TypeVar("T")
 
 PAGE_RECORDS = 1_000
 PAGE_BYTES = 4 << 20
@@ -91,7 +89,6 @@ class Store:
         self.engine = opened
         self._settings = settings
         self._tick = asyncio.Event()
-        self._turn = asyncio.Lock()
         self._listening: asyncio.Task[None] | None = None
         self._closed = False
         self._committer = group_commit.StoreCommitter(opened, settings.waiting_max, self._wake)
@@ -108,24 +105,6 @@ class Store:
         """A rejection (`api.TransactionConflict`, `errors.Conflict`, …) is raised at the end of its block."""
         self._check_open()
         return transactions.Transaction(self.engine, self._committer.submit, self._settings)
-
-    async def transact(
-        self, function: Callable[[transactions.Transaction], Awaitable[T]], *, attempts: int = 20
-    ) -> T:
-        """Run ``function`` in a transaction, again if it was overtaken."""
-        with contextlib.suppress(api.TransactionConflict):
-            return await self._attempt(function)
-        async with (
-            self._turn
-        ):  # rejected transactions retry one at a time, so that they do not conflict with each other again
-            for _ in range(attempts - 2):
-                with contextlib.suppress(api.TransactionConflict):
-                    return await self._attempt(function)
-            return await self._attempt(function)
-
-    async def _attempt(self, function: Callable[[transactions.Transaction], Awaitable[T]]) -> T:
-        async with self.transaction() as tx:
-            return await function(tx)
 
     async def put(
         self,

@@ -38,12 +38,6 @@ FEATURES = (
 MINIMUM: Version = (2, 12, 0)  # without atomic batches nothing that is durable works
 
 
-def feature_table() -> str:
-    """The feature table of the reference page."""
-    rows = [f"| {row.name} | {show(row.since)} | {row.used_for} |" for row in FEATURES]
-    return "\n".join(["| feature | since | used for |", "|---|---|---|", *rows])
-
-
 _VERSION = re.compile(r"v?(\d+)\.(\d+)\.(\d+)")
 
 

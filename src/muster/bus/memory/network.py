@@ -98,7 +98,7 @@ class SubscriptionTable:
 
 
 class SimulatedNetwork:
-    """Brokers, links and storage. `connect` is an `api.Connector`."""
+    """Brokers, links and storage."""
 
     def __init__(self, seed: int = 0, *, faults: NetworkFaults | None = None) -> None:
         self.faults = faults or NetworkFaults()

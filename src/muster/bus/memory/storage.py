@@ -315,12 +315,6 @@ class SimulatedLog:
         ):
             self.remove(sequence)
 
-    def refuse(self, name: str, sequence: int, until: float) -> None:
-        """Not acknowledged: redeliver it at ``until``."""
-        consumer = self.consumption(name)
-        if sequence in consumer.unacknowledged:
-            consumer.unacknowledged[sequence] = (until, consumer.counts[sequence])
-
     def next_due(self, name: str) -> float | None:
         """The time of the next redelivery."""
         waiting = self.consumption(name).unacknowledged.values()

@@ -349,15 +349,6 @@ class SimulatedDelivery:
         else:
             self._bus.send_to_storage(operation)
 
-    async def nak(self, *, delay_s: float = 0.0) -> None:
-        def operation() -> None:
-            until = asyncio.get_running_loop().time() + delay_s
-            log = self._bus.net.log(self._stream)
-            log.refuse(self._consumer, self.message.sequence, until)
-            self._bus.net.notify_consumers(log)
-
-        self._bus.send_to_storage(operation)
-
 
 class SimulatedConsumer:
     """See `api.Consumer`."""

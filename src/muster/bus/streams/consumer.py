@@ -75,10 +75,6 @@ class NatsDelivery:
         else:
             self._wire.send(self._reply, b"+ACK")
 
-    async def nak(self, *, delay_s: float = 0.0) -> None:
-        delay = json.dumps({"delay": round(delay_s * 1e9)}) if delay_s > 0 else ""
-        self._wire.send(self._reply, f"-NAK {delay}".rstrip().encode())
-
 
 class _Pull:
     """One pull request, until it has all messages or the broker reports its end."""

@@ -122,11 +122,6 @@ class RolePermissions:
     subscribe: tuple[str, ...] = ()
     connections: tuple[str, ...] = _CLIENT
 
-    @property
-    def is_service(self) -> bool:
-        """Whether it uses JetStream: no other role does, except for the operator."""
-        return bool(self.serves or self.streams or self.reads or self.buckets or self.leases)
-
 
 DUTIES = {
     Role.AGENT: RolePermissions("hosts adapters and the sensor of one machine"),

@@ -48,8 +48,6 @@ class LatestReports:
         self._lock = threading.Lock()
         self._ages: collections.deque[ArrivalSecond] = collections.deque(maxlen=AGES_KEPT)
         self._this_second: tuple[int, list[np.ndarray[Any, Any]]] = (0, [])
-        self.rows_total = 0
-        self.left_out = 0
         self.levels: dict[int, float] = {}  # level of channels -> time of the last batch, in s
 
     def take(self, data: bytes, *, at_s: float) -> None:
@@ -69,7 +67,6 @@ class LatestReports:
         with self._lock:
             self._pending.append(batch)
             self._pending_rows += batch.num_rows
-        self.rows_total += batch.num_rows
 
     def remove(self, machines: Sequence[str], at_ms: int) -> None:
         """Drop machines that a user removed, unless they reported since."""
@@ -120,7 +117,6 @@ class LatestReports:
         table = live_view.latest([*old, *pending])
         if table.num_rows > ROWS_MAX:
             newest = pc.sort_indices(table, sort_keys=[("reported_at", "descending")])
-            self.left_out += table.num_rows - ROWS_MAX
             table = live_view.latest(table.take(newest.slice(0, ROWS_MAX)).to_batches())
         self._table = table.combine_chunks()
 

@@ -5,7 +5,7 @@ Pure.  The elements are canonical (`schema.validate`), so texts and keys can be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from muster.core.formats import xml
@@ -112,9 +112,3 @@ def with_part(element: xml.XmlElement, order: str, part: xml.XmlElement | None) 
     return xml.XmlElement(
         element.name, *first, part, *rest, attributes=element.attributes, namespaces=element.namespaces
     )
-
-
-def walk_references(element: xml.XmlElement) -> Iterator[KeyedReference]:
-    for child in element.walk():
-        if child.name == U("keyedReference"):
-            yield reference(child)

@@ -1,8 +1,8 @@
 """The permission matrix: what an identity of each role may do on the bus, and its reference page.
 
 `ATTEMPTS` lists one attempt for each class of subjects and operation, made by the identity ``me``. The result
-follows from `roles.limits`; `tests/trust/test_permission_matrix.py` has the expected results written by hand,
-and makes every attempt at a real broker. Pure.
+follows from `roles.limits`; `test_permission_matrix.py` has the expected results written by hand, and makes
+every attempt at a real broker. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from muster.trust.permissions import roles
 
-ME, OTHER = "me", "other"
+ME = "me"
 APART = (roles.Role.LINK, roles.Role.SYSTEM)  # no clients of the domain's account
 
 

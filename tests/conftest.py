@@ -1,6 +1,7 @@
 """Every test runs under the house rules of `muster.testing.plugin` (``muster_strict`` in pyproject.toml)."""
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,11 @@ pytest_plugins = ["muster.testing.plugin", "pytester", "tests.spreading", "tests
 
 # Spark's Java lives for seconds here: most of what its compiler would make is never used.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Brokers and stores sync each of thousands of small writes: in memory, if there is room, that takes no time.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Random tests judge answers, not speed: a busy machine must not fail them.
 hypothesis.settings.register_profile(

@@ -1,28 +1,41 @@
 """How tests are spread over workers (``pytest -n 3``).
 
-Those of a file stay together, and those of a folder whose tests share something that takes long to start: so
-it is started once, and not by every worker.  Whatever is given long (``@pytest.mark.timeout``) begins first:
-none of it is left to run alone at the end.
+Tests of a file stay on one worker. So do all files that share a session fixture which takes long to start:
+one worker starts it, once. Files with long tests (``@pytest.mark.timeout``) begin first, so that none of them
+runs alone at the end.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
+import re
+from pathlib import Path
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import loadscope
 
-SHARING = ("tests/pipeline/", "tests/web/")  # one Spark; one domain with its web server and a browser
-APART = ("tests/docs/test_blocks.py",)  # each page is a story of its own
+ROOT = Path(__file__).parents[1]
+#: Folders, and the session fixtures that their files share: Spark; a domain with a web server, and a browser.
+SHARING = {"tests/pipeline/": "spark", "tests/web/": "lab|admin|olga|vera|visit|furnished"}
+APART = ("tests/docs/test_blocks.py",)  # each page is independent of the others
+
+
+@functools.cache
+def _shares(file: str, fixtures: str) -> bool:
+    return re.search(rf"def \w+\([^)]*\b({fixtures})\b", (ROOT / file).read_text()) is not None
 
 
 def unit(nodeid: str) -> str:
-    """What goes to one worker as a whole."""
+    """The tests with the same result run on one worker."""
     file = nodeid.partition("::")[0]
     if file in APART:
         return nodeid
-    return next((folder for folder in SHARING if file.startswith(folder)), file)
+    shared = (
+        folder for folder, fixtures in SHARING.items() if file.startswith(folder) and _shares(file, fixtures)
+    )
+    return next(shared, file)
 
 
 class Scheduling(loadscope.LoadScopeScheduling):

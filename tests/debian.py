@@ -16,7 +16,7 @@ INSTALL_TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
-class Part:
+class DebianPackage:
     name: str
     what_for: str
     programs: tuple[str, ...]
@@ -37,8 +37,10 @@ class Part:
         plugin.require_part(self.name, self.is_here, hint=f"{self.command} (needs root)")
 
 
-BROWSER = Part("Chromium", "the dashboard in a browser", ("chromium",), ("chromium", "fonts-dejavu-core"))
-WSL = Part(
+BROWSER = DebianPackage(
+    "Chromium", "the dashboard in a browser", ("chromium",), ("chromium", "fonts-dejavu-core")
+)
+WSL = DebianPackage(
     "wsl",
     "a peer's WS-Management client",
     ("wslid", "curl", "xmllint", "uuidgen"),
@@ -58,7 +60,7 @@ def main() -> None:
             _say(f"left out: {part.name} could not be installed")
 
 
-def _install(part: Part) -> bool:
+def _install(part: DebianPackage) -> bool:
     """With the lists of packages as they are; with new ones if that fails."""
     return _apt("install", "-y", "--no-install-recommends", *part.packages) or (
         _apt("update") and _apt("install", "-y", "--no-install-recommends", *part.packages)

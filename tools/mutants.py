@@ -87,8 +87,8 @@ CORES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "inform": {
-        "inform/node/writes.py": ("tests/inform/test_writing.py", "tests/inform/test_repeats.py"),
-        "inform/node/primary.py": ("tests/inform/test_writing.py", "tests/inform/test_repeats.py"),
+        "inform/node/writes.py": ("tests/inform/test_writes.py", "tests/inform/test_repeats.py"),
+        "inform/node/primary.py": ("tests/inform/test_writes.py", "tests/inform/test_repeats.py"),
         "inform/node/replicas/placement.py": ("tests/inform/test_decisions.py",),
     },
     "monitor": {

@@ -25,7 +25,7 @@ from muster.core.telemetry import remote_write
 from muster.monitor.sensor import intake, metric_formats, service_reports
 from muster.testing import child_process
 from muster.testing.eventually import eventually
-from tests.app import test_exporting
+from tests.app import test_otlp_export
 
 PROMETHEUS = shutil.which("prometheus") or Path.home() / ".cache/muster/prometheus/usr/bin/prometheus"
 needs_prometheus = pytest.mark.skipif(
@@ -70,7 +70,7 @@ def test_a_body_that_unpacks_to_too_much_is_refused():
 
 def test_our_own_sensor_reads_what_we_write():
     data = remote_write.encode(
-        test_exporting.measured().families(), {"job": "muster", "instance": "p"}, now_ms=1_700_000_000_000
+        test_otlp_export.measured().families(), {"job": "muster", "instance": "p"}, now_ms=1_700_000_000_000
     )
     (service,) = (figures := metric_formats.remote_write(data))
     assert service == "muster"
@@ -94,7 +94,7 @@ async def test_the_intake_takes_a_request_and_refuses_others():
     await sensor.open(statsd_port=None)
     try:
         url = f"http://127.0.0.1:{sensor.http_port}/api/v1/write"
-        exporter = metric_export.remote_write_exporter(url, "p1", test_exporting.measured())
+        exporter = metric_export.remote_write_exporter(url, "p1", test_otlp_export.measured())
         assert await exporter.export()
         refused = await client.post(url, b"nothing", headers=remote_write.HEADERS)
         assert refused.status == 400
@@ -149,7 +149,7 @@ async def query(url: str, name: str) -> list[dict[str, Any]]:
 async def test_prometheus_stores_what_we_send(tmp_path: Path):
     async with prometheus(tmp_path, "global: {}\n") as url:
         settings = domain.HealthSettings(remote_write_url=f"{url}/api/v1/write", remote_write_period_s=1.0)
-        measure = test_exporting.measured()
+        measure = test_otlp_export.measured()
         async with metric_export.export_metrics(settings, "p1", measure):
 
             async def stored() -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def test_an_address_that_is_none_is_refused(url: str):
         syslog_export.SyslogSettings(url=url)
 
 
-class Server:
+class SyslogServer:
     """A syslog server over TCP that can close its connections."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ async def running(folder: Path, url: str) -> AsyncIterator[domain.Domain]:
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_entries_reach_the_server_once_also_after_it_and_the_domain_were_away(tmp_path: Path):
-    server = Server()
+    server = SyslogServer()
     listening = await asyncio.start_server(server.connected, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     async with listening:

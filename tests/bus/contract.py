@@ -914,5 +914,5 @@ class KeyValues:
         assert await bucket.get("k0") is not None
 
 
-class Contract(Messages, Streams, Consumers, KeyValues):
+class BusContract(Messages, Streams, Consumers, KeyValues):
     """All of it."""

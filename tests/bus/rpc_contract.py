@@ -16,7 +16,7 @@ PART = "manage"
 O = messages.DecisionOutcome  # noqa: E741
 
 
-class Lamp:
+class LampState:
     """A small service."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Lamp:
             raise TypeError("switch() got an unexpected keyword argument 'colour'")
         if how == "conflict":
             raise errors.Conflict("it is on", actual=7, hint="switch it off")
-        raise Odd("it is odd", hint="even it")
+        raise OddRequest("it is odd", hint="even it")
 
     async def slow(self, call: server.RpcCall) -> None:
         await asyncio.Event().wait()
@@ -66,7 +66,7 @@ class Lamp:
         return len(self.on)
 
 
-class Odd(errors.Refused):
+class OddRequest(errors.Refused):
     code = "odd"
     exit_code = 9
 
@@ -80,10 +80,10 @@ def ask(bus: api.Bus, operation: str, arguments: Any = None, **options: Any) -> 
     return client.call(bus, subjects.from_identity(PART, bus.identity, operation), arguments, **options)
 
 
-class Contract:
+class RpcContract:
     async def test_an_operation_is_carried_out_and_audited_once(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        async with server.RpcServer(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, LampState().operations()):
             assert await ask(ann, "request.switch", {"name": "hall", "times": 2}) == {"by": "ann", "on": 2}
             assert await ask(ann, "read.state") == ["hall", "hall"]
             await ask(ann, "request.note", {"name": "cellar"})  # its own log names the writer
@@ -108,7 +108,7 @@ class Contract:
     )
     async def test_an_error_is_the_callers_or_the_services(self, connect, operation, arguments, kind, says):
         service, ann = await connect("service"), await connect("ann")
-        async with server.RpcServer(service, PART, Lamp().operations()) as serving:
+        async with server.RpcServer(service, PART, LampState().operations()) as serving:
             with pytest.raises(kind, match=says) as caught:
                 await ask(ann, operation, arguments)
             assert serving.outcomes[kind.code] == 1
@@ -116,14 +116,14 @@ class Contract:
 
     async def test_errors_keep_their_facts_and_unknown_codes_their_exit_status(self, connect, monkeypatch):
         service, ann = await connect("service"), await connect("ann")
-        async with server.RpcServer(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, LampState().operations()):
             with pytest.raises(errors.Conflict, match="it is on") as caught:
                 await ask(ann, "request.break", {"how": "conflict"})
             assert (caught.value.actual, caught.value.hint) == (7, "switch it off")
-            with pytest.raises(Odd):
+            with pytest.raises(OddRequest):
                 await ask(ann, "request.break", {"how": "odd"})
             # A caller that has not loaded the class.
-            monkeypatch.setattr(Odd, "code", "another")
+            monkeypatch.setattr(OddRequest, "code", "another")
             data = b'{"error": {"code": "odd", "kind": "refused", "message": "m", "exit_code": 9}}'
             with pytest.raises(errors.MusterError) as unknown:
                 client.result_of(data)
@@ -132,7 +132,7 @@ class Contract:
 
     async def test_every_outcome_is_in_the_audit(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        lamp = Lamp()
+        lamp = LampState()
 
         async def only_ann(call: server.RpcCall, operation: server.RpcOperation, arguments: Any) -> None:
             if arguments.get("name") == "vault":
@@ -183,7 +183,7 @@ class Contract:
 
     async def test_a_repeated_request_is_answered_again_and_not_done_again(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        lamp = Lamp()
+        lamp = LampState()
         async with server.RpcServer(service, PART, lamp.operations()):
             subject = subjects.from_identity(PART, "ann", "request.wait")
             headers = {requests.REQUEST_ID: "r1"}
@@ -204,7 +204,7 @@ class Contract:
     async def test_a_client_with_many_requests_pushes_out_its_own_answers_only(self, connect, monkeypatch):
         monkeypatch.setattr(answer_memory, "BYTES_MAX", 8 * answer_memory.ANSWER_BYTES_MIN)
         service, ann, bob = [await connect(name) for name in ("service", "ann", "bob")]
-        lamp = Lamp()
+        lamp = LampState()
 
         async def switch(bus: api.Bus, name: str) -> None:
             subject = subjects.from_identity(PART, bus.identity, "request.note")
@@ -248,7 +248,7 @@ class Contract:
     async def test_refused_requests_of_one_identity_leave_few_records_and_a_count(self, connect):
         service, ann, eve = [await connect(name) for name in ("service", "ann", "eve")]
         audit = request_audit.RequestAudit(service, PART, refused=leaky_buckets.BucketBudget(3, 300.0))
-        async with server.RpcServer(service, PART, Lamp().operations(), audit=audit):
+        async with server.RpcServer(service, PART, LampState().operations(), audit=audit):
             for _ in range(20):
                 with pytest.raises(errors.InvalidInput):
                     await ask(eve, "request.switch", {"name": 1})
@@ -269,7 +269,7 @@ class Contract:
 
     async def test_a_record_states_where_the_act_began(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        async with server.RpcServer(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, LampState().operations()):
             with origin.acting("rest", "10.0.0.7") as begun:
                 await ask(ann, "read.state")
                 answered = [begun.answered]
@@ -283,7 +283,7 @@ class Contract:
 
     async def test_lists_come_in_pages_and_an_oversize_result_says_so(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        async with server.RpcServer(service, PART, Lamp().operations()):
+        async with server.RpcServer(service, PART, LampState().operations()):
             rows = [row async for row in client.pages(ann, subjects.from_identity(PART, "ann", "read.rows"))]
             assert rows == [f"{n:05}" for n in range(6000)]
             with pytest.raises(errors.LimitExceeded, match="more than a message holds") as caught:
@@ -292,7 +292,7 @@ class Contract:
 
     async def test_too_many_requests_are_refused_as_overload(self, connect):
         service, ann, bob, cleo = [await connect(name) for name in ("service", "ann", "bob", "cleo")]
-        lamp = Lamp()
+        lamp = LampState()
         async with server.RpcServer(service, PART, lamp.operations(), pending_max=4) as serving:
 
             def begin(bus: api.Bus, count: int) -> list[asyncio.Future[Any]]:
@@ -315,7 +315,7 @@ class Contract:
 
     async def test_a_repetition_of_a_pending_request_is_not_refused_as_overload(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        lamp = Lamp()
+        lamp = LampState()
         async with server.RpcServer(service, PART, lamp.operations(), pending_max=2) as serving:
             waiting = asyncio.ensure_future(ask(ann, "request.wait", {"name": "a"}, try_s=0.05))
             await lamp.begun.wait()
@@ -325,7 +325,7 @@ class Contract:
 
     async def test_a_reply_elsewhere_and_a_message_out_of_a_stream_are_no_requests(self, connect):
         service, ann = await connect("service"), await connect("ann")
-        lamp = Lamp()
+        lamp = LampState()
         async with server.RpcServer(service, PART, lamp.operations()) as serving:
             subscription = await service.subscribe("muster.>")
             subject = subjects.from_identity(PART, "ann", "request.switch")
@@ -350,7 +350,7 @@ class Contract:
         with pytest.raises(errors.NotConnected):
             await ask(ann, "read.state", waits=False, absent=errors.NotConnected("no lamp"))
         waiting = asyncio.ensure_future(ask(ann, "request.switch", {"name": "a"}, timeout_s=30))
-        lamp, quiet = Lamp(), [True]
+        lamp, quiet = LampState(), [True]
         async with server.RpcServer(service, PART, lamp.operations(), serving=lambda: not quiet[0]):
             with pytest.raises(errors.TimedOut, match="it may have been done"):
                 await ask(ann, "request.switch", {"name": "b"}, timeout_s=0.2, try_s=0.1)

@@ -35,7 +35,7 @@ async def connect(net):
         await bus.close()
 
 
-class TestMemory(contract.Contract):
+class TestBusInMemory(contract.BusContract):
     pass
 
 

@@ -31,5 +31,5 @@ async def connect(tmp_path):
             await bus.close()
 
 
-class TestNats(contract.Contract):
+class TestBusOnNats(contract.BusContract):
     pass

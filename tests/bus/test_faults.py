@@ -23,7 +23,7 @@ from muster.testing.eventually import eventually
 LOG = api.StreamSettings("log", ("log.>",), max_bytes=64 << 20)
 
 
-class Load:
+class StreamLoad:
     """Publishers with and without message ids, and what they were told."""
 
     def __init__(self, stream: api.Stream) -> None:
@@ -80,7 +80,7 @@ class Load:
 async def test_a_broker_killed_under_load_loses_nothing_it_acknowledged(broker: brokers.Broker):
     async with await muster.connect(broker.url) as bus:
         stream = await bus.stream(LOG)
-        load = Load(stream)
+        load = StreamLoad(stream)
         async with load.running():
             for _ in range(2):
                 await eventually(load.more(300), timeout_s=30)
@@ -137,7 +137,7 @@ async def test_the_leader_killed_under_load_loses_nothing_and_clients_roam(clust
                     seen.append(message.sequence)  # noqa: PERF401 - it is cancelled in the middle
 
         following = asyncio.create_task(follow())
-        load = Load(stream)
+        load = StreamLoad(stream)
         async with load.running():
             await eventually(load.more(300), timeout_s=30)
             await cluster[leader].kill()

@@ -27,7 +27,7 @@ async def connect():
         await bus.close()
 
 
-class TestMemory(rpc_contract.Contract):
+class TestRpcInMemory(rpc_contract.RpcContract):
     pass
 
 
@@ -36,7 +36,9 @@ async def test_the_count_of_suppressed_records_is_stored_while_the_attack_goes_o
     audit = request_audit.RequestAudit(
         service, rpc_contract.PART, refused=leaky_buckets.BucketBudget(1, 3600.0)
     )
-    async with server.RpcServer(service, rpc_contract.PART, rpc_contract.Lamp().operations(), audit=audit):
+    async with server.RpcServer(
+        service, rpc_contract.PART, rpc_contract.LampState().operations(), audit=audit
+    ):
         for _ in range(2):
             for _ in range(5):
                 with pytest.raises(errors.InvalidInput):

@@ -5,5 +5,5 @@ from __future__ import annotations
 from tests.bus import rpc_contract
 
 
-class TestNats(rpc_contract.Contract):
+class TestRpcOnNats(rpc_contract.RpcContract):
     pass

@@ -42,7 +42,7 @@ async def test_datagrams_arrive_forged_and_repeated_ones_do_not_and_loss_is_coun
 async def _lose_and_reorder(sender: udp.UdpSender, receiver: udp.UdpReceiver) -> None:
     transport, sent = sender._socket, list[tuple[bytes, tuple[str, int]]]()
 
-    class Line:
+    class LossyLine:
         """Loses the third, and lets the sixth pass the fifth."""
 
         def sendto(self, data: bytes, peer: tuple[str, int]) -> None:
@@ -54,7 +54,7 @@ async def _lose_and_reorder(sender: udp.UdpSender, receiver: udp.UdpReceiver) ->
 
         close = transport.close
 
-    sender._socket = Line()  # type: ignore[assignment]
+    sender._socket = LossyLine()  # type: ignore[assignment]
     for number in range(1, 9):
         sender.send(f"{number}")
     got = [(await asyncio.wait_for(anext(receiver), 15)).body() for _ in range(7)]

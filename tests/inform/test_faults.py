@@ -35,7 +35,7 @@ def node_process(broker, start_process, tmp_path) -> StartNode:
     return start
 
 
-class Load:
+class ContextLoad:
     """Writers that remember what was acknowledged to them."""
 
     def __init__(self, contexts: client.InformClient) -> None:
@@ -85,7 +85,7 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
     await contexts.put("k", b"first", ack="replicated")
     received: dict[int, bytes | None] = {}
     watching = asyncio.create_task(watched(client.InformClient(await connect("watch")), received))
-    load = Load(contexts)
+    load = ContextLoad(contexts)
     await load.more(20)
 
     async def copies() -> dict[str, str]:

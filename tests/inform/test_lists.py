@@ -26,7 +26,7 @@ OTHERS = 35
 
 
 @dataclass
-class Fleet:
+class ListedFleet:
     """A real node ``p`` and a client ``ann``; further nodes are only heard of."""
 
     net: Any
@@ -42,13 +42,13 @@ class Fleet:
 
 
 @pytest.fixture
-async def fleet(simulated_network) -> AsyncIterator[Fleet]:
+async def fleet(simulated_network) -> AsyncIterator[ListedFleet]:
     net = simulated_network
     async with await node.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as p:
-        yield Fleet(net, p, client.InformClient(await net.connect("ann")))
+        yield ListedFleet(net, p, client.InformClient(await net.connect("ann")))
 
 
-async def test_all_nodes_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
+async def test_all_nodes_are_listed_a_page_at_a_time(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(protocol, "PAGE_NODES", 10)
     names = fleet.hear_of()
     page = await fleet.p._nodes(None, protocol.Nodes())  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ async def test_all_nodes_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
     assert views[-1].proximity_ms == 0.0
 
 
-async def test_the_pages_of_a_list_of_nodes_come_from_one_node(fleet: Fleet, monkeypatch):
+async def test_the_pages_of_a_list_of_nodes_come_from_one_node(fleet: ListedFleet, monkeypatch):
     """Each node measures the others from its own place."""
     monkeypatch.setattr(protocol, "PAGE_NODES", 2)
     fleet.hear_of()
@@ -69,7 +69,7 @@ async def test_the_pages_of_a_list_of_nodes_come_from_one_node(fleet: Fleet, mon
             assert len([view for view in views if view.proximity_ms == 0.0]) == 1
 
 
-async def test_all_replicas_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatch):
+async def test_all_replicas_are_listed_a_page_at_a_time(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(server, "PAGE_BYTES", 400)
     names = fleet.hear_of()
     await fleet.ann.put("k", b"v")
@@ -89,7 +89,7 @@ async def test_all_replicas_are_listed_a_page_at_a_time(fleet: Fleet, monkeypatc
     assert (result.silent, result.silent_more) == ([], 0)
 
 
-async def test_a_list_of_replicas_names_the_nodes_that_did_not_reply(fleet: Fleet, monkeypatch):
+async def test_a_list_of_replicas_names_the_nodes_that_did_not_reply(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(protocol, "SILENT_MAX", 10)
     names = fleet.hear_of()
     await fleet.ann.put("k", b"v")
@@ -99,7 +99,7 @@ async def test_a_list_of_replicas_names_the_nodes_that_did_not_reply(fleet: Flee
     assert result.silent_text == "n000000, n000001, n000002, n000003, n000004 and 30 more"
 
 
-async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, monkeypatch):
+async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(protocol, "DEMAND_MAX", 3)
     await fleet.ann.put("k", b"v")
     for number in range(6):
@@ -109,7 +109,7 @@ async def test_the_origins_of_requests_are_named_up_to_a_bound(fleet: Fleet, mon
     assert (view.demand, view.demand_others) == ({"n5": 6, "n4": 5, "n3": 4}, 3 + 2 + 1)
 
 
-async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(fleet: Fleet, monkeypatch):
+async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(protocol, "SILENT_MAX", 10)
     names = fleet.hear_of()
     for number in range(4):
@@ -134,7 +134,7 @@ async def test_silent_nodes_are_named_up_to_a_bound_and_the_rest_is_counted(flee
     assert len(matches.silent) + matches.silent_more == OTHERS
 
 
-async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: Fleet, monkeypatch):
+async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: ListedFleet, monkeypatch):
     for number in range(8):
         await fleet.ann.put(f"k{number}", b"v" * 1_000)
     requests: list[protocol.FindContexts] = []
@@ -155,7 +155,7 @@ async def test_the_answers_of_many_nodes_share_the_memory_for_one_search(fleet: 
     assert len((await fleet.ann.find("TRUE")).contexts) == 8
 
 
-async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fleet, monkeypatch):
+async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: ListedFleet, monkeypatch):
     """However many nodes name such keys: what is left is the next request's."""
     net = fleet.net
     async with await node.start(await net.connect("q"), settings=SETTINGS, now_ns=net.now_ns) as q:
@@ -183,7 +183,7 @@ async def test_one_request_looks_up_a_bounded_number_of_moved_contexts(fleet: Fl
         assert max(looked_up) <= 3
 
 
-async def test_full_replication_names_a_bounded_number_of_holders(fleet: Fleet, monkeypatch):
+async def test_full_replication_names_a_bounded_number_of_holders(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(state, "HOLDERS_MAX", 4)
     fleet.hear_of()
     fleet.p.state.settings = msgspec.structs.replace(SETTINGS, full_replication=True)
@@ -206,7 +206,7 @@ async def test_upkeep_of_many_contexts_takes_few_tasks():
     assert (most, done) == (maintenance.CONCURRENT_MAX, 1_000)
 
 
-async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(fleet: Fleet, monkeypatch):
+async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(fleet: ListedFleet, monkeypatch):
     """A log that does not reply does not get a request for every context that is due."""
     monkeypatch.setattr(maintenance, "CHUNK", 10)
     keys = [f"k{number}" for number in range(35)]
@@ -235,7 +235,7 @@ async def test_contexts_expire_in_batches_and_a_failed_batch_ends_the_round(flee
     assert fleet.p.maintenance.moved["expired"] == len(keys)
 
 
-async def test_expiry_takes_one_request_for_each_context(fleet: Fleet, monkeypatch):
+async def test_expiry_takes_one_request_for_each_context(fleet: ListedFleet, monkeypatch):
     monkeypatch.setattr(maintenance, "CHUNK", 10)
     for number in range(35):
         await fleet.p.writer.write(protocol.PutContext(f"k{number}", b"v", lease_s=1.0), "ann")

@@ -74,7 +74,7 @@ Answer = protocol.WriteResult | errors.MusterError
 
 
 @dataclasses.dataclass
-class Operation:
+class WriteAttempt:
     request: protocol.PutContext | protocol.DeleteContext
     writer: str
     begun_at_s: float
@@ -84,7 +84,7 @@ class Operation:
     tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
 
 
-class Model(stateful.RuleBasedStateMachine):
+class WriteModel(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = virtual_clock.VirtualLoop()
@@ -93,7 +93,7 @@ class Model(stateful.RuleBasedStateMachine):
         self.clock_ns = dict.fromkeys("pqr", 0)
         self.nodes: dict[str, node_node.InformationNode] = {}
         self.buses: dict[str, connection.SimulatedBus] = {}
-        self.operations: list[Operation] = []
+        self.operations: list[WriteAttempt] = []
         self.moves: list[asyncio.Task[None]] = []
         self.run(self._start())
 
@@ -119,7 +119,7 @@ class Model(stateful.RuleBasedStateMachine):
 
     # -- writes ----------------------------------------------------------------------------------------------
 
-    unanswered: stateful.Bundle[Operation] = stateful.Bundle("unanswered")
+    unanswered: stateful.Bundle[WriteAttempt] = stateful.Bundle("unanswered")
 
     @stateful.rule(
         writer=CLIENTS,
@@ -144,7 +144,7 @@ class Model(stateful.RuleBasedStateMachine):
     )
     def lose_answer(
         self, writer: str, via: str, key: str, kind: str, expected: str, is_client: bool
-    ) -> Operation:
+    ) -> WriteAttempt:
         """A write whose answer is lost: on its way to the client, or from the primary to the node asked."""
         self.net.mute.update([(via, writer)] if is_client else [(node, via) for node in self.nodes])
         operation = self._begin(writer, via, key, kind, expected)
@@ -152,7 +152,7 @@ class Model(stateful.RuleBasedStateMachine):
         return operation
 
     @stateful.rule(operation=unanswered, via=NODES)
-    def repeat(self, operation: Operation, via: str) -> None:
+    def repeat(self, operation: WriteAttempt, via: str) -> None:
         """As by a client that got no answer, and asks another node or the same again."""
         if operation.answers:
             return
@@ -162,7 +162,7 @@ class Model(stateful.RuleBasedStateMachine):
         self._send(operation, via, msgspec.structs.replace(operation.request, repeat=True))
         self.run(asyncio.sleep(STORED_S))
 
-    def _begin(self, writer: str, via: str, key: str, kind: str, expected: str) -> Operation:
+    def _begin(self, writer: str, via: str, key: str, kind: str, expected: str) -> WriteAttempt:
         number = len(self.operations)
         version = self._expected(key, expected)
         context: protocol.PutContext | protocol.DeleteContext
@@ -170,7 +170,7 @@ class Model(stateful.RuleBasedStateMachine):
             context = protocol.DeleteContext(key, version, f"r{number}")
         else:
             context = protocol.PutContext(key, b"%d" % number, {}, 0.0, version, "logged", f"r{number}")
-        operation = Operation(context, writer, self.loop.time())
+        operation = WriteAttempt(context, writer, self.loop.time())
         self.operations.append(operation)
         self._send(operation, via, context)
         return operation
@@ -187,7 +187,7 @@ class Model(stateful.RuleBasedStateMachine):
         return None
 
     def _send(
-        self, operation: Operation, via: str, context: protocol.PutContext | protocol.DeleteContext
+        self, operation: WriteAttempt, via: str, context: protocol.PutContext | protocol.DeleteContext
     ) -> None:
         contexts = client.InformClient(self.buses[operation.writer], node=via, timeout_s=12.0)
 
@@ -328,10 +328,10 @@ class Model(stateful.RuleBasedStateMachine):
         await asyncio.sleep(1.0)
 
 
-Model.TestCase.settings = hypothesis.settings(
+WriteModel.TestCase.settings = hypothesis.settings(
     max_examples=40,
     stateful_step_count=12,
     deadline=None,
     phases=(hypothesis.Phase.generate,),  # shrinking takes minutes; twelve steps can be read as they are
 )
-test_writes_and_answers_agree_with_the_log = Model.TestCase
+test_writes_and_answers_agree_with_the_log = WriteModel.TestCase

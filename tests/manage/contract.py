@@ -16,7 +16,7 @@ from muster.manage.agent import agent
 from muster.testing.eventually import eventually
 
 
-class Contract:
+class AdapterContract:
     type_name: str
     restarts_alone = False  # whether its resource outlives the agent
 
@@ -49,8 +49,8 @@ class Contract:
     number = 0
 
     async def do(self, host: agent.Agent, verb: str, *, epoch: int = 1, **more: Any) -> Any:
-        Contract.number += 1
-        arguments = {"id": f"op-{Contract.number}", "type": self.type_name, **more}
+        AdapterContract.number += 1
+        arguments = {"id": f"op-{AdapterContract.number}", "type": self.type_name, **more}
         operation = protocol.Operation(verb=protocol.Verb(verb), resource="thing", epoch=epoch, **arguments)
         return await host.execute(operation)
 

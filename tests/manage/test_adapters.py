@@ -34,7 +34,7 @@ def runs(item: psutil.Process) -> bool:
         return False
 
 
-class TestProcess(contract.Contract):
+class TestProcess(contract.AdapterContract):
     type_name = "process"
     restarts_alone = True
 
@@ -175,7 +175,7 @@ class TestProcess(contract.Contract):
         assert answer.observed.properties["pid"] == child.pid
 
 
-class TestMemory(contract.Contract):
+class TestMemoryAdapter(contract.AdapterContract):
     type_name = "memory"
 
     @pytest.fixture
@@ -222,7 +222,7 @@ class TestMemory(contract.Contract):
             assert len(received) <= 25
 
 
-class TestBroker(contract.Contract):
+class TestBroker(contract.AdapterContract):
     type_name = "broker"
 
     @pytest.fixture
@@ -269,7 +269,7 @@ class TestBroker(contract.Contract):
         assert self.seen(host).state is health.HealthState.UP
 
 
-class TestHttp(contract.Contract):
+class TestHttp(contract.AdapterContract):
     type_name = "http"
 
     @pytest.fixture
@@ -337,7 +337,7 @@ esac
 """
 
 
-class TestSystemd(contract.Contract):
+class TestSystemdAdapter(contract.AdapterContract):
     """The decisions, against a program that answers as systemctl does."""
 
     type_name = "systemd"
@@ -384,7 +384,7 @@ class TestSystemd(contract.Contract):
                 base.convert(systemd.SystemdAdapter, {"unit": name})
 
 
-class TestSparkQuery(contract.Contract):
+class TestSparkQuery(contract.AdapterContract):
     """The process and its checkpoint; the query itself is the pipeline's test."""
 
     type_name = "spark-query"

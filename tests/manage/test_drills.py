@@ -43,7 +43,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Domain:
+class DrillDomain:
     """A domain in a process of its own, as `muster up` runs it."""
 
     def __init__(self, home: Path) -> None:
@@ -121,7 +121,7 @@ class Users:
 
 @pytest.fixture
 async def domain(tmp_path):
-    made = Domain(tmp_path / "home")
+    made = DrillDomain(tmp_path / "home")
     await made.up()
     yield made
     await made.down()

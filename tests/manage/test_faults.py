@@ -227,7 +227,7 @@ def test_managers_cut_off_from_agents_conclude_nothing_and_do_nothing():
 # In the middle of a rollout
 
 
-class Slow(memory.MemoryAdapter):
+class SlowAdapter(memory.MemoryAdapter):
     """``work`` begins, and ends when the test lets it."""
 
     type_name = "slow"
@@ -235,20 +235,20 @@ class Slow(memory.MemoryAdapter):
     let_go: ClassVar[asyncio.Event]
 
     async def do_work(self) -> str:
-        Slow.begun.append(self.context.name)
-        await Slow.let_go.wait()
+        SlowAdapter.begun.append(self.context.name)
+        await SlowAdapter.let_go.wait()
         return "worked"
 
 
 @pytest.fixture
 async def rolling(fleet):
     """Three resources of a kind whose work takes a while, on two agents, with two managers."""
-    Slow.begun, Slow.let_go = [], asyncio.Event()
+    SlowAdapter.begun, SlowAdapter.let_go = [], asyncio.Event()
     fleet.reg = await fleet.registry(manager_ttl_s=1.0)
     fleet.managers = {name: await fleet.manager(name) for name in ("manager-1", "manager-2")}
 
     async def host(name: str) -> agent.Agent:
-        made: agent.Agent = await fleet.agent(name, adapters=lambda _: Slow, types=("slow", "memory"))
+        made: agent.Agent = await fleet.agent(name, adapters=lambda _: SlowAdapter, types=("slow", "memory"))
         return made
 
     fleet.hosts = {name: await host(name) for name in ("host-a", "host-b")}
@@ -267,36 +267,36 @@ async def ended(fleet: Any, id: str) -> Any:
 async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling):
     owners = {row.name: row.manager for row in await rolling.client.get()}
     began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="100%"), "r1", "r2", "r3")
-    await eventually(lambda: sorted(Slow.begun) == ["r1", "r2", "r3"])
+    await eventually(lambda: sorted(SlowAdapter.begun) == ["r1", "r2", "r3"])
     victim = rolling.managers[owners["r1"]]
     await victim.abandon()
     await eventually(
         lambda: all(owner.manager != victim.name for owner in rolling.reg.processor.owners.values())
     )
-    Slow.let_go.set()
+    SlowAdapter.let_go.set()
     actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
     assert (actual.state, actual.counts) == ("done", {"done": 3})
-    assert sorted(Slow.begun) == ["r1", "r2", "r3"], "each was carried out once"
+    assert sorted(SlowAdapter.begun) == ["r1", "r2", "r3"], "each was carried out once"
 
 
 async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling):
     second = await rolling.registry("registry-2", manager_ttl_s=1.0)
     began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="2"), "r1", "r2", "r3")
-    await eventually(lambda: sorted(Slow.begun) == ["r1", "r2"])
+    await eventually(lambda: sorted(SlowAdapter.begun) == ["r1", "r2"])
     await rolling.reg.stop()
     await second.acting.wait()
-    Slow.let_go.set()
+    SlowAdapter.let_go.set()
     actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
     assert (actual.state, actual.counts) == ("done", {"done": 3})
-    assert sorted(Slow.begun) == ["r1", "r2", "r3"]
+    assert sorted(SlowAdapter.begun) == ["r1", "r2", "r3"]
 
 
 async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(rolling):
     began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="1"), "r1", "r2", "r3")
-    await eventually(lambda: Slow.begun == ["r1"])
+    await eventually(lambda: SlowAdapter.begun == ["r1"])
     paused = await rolling.client.pause(began.id)
     assert (paused.state, paused.reason) == ("paused", "paused by ann")
-    Slow.let_go.set()
+    SlowAdapter.let_go.set()
 
     async def counts() -> Any:
         return (await rolling.client.rollouts(began.id))[0].counts
@@ -310,11 +310,11 @@ async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(roll
     await rolling.reg.stop()
     await second.acting.wait()
     await throughout(one_is_done, for_s=0.5)
-    assert Slow.begun == ["r1"]
+    assert SlowAdapter.begun == ["r1"]
     assert (await rolling.client.resume(began.id)).state == "running"
     actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
     assert (actual.state, actual.counts) == ("done", {"done": 3})
-    assert sorted(Slow.begun) == ["r1", "r2", "r3"]
+    assert sorted(SlowAdapter.begun) == ["r1", "r2", "r3"]
     with pytest.raises(errors.Conflict, match="is done"):
         await rolling.client.pause(began.id)
 
@@ -337,19 +337,19 @@ async def test_a_rollout_that_is_paused_begins_no_batch_until_it_is_resumed(roll
 async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rolling):
     plan = {"operation": "work", "batch": "1", "timeout_s": 5}
     began = await rolling.client.rollout(plan, "r2", "r3")
-    await eventually(lambda: Slow.begun == ["r2"])
+    await eventually(lambda: SlowAdapter.begun == ["r2"])
     await rolling.hosts["host-b"].stop()  # in the middle of it
-    await rolling.agent("host-b", adapters=lambda _: Slow, types=("slow", "memory"))
+    await rolling.agent("host-b", adapters=lambda _: SlowAdapter, types=("slow", "memory"))
     actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
     assert actual.state == "stopped", "one in doubt counts as an error"
     assert actual.counts == {"in-doubt": 1, "pending": 1}
-    assert Slow.begun == ["r2"]
+    assert SlowAdapter.begun == ["r2"]
     # Somebody has looked and lets it go on: what is in doubt stays so.
-    Slow.let_go.set()
+    SlowAdapter.let_go.set()
     await rolling.client.resume(began.id)
     actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)
     assert (actual.state, actual.counts) == ("done", {"in-doubt": 1, "done": 1})
-    assert Slow.begun == ["r2", "r3"]
+    assert SlowAdapter.begun == ["r2", "r3"]
 
 
 # Adapters

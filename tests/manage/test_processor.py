@@ -9,7 +9,7 @@ import pytest
 
 from muster.manage import protocol
 from muster.manage.registry import assignments
-from tests.manage.processing import (
+from tests.manage.assignment_cases import (
     DOWN,
     DRAINED,
     UP,

@@ -9,7 +9,7 @@ import pytest
 from muster.core import errors
 from muster.manage import protocol
 from muster.manage.registry import assignments
-from tests.manage.processing import DOWN, DRAINED, UP, State, having, report, spec, two
+from tests.manage.assignment_cases import DOWN, DRAINED, UP, State, having, report, spec, two
 
 # Applying
 

@@ -10,7 +10,7 @@ import pytest
 from muster.core import health, messages
 from muster.manage import protocol
 from muster.manage.manager import reconciler
-from tests.manage.reconciling import (
+from tests.manage.reconciler_cases import (
     Act,
     State,
     act,

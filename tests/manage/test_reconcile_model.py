@@ -30,7 +30,7 @@ class Run(msgspec.Struct):
     killed_for: int = 0  # it was stopped by an operation, not by itself
 
 
-class World(stateful.RuleBasedStateMachine):
+class ReconcilerWorld(stateful.RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now, self.wall_ms = 1000.0, 1_700_000_000_000
@@ -330,7 +330,7 @@ def _answer(outcome: messages.DecisionOutcome, code: str) -> protocol.OperationR
     return protocol.OperationResult(id="x", outcome=outcome, code=code, reason="boom")
 
 
-World.TestCase.settings = hypothesis.settings(
+ReconcilerWorld.TestCase.settings = hypothesis.settings(
     max_examples=80, stateful_step_count=40, deadline=None, database=None, print_blob=True
 )
-TestModel = World.TestCase
+TestModel = ReconcilerWorld.TestCase

@@ -26,10 +26,10 @@ from muster.store import backup, database
 from muster.testing import virtual_clock
 from muster.testing.eventually import eventually
 
-Scenario = Callable[["World"], Awaitable[None]]
+Scenario = Callable[["RegistryWorld"], Awaitable[None]]
 
 
-class World:
+class RegistryWorld:
     """A registry, a manager and an agent."""
 
     def __init__(self, net: network.SimulatedNetwork, stack: contextlib.AsyncExitStack) -> None:
@@ -73,7 +73,7 @@ class World:
 def play(scenario: Scenario, *, starts: bool = True) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            world = World(network.SimulatedNetwork(1), stack)
+            world = RegistryWorld(network.SimulatedNetwork(1), stack)
             if starts:
                 await world.start()
             await scenario(world)
@@ -89,7 +89,7 @@ async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
 
 
 def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         host = agent.Agent(await world.net.connect("host-a"), None, beat_s=1.0)
         obeyed = operation_log.OperationRecord(
             name="web", type="memory", config={}, epoch=900, manager="manager-1"
@@ -127,7 +127,7 @@ def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():
 
 
 def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path):
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         await backup.backup(world.store, tmp_path / "backup")
         before = world.registry.processor.owners["web"].epoch
@@ -160,7 +160,7 @@ def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path
 
 
 def test_a_manager_accepts_a_registry_that_counts_its_terms_anew():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         renewal = world.manager.renewal
         renewal._term += 1_000  # as of a registry before the restore
@@ -226,7 +226,7 @@ def test_what_a_manager_loses_is_sent_in_pages():
 
 
 def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         names = [f"r{i}" for i in range(30)]
         await world.apply(*names)
         plan = rows.RolloutPlan(operation="echo", batch="100%", arguments={"text": "x" * 50_000})
@@ -250,7 +250,7 @@ def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
 
     monkeypatch.setattr(memory.MemoryAdapter, "do_echo", lambda self: slow(self))
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         names = [f"r{i}" for i in range(6)]
         await world.apply(*names)
         begun = await world.client.rollout(rows.RolloutPlan(operation="echo", batch="1"), *names)
@@ -271,7 +271,7 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
     async def fail(*_: Any) -> Any:
         raise errors.LimitExceeded("too much of it")
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         monkeypatch.setattr(operations, "submit_operation", fail)
         begun = await world.client.rollout(rows.RolloutPlan(operation="echo"), "web")
@@ -284,7 +284,7 @@ def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
 
 
 def test_a_pause_that_was_not_stored_did_not_happen():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("a", "b")
         begun = await world.client.rollout(
             rows.RolloutPlan(operation="echo", batch="1", pause_s=20), "a", "b"
@@ -309,7 +309,7 @@ def test_a_pause_that_was_not_stored_did_not_happen():
 
 
 def test_after_a_write_in_doubt_the_store_is_read_again(monkeypatch):
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         term, commit = world.registry.processor.term, world.store.engine.commit
 
@@ -329,7 +329,7 @@ def test_after_a_write_in_doubt_the_store_is_read_again(monkeypatch):
 
 
 def test_a_commit_is_not_interrupted_by_its_callers_cancellation():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         commit, begun, go = world.store.engine.commit, asyncio.Event(), asyncio.Event()
 
         async def slow(batch: Any) -> Any:
@@ -361,7 +361,7 @@ def test_a_commit_is_not_interrupted_by_its_callers_cancellation():
 
 
 def test_what_is_stored_is_done_although_no_manager_can_be_notified():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         bus = world.registry.bus
 
@@ -384,7 +384,7 @@ def test_what_is_stored_is_done_although_no_manager_can_be_notified():
 
 
 def test_deleting_while_it_is_renamed_leaves_nothing():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("old")
         world.net.unplug("host-a")
         await world.client.rename("old", "new")
@@ -400,7 +400,7 @@ def test_deleting_while_it_is_renamed_leaves_nothing():
 
 
 def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch):
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("old", "other")
         monkeypatch.setattr(memory.MemoryAdapter, "can_be_renamed", False)
         with pytest.raises(errors.Refused, match="cannot be renamed"):
@@ -427,7 +427,7 @@ def test_what_its_agent_cannot_rename_can_be_renamed_back_or_deleted(monkeypatch
 
 
 def test_a_tick_that_fails_does_not_end_the_loop():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(world.manager, "_claim_soon", lambda: 1 / 0)
             await asyncio.sleep(5)
@@ -457,7 +457,7 @@ def test_deleting_while_its_creation_is_in_doubt_leaves_nothing(monkeypatch):
 
     monkeypatch.setattr(memory.MemoryAdapter, "create", slow)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         entry = {"name": "web", "type": "memory", "agent": "host-a"}
         await world.client.apply(json.dumps({"resources": [entry]}))
         await asyncio.sleep(5)
@@ -470,7 +470,7 @@ def test_deleting_while_its_creation_is_in_doubt_leaves_nothing(monkeypatch):
 
 
 def test_what_is_on_a_lost_machine_is_deleted_by_force():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         await world.host.stop()
         await world.client.delete("web")
@@ -488,7 +488,7 @@ def test_what_is_on_a_lost_machine_is_deleted_by_force():
 
 
 def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("on", "off", "resting")
         await world.client.put("off", desired="down")
         await world.client.drain("resting")
@@ -601,7 +601,7 @@ async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
 
 
 def test_a_misspelt_attribute_is_an_error_that_names_the_right_one():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         assert await world.client.names(where="tier = 'front'") == [], "nothing is known yet"
         await world.apply("web", labels={"tier": "front"})
         for select in (
@@ -625,29 +625,29 @@ def test_a_misspelt_attribute_is_an_error_that_names_the_right_one():
 # Requests that are repeated after a take-over
 
 
-async def _create(world: World) -> Any:
+async def _create(world: RegistryWorld) -> Any:
     row = await world.client.create({"name": "new", "type": "memory", "agent": "host-a"})
     return row.name, row.generation
 
 
-async def _put(world: World) -> Any:
+async def _put(world: RegistryWorld) -> Any:
     row = await world.client.put("web", generation=1, labels={"tier": "front"})
     return row.spec.labels, row.generation
 
 
-async def _rename(world: World) -> Any:
+async def _rename(world: RegistryWorld) -> Any:
     return (await world.client.rename("web", "site")).name
 
 
-async def _delete(world: World) -> Any:
+async def _delete(world: RegistryWorld) -> Any:
     return (await world.client.delete("web", generation=1, force=True)).deleting
 
 
-async def _forget(world: World) -> Any:
+async def _forget(world: RegistryWorld) -> Any:
     return (await world.client.forget("host-b")).forgotten
 
 
-async def _rollout(world: World) -> Any:
+async def _rollout(world: RegistryWorld) -> Any:
     row = await world.client.rollout(rows.RolloutPlan(operation="echo"), "web")
     await until(lambda: world.hosted("web") is health.HealthState.UP)
     return [other.id for other in await world.client.rollouts()] == [row.id]
@@ -665,7 +665,7 @@ async def _rollout(world: World) -> Any:
     ],
 )
 def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkeypatch, request_, result):
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         known = assignments.RegistryChanges(agents={"host-b": assignments.AgentRecord()})
         await world.registry.commit(known)

@@ -41,7 +41,7 @@ fates = st.sampled_from(["stored"] * 3 + ["refused", "cancelled", "in doubt"])
 turns = st.sampled_from([1, 2])
 
 
-class Manager:
+class ModelManager:
     """Knows what it was granted, and nothing else."""
 
     def __init__(self, boot: int) -> None:
@@ -66,7 +66,7 @@ class Manager:
         )
 
 
-class Model:
+class RegistryModel:
     """What a user expects of the registry."""
 
     def __init__(self) -> None:
@@ -107,12 +107,12 @@ class Registries(stateful.RuleBasedStateMachine):
         self.records = record_store.RegistryRecords(self.store)
         self.term = 0
         self.now = 1_000.0
-        self.model = Model()
-        self.managers: dict[str, Manager] = {}
+        self.model = RegistryModel()
+        self.managers: dict[str, ModelManager] = {}
         self.boots = 0
         self.obeyed: dict[str, int] = {}  # by agents, of a resource: the highest epoch
         self.epochs: dict[str, int] = {}  # of each resource that is there: the last given
-        self.backups: list[tuple[Path, Model]] = []
+        self.backups: list[tuple[Path, RegistryModel]] = []
         self.interruptions: list[tuple[str, int]] = []
         self.core: assignments.AssignmentProcessor
         self.act()
@@ -152,7 +152,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.core.check_invariants()
 
     def commit(
-        self, changes: assignments.RegistryChanges, after: Model, fate: str = "stored", turn: int = 1
+        self, changes: assignments.RegistryChanges, after: RegistryModel, fate: str = "stored", turn: int = 1
     ) -> bool:
         """Whether it was stored, as far as the registry knows."""
         if not changes:
@@ -183,13 +183,13 @@ class Registries(stateful.RuleBasedStateMachine):
             work.cancel()
         await work
 
-    def _read_again(self, before: Model, after: Model) -> None:
+    def _read_again(self, before: RegistryModel, after: RegistryModel) -> None:
         """The process ends; another reads what is stored: all of the decision, or nothing of it."""
         self.act()
         assert seen(self.core) in (before.seen(), after.seen()), "a part of a decision is stored"
         self._accepted(before if seen(self.core) == before.seen() else after)
 
-    def _accepted(self, after: Model) -> None:
+    def _accepted(self, after: RegistryModel) -> None:
         self.model = after
         assert seen(self.core) == after.seen()
         self.core.check_invariants()
@@ -197,8 +197,8 @@ class Registries(stateful.RuleBasedStateMachine):
             assert owner.epoch >= self.epochs.get(name, 0), f"the epoch of {name} fell"
         self.epochs = {name: owner.epoch for name, owner in self.core.owners.items()}
 
-    def next_model(self) -> Model:
-        after = Model()
+    def next_model(self) -> RegistryModel:
+        after = RegistryModel()
         after.agents = dict(self.model.agents)
         after.resources = {name: dict(resource) for name, resource in self.model.resources.items()}
         return after
@@ -324,7 +324,7 @@ class Registries(stateful.RuleBasedStateMachine):
     def start_manager(self, name: str, again: bool) -> None:
         if again or name not in self.managers:
             self.boots += 1
-            self.managers[name] = Manager(self.boots)
+            self.managers[name] = ModelManager(self.boots)
             self.core.renew(name, self.managers[name].asked, self.now)
 
     @stateful.rule(name=managers, pages=st.integers(0, 3), lost=st.booleans())
@@ -438,7 +438,9 @@ class Registries(stateful.RuleBasedStateMachine):
 
     def _settle(self) -> None:
         """Everybody asks until nothing is new: what is owned is known, and obeyed."""
-        self.managers = {name: self.managers.get(name) or Manager(900 + n) for n, name in enumerate(MANAGERS)}
+        self.managers = {
+            name: self.managers.get(name) or ModelManager(900 + n) for n, name in enumerate(MANAGERS)
+        }
         for name, manager in self.managers.items():
             self.core.renew(name, manager.asked, self.now)
         for _ in range(3):

@@ -26,14 +26,14 @@ from muster.manage.registry import (
 )
 from muster.manage.registry import plan as registry_plan
 from muster.trust import sealed_box
-from tests.manage.test_registry import World, play, until
+from tests.manage.test_registry import RegistryWorld, play, until
 
 LONG = "frankfurt-2-web-" * 7
 MANIFEST = json.dumps({"resources": [{"name": "web", "type": "memory", "agent": "host-a"}]})
 
 
 def test_lists_of_a_large_fleet_come_in_pages():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         core = world.registry.processor
         agents: dict[str, assignments.AgentRecord | None] = {
             f"{LONG}{i:05}": assignments.AgentRecord(facts={"text": "x" * 200}) for i in range(3_000)
@@ -65,7 +65,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
 def test_managers_and_rollouts_come_in_pages(monkeypatch):
     monkeypatch.setattr(handlers, "PAGE", 7)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         core = world.registry.processor
         await world.apply("web")
         await world.manager.stop()
@@ -141,7 +141,7 @@ def test_managers_and_rollouts_come_in_pages(monkeypatch):
 def test_the_event_loop_continues_during_work_on_every_resource(monkeypatch, ask, place):
     turn, work = threading.Event(), getattr(*place)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         loop = asyncio.get_running_loop()
 
@@ -159,7 +159,7 @@ def test_the_event_loop_continues_during_work_on_every_resource(monkeypatch, ask
 
 
 def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         def entries(many: int) -> list[dict[str, Any]]:
             labels = {protocol.TOPOLOGY: "ring"}
             return [
@@ -185,7 +185,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
 def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
     key = sealed_box.SealedBoxKey.create()
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         world.registry._handlers._secret_store._open_key = lambda: key
         kept = secrets.SealedSecret(box="", by="ann", at_ms=1)
         names = [f"{LONG}{i:05}" for i in range(2_500)]
@@ -216,7 +216,7 @@ def test_secrets_come_in_pages_and_name_some_of_their_users(monkeypatch):
 
 
 def test_an_apply_that_changes_much_is_answered_with_counts_and_a_plan_in_pages():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         def text(value: str, many: int) -> str:
             entries = [
                 {"name": f"r{i:05}", "type": "memory", "agent": "nowhere", "config": {"value": value}}
@@ -252,7 +252,7 @@ def test_a_page_ends_where_it_is_full():
 
 
 def test_long_results_of_an_exec_are_complete_or_marked():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         names = [f"r{i:02}" for i in range(30)]
         await world.apply(*names)
         executed = 0
@@ -316,7 +316,7 @@ def test_a_result_that_cannot_be_sent_is_left_out():
 
 
 def test_facts_of_an_agent_that_are_too_long_are_refused():
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         hello = protocol.AgentHello(boot=1, facts={"text": "x" * 100_000})
         with pytest.raises(errors.LimitExceeded, match="facts and labels of 'ann'"):
             await world.registry._store_agent("ann", hello)
@@ -366,7 +366,7 @@ def test_waiting_until_many_are_gone_asks_for_some_of_them_at_a_time(monkeypatch
     monkeypatch.setattr(client, "NAMES_MAX", 3)
     asked: list[list[str]] = []
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: RegistryWorld) -> None:
         names = [f"web-{number}" for number in range(8)]
         await world.apply(*names)
         read = world.client._read

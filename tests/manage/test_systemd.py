@@ -36,7 +36,7 @@ def definition(seconds: int) -> str:
     return f"[Service]\nExecStart=/bin/sleep {seconds}\n"
 
 
-class TestSystemd(contract.Contract):
+class TestSystemd(contract.AdapterContract):
     type_name = "systemd"
     restarts_alone = True
 

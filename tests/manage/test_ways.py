@@ -24,7 +24,7 @@ from muster.trust.permissions import roles
 MANIFEST = "resources: [{name: a, type: memory, agent: host-b}]"
 
 
-class Proxy:
+class RecordingProxy:
     """A small HTTP proxy that knows CONNECT only, and notes where it was asked to go."""
 
     def __init__(self, secret: str = "") -> None:
@@ -33,7 +33,7 @@ class Proxy:
         self._secret = secret
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def __aenter__(self) -> Proxy:
+    async def __aenter__(self) -> RecordingProxy:
         self._server = await asyncio.start_server(self._begin, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -145,7 +145,7 @@ async def test_by_websocket_with_tls(secured, tmp_path):
 @pytest.mark.parametrize("way", ["tls", "websocket"])
 async def test_through_an_http_proxy(secured, tmp_path, way):
     url = await websocket_url(secured) if way == "websocket" else secured.servers[0]
-    async with Proxy() as proxy:
+    async with RecordingProxy() as proxy:
         address = f"http://127.0.0.1:{proxy.port}"
         async with await connection.connect(url, creds=secured.creds, tls=secured.tls, proxy=address) as bus:
             await hosts(secured, bus, tmp_path)
@@ -155,7 +155,7 @@ async def test_through_an_http_proxy(secured, tmp_path, way):
 
 async def test_a_proxy_that_wants_a_password_or_is_not_there(secured):
     arguments: dict[str, Any] = {"creds": secured.creds, "tls": secured.tls}
-    async with Proxy(secret="Proxy-Authorization: Basic YW5uOnN3b3JkZmlzaA==") as proxy:
+    async with RecordingProxy(secret="Proxy-Authorization: Basic YW5uOnN3b3JkZmlzaA==") as proxy:
         address = f"127.0.0.1:{proxy.port}"
         with pytest.raises(errors.Unavailable, match="a password"):
             await connection.connect(secured.servers[0], proxy=f"http://{address}", **arguments)

@@ -294,7 +294,7 @@ def test_a_subscription_picks_rows_by_a_predicate():
     assert [r.machine for r in rows_of(channel.flush(NOW_MS))] == ["a"]
 
 
-class Odd:
+class OddMetric:
     def interpret(self, held, subscriptions):
         raise ValueError("no")
 
@@ -307,7 +307,7 @@ def test_an_interpreter_that_fails_costs_what_was_held_and_is_counted():
     assert channel.dropped == {"interpreter-failed": 1}
 
 
-odd = Odd()
+odd = OddMetric()
 
 
 def merged(forwards: list[aggregator.ForwardBatch]) -> dict[tuple[str, str], interpreters.MetricSummary]:

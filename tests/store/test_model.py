@@ -21,7 +21,7 @@ WRITES = st.tuples(KEYS, st.none() | VALUES, EXPECTED, EPOCHS)
 _numbers = itertools.count()
 
 
-class Model(stateful.RuleBasedStateMachine):
+class StoreModel(stateful.RuleBasedStateMachine):
     """Each run works in a collection of its own, so that one store serves them all."""
 
     runner: asyncio.Runner
@@ -119,7 +119,7 @@ def test_the_store_agrees_with_a_dictionary(place):
     with asyncio.Runner() as runner:
         store = runner.run(database.open(place.url, settings=place.settings, password=place.password))
         try:
-            machine = type("Machine", (Model,), {"runner": runner, "store": store})
+            machine = type("Machine", (StoreModel,), {"runner": runner, "store": store})
             stateful.run_state_machine_as_test(
                 machine,
                 settings=hypothesis.settings(max_examples=25, stateful_step_count=25, deadline=None),

@@ -217,7 +217,7 @@ async def _scan(store: database.Store) -> list[api.StoreRecord] | None:
     return None
 
 
-class Proxy:
+class DatabaseProxy:
     """Stands between a store and its server, and misbehaves from the next COMMIT on."""
 
     def __init__(self, server: postgres.PostgresServer) -> None:
@@ -281,7 +281,7 @@ class Proxy:
 
 
 async def test_a_commit_whose_answer_is_lost_counts_once(postgres_server, settings):
-    proxy = Proxy(postgres_server)
+    proxy = DatabaseProxy(postgres_server)
     async with (
         proxy.listening() as url,
         await database.open(url, settings=settings, password=postgres_server.password) as store,
@@ -294,7 +294,7 @@ async def test_a_commit_whose_answer_is_lost_counts_once(postgres_server, settin
 
 
 async def test_a_commit_that_was_lost_is_refused(postgres_server, settings):
-    proxy = Proxy(postgres_server)
+    proxy = DatabaseProxy(postgres_server)
     async with (
         proxy.listening() as url,
         await database.open(url, settings=settings, password=postgres_server.password) as store,
@@ -308,7 +308,7 @@ async def test_a_commit_that_was_lost_is_refused(postgres_server, settings):
 
 async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgres_server, settings):
     quick = msgspec.structs.replace(settings, busy_timeout_s=0.3)
-    proxy = Proxy(postgres_server)
+    proxy = DatabaseProxy(postgres_server)
     async with (
         proxy.listening() as url,
         await database.open(url, settings=quick, password=postgres_server.password) as store,
@@ -324,7 +324,7 @@ async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgre
 async def test_a_server_that_does_not_answer_is_given_up(postgres_server, settings, answer_s, busy_s):
     """Whichever ends a silent transaction first; the server does after two busy timeouts."""
     quick = msgspec.structs.replace(settings, answer_timeout_s=answer_s, busy_timeout_s=busy_s)
-    proxy = Proxy(postgres_server)
+    proxy = DatabaseProxy(postgres_server)
     async with (
         proxy.listening() as url,
         await database.open(url, settings=quick, password=postgres_server.password) as store,
@@ -387,7 +387,7 @@ async def test_a_batch_is_recognised_by_its_token(postgres_server, settings):
 
 async def test_a_read_ends_in_time_when_the_server_falls_silent(postgres_server, settings):
     quick = msgspec.structs.replace(settings, answer_timeout_s=0.3, pool=1)
-    proxy = Proxy(postgres_server)
+    proxy = DatabaseProxy(postgres_server)
     async with (
         proxy.listening() as url,
         await database.open(url, settings=quick, password=postgres_server.password) as store,
@@ -405,7 +405,7 @@ async def test_a_read_ends_in_time_when_the_server_falls_silent(postgres_server,
 
 
 async def test_a_cancelled_read_does_not_wait_for_a_silent_server(postgres_server, settings):
-    proxy = Proxy(postgres_server)
+    proxy = DatabaseProxy(postgres_server)
     async with (
         proxy.listening() as url,
         await database.open(

@@ -14,7 +14,7 @@ FAILURE = 0x80  # of a subscription
 _CONNACK, _PUBLISH, _SUBACK, _PINGRESP = 2, 3, 9, 13
 
 
-class Connection:
+class MqttConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
@@ -87,11 +87,11 @@ def _text(value: str) -> bytes:
 @contextlib.asynccontextmanager
 async def connected(
     port: int, user: str, password: str, *, will: str = ""
-) -> AsyncIterator[tuple[Connection, int]]:
+) -> AsyncIterator[tuple[MqttConnection, int]]:
     """And the code with which the broker answered."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        made = Connection(reader, writer)
+        made = MqttConnection(reader, writer)
         yield made, await made.connect(user, password, will)
     finally:
         writer.close()

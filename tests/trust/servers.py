@@ -19,7 +19,7 @@ from nats.aio.client import Client
 from muster.trust import credentials, keyring
 
 
-class Server:
+class SignedServer:
     def __init__(self, process: asyncio.subprocess.Process, ports: dict[str, int]) -> None:
         self.process = process
         self.ports = ports
@@ -46,7 +46,7 @@ class Server:
 @contextlib.asynccontextmanager
 async def server(
     folder: pathlib.Path, trust: keyring.Keyring | None = None, **extra: Any
-) -> AsyncIterator[Server]:
+) -> AsyncIterator[SignedServer]:
     """``extra`` is merged into the configuration."""
     binary = shutil.which("nats-server", path=str(pathlib.Path(sys.executable).parent)) or "nats-server"
     config: dict[str, Any] = {
@@ -67,7 +67,7 @@ async def server(
     process = await asyncio.create_subprocess_exec(
         binary, "-c", str(path), stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
     )
-    running = Server(process, {})
+    running = SignedServer(process, {})
     try:
         async with asyncio.timeout(30):
             await running.line("Server is ready")
@@ -86,7 +86,7 @@ async def server(
 
 @contextlib.asynccontextmanager
 async def connected(
-    to: Server, who: credentials.Credentials, **options: Any
+    to: SignedServer, who: credentials.Credentials, **options: Any
 ) -> AsyncIterator[tuple[Client, asyncio.Queue[str]]]:
     """A nats-py connection under these credentials, and the errors that the broker sends it."""
     complaints: asyncio.Queue[str] = asyncio.Queue()
@@ -108,7 +108,7 @@ async def connected(
         await client.close()
 
 
-class Line:
+class PlainLine:
     """A connection by hand, on which the broker's answer to one sentence is known before the next."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -140,7 +140,7 @@ class Line:
 
 
 @contextlib.asynccontextmanager
-async def line(to: Server, who: credentials.Credentials) -> AsyncIterator[tuple[Line, str]]:
+async def line(to: SignedServer, who: credentials.Credentials) -> AsyncIterator[tuple[PlainLine, str]]:
     """And what the broker said to these credentials: empty if it let them in."""
     reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["client"])
     try:
@@ -152,7 +152,7 @@ async def line(to: Server, who: credentials.Credentials) -> AsyncIterator[tuple[
             "pedantic": False,
             "headers": True,
         }
-        made = Line(reader, writer)
+        made = PlainLine(reader, writer)
         yield made, await made.say(f"CONNECT {json.dumps(hello)}")
     finally:
         writer.close()
@@ -160,12 +160,12 @@ async def line(to: Server, who: credentials.Credentials) -> AsyncIterator[tuple[
             await writer.wait_closed()
 
 
-async def knock(to: Server, who: credentials.Credentials) -> str:
+async def knock(to: SignedServer, who: credentials.Credentials) -> str:
     async with line(to, who) as (_, answer):
         return answer
 
 
-async def knock_as_leaf(to: Server, who: credentials.Credentials) -> str:
+async def knock_as_leaf(to: SignedServer, who: credentials.Credentials) -> str:
     """What the leaf listener says against these credentials; empty if it lets them in."""
     reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["leafnode"])
     try:

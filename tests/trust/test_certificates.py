@@ -19,7 +19,7 @@ DAY_S = certificates.DAY_S
 HOSTS = ["127.0.0.1", "::1", "localhost"]
 
 
-class Clock:
+class CertificateClock:
     def __init__(self, now: float) -> None:
         self.now = now
 
@@ -29,7 +29,7 @@ class Clock:
 
 @pytest.fixture
 def clock():
-    return Clock(1_800_000_000.0)
+    return CertificateClock(1_800_000_000.0)
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def tls(pair: certificates.CertificatePair) -> dict[str, Any]:
     return {"cert_file": str(pair.path), "key_file": str(pair.path), "ca_file": str(pair.bundle)}
 
 
-class Connection:
+class TlsConnection:
     """TLS over a broker's port: it says INFO in the clear first."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -202,7 +202,7 @@ async def connection(server, bundle, *, own=None):
         assert info["tls_required"]
         await writer.start_tls(context, server_hostname="127.0.0.1")
         writer.write(b'CONNECT {"verbose":false}\r\n')
-        yield Connection(reader, writer)
+        yield TlsConnection(reader, writer)
     finally:
         writer.close()
         with contextlib.suppress(ConnectionError, ssl.SSLError):
@@ -214,7 +214,7 @@ def current(tmp_path):
     return certificates.CertificateStore.create(tmp_path / "tls", "north", lifetime_s=3650 * DAY_S)
 
 
-async def reload(server: servers.Server) -> None:
+async def reload(server: servers.SignedServer) -> None:
     server.reload()
     await server.line("Reloaded server configuration")
 

@@ -51,7 +51,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
 
 
 @pytest.fixture
-async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
+async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterator[servers.SignedServer]:
     listeners: dict[str, Any] = {
         "websocket": {"listen": "127.0.0.1:-1", "no_tls": True},
         "mqtt": {"listen": "127.0.0.1:-1"},
@@ -65,7 +65,9 @@ async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def observed(broker: servers.Server, trust: keyring.Keyring) -> AsyncIterator[tuple[Client, list[str]]]:
+async def observed(
+    broker: servers.SignedServer, trust: keyring.Keyring
+) -> AsyncIterator[tuple[Client, list[str]]]:
     """An operator, and the subjects of all that it hears."""
     async with servers.connected(broker, trust.credentials("op")) as (operator, _):
         received: list[str] = []

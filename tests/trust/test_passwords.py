@@ -126,7 +126,7 @@ def packet(kind: int, body: bytes) -> bytes:
             return bytes([kind]) + bytes(size) + body
 
 
-async def mqtt(server: servers.Server, password: str, *topics: str) -> tuple[int, list[int]]:
+async def mqtt(server: servers.SignedServer, password: str, *topics: str) -> tuple[int, list[int]]:
     """The broker's code for the connection (0: accepted) and for each subscription (128: refused)."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.ports["mqtt"])
     try:

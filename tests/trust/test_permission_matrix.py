@@ -121,7 +121,7 @@ def trust(tmp_path_factory: pytest.TempPathFactory) -> keyring.Keyring:
 
 
 @pytest.fixture
-async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterator[servers.Server]:
+async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterator[servers.SignedServer]:
     listeners: dict[str, Any] = {
         "websocket": {"listen": "127.0.0.1:-1", "no_tls": True},
         "mqtt": {"listen": "127.0.0.1:-1"},

@@ -9,7 +9,7 @@ from muster.core.net import hosts
 from muster.trust.login import throttle
 
 
-class Clock:
+class ThrottleClock:
     now_s = 1000.0
 
     def __call__(self) -> float:
@@ -17,12 +17,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ThrottleClock:
+    return ThrottleClock()
 
 
 @pytest.fixture
-def made(clock: Clock) -> throttle.LoginThrottle:
+def made(clock: ThrottleClock) -> throttle.LoginThrottle:
     return throttle.LoginThrottle(clock=clock)
 
 
@@ -49,7 +49,7 @@ def allowed(made: throttle.LoginThrottle, account: str, address: str) -> bool:
     return True
 
 
-def test_one_client_that_guesses_waits_and_no_other_does(made: throttle.LoginThrottle, clock: Clock):
+def test_one_client_that_guesses_waits_and_no_other_does(made: throttle.LoginThrottle, clock: ThrottleClock):
     looked_at = sum(fail(made, "ann", "10.0.0.1") for _ in range(1000))
     assert looked_at == 5
     assert not allowed(made, "ann", "10.0.0.1")
@@ -94,7 +94,9 @@ def test_a_login_of_ones_own_does_not_forgive_guesses(made: throttle.LoginThrott
     assert not allowed(made, "victim", "10.0.0.1")
 
 
-def test_a_clock_that_steps_back_neither_forgives_nor_locks_out(made: throttle.LoginThrottle, clock: Clock):
+def test_a_clock_that_steps_back_neither_forgives_nor_locks_out(
+    made: throttle.LoginThrottle, clock: ThrottleClock
+):
     while fail(made, "ann", "10.0.0.1"):
         pass
     clock.now_s -= 1_000_000.0

@@ -22,7 +22,7 @@ U = schema.UDDI
 PASSWORDS = {"ann": "open-sesame", "bob": "open-simsim"}
 
 
-class Clock:
+class UddiClock:
     def __init__(self) -> None:
         self.ahead_s = 0.0
 
@@ -38,7 +38,7 @@ class Uddi:
 
     url: str
     http: httpx.AsyncClient
-    clock: Clock
+    clock: UddiClock
     contexts: client.InformClient
     services: service_entries.ServiceEntries
     visit: Callable[[str], contextlib.AbstractAsyncContextManager[api.Bus]]
@@ -106,7 +106,7 @@ async def uddi(start_node, connect) -> AsyncIterator[Uddi]:
             buses[name] = await connect(name)
         yield buses[name]
 
-    clock = Clock()
+    clock = UddiClock()
     made = endpoints.UddiEndpoints(registry.UddiRegistry(visit), login, now_s=clock)
     async with (
         soap_server.SoapServer(asgi.SoapApplication(made.endpoints())) as server,

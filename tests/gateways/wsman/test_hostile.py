@@ -223,14 +223,14 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
     async def authenticate(name: str, _: str, __: str) -> soap_endpoint.SoapCaller:
         return soap_endpoint.SoapCaller(name, "operator")
 
-    class Fleet:
+    class HostileFleet:
         async def describe(self, name: str) -> dict[str, Any]:
             done.append(name)
             raise errors.NotFound(name)
 
     @contextlib.asynccontextmanager
     async def visit(_: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
-        yield Fleet()  # type: ignore[misc]
+        yield HostileFleet()  # type: ignore[misc]
 
     wsa, selector = (
         namespaces.WSA,

@@ -33,7 +33,7 @@ def free_ports(count: int) -> list[int]:
         return [int(entry.getsockname()[1]) for entry in sockets]
 
 
-class Domain:
+class AgentDomain:
     def __init__(self, home: Path, direct: list[int]) -> None:
         self.home = home
         home.mkdir()
@@ -59,7 +59,7 @@ class Domain:
 
 @pytest.fixture
 async def domain(tmp_path):
-    made = Domain(tmp_path / "home", free_ports(2))
+    made = AgentDomain(tmp_path / "home", free_ports(2))
     try:
         await made("up", "--detach")
         yield made
@@ -124,7 +124,7 @@ async def test_through_a_proxy_by_websocket_then_without_any_broker(domain, tmp_
     door = (await domain("status"))["brokers"][0]["websocket_url"]
     assert door.startswith("wss://")
     token = (await domain("agent", "token", "host-b", "--address", door))["token"]
-    async with test_ways.Proxy() as proxy:
+    async with test_ways.RecordingProxy() as proxy:
         address = f"http://127.0.0.1:{proxy.port}"
         async with agent(folder, "--join", token, "--proxy", address):
             await domain("apply", "-f", manifest, "--wait", f"{PATIENCE_S:g}s")
@@ -157,7 +157,7 @@ def _ports(home: Path) -> str:
     return text.partition("direct_ports = ")[2].strip()
 
 
-async def _works(domain: Domain, pid: int | None) -> None:
+async def _works(domain: AgentDomain, pid: int | None) -> None:
     """It answers, and has the process it had."""
 
     async def answers() -> bool:

@@ -74,11 +74,11 @@ def test_blocks_of_any_size(cuts: list[int], as_it_comes: bool):
 
 
 def test_what_comes_amid_another_line_waits():
-    class Slow(Wire):
+    class SlowReader(Wire):
         async def _process_ping(self) -> None:
             self.heard.append(parser.take(b"MSG b 2 0\r\n\r\n"))
 
-    wire = Slow()
+    wire = SlowReader()
     parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
     _parse(parser, b"PING\r\nMSG a 1 0\r\n\r\n")
     assert wire.heard == [b"MSG b 2 0\r\n\r\n", (1, b"a", b"", b"", None)]

@@ -38,7 +38,7 @@ responses:
 # Commands
 
 
-class Manager:
+class FakeManager:
     """Answers what the test says, in turn."""
 
     def __init__(self, *answers: Any) -> None:
@@ -56,7 +56,7 @@ class Manager:
         return [types.SimpleNamespace(outcome=outcome, code=code)]
 
 
-async def obeyed(manager: Manager, *events: Any) -> list[int]:
+async def obeyed(manager: FakeManager, *events: Any) -> list[int]:
     """The sequences of the events that were acknowledged."""
     acknowledged: list[int] = []
     receivers: Any = types.SimpleNamespace(
@@ -91,7 +91,7 @@ def command(operation: str, sequence: int) -> Any:
 
 @pytest.mark.virtual_time
 async def test_a_durable_command_is_repeated_until_it_is_answered_and_in_its_order():
-    manager = Manager(
+    manager = FakeManager(
         errors.Unavailable("failing over"), errors.TimedOut("no answer"), "in-doubt", "done", "failed"
     )
     acknowledged = await obeyed(manager, command("isolate", 7), command("restart", 8), command("last", 9))
@@ -102,13 +102,13 @@ async def test_a_durable_command_is_repeated_until_it_is_answered_and_in_its_ord
 
 @pytest.mark.virtual_time
 async def test_a_command_that_is_not_acknowledged_while_no_manager_answers():
-    manager = Manager(*[errors.Unavailable("failing over")] * 5)
+    manager = FakeManager(*[errors.Unavailable("failing over")] * 5)
     assert await obeyed(manager, command("isolate", 7)) == []
 
 
 @pytest.mark.virtual_time
 async def test_a_command_whose_outcome_its_agent_does_not_know_is_not_repeated_for_ever():
-    manager = Manager("in-doubt:timed-out", "in-doubt:in-doubt", "done")
+    manager = FakeManager("in-doubt:timed-out", "in-doubt:in-doubt", "done")
     acknowledged = await obeyed(manager, command("isolate", 7), command("restart", 8))
     assert manager.asked == [("isolate", "x/y:e7")] * 2 + [("restart", "x/y:e8")]
     assert 7 in acknowledged
@@ -116,7 +116,7 @@ async def test_a_command_whose_outcome_its_agent_does_not_know_is_not_repeated_f
 
 @pytest.mark.virtual_time
 async def test_a_refused_command_and_one_that_is_not_durable_are_asked_for_once():
-    manager = Manager(errors.NotFound("no such resource"), errors.Unavailable("failing over"), "done")
+    manager = FakeManager(errors.NotFound("no such resource"), errors.Unavailable("failing over"), "done")
     acknowledged = await obeyed(manager, command("isolate", 7), command("tell", 0), command("restart", 8))
     assert [operation for operation, _ in manager.asked] == ["isolate", "tell", "restart"]
     assert 7 in acknowledged
@@ -124,7 +124,7 @@ async def test_a_refused_command_and_one_that_is_not_durable_are_asked_for_once(
 
 @pytest.mark.virtual_time
 async def test_an_operation_that_the_rule_does_not_list_is_not_requested():
-    manager = Manager("done")
+    manager = FakeManager("done")
     acknowledged = await obeyed(manager, command("delete", 7), command("restart", 8))
     assert manager.asked[0][0] == "restart"
     assert 7 in acknowledged

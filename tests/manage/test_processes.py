@@ -402,7 +402,7 @@ async def test_a_stale_pid_file_adopts_no_stranger(house, tmp_path, start_proces
     assert answer.observed.properties["pid"] == stranger.pid, "the clock may have been set: the command is it"
     for text in (str(os.getpid()), "1", "0", "-1", "none", "99999999"):
         file.write_text(text)
-        assert process._running_by(msgspec.convert(config, process.ProcessConfig)) is None
+        assert os_process.running_by_file(file, ("sleep",)) is None
 
 
 async def test_a_process_of_another_boot_is_another_process(house):

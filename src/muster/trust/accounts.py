@@ -6,12 +6,22 @@ Pure.  The brokers' own account (``SYS``) exports the events; each domain import
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from muster.core import subjects
 from muster.trust import jwt
 from muster.trust.permissions import roles
 
 _EVENTS = {"connect": "CONNECT", "disconnect": "DISCONNECT"}
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerTrust:
+    """The trust settings of a broker: ``operator``, ``system_account``, ``resolver_preload``."""
+
+    operator_jwt: str
+    system_account: str
+    accounts: dict[str, str]  # public key -> JWT
 
 
 def domain(

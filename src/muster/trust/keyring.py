@@ -27,12 +27,12 @@ from __future__ import annotations
 import pathlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
 from muster.core import errors, subjects
 from muster.trust import accounts, credentials, grants, jwt, nkeys, private_files, sealed_box
+from muster.trust import credential_records as rows
 from muster.trust.login import passwords
 from muster.trust.permissions import queue_rights, roles
 
@@ -45,43 +45,6 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _LINE_MAX = 3650
 
 _RESTORE = "restore it from a backup"
-
-# Tags of a user's document.
-_TOPIC = "topic:"
-_QUEUE = "queue:"
-
-
-class CredentialRevocation(msgspec.Struct, frozen=True):
-    identity: str
-    at: int
-    expires_at: int  # 0: never, so the revocation is stored permanently
-
-
-@dataclass(frozen=True, slots=True)
-class CredentialRecord:
-    """The properties of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""
-
-    identity: str
-    domain: str
-    role: str
-    status: str
-    public_key: str
-    serial: str
-    issued_at: int
-    expires_at: int | None
-    bearer: bool
-    publish: tuple[str, ...]
-    subscribe: tuple[str, ...]
-    queues: queue_rights.Grants
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerTrust:
-    """The trust settings of a broker: ``operator``, ``system_account``, ``resolver_preload``."""
-
-    operator_jwt: str
-    system_account: str
-    accounts: dict[str, str]  # public key -> JWT
 
 
 class Keyring:
@@ -221,7 +184,7 @@ class Keyring:
                 raise errors.Refused(f"{identity!r} would expire earlier than it does now", hint=anew)
             user = self._claims(record.domain, identity).nats
             assert isinstance(user, jwt.UserClaims)
-            topics = tuple(tag.removeprefix(_TOPIC) for tag in user.tags if tag.startswith(_TOPIC))
+            topics = rows.topics_in(user)
             path = self._user(record.domain, identity).with_suffix(".creds")
             key = None
             if path.exists():
@@ -234,12 +197,12 @@ class Keyring:
                 now,
                 expires_at,
                 topics or None,
-                _queues_in(user),
+                rows.queues_in(user),
                 record.bearer,
                 key,
             )
 
-    def revoke(self, identity: str, *, domain: str | None = None) -> CredentialRecord:
+    def revoke(self, identity: str, *, domain: str | None = None) -> rows.CredentialRecord:
         """Brokers refuse it, and close its connections, once they receive the `claims_update`."""
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
@@ -254,7 +217,7 @@ class Keyring:
             # The broker revokes what was issued up to this second; after the clock was set back it must stay
             # revoked.
             at = max(now, record.issued_at)
-            revoked[record.public_key] = CredentialRevocation(identity, at, record.expires_at or 0)
+            revoked[record.public_key] = rows.CredentialRevocation(identity, at, record.expires_at or 0)
             private_files.replace_file(
                 self._account(record.domain) / "revoked.json", msgspec.json.encode(revoked)
             )
@@ -262,7 +225,7 @@ class Keyring:
             self._user(record.domain, identity).with_suffix(".creds").unlink(missing_ok=True)
         return self.show(identity, domain=record.domain)
 
-    def show(self, identity: str, *, domain: str | None = None) -> CredentialRecord:
+    def show(self, identity: str, *, domain: str | None = None) -> rows.CredentialRecord:
         domain = domain or self.domain
         claims = self._claims(domain, subjects.token(identity))
         user = claims.nats
@@ -275,7 +238,7 @@ class Keyring:
         revocation = self._revoked(domain).get(claims.sub)
         revoked = revocation is not None and claims.iat <= revocation.at  # the same decision as in brokers
         status = "revoked" if revoked else "expired" if expired else "valid"
-        return CredentialRecord(
+        return rows.CredentialRecord(
             identity=identity,
             domain=domain,
             role=role.value if role is not None else "?",
@@ -287,10 +250,10 @@ class Keyring:
             bearer=user.bearer_token,
             publish=limits.pub.allow,
             subscribe=limits.sub.allow,
-            queues=_queues_of(user, role),
+            queues=rows.queues_of(user, role),
         )
 
-    def records(self, *, domain: str | None = None) -> list[CredentialRecord]:
+    def records(self, *, domain: str | None = None) -> list[rows.CredentialRecord]:
         domain = domain or self.domain
         names = sorted(path.stem for path in (self._account(domain) / "users").glob("*.jwt"))
         return [self.show(name, domain=domain) for name in names]
@@ -325,7 +288,7 @@ class Keyring:
 
     # -- brokers
 
-    def broker(self) -> BrokerTrust:
+    def broker(self) -> accounts.BrokerTrust:
         """Accounts are brought to the present table of roles first."""
         records = {}
         with private_files.locked(self.folder):
@@ -334,7 +297,7 @@ class Keyring:
                 document, claims = self._document(domain)
                 records[claims.sub] = document
         operator_jwt, _ = _read(self.folder / "operator.jwt", jwt.OperatorClaims)
-        return BrokerTrust(operator_jwt, self._public(SYSTEM), records)
+        return accounts.BrokerTrust(operator_jwt, self._public(SYSTEM), records)
 
     def claims_update(self, *, domain: str | None = None) -> tuple[str, bytes]:
         """Subject and payload of the request that publishes the current account to running brokers.
@@ -418,12 +381,7 @@ class Keyring:
         bearer: bool,
         key: nkeys.KeyPair | None,
     ) -> str:
-        tags = (
-            roles.tag(role),
-            f"identity:{identity}",
-            *(f"{_TOPIC}{topic}" for topic in topics or ()),
-            *(f"{_QUEUE}{grant}" for grant in granted or ()),
-        )
+        tags = (roles.tag(role), f"identity:{identity}", *rows.tags(topics or (), granted or ()))
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.UserClaims(issuer_account=self._public(domain), tags=tags)
@@ -493,13 +451,14 @@ class Keyring:
             raise errors.NotFound(f"{identity!r} has no credentials in {domain!r}")
         return _read(path, jwt.UserClaims)[1]
 
-    def _revoked(self, domain: str) -> dict[str, CredentialRevocation]:
+    def _revoked(self, domain: str) -> dict[str, rows.CredentialRevocation]:
         path = self._account(domain) / "revoked.json"
         if not path.exists():
             return {}
         try:
             return msgspec.json.decode(
-                private_files.read(path, "the revocations"), type=dict[str, CredentialRevocation]
+                private_files.read(path, "the revocations"),
+                type=dict[str, rows.CredentialRevocation],
             )
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint=_RESTORE) from None
@@ -520,20 +479,6 @@ class Keyring:
 
     def _user(self, domain: str, identity: str) -> pathlib.Path:
         return self._account(domain) / "users" / f"{identity}.jwt"
-
-
-def _queues_in(user: jwt.UserClaims) -> queue_rights.Grants | None:
-    """The grants that the document itself names; None: it names none."""
-    queues = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
-    return tuple(map(queue_rights.QueueGrant.parse, queues)) or None
-
-
-def _queues_of(user: jwt.UserClaims, role: roles.Role | None) -> queue_rights.Grants:
-    named = _queues_in(user)
-    if named is not None or role is None:
-        return named or ()
-    narrowed = any(tag.startswith(_TOPIC) for tag in user.tags)
-    return queue_rights.of_role(role, narrowed=narrowed)
 
 
 def _domain_name(domain: str) -> None:

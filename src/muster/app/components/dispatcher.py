@@ -18,7 +18,7 @@ from muster.core.settings import domain
 from muster.core.telemetry import metrics
 from muster.message import settings as settings_
 from muster.message.dispatcher import leadership
-from muster.trust import keyring
+from muster.trust import credential_records, keyring
 from muster.trust.permissions import queue_rights, roles
 
 IDENTITY = "message"
@@ -31,7 +31,7 @@ class _CachedRecord:
     """The credentials of an identity when they were read, and the decisions made with them."""
 
     read_at: float
-    record: keyring.CredentialRecord | None
+    record: credential_records.CredentialRecord | None
     decided: dict[tuple[str, str], bool] = field(default_factory=dict)
 
 
@@ -56,7 +56,7 @@ class TopicPermissions:
                 known.decided[action, what] = decision
         return decision
 
-    def _read(self, identity: str) -> keyring.CredentialRecord | None:
+    def _read(self, identity: str) -> credential_records.CredentialRecord | None:
         try:
             record = self._trust.show(identity)
         except errors.MusterError:
@@ -71,7 +71,7 @@ _SUBSCRIPTIONS: Final = {
 }
 
 
-def _allows(record: keyring.CredentialRecord, action: str, what: str) -> bool:
+def _allows(record: credential_records.CredentialRecord, action: str, what: str) -> bool:
     if action == "subscriptions":
         return record.role in _SUBSCRIPTIONS[what]
     if action in set(queue_rights.QueueRight):

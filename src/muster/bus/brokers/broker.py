@@ -25,11 +25,9 @@ import dataclasses
 import logging
 import os
 import signal
-import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, topology
 from muster.core import backoff, errors
@@ -41,7 +39,6 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
-LOOK_UP_S = 3.0  # for resolving a host name
 PROBE_INTERVAL_S = 1.0
 SILENT_S = 3.0  # a broker whose health page does not reply for this long is frozen
 CONFIRM_S = 1.0  # for a second request, in case that this process was the one that stood still
@@ -280,7 +277,7 @@ class Broker:
         for known in self.config.remotes:
             if known.id == remote.id:
                 raise errors.AlreadyExists(f"broker {self.name} has a link {remote.id!r} already")
-        if timeout_s is not None and not await _addresses(remote.urls):
+        if timeout_s is not None and not await ports.resolve(remote.urls):
             raise diagnosis.unknown_host(self.name, remote.id, remote.urls)
         offset = await asyncio.to_thread(files.size, self.config.log_path)
         await self.apply(dataclasses.replace(self.config, remotes=(*self.config.remotes, remote)))
@@ -308,7 +305,7 @@ class Broker:
 
     async def links(self) -> list[topology.LinkStatus]:
         """Its leaf links as they are now."""
-        addresses = {remote.id: await _addresses(remote.urls) for remote in self.config.remotes}
+        addresses = {remote.id: await ports.resolve(remote.urls) for remote in self.config.remotes}
         return topology.leaf_links(
             self.name, self.config.remotes, addresses, await self.monitoring_page("leafz")
         )
@@ -486,17 +483,3 @@ async def poll_until(condition: Callable[[], Awaitable[bool]], *, timeout_s: flo
         while not await condition():
             await asyncio.sleep(pause_s)
             pause_s = min(POLL_S_MAX, pause_s * 1.5)
-
-
-async def _addresses(urls: Iterable[str]) -> set[topology.Address]:
-    """The IP addresses of these URLs. A name that cannot be resolved in time has none."""
-    addresses: set[topology.Address] = set()
-    for url in urls:
-        parts = urlsplit(url)
-        with contextlib.suppress(OSError, UnicodeError):  # the latter: it cannot be a name
-            async with asyncio.timeout(LOOK_UP_S):
-                results = await asyncio.get_running_loop().getaddrinfo(
-                    parts.hostname, parts.port or 7422, type=socket.SOCK_STREAM
-                )
-            addresses |= {(str(address[0]), int(address[1])) for _, _, _, _, address in results}
-    return addresses

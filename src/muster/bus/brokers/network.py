@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from muster.bus.brokers import broker, config, storage, system_account, topology
-from muster.bus.client import connection
+from muster.bus.client import credential_source
 from muster.core import backoff, errors
 
 EVACUATE_TIMEOUT_S = 60.0
@@ -38,7 +38,7 @@ class BrokerNetwork:
         program: Path | None = None,
         supervise: backoff.BackoffPolicy | None = None,
         outlive_us: bool = False,
-        system_credentials: connection.CredentialSource | None = None,
+        system_credentials: credential_source.CredentialSource | None = None,
     ) -> None:
         """``leaves`` are leaf links, near end and far end, to be made at the start."""
         self.brokers: dict[str, broker.Broker] = {}

@@ -1,10 +1,16 @@
-"""Ports that are held for a broker: bound, and not listened on. See `broker` for why."""
+"""Ports that are held for a broker: bound, and not listened on (see `broker`); and addresses of links."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
 
-from muster.bus.brokers import config, diagnosis
+from muster.bus.brokers import config, diagnosis, topology
+
+LOOK_UP_S = 3.0  # for resolving a host name
 
 Held = dict[str, socket.socket]  # by listener
 
@@ -42,3 +48,17 @@ def release(held: Held) -> None:
     for reserved in held.values():
         reserved.close()
     held.clear()
+
+
+async def resolve(urls: Iterable[str]) -> set[topology.Address]:
+    """The IP addresses of these URLs. A name that cannot be resolved in time has none."""
+    addresses: set[topology.Address] = set()
+    for url in urls:
+        parts = urlsplit(url)
+        with contextlib.suppress(OSError, UnicodeError):  # the latter: it cannot be a name
+            async with asyncio.timeout(LOOK_UP_S):
+                results = await asyncio.get_running_loop().getaddrinfo(
+                    parts.hostname, parts.port or 7422, type=socket.SOCK_STREAM
+                )
+            addresses |= {(str(address[0]), int(address[1])) for _, _, _, _, address in results}
+    return addresses

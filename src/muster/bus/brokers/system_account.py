@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.bus.brokers import config
-from muster.bus.client import client, connection
+from muster.bus.client import client, credential_source
 from muster.core import errors
 
 TIMEOUT_S = 5.0
@@ -20,7 +20,7 @@ TIMEOUT_S = 5.0
 class SystemAccess:
     """Access to the system account: credentials with an operator, a password without one."""
 
-    credentials: connection.CredentialSource | None = None
+    credentials: credential_source.CredentialSource | None = None
     password: str | None = None
     tls: config.BrokerTls | None = None
 

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from muster.bus import api, message_format
-from muster.bus.client import connection as client_connection
-from muster.bus.client import counters, received, requests, state_listeners, subscriptions
+from muster.bus.client import counters, credential_source, received, requests, state_listeners, subscriptions
 from muster.bus.streams import jetstream
 from muster.bus.streams import key_value as streams_key_value
 from muster.bus.streams import stream as streams_stream
@@ -64,7 +63,7 @@ class NatsBus:
     async def _open(
         self,
         servers: Sequence[str],
-        creds: Callable[[], client_connection.CredentialSource] | None,
+        creds: Callable[[], credential_source.CredentialSource] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,
@@ -413,8 +412,8 @@ async def connect(
     servers: Iterable[str],
     *,
     identity: str | None = None,
-    creds: client_connection.CredentialSource
-    | Callable[[], client_connection.CredentialSource]
+    creds: credential_source.CredentialSource
+    | Callable[[], credential_source.CredentialSource]
     | None = None,
     tls: ssl.SSLContext | None = None,
     tls_hostname: str | None = None,
@@ -442,5 +441,5 @@ async def connect(
     return client
 
 
-def _given(creds: client_connection.CredentialSource) -> client_connection.CredentialSource:
+def _given(creds: credential_source.CredentialSource) -> credential_source.CredentialSource:
     return creds

@@ -17,13 +17,13 @@ import random
 import ssl
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import nats.errors
 from nats.aio import client as nats_client
 
 from muster.bus import message_format
-from muster.bus.client import broker_errors, counters, parser, transports
+from muster.bus.client import broker_errors, counters, credential_source, parser, transports
 from muster.core import errors
 from muster.core.telemetry import log
 
@@ -37,23 +37,6 @@ PING_INTERVAL_S = 2.0  # shorter than a broker's own interval: it then does not 
 SILENT_INTERVALS_MAX = 2  # a broker from which nothing arrives for longer is given up
 MAX_UNSENT_BYTES = 2 << 20
 AT_ONCE_BYTES_MAX = 64 << 10  # with more unsent bytes, nothing is written ahead of the flusher
-
-
-class CredentialSource(Protocol):
-    """The identity of a connection, and its proof. `muster.trust` implements it."""
-
-    @property
-    def identity(self) -> str: ...
-    @property
-    def user_jwt(self) -> str: ...
-    @property
-    def sees_connections(self) -> bool:
-        """Whether it may request the connections and subscriptions of its account from the brokers."""
-        ...
-
-    def answer(self, nonce: str) -> bytes:
-        """The signature of the broker's challenge, in base 64."""
-        ...
 
 
 @contextlib.contextmanager
@@ -101,7 +84,7 @@ class NatsConnection(nats_client.Client):
         server: str,
         *,
         name: str,
-        creds: Callable[[], CredentialSource] | None,
+        creds: Callable[[], credential_source.CredentialSource] | None,
         tls: ssl.SSLContext | None,
         tls_hostname: str | None,
         connect_timeout_s: float,

@@ -13,7 +13,7 @@ from muster.cli import command
 from muster.cli.domain import config as config_
 
 if TYPE_CHECKING:
-    from muster.trust import keyring
+    from muster.trust import credential_records, keyring
 
 
 # A copy of `muster.trust.permissions.roles.Role`, which help pages should not import; a test compares them.
@@ -48,7 +48,7 @@ def _trust(invocation: command.Invocation) -> keyring.Keyring:
     return identities.open_keyring(config_.load(invocation))
 
 
-def _plain(record: keyring.CredentialRecord) -> dict[str, Any]:
+def _plain(record: credential_records.CredentialRecord) -> dict[str, Any]:
     return {
         "identity": record.identity,
         "role": record.role,

@@ -7,8 +7,10 @@ import contextlib
 import functools
 import os
 import pathlib
+from collections.abc import Sequence
 
 POLL_S = 0.5
+PID_FILE_SLACK_S = 2.0  # clock differences: the kernel counts ticks, a file system seconds
 
 
 async def wait_for_exit(pid: int, started: str = "") -> int | None:
@@ -67,6 +69,23 @@ async def _readable(fd: int) -> bool:
     finally:
         loop.remove_reader(fd)
     return True
+
+
+def running_by_file(path: pathlib.Path, command: Sequence[str]) -> int | None:
+    """The process that wrote the pid file ``path``, if it runs.
+
+    A process that started after the file was written has only reused the pid, unless it has exactly this
+    ``command``: the wall clock may have been set meanwhile.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        written_at_s, pid = path.stat().st_mtime, int(path.read_text().strip())
+        since_s = started_at_s(pid) if pid > 1 and pid != os.getpid() else None
+        if since_s is None:
+            return None
+        arguments = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+        same_command = arguments == [os.fsencode(word) for word in command]
+        return pid if same_command or since_s <= written_at_s + PID_FILE_SLACK_S else None
+    return None
 
 
 def _reap(pid: int) -> tuple[bool, int | None]:

@@ -40,7 +40,6 @@ OUTPUT_LOOK_S = 10.0
 FOLLOWERS_LOOK_S = 0.05
 BEGIN_S = 5.0  # time for the shim to record the pid of its command
 RECORD_RETRY_S = 1.0
-PID_FILE_SLACK_S = 2.0  # clock differences: the kernel counts ticks, a file system seconds
 LOG_BYTES = 64 << 10
 
 
@@ -332,7 +331,9 @@ class ProcessAdapter(base.Adapter):
         config = self._require()
         if not config.pid_file:
             return
-        pid = await asyncio.to_thread(_running_by, config)
+        pid = await asyncio.to_thread(
+            os_process.running_by_file, pathlib.Path(config.pid_file), config.command
+        )
         if pid is not None:
             self.context.runtime.pop("token", None)
             self.context.runtime["config"] = _identity(config)
@@ -473,24 +474,6 @@ def _ending(code: int | None) -> str:
     if code is None:
         return "ended"
     return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-
-
-def _running_by(config: ProcessConfig) -> int | None:
-    """The process that wrote the pid file, if it runs.
-
-    A process that started after the file was written has only reused the pid, unless it has exactly this
-    command: the wall clock may have been set meanwhile.
-    """
-    path = pathlib.Path(config.pid_file)
-    with contextlib.suppress(OSError, ValueError):
-        written_at_s, pid = path.stat().st_mtime, int(path.read_text().strip())
-        started_at_s = os_process.started_at_s(pid) if pid > 1 and pid != os.getpid() else None
-        if started_at_s is None:
-            return None
-        arguments = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-        same_command = arguments == [os.fsencode(word) for word in config.command]
-        return pid if same_command or started_at_s <= written_at_s + PID_FILE_SLACK_S else None
-    return None
 
 
 def _cut(path: pathlib.Path) -> None:

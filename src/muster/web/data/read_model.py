@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
-from muster.bus.rpc import error_replies as rpc_faults
-from muster.bus.rpc import origin
 from muster.core import errors, messages
 from muster.core.reports import columns as reports_columns
 from muster.inform import client as inform_client
@@ -20,11 +18,7 @@ from muster.inform import rows as inform_rows
 from muster.inform import service_entries
 from muster.manage import client as manage_client
 from muster.manage import rows as manage_rows
-from muster.message import codec, destinations
-from muster.message import messages as jms
 from muster.message import protocol as message_protocol
-from muster.message import rows as message_rows
-from muster.message.client import routes
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
 from muster.notify import protocol as notify_protocol
@@ -35,7 +29,14 @@ from muster.pipeline import protocol as pipeline_protocol
 from muster.pipeline.alerts import tracker
 from muster.trust.permissions import roles
 from muster.web.auth import sessions
-from muster.web.data import bus_feed, connections, history_reader, latest_reports, sql_runner
+from muster.web.data import (
+    bus_feed,
+    connections,
+    dispatcher_calls,
+    history_reader,
+    latest_reports,
+    sql_runner,
+)
 from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
@@ -435,7 +436,7 @@ class ReadModel(bus_feed.BusFeed):
         self, key: Hashable, request: message_protocol.DispatcherRequest
     ) -> message_protocol.DispatcherReply:
         async def ask(bus: api.Bus) -> message_protocol.DispatcherReply:
-            return await call_dispatcher(bus, message_protocol.read_subject, request)
+            return await dispatcher_calls.call(bus, message_protocol.read_subject, request)
 
         return await self._query(("message", key), "message", 1.0, ask)
 
@@ -455,7 +456,7 @@ class ReadModel(bus_feed.BusFeed):
     ) -> tuple[list[rows_.BrowsedMessage], int | None]:
         request = message_protocol.BrowseQueue(queue, selector or None, after, limit)
         page = await self._dispatcher(("browse", queue, selector, after, limit), request)
-        rows = [_browsed(delivery, queue) for delivery in page.messages]
+        rows = [dispatcher_calls.browsed(delivery, queue) for delivery in page.messages]
         last = page.continue_after
         if not last:
             return rows, None
@@ -470,58 +471,6 @@ _SEVERITY = {messages.Severity.CRITICAL: 0, messages.Severity.WARNING: 1, messag
 def alert_order(alert: messages.Alert) -> tuple[int, int, str, str]:
     """The most severe first, then the newest."""
     return _SEVERITY[alert.severity], -alert.since_ms, alert.rule, alert.about
-
-
-async def call_dispatcher(
-    bus: api.Bus,
-    subject: Callable[[str, int], str],
-    request: message_protocol.DispatcherRequest,
-    *,
-    timeout_s: float = READ_S,
-) -> message_protocol.DispatcherReply:
-    """Send a request to the partitions that it concerns. ``subject``: of an identity and a partition."""
-    counted = await _call_partition(
-        bus,
-        message_protocol.read_subject(bus.identity),
-        message_protocol.CountPartitions(),
-        timeout_s=timeout_s,
-    )
-    return routes.merge(
-        request,
-        [
-            await _call_partition(bus, subject(bus.identity, partition), part, timeout_s=timeout_s)
-            for partition, part in routes.route(request, counted.partitions)
-        ],
-    )
-
-
-async def _call_partition(
-    bus: api.Bus, subject: str, request: message_protocol.DispatcherRequest, *, timeout_s: float
-) -> message_protocol.DispatcherReply:
-    try:
-        reply = await bus.request(
-            subject, message_protocol.encode(request), timeout_s=timeout_s, headers=origin.headers()
-        )
-    except errors.TimedOut:
-        raise
-    except errors.Unavailable as error:
-        raise errors.Unavailable(
-            "no message dispatcher runs", hint="enable [message] in the domain's settings"
-        ) from error
-    origin.answered()
-    answer = message_protocol.decode_reply(reply.data)
-    if answer.error is not None:
-        raise rpc_faults.from_error_reply(answer.error)
-    return answer
-
-
-def _browsed(delivery: message_protocol.MessageDelivery, queue: str) -> rows_.BrowsedMessage:
-    meta, place = jms.decode_meta(delivery.meta), destinations.queue(queue)
-    try:
-        message = codec.message_from_meta(meta, delivery.data, place)
-    except errors.MusterError:  # an unreadable message must not hide the others
-        message = codec.message_from_meta(codec.unreadable(meta), delivery.data, place)
-    return rows_.BrowsedMessage(sequence=delivery.sequence, **message_rows.fields(message))
 
 
 def _missing(result: inform_protocol.FindResult) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from muster.core import errors
 from muster.message import destinations, protocol
 from muster.web import request_state
-from muster.web.data import read_model
+from muster.web.data import dispatcher_calls
 from muster.web.data import rows as rows_
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
@@ -165,6 +165,6 @@ def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
 
 def _act_of(request: protocol.DispatcherRequest) -> Any:
     async def act(bus: Any) -> protocol.DispatcherReply:
-        return await read_model.call_dispatcher(bus, protocol.request_subject, request, timeout_s=30.0)
+        return await dispatcher_calls.call(bus, protocol.request_subject, request, timeout_s=30.0)
 
     return act

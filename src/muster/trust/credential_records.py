@@ -1,0 +1,62 @@
+"""What is known of a credential: its record, its revocation, and the rights that its document names. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from muster.trust import jwt
+from muster.trust.permissions import queue_rights, roles
+
+# Tags of a user's document.
+_TOPIC = "topic:"
+_QUEUE = "queue:"
+
+
+class CredentialRevocation(msgspec.Struct, frozen=True):
+    identity: str
+    at: int
+    expires_at: int  # 0: never, so the revocation is stored permanently
+
+
+@dataclass(frozen=True, slots=True)
+class CredentialRecord:
+    """The properties of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""
+
+    identity: str
+    domain: str
+    role: str
+    status: str
+    public_key: str
+    serial: str
+    issued_at: int
+    expires_at: int | None
+    bearer: bool
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    queues: queue_rights.Grants
+
+
+def tags(topics: Iterable[str], queues: Iterable[queue_rights.QueueGrant]) -> tuple[str, ...]:
+    """The tags of a document that names these topics and queues."""
+    return (*(f"{_TOPIC}{topic}" for topic in topics), *(f"{_QUEUE}{grant}" for grant in queues))
+
+
+def topics_in(user: jwt.UserClaims) -> tuple[str, ...]:
+    """The topics that the document names."""
+    return tuple(tag.removeprefix(_TOPIC) for tag in user.tags if tag.startswith(_TOPIC))
+
+
+def queues_in(user: jwt.UserClaims) -> queue_rights.Grants | None:
+    """The grants that the document itself names; None: it names none."""
+    queues = [tag.removeprefix(_QUEUE) for tag in user.tags if tag.startswith(_QUEUE)]
+    return tuple(map(queue_rights.QueueGrant.parse, queues)) or None
+
+
+def queues_of(user: jwt.UserClaims, role: roles.Role | None) -> queue_rights.Grants:
+    named = queues_in(user)
+    if named is not None or role is None:
+        return named or ()
+    return queue_rights.of_role(role, narrowed=bool(topics_in(user)))

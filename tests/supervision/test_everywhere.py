@@ -9,9 +9,10 @@ import ast
 import asyncio
 import contextlib
 import fnmatch
+import os
 import sys
 import types
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,27 +21,38 @@ import pytest
 
 from muster.app import domain, service_manager
 from muster.app import settings as app_settings
+from muster.app.components import dispatcher
+from muster.app.supervisor import dispatcher_process, server_process
 from muster.bus import leases
 from muster.bus.http import client as http_client
 from muster.bus.http import server
 from muster.core.settings import loader
+from muster.core.telemetry import metrics
 from muster.gateways import udp
 from muster.gateways.soap import asgi
 from muster.gateways.soap import server as soap_server
+from muster.manage.adapters import systemd
 from muster.manage.direct import links
 from muster.message import destinations
 from muster.message.client import api as client_api
 from muster.pipeline import protocol
 from muster.pipeline import settings as pipeline_settings
 from muster.pipeline.job import driver_lease, service
+from muster.store import api as store_api
+from muster.store import database
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
-from muster.trust import certificates
+from muster.trust import certificates, keyring
 from muster.trust.login import password_checker, passwords
 from muster.trust.permissions import roles
-from muster.web.data import bus_feed
+from muster.web import server as web_server
+from muster.web import settings as web_settings
+from tests.manage import test_adapters
+from tests.manage.conftest import broker_access as broker_access
 from tests.manage.conftest import fleet as fleet
 from tests.manage.conftest import process_manifest as process_manifest
+from tests.manage.conftest import trust as trust
+from tests.store.conftest import postgres_server as postgres_server
 
 ROOT = Path(__file__).parents[2] / "src" / "muster"
 SUPERVISOR = "supervision/tasks.py"
@@ -138,20 +150,12 @@ def _outer(function: str) -> str:
 #: Loops that are not started here, by file and name, with the reason. They have the same supervisor.
 NOT_STARTED = {
     "app/policy/reactions.py: commands of *": "needs managed resources",
-    "app/supervisor/dispatcher_process.py: leadership": "in a process of its own",
-    "app/supervisor/server_process.py: input": "in a process of its own",
     "app/supervisor/worker.py: certificate": "needs TLS",
     "cli/messages/gateway.py: certificate": "needs TLS",
     "cli/monitoring/simulate.py: commands": "in a process of its own",
-    "manage/adapters/broker.py: ring": "needs a ring of brokers",
-    "manage/adapters/broker.py: trust": "needs the keys of a domain",
     "manage/adapters/spark.py: progress": "needs Spark",
-    "manage/adapters/systemd.py: watch": "needs systemd",
     "pipeline/job/main.py: input": "in a process of its own",
     "pipeline/job/service.py: maintenance": "needs Spark",
-    "store/database.py: notifications": "needs PostgreSQL",
-    "web/server.py: certificate": "needs TLS",
-    "web/server.py: source": "in a process of its own",
 }
 
 
@@ -259,6 +263,7 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         jms = await stack.enter_async_context(client_api.Connection(bus))
         await jms.session().consumer(destinations.queue("orders"))
         await stack.enter_async_context(udp.UdpReceiver(jms, destinations.topic("prices")))
+        stack.push_async_callback(await _start_further_dispatcher(running, made))
         await fail_each(started)
         _shown_in_pages(await http_client.get(f"{running.running.health_url}/readyz"))
         measured = await http_client.get(f"{running.running.health_url}/metrics")
@@ -267,17 +272,46 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
     covered.update(set(started) - {WATCH})
 
 
+async def _start_further_dispatcher(
+    running: domain.Domain, made: app_settings.Settings
+) -> Callable[[], Awaitable[None]]:
+    """What the process of a further dispatcher runs, here. Returns what ends it."""
+    task = dispatcher.DispatcherTask(
+        name="dispatcher-1",
+        settings=made.message,
+        root=str(running.folder.root),
+        keys=str(made.keys_folder),
+        max_bytes=made.retention.messages.max_bytes,
+        replicas=1,
+        lease_ttl_s=made.bus.lease_ttl_s,
+        health=made.health,
+    )
+    stop = asyncio.Event()
+    serving = asyncio.create_task(dispatcher_process.run(task, stop))
+
+    async def end() -> None:
+        stop.set()
+        await serving
+
+    return end
+
+
 def _shown_in_pages(answer: server.HttpResponse) -> None:
     assert answer.status == 503
     assert "injected into" in answer.json()["parts"]["tasks"]["reason"]
 
 
 async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followed_by_a_restart(
-    fleet, started, process_manifest
+    fleet, started, process_manifest, broker_access, tmp_path, monkeypatch
 ):
+    program = tmp_path / "systemctl"
+    program.write_text(test_adapters.SYSTEMCTL)
+    program.chmod(0o755)
+    monkeypatch.setattr(systemd, "PROGRAM", str(program))
+    monkeypatch.setenv("STATE_DIR", str(tmp_path))
     await fleet.registry()
     await fleet.manager()
-    await fleet.agent()
+    await fleet.agent(broker_access=broker_access)
     page = await server.serve({"/": lambda _: server.text("ok")}, "127.0.0.1", 0)
     async with page:
         checked = f"      health: {{kind: http, url: 'http://127.0.0.1:{page.port}/'}}\n"
@@ -285,12 +319,15 @@ async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followe
         service = f"""
 resources:
   - {{name: site, type: http, agent: host-a, config: {{health_url: "http://127.0.0.1:{page.port}/"}}}}
+  - {{name: unit, type: systemd, agent: host-a, config: {{unit: thing.service}}}}
+  - {{name: hub, type: broker, agent: host-a, config: {{storage: false, reserve: spoke, ring: [hub, spoke]}}}}
 """
         await fleet.client.apply(service)
-        for name in ("sleeper", "site"):
+        names = ("sleeper", "site", "unit", "hub")
+        for name in names:
             await fleet.client.wait(name, "up", timeout_s=30)
         await fail_each(started)
-        for name in ("sleeper", "site"):
+        for name in names:
             await fleet.client.wait(name, "up", timeout_s=30)
     covered.update(set(started) - {WATCH})
 
@@ -311,22 +348,36 @@ async def test_a_failure_of_each_loop_of_a_gateway_and_a_dashboard_is_followed_b
         async def place(self) -> str:
             return "here"
 
-    feed = bus_feed.BusFeed(Here(), domain="north")
+    authority = certificates.CertificateStore.create(tmp_path / "ca", "north", lifetime_s=3600)
+    authority.ensure("web", ["127.0.0.1"])
+    pem = str(authority.pair("web").path)
+    stop = asyncio.Event()
     async with amqp_gateway.AmqpGateway(join, checker):
-        reading = asyncio.create_task(feed.run())
+        serving = asyncio.create_task(
+            web_server.serve(
+                web_settings.WebSettings(cert=pem, key=pem),
+                location=Here(),
+                trust=keyring.Keyring.create(tmp_path / "keys", "north"),
+                domain="north",
+                folder=tmp_path,
+                history="",
+                listener=server_process.listen("127.0.0.1", 0, hint=""),
+                stop=stop,
+                measure=metrics.Metrics(),
+            )
+        )
         try:
-            await eventually(lambda: feed.link.is_up)
+            await eventually(lambda: "web/server.py: source" in started)
             await fail_each(started)
-            await eventually(lambda: feed.link.is_up)
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            stop.set()
+            await serving
     covered.update(set(started) - {WATCH})
 
 
 @pytest.mark.may_block(reason="certificates are files")
 async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart(
-    broker, connect, started, tmp_path
+    broker, connect, started, tmp_path, monkeypatch, postgres_server
 ):
     """Loops of parts that the tests above do not start: a few seconds without their peers are enough."""
     authority = certificates.CertificateStore.create(tmp_path / "ca", "north", lifetime_s=3600)
@@ -355,7 +406,15 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         standby = driver_lease.DriverLease(other_bus, second)
         standing_by = asyncio.create_task(standby.acquire())
         await eventually(lambda: len(started.get(WATCH, ())) == 4, what="the second and the standby wait")
+        await stack.enter_async_context(_lifeline(monkeypatch))
+        store = await stack.enter_async_context(
+            await database.open(postgres_server.url, settings=store_api.StoreOptions(namespace="everywhere"))
+        )
+        watching = asyncio.ensure_future(anext(store.watch()))
+        await eventually(lambda: "store/database.py: notifications" in started)
         await fail_each(started, without=())
+        await store.put("a", "k", b"")
+        assert [change.key for change in await watching] == ["k"]
         await held.release()
         await held_driver.release()
         await (await waiting).release()
@@ -364,6 +423,21 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         pipeline.stop()
         await running
     covered.update(started)
+
+
+@contextlib.asynccontextmanager
+async def _lifeline(monkeypatch) -> AsyncIterator[None]:
+    """The input of a process that the domain supervises, which ends with the domain."""
+    inner, outer = os.pipe()
+    with os.fdopen(inner) as given, os.fdopen(outer, "w") as domain_end:
+        domain_end.write("{}\n")
+        domain_end.flush()
+        monkeypatch.setattr(sys, "stdin", given)
+        async with server_process.supervised() as (configuration, stop):
+            yield
+            domain_end.close()
+            await stop.wait()
+    assert configuration == b"{}\n"
 
 
 covered: set[str] = set()

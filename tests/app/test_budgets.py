@@ -45,7 +45,7 @@ def alert_transitions(
     return [(alert.about, alert.severity.value, alert.state.value) for alert in alerts]
 
 
-def test_only_changes_are_told():
+def test_only_changes_are_reported():
     assert alert_transitions({}, {"b": WARNING}, use("b", 90)) == [("budget:b", "warning", "firing")]
     assert alert_transitions({"b": WARNING}, {"b": WARNING}, use("b", 91)) == []
     assert alert_transitions({"b": WARNING}, {"b": CRITICAL}, use("b", 100)) == [
@@ -158,7 +158,7 @@ def test_which_streams_are_to_be_changed(made):
     assert [name for name, _ in retention.drifted_streams(actual, expected)] == ["reports"]
 
 
-async def test_streams_take_the_budgets_of_the_settings_whoever_made_them(made):
+async def test_streams_have_the_configured_budgets_whichever_process_created_them(made):
     expected = made(
         retention__reports__max_bytes="8MiB",
         retention__reports__on_full="refuse",

@@ -73,7 +73,7 @@ async def test_two_domains_live_in_one_process_and_hear_nothing_of_each_other(ma
         assert (await subscription.next(timeout_s=30)).subject == "topic.b"
 
 
-async def test_a_second_start_on_the_same_folder_is_refused_and_hurts_nobody(made):
+async def test_a_second_start_on_the_same_folder_is_refused_and_harmless(made):
     async with domain.Domain(made()) as running:
         with pytest.raises(errors.AlreadyExists, match=f"pid {os.getpid()}"):
             await domain.Domain(made()).start()
@@ -148,7 +148,7 @@ async def test_the_health_pages(made):
         assert (await page(running, "/nothing")).status == 404
 
 
-async def test_without_a_part_that_is_not_vital_the_domain_goes_on_and_says_so(made):
+async def test_the_domain_runs_without_a_part_that_is_not_vital_and_reports_it(made):
     part = Fault(vital=False)
     async with domain.Domain(made(), parts=[part]) as running:
         part.now.set()

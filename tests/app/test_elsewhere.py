@@ -22,7 +22,7 @@ jetstream {{ store_dir: "{folder}/data", sync_interval: always }}
 """
 
 
-async def test_a_domain_on_a_broker_of_somebody_else(tmp_path: Path):
+async def test_a_domain_on_an_external_broker(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     place = home.Home(tmp_path / "home")

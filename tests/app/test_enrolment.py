@@ -125,7 +125,7 @@ async def test_what_is_approved_is_the_machine_that_asked(office):
         await office.desk.approve("host-b")
 
 
-async def test_of_two_that_ask_under_one_name_the_operator_names_one(office):
+async def test_the_operator_chooses_between_two_requests_with_the_same_name(office):
     tokens, keys = [await office.token(approval=True) for _ in range(3)], [new_key(), new_key()]
     for token, key in zip(tokens, keys, strict=False):
         with pytest.raises(errors.Unavailable):
@@ -139,7 +139,7 @@ async def test_of_two_that_ask_under_one_name_the_operator_names_one(office):
         await office.desk.enrol(tokens[0], keys[0], "m")
 
 
-async def test_a_token_says_why_it_is_not_accepted(office, monkeypatch):
+async def test_a_rejected_token_has_a_reason(office, monkeypatch):
     token, key = await office.token(lifetime_s=60.0), new_key()
     assert office.trust.show(token).role == roles.Role.JOINING
     now = time.time()

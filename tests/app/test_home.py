@@ -38,7 +38,7 @@ def test_folders_are_for_their_owner_only(tmp_path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
-def test_only_one_holds_a_folder_and_the_other_is_told_who(tmp_path):
+def test_a_second_process_learns_which_one_has_the_folder(tmp_path):
     folder = home.DomainFolder(tmp_path)
     assert folder.holder() is None
     with folder.hold():

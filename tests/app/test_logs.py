@@ -23,7 +23,7 @@ def test_pieces_together_stay_within_their_budget(tmp_path):
     assert (tmp_path / "domain.log.1").read_text().splitlines()[-1] < path.read_text().splitlines()[0]
 
 
-def test_it_goes_on_where_it_stopped(tmp_path):
+def test_it_continues_where_it_stopped(tmp_path):
     for text in ("one\n", "two\n"):
         with log_files.RotatingFile(tmp_path / "a.log", 1_000, 0) as stream:
             stream.write(text)
@@ -59,7 +59,7 @@ def test_old_pieces_go(tmp_path):
     assert sorted(piece.name for piece in tmp_path.iterdir()) == ["a.log", "a.log.1"]
 
 
-def test_a_line_that_cannot_be_written_is_counted_and_hurts_nobody(tmp_path):
+def test_a_line_that_cannot_be_written_is_counted_and_harmless(tmp_path):
     stream = log_files.RotatingFile(tmp_path / "a.log", 1_000, 0)
     stream._file.close()
     stream._file = io.FileIO("/dev/full", "w")  # every write fails with "no space left on device"

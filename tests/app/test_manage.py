@@ -143,7 +143,7 @@ async def nothing_but_to_ask(text: str) -> None:
                     await bus.flush()
 
 
-async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running, tmp_path):
+async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(running, tmp_path):
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with admin:
         fleet = client.ManageClient(admin)
@@ -220,7 +220,7 @@ async def test_a_machine_is_let_in_once_and_again_when_it_is_set_up_anew(running
 
 
 @pytest.mark.slow
-async def test_one_that_runs_and_does_not_work_is_started_anew(running):
+async def test_a_process_that_runs_but_does_not_work_is_restarted(running):
     async with await running.connect("admin", roles.Role.OPERATOR) as admin:
 
         async def processes() -> dict[str, bootstrap_client.ProcessRow]:

@@ -90,7 +90,7 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
         assert left == set(beside)  # those of the domain have gone with it
 
 
-async def test_a_process_that_was_killed_is_not_told_of(tmp_path: Path):
+async def test_a_killed_process_is_not_listed(tmp_path: Path):
     child = await child_process.start("sleep", "60")
     async with child, await http_server.serve({}) as server:
         file = http_health.advertise(tmp_path, "gone", server)
@@ -119,7 +119,7 @@ async def test_ready_is_what_its_parts_are(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
-async def test_who_wants_none_has_none(tmp_path: Path):
+async def test_pages_can_be_disabled(tmp_path: Path):
     settings = domain.HealthSettings(enabled=False)
     async with http_health.serve_process(
         settings, process="p", conditions=dict, metrics=metrics.Metrics(), folder=tmp_path

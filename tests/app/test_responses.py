@@ -65,7 +65,7 @@ def test_by_default_only_what_fires_is_answered():
 
 
 @given(st.text(max_size=60).filter(lambda name: not any("\ud800" <= c <= "\udfff" for c in name)))
-def test_no_name_changes_what_an_address_says(name):
+def test_no_name_changes_the_meaning_of_an_address(name):
     rules = response_rules.load("responses: [{alert: a, event: e, to: 'region = {name}'}]")
     (sent,) = response_rules.matching_notifications(
         rules, alert(rule="a", about=f"group:{name}" if name else "group:x")

@@ -124,14 +124,14 @@ class Messages:
         await server.flush()
         assert elsewhere.statistics().delivered == 0
 
-    async def test_a_request_nobody_listens_to_fails_at_once(self, connect: Connect):
+    async def test_a_request_without_a_listener_fails_at_once(self, connect: Connect):
         bus = await connect("one")
         async with asyncio.timeout(30):
             with pytest.raises(errors.Unavailable) as caught:
                 await bus.request("nobody.home", b"", timeout_s=90)
         assert not isinstance(caught.value, errors.TimedOut)
 
-    async def test_a_request_nobody_answers_times_out(self, connect: Connect):
+    async def test_a_request_without_a_reply_times_out(self, connect: Connect):
         bus = await connect("one")
         await bus.subscribe("silent")
         with pytest.raises(errors.TimedOut):
@@ -231,7 +231,7 @@ class Messages:
             await done.wait()
         assert (most, seen) == (1, list(range(50)))
 
-    async def test_a_handler_that_raises_is_counted_and_goes_on(self, connect: Connect, caplog):
+    async def test_a_handler_that_raises_is_counted_and_continues(self, connect: Connect, caplog):
         bus = await connect("one")
         seen: list[bytes] = []
         done = asyncio.Event()
@@ -791,7 +791,7 @@ class KeyValues:
         fourth = await bucket.create("k", b"4")
         assert fourth > third, "revisions only grow, deletions included"
 
-    async def test_of_many_who_create_one_wins(self, connect: Connect):
+    async def test_one_of_many_creators_wins(self, connect: Connect):
         buckets = [await (await connect(f"n{n}")).key_value(api.KeyValueSettings("b")) for n in range(5)]
         outcomes = await asyncio.gather(*(b.create("k", b"") for b in buckets), return_exceptions=True)
         assert sum(isinstance(o, int) for o in outcomes) == 1
@@ -874,7 +874,7 @@ class KeyValues:
                     break
         assert {key for key, value in seen.items() if value is None} == {"k0"}
 
-    async def test_watch_of_an_empty_bucket_says_so(self, connect: Connect):
+    async def test_a_watch_reports_that_the_bucket_is_empty(self, connect: Connect):
         bus = await connect("one")
         bucket = await bus.key_value(api.KeyValueSettings("b"))
         async with await bucket.watch("x.*") as watch:

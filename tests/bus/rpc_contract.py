@@ -281,7 +281,7 @@ class RpcContract:
         assert first.details == {"interface": "rest", "address": "10.0.0.7"}
         assert second.details == {}
 
-    async def test_lists_come_in_pages_and_an_oversize_result_says_so(self, connect):
+    async def test_lists_have_pages_and_an_oversize_result_is_an_error(self, connect):
         service, ann = await connect("service"), await connect("ann")
         async with server.RpcServer(service, PART, LampState().operations()):
             rows = [row async for row in client.pages(ann, subjects.from_identity(PART, "ann", "read.rows"))]
@@ -345,7 +345,7 @@ class RpcContract:
             assert not lamp.on
             assert subscription.statistics().pending == 7
 
-    async def test_a_request_waits_for_a_server_and_says_when_its_outcome_is_in_doubt(self, connect):
+    async def test_a_request_waits_for_a_server_and_reports_an_unknown_outcome(self, connect):
         service, ann = await connect("service"), await connect("ann")
         with pytest.raises(errors.NotConnected):
             await ask(ann, "read.state", waits=False, absent=errors.NotConnected("no lamp"))

@@ -100,7 +100,7 @@ async def test_the_trace_of_the_caller_goes_along(broker: brokers.Broker):
     await asyncio.to_thread(use, broker.url)
 
 
-def test_nobody_there():
+def test_without_a_broker_the_connection_fails():
     with pytest.raises(errors.NotConnected):
         blocking.connect("nats://127.0.0.1:1")
     assert not [thread for thread in threading.enumerate() if thread.name == "muster-blocking"]

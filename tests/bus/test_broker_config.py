@@ -24,7 +24,7 @@ def document(settings: config.BrokerConfig) -> dict[str, Any]:
     return read
 
 
-def test_durable_means_synced_unless_the_user_says_otherwise():
+def test_durable_means_synced_unless_configured_otherwise():
     assert document(SETTLED)["jetstream"]["sync_interval"] == "always"
     weaker = dataclasses.replace(SETTLED, storage=config.BrokerStorage(sync_interval_s=2))
     assert document(weaker)["jetstream"]["sync_interval"] == "2000ms"
@@ -87,7 +87,7 @@ def test_a_secret_in_an_address_is_escaped():
     assert config.peer_url("::1", 6222, "a/b@c") == "nats://muster-peer:a%2Fb%40c@[::1]:6222"
 
 
-def test_every_member_of_a_cluster_is_told_of_all_others_and_not_of_itself():
+def test_every_member_of_a_cluster_has_routes_to_all_others_and_not_to_itself():
     everybody = [
         dataclasses.replace(
             SETTLED, name=f"b{port}", cluster=config.BrokerCluster(name="c", port=port, secret="s")

@@ -38,7 +38,7 @@ async def raw(server: http_server.HttpServer, text: bytes) -> bytes:
         writer.close()
 
 
-async def test_it_answers_and_says_where_it_listens():
+async def test_it_replies_and_reports_its_address():
     async with await http_server.serve(routes()) as server:
         response = await client.get(f"{server.url}/echo?a=1&b=x%20y&a=2")
         assert response.status == 200
@@ -114,13 +114,13 @@ async def test_a_head_has_no_body():
         assert b"Content-Length: 0" not in head
 
 
-async def test_who_says_nothing_is_cut_off(monkeypatch):
+async def test_a_silent_client_is_disconnected(monkeypatch):
     monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.05)
     async with await http_server.serve(routes()) as server:
         assert await raw(server, b"GET /ec") == b""
 
 
-async def test_closing_does_not_wait_for_those_who_say_nothing():
+async def test_closing_does_not_wait_for_silent_clients():
     server = await http_server.serve(routes())
     _, writer = await asyncio.open_connection(server.host, server.port)
     async with asyncio.timeout(30):
@@ -134,7 +134,7 @@ async def test_a_taken_port_is_named():
             await http_server.serve({}, port=server.port)
 
 
-async def test_who_does_not_answer_or_answers_nonsense_is_named():
+async def test_a_server_without_a_valid_reply_is_named():
     with pytest.raises(errors.Unavailable, match="does not respond"):
         await client.get("http://127.0.0.1:9/")
     with pytest.raises(errors.InvalidInput, match="is not an http"):

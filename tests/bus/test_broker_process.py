@@ -141,7 +141,7 @@ async def test_limits_change_while_it_runs_and_clients_stay(settings):
         assert bus.statistics().reconnects == 0
 
 
-async def test_what_cannot_change_while_it_runs_is_refused_and_the_old_stands(settings):
+async def test_a_setting_that_needs_a_restart_is_refused_and_the_old_one_stays(settings):
     async with broker.Broker(settings) as server:
         text = server.config.config_path.read_text()
         with pytest.raises(diagnosis.BrokerFailed, match="rejected its new configuration") as caught:

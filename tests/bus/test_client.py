@@ -149,7 +149,7 @@ async def test_single_reads_are_answered_by_the_leader(bus: client.NatsBus, monk
 
 
 class TestPermissions:
-    async def test_what_is_forbidden_is_told(self, trusted):
+    async def test_a_forbidden_operation_raises(self, trusted):
         running, trust = trusted
         trust.issue("a1", roles.Role.AGENT)
         async with await muster.connect(running.url, creds=trust.credentials("a1")) as bus:
@@ -192,7 +192,7 @@ class TestPermissions:
 
 
 class TestConnecting:
-    async def test_nobody_there(self):
+    async def test_without_a_broker_the_connection_fails(self):
         with pytest.raises(errors.NotConnected) as caught:
             await muster.connect("nats://secret:word@127.0.0.1:1")
         assert "127.0.0.1:1" in str(caught.value)
@@ -202,7 +202,7 @@ class TestConnecting:
         async with await muster.connect(["nats://127.0.0.1:1", plain.url, "nats://127.0.0.1:2"]) as bus:
             assert bus.broker == "b"
 
-    async def test_a_locator_says_where(self, plain):
+    async def test_a_locator_returns_the_brokers(self, plain):
         async with (
             locator_server.Locator([plain.url]) as guide,
             await muster.connect(locator=["http://127.0.0.1:1", guide.url]) as bus,
@@ -250,7 +250,7 @@ class TestConnecting:
 
 
 class TestReconnecting:
-    async def test_a_cut_connection_is_made_anew_with_its_subscriptions(self, plain):
+    async def test_a_lost_connection_is_restored_with_its_subscriptions(self, plain):
         async with await muster.connect(plain.url) as bus, await muster.connect(plain.url) as other:
             states: list[api.ConnectionState] = []
             bus.on_state(states.append)
@@ -308,7 +308,7 @@ class TestReconnecting:
             assert (await stream.state()).messages == 1
             assert questions.statistics().pending == 0
 
-    async def test_whatever_it_does_it_can_be_cancelled(self, plain):
+    async def test_every_operation_can_be_cancelled(self, plain):
         """At any moment of connecting and subscribing: otherwise deadlines around them would never strike."""
 
         async def listen() -> None:
@@ -347,7 +347,7 @@ class TestReconnecting:
             await received[1].respond(b"done")
             assert (await asking).data == b"done"
 
-    async def test_it_roams_to_a_broker_it_was_never_told_of(self, tmp_path):
+    async def test_it_moves_to_a_broker_that_was_not_configured(self, tmp_path):
         async with network.mesh(2, tmp_path, storage=None) as mesh:
             first, second = mesh.brokers.values()
             async with await muster.connect(first.url) as bus, await muster.connect(second.url) as other:
@@ -390,7 +390,7 @@ class TestDeafSubscriptions:
             assert await bus.audit() == 0
 
     @pytest.mark.parametrize("knows_its_role", [True, False])
-    async def test_where_the_broker_may_not_be_asked_they_are_said_again(
+    async def test_subscriptions_are_repeated_if_the_broker_may_not_be_queried(
         self, trusted, knows_its_role, caplog
     ):
         running, trust = trusted
@@ -413,7 +413,7 @@ class TestDeafSubscriptions:
             assert bus.statistics().violations == (0 if knows_its_role else 1), "it asks once, not for ever"
         assert "forbidden" not in [record.getMessage() for record in caplog.records]
 
-    async def test_what_nobody_waits_for_is_warned_of(self, trusted, caplog):
+    async def test_a_result_without_a_waiter_is_logged(self, trusted, caplog):
         running, trust = trusted
         trust.issue("a1", roles.Role.AGENT)
         async with await client.connect([running.url], creds=trust.credentials("a1")) as bus:
@@ -510,7 +510,7 @@ async def test_a_connection_refused_by_the_broker_for_its_slowness_comes_back(pl
         assert bus.state is api.ConnectionState.CONNECTED
 
 
-async def test_whoever_gives_a_publish_up_keeps_nobody_else_waiting(tmp_path, monkeypatch):
+async def test_a_cancelled_publish_does_not_delay_others(tmp_path, monkeypatch):
     monkeypatch.setattr(group_commit, "PATIENCE_S", 600.0)
     async with (
         broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
@@ -574,7 +574,7 @@ async def test_what_was_stored_is_no_failure_when_its_acknowledgement_is_lost(
     assert (await stream.state()).messages == size + 1
 
 
-async def test_a_refusal_stands_when_no_attempt_was_stored(bus: client.NatsBus, monkeypatch):
+async def test_a_refusal_is_final_if_no_attempt_was_stored(bus: client.NatsBus, monkeypatch):
     stream = await bus.stream(contract.settings())
     taken = await stream.publish("log.a", b"")
     lose_acknowledgements(bus, monkeypatch, 1)

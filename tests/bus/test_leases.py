@@ -75,7 +75,7 @@ async def test_a_release_between_the_first_look_and_the_watch_is_not_missed(join
         assert (await second.acquire(NAME)).epoch > lease.epoch
 
 
-async def test_of_many_who_want_it_one_has_it(join):
+async def test_one_of_many_candidates_holds_the_lease(join):
     everyone = [(await join(f"m{n}"))[1] for n in range(4)]
     held: list[leases.Lease] = []
 
@@ -111,7 +111,7 @@ async def test_a_dead_holder_is_replaced_at_once(join):
     assert (caught.value.epoch, caught.value.current) == (lease.epoch, other.epoch)
 
 
-async def test_a_holder_that_lost_only_its_connection_goes_on_if_nobody_took_over(join):
+async def test_a_holder_that_lost_its_connection_continues_without_a_takeover(join):
     bus, mine = await join("m1")
     lease = await mine.acquire(NAME)
     before = bus.connection

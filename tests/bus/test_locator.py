@@ -121,7 +121,7 @@ def test_the_nearest_of_a_brokers_addresses_is_named_and_the_protocol_asked_for(
     assert choice.url == "nats://[2001:db8::1]:4222"
 
 
-def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
+def test_equally_near_addresses_are_returned_by_name_with_their_ports():
     def greeting(name: str, reached: str, port: int) -> locator_server.BrokerGreeting:
         info = {"server_id": "S", "server_name": "b", "tls_required": True}
         return locator_server.BrokerGreeting((name, port), reached, info, 0.001, same_machine=False)
@@ -134,7 +134,7 @@ def test_of_equally_near_addresses_a_name_is_told_and_each_with_its_own_port():
         assert broker_order.rank(actual, HERE)[0].url == url
 
 
-def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch):
+def test_brokers_on_all_addresses_of_the_machine_are_returned_to_others(monkeypatch):
     monkeypatch.setattr(locator_server, "_own_address", lambda client: "10.1.2.1")
     greeted = {"server_id": "S", "server_name": "b", "host": "0.0.0.0"}
     greeting = locator_server.BrokerGreeting(
@@ -154,7 +154,7 @@ def test_brokers_on_all_addresses_of_the_machine_are_told_to_others(monkeypatch)
     assert reachable("127.0.0.1") == ["nats://127.0.0.1:4222"]
 
 
-def test_why_tells_what_counted():
+def test_the_reasons_of_a_ranking_are_shown():
     (choice,) = broker_order.rank([candidate(round_trip_s=0.0004, connections=960, uptime_s=3.0)], HERE)
     assert choice.why == (
         "same network; 40 of 1000 connections free; crowded; load 20% of 4 cores; new; response time 0.4 ms"
@@ -176,7 +176,7 @@ candidates = st.builds(
 
 
 @given(st.lists(candidates, max_size=8), addresses, st.randoms(use_true_random=False))
-def test_any_brokers_are_ranked_the_same_way_whatever_their_order(candidates, asker, random):
+def test_the_ranking_does_not_depend_on_the_order_of_brokers(candidates, asker, random):
     where = broker_order.parse_address(asker)
     ranked = broker_order.rank(candidates, where)
     random.shuffle(candidates)
@@ -345,7 +345,7 @@ async def test_questions_that_make_no_sense_are_refused_and_nothing_else_happens
         assert set(await locator_client.locate(here.url)) == set(trio.urls)
 
 
-async def test_when_no_broker_lives_it_says_so():
+async def test_it_reports_that_no_broker_runs():
     async with locator_server.Locator(["nats://127.0.0.1:9"]) as here:
         with pytest.raises(errors.Unavailable, match="can reach responds"):
             await locator_client.locate(here.url)

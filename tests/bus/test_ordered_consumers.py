@@ -104,7 +104,7 @@ async def test_a_slow_reader_holds_the_broker_back(bus: client.NatsBus):
         assert [m.sequence for m in await contract.take(messages, 1499)] == list(range(2, 1501))
 
 
-async def test_what_retention_takes_from_under_a_follower_is_told(
+async def test_a_consumer_reports_messages_that_retention_removed(
     bus: client.NatsBus, broker: brokers.Broker, monkeypatch
 ):
     stream = await bus.stream(contract.settings())

@@ -96,7 +96,7 @@ def test_what_an_old_connection_left_is_forgotten():
 @pytest.mark.parametrize(
     "line", [b"HELLO\r\n", b"\r\n", b"MSG a\r\n", b"MSG a b c\r\n", b"INFO {\r\n", b"x" * (2 << 20)]
 )
-def test_what_no_broker_says(line: bytes):
+def test_malformed_input_is_rejected(line: bytes):
     parser = client_parser.NatsParser(Wire())  # type: ignore[arg-type]
     with pytest.raises(nats.errors.ProtocolError):
         parser.parse(line).send(None)

@@ -31,7 +31,7 @@ class TestRpcInMemory(rpc_contract.RpcContract):
     pass
 
 
-async def test_the_count_of_suppressed_records_is_stored_while_the_attack_goes_on(connect):
+async def test_the_count_of_suppressed_records_is_stored_during_the_attack(connect):
     service, eve = await connect("service"), await connect("eve")
     audit = request_audit.RequestAudit(
         service, rpc_contract.PART, refused=leaky_buckets.BucketBudget(1, 3600.0)

@@ -66,7 +66,7 @@ async def test_delay_is_within_its_bounds():
         assert 2 <= loop.time() - began <= 4, "there and back"
 
 
-async def test_nodes_cut_off_together_reach_each_other_and_nobody_else():
+async def test_nodes_in_one_partition_reach_only_each_other():
     net = network.SimulatedNetwork(1)
     near, far, here = await net.connect("near"), await net.connect("far"), await net.connect("here")
     ears = {bus: await bus.subscribe("n") for bus in (near, far, here)}
@@ -93,7 +93,7 @@ async def test_nodes_cut_off_together_reach_each_other_and_nobody_else():
     assert pending() == [2, 2, 2]
 
 
-async def test_an_unplugged_node_reaches_nobody_and_both_ends_give_up():
+async def test_an_unplugged_node_reaches_no_other_and_both_ends_give_up():
     net = network.SimulatedNetwork(1, faults=network.NetworkFaults(silence_s=5))
     bus, witness = await net.connect("bus"), await net.connect("witness")
     own = await bus.subscribe("n")
@@ -119,7 +119,7 @@ async def test_an_unplugged_node_reaches_nobody_and_both_ends_give_up():
     assert (await own.next(timeout_s=30)).data == b"again"
 
 
-async def test_a_killed_process_says_nothing_more():
+async def test_a_killed_process_sends_nothing():
     net = network.SimulatedNetwork(1)
     bus, witness = await net.connect("bus"), await net.connect("witness")
     reports = await witness.subscribe("muster.bus.all.connections.disconnect")
@@ -134,7 +134,7 @@ async def test_a_killed_process_says_nothing_more():
         await bus.publish("n", b"")
 
 
-async def test_a_follower_misses_nothing_whatever_the_network_does():
+async def test_a_consumer_misses_nothing_on_a_faulty_network():
     net = network.SimulatedNetwork(5, faults=network.NetworkFaults(loss=0.2, delay_s_max=0.5, silence_s=2))
     writer, reader = await net.connect("writer"), await net.connect("reader")
     stream = await writer.stream(contract.settings())

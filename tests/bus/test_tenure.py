@@ -140,7 +140,7 @@ def test_without_a_connection_it_does_not_believe_and_resumes_the_same_tenure():
     assert candidate.held_at(4.2)
 
 
-def test_a_record_that_names_a_dead_connection_is_written_anew_before_it_counts():
+def test_a_record_with_a_closed_connection_is_rewritten_before_it_is_valid():
     first, store = claiming()
     first.disconnected()
     assert only(first.connected(LATER, 0.5)) == ReadLease()
@@ -276,7 +276,7 @@ def test_a_renewal_that_failed_at_the_end_of_its_time_is_the_end():
     assert only(candidate.failed(renewal.attempt, 9.0)) == LeaseLost("it could not be renewed in time")
 
 
-def test_what_is_heard_of_an_earlier_attempt_says_nothing():
+def test_events_of_an_earlier_attempt_are_ignored():
     attempt, first = claiming()
     attempt.conflicted(first.attempt, 1.0)
     second = only(attempt.observed(8, None, 1.1))
@@ -329,7 +329,7 @@ def test_a_holder_that_finds_its_record_gone_has_lost():
     assert only(holding().observed(8, other(), 1.0)) == LeaseLost("another process has taken over")
 
 
-def test_a_holder_that_sees_its_own_record_goes_on():
+def test_a_holder_that_sees_its_own_record_continues():
     first, store = claiming()
     first.stored(store.attempt, 7, 0.0, 0.1)
     assert first.observed(7, store.record, 1.0) == ()

@@ -25,7 +25,7 @@ def test_stamps_follow_wall_time_and_count_within_a_millisecond() -> None:
 
 
 @given(st.lists(st.integers(0, 4 * 10**18), min_size=2))
-def test_stamps_only_grow_whatever_the_wall_clock_does(readings: list[int]) -> None:
+def test_stamps_increase_for_any_wall_clock(readings: list[int]) -> None:
     ours = clock.HybridClock("a")
     issued = [ours.now(reading) for reading in readings]
     assert all(before < after for before, after in itertools.pairwise(issued))

@@ -12,7 +12,7 @@ from muster.core.reports import duplicate_columns
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from((7, 3)), st.integers(0, 100)), max_size=200))
-def test_an_item_is_new_once_and_late_only_where_it_cannot_be_told(items):
+def test_an_item_is_new_once_and_late_only_outside_the_window(items):
     windows = duplicates.DuplicateWindows(10)
     seen: set[tuple[str, int, int]] = set()
     for source, boot, sequence in items:

@@ -29,12 +29,12 @@ def test_a_life() -> None:
         assert now == health.Health(state, f"at {at_ms}", since_ms)
 
 
-def test_nobody_starts_what_may_be_running() -> None:
+def test_a_resource_that_may_be_running_is_not_started() -> None:
     with pytest.raises(errors.Conflict, match="start cannot occur in state unknown"):
         health.advance(health.Health(HealthState.UNKNOWN, "zone silent", 0), HealthEvent.START, "", 1)
 
 
-def test_silence_alone_never_says_down() -> None:
+def test_silence_alone_never_means_down() -> None:
     silent = {HealthEvent.OVERDUE, HealthEvent.CUT_OFF}
     reached = {
         after for steps in health.TRANSITIONS.values() for event, after in steps.items() if event in silent

@@ -121,7 +121,7 @@ anything = st.one_of(
         max_size=4,
     )
 )
-def test_whatever_the_facts_hold_an_event_is_one_bounded_line(facts: dict[str, object]) -> None:
+def test_an_event_is_one_bounded_line_for_any_facts(facts: dict[str, object]) -> None:
     for form in ("json", "text"):
         stream = io.StringIO()
         undo = log.configure(stream, form=form)

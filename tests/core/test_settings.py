@@ -92,7 +92,7 @@ def test_a_number_may_stand_for_a_duration_or_size_in_a_file(tmp_path: pathlib.P
     assert (loaded.engine.warm_up_s, loaded.engine.tank_bytes) == (3.0, 77)
 
 
-def test_all_faults_are_told_at_once_with_place_and_remedy(tmp_path: pathlib.Path) -> None:
+def test_all_errors_are_reported_at_once_with_place_and_remedy(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, "# a car\n[engine]\ncylinder = 3\n\n[engin]\nx = 1\n")
     problems = faults(
         file=path,
@@ -228,7 +228,7 @@ def test_printed_settings_read_back(tmp_path_factory: pytest.TempPathFactory, en
     assert loader.load(Car, file=path).engine == engine
 
 
-def test_printed_settings_show_no_password_and_who_set_what() -> None:
+def test_printed_settings_hide_passwords_and_show_sources() -> None:
     car = Car(engine=Engine(note="see postgresql://me:pa:ss@host/db and nats://tok@h"))
     printed = loader.to_toml(car, {"engine.note": "flag engine.note"})
     assert 'note = "see postgresql://me:***@host/db and nats://tok@h"  # flag engine.note' in printed

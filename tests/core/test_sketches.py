@@ -69,7 +69,7 @@ def test_rubbish_is_no_sketch(data):
 
 
 @given(st.floats(1e-300, 1e300))
-def test_a_bucket_of_fewer_bits_is_the_union_of_two(number):
+def test_a_bucket_with_fewer_bits_is_the_union_of_two_buckets(number):
     fine, coarse = (
         int(sketches.buckets(np.array([number]), bits)[0])
         for bits in (sketches.MANTISSA_BITS, sketches.MANTISSA_BITS - 1)

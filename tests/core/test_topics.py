@@ -131,7 +131,7 @@ def test_a_subject_without_a_topic_is_none() -> None:
         topics.Topic.from_subject("topic")
 
 
-def test_what_only_looks_like_an_escape_stands_for_itself() -> None:
+def test_text_similar_to_an_escape_is_literal() -> None:
     assert topics.Topic.from_subject("topic.a.%2A.c%2").levels == ("a", "*", "c%2")
 
 

@@ -71,7 +71,7 @@ def test_here_documents_are_part_of_the_command():
     ]
 
 
-async def test_a_command_that_goes_on_is_interrupted_at_the_end(tmp_path: Path):
+async def test_a_continuous_command_is_interrupted_at_the_end(tmp_path: Path):
     loop = "trap 'echo bye > said; exit 0' INT; echo ready; while :; do sleep 0.05; done"
     async with blocks.Reader(tmp_path) as reader:
         await reader.try_(console(f"$ {loop}\nready\n"))
@@ -99,6 +99,6 @@ async with await muster.connect() as near, await muster.connect("nats://127.0.0.
             await reader.try_(blocks.Block("python", "1 / 0", 2))
 
 
-def test_blocks_that_nobody_would_run_are_found():
+def test_blocks_that_are_not_run_are_detected():
     text = "```bash\nls\n```\n\n    $ ls\n\n```text\npicture\n```\n"
     assert [fault.split(":")[0] for fault in blocks.faults(text)] == ["line 1", "line 5"]

@@ -85,7 +85,7 @@ def test_every_command_that_is_named_exists():
     assert sorted(f"{path}: {line}: {wrong}" for path, line in named if (wrong := fault(line))) == []
 
 
-def test_the_table_of_extras_says_what_each_brings():
+def test_the_table_of_extras_is_complete():
     table = (blocks.ROOT / "docs" / "guides" / "install.md").read_text()
     project = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text())["project"]
     for extra, expected in project["optional-dependencies"].items():

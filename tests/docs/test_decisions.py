@@ -30,7 +30,7 @@ def test_the_index_lists_every_record_by_its_title():
     assert index.read_text() == text, "REWRITE=1 pytest … writes it anew"
 
 
-def test_each_says_why_and_what():
+def test_each_decision_has_context_and_decision():
     silent = [
         record.name
         for record in RECORDS

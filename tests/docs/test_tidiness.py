@@ -133,7 +133,7 @@ def test_a_packages_first_file_is_only_the_sign_on_the_door():
     assert wordy == []
 
 
-def test_every_module_says_what_it_is():
+def test_every_module_has_a_docstring():
     silent = [
         str(path.relative_to(ROOT))
         for path, tree in python().items()

@@ -156,7 +156,7 @@ async def test_watchers_hear_every_update_in_order_and_resume_from_a_version(sta
     assert received == [b"2", b"3", b"4", b"5"]
 
 
-async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
+async def test_a_watcher_learns_that_it_missed_changes(start_node, inform):
     await start_node(history=4)
     first = await inform.put("k", b"0")
     for number in range(8):
@@ -166,7 +166,7 @@ async def test_a_watcher_that_fell_behind_is_told(start_node, inform):
         await anext(changes)
 
 
-async def test_a_deletion_that_was_forgotten_is_told_to_who_has_not_heard_it(start_node, inform):
+async def test_a_watcher_that_missed_a_purged_deletion_learns_of_it(start_node, inform):
     node = await start_node(tombstone_s=0.3)
     written = await inform.put("k", b"1")
     received = inform.watch("k")
@@ -221,7 +221,7 @@ async def test_a_node_starts_where_the_end_of_the_log_is_forgotten(start_node, i
     assert (await inform.get("k", max_staleness_s=0.0)).value == b"again"
 
 
-async def test_who_owns_a_key_does_not_read_what_another_had_there(start_node, connect):
+async def test_the_new_owner_of_a_key_cannot_read_earlier_values(start_node, connect):
     await start_node(
         rules=(access_rules.AccessRule("own/*", read=("owner",), write=("owner",)),), role_of=lambda _: None
     )
@@ -297,7 +297,7 @@ async def test_large_contexts_are_watched_listed_and_found_over_several_answers(
     assert [context.key for context in (await inform.find("a = 1", limit=3)).contexts] == ["k", "k0", "k1"]
 
 
-async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, connect):
+async def test_a_watcher_without_changes_leaves_nothing_behind(start_node, connect):
     node = await start_node()
     bus = await connect("bob")
     for number in range(20):
@@ -307,7 +307,7 @@ async def test_who_waits_for_what_never_comes_leaves_nothing_behind(start_node, 
     await eventually(lambda: len(node.state._waiting) == 0)
 
 
-async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, monkeypatch):
+async def test_watchers_do_not_block_writers(start_node, inform, connect, monkeypatch):
     monkeypatch.setattr(node_node, "IN_FLIGHT_MAX", 10)
     monkeypatch.setattr(node_node, "WATCHING_MAX", 20)
     node = await start_node()
@@ -321,7 +321,7 @@ async def test_watchers_keep_nobody_from_writing(start_node, inform, connect, mo
     assert {change.value for change in received} == {b"v"}
 
 
-async def test_a_record_that_nobody_can_read_keeps_no_other_from_its_end(start_node, inform, connect):
+async def test_an_unreadable_record_does_not_delay_expiry_of_others(start_node, inform, connect):
     node = await start_node()
     for key in ("a", "b"):
         await inform.put(key, b"v", lease_s=0.5)

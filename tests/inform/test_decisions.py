@@ -78,7 +78,7 @@ CANDIDATES = st.lists(
 
 
 @hypothesis.given(CANDIDATES, st.integers(0, 10), st.lists(st.sampled_from("abcdefgh"), unique=True))
-def test_mending_keeps_who_lives_and_fills_up_with_others(live, count, holders):
+def test_repair_keeps_live_holders_and_adds_others(live, count, holders):
     repaired = placement.repair_plan(holders, live, count)
     alive = {replica.node for replica in live}
     kept = [holder for holder in holders if holder in alive]
@@ -164,7 +164,7 @@ def test_nodes_are_lost_when_silent_for_too_long_and_found_again():
     assert seen.observe(info("a"), 20.0)
 
 
-def test_who_was_deaf_excuses_the_others():
+def test_a_node_that_was_disconnected_suspects_no_other():
     seen = peers.NodeDirectory("me", lost_after_s=10)
     seen.observe(info("a"), 0.0)
     seen.restart_timers(100.0)

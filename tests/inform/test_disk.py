@@ -49,7 +49,7 @@ async def check(contexts: client.InformClient, numbers: range) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_a_node_whose_own_disk_is_full_goes_on_and_its_view_catches_up(
+async def test_a_node_with_a_full_disk_continues_and_its_view_catches_up(
     broker, connect, start_one, small_disk
 ):
     view = f"sqlite:{small_disk / 'n1.db'}"

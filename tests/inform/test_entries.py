@@ -48,7 +48,7 @@ def test_timeouts_out_of_range_are_refused(timeout_s):
         inform_activities.begin("a", None, timeout_s, NOW_NS)
 
 
-def test_a_timeout_is_told_as_people_write_numbers():
+def test_a_timeout_is_printed_without_trailing_zeros():
     with pytest.raises(
         inform_activities.ActivityTimeoutOutOfRange, match=r"of 1,073,741,824 s: .* at most 2,592,000 s"
     ):

@@ -132,7 +132,7 @@ async def test_a_caller_that_gives_up_takes_no_answer_from_the_others():
     assert await second == 2
 
 
-async def test_a_failure_is_of_those_who_shared_the_question():
+async def test_a_failure_reaches_all_callers_of_a_shared_request():
     question = Question()
     first, second = await question.call(), await question.call()
     question.sent[0].set_exception(errors.TimedOut("no answer"))
@@ -143,7 +143,7 @@ async def test_a_failure_is_of_those_who_shared_the_question():
     assert await second == 2
 
 
-async def test_who_waits_when_a_node_closes_is_refused():
+async def test_requests_that_wait_when_a_node_closes_are_refused():
     question = Question()
     first, second = await question.call(), await question.call()
     await question.rounds.close()
@@ -184,7 +184,7 @@ async def test_the_age_of_a_temporary_copy_counts_from_when_its_node_read_the_lo
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("ahead_s", [3600, -3600])
-async def test_a_lease_ends_for_all_nodes_at_once_whatever_their_clocks_say(simulated_network, ahead_s):
+async def test_a_lease_ends_for_all_nodes_at_once_with_wrong_clocks(simulated_network, ahead_s):
     net = simulated_network
 
     def wrong_ns() -> int:

@@ -117,7 +117,7 @@ async def test_an_etcd_is_searched_by_what_its_values_say(start_node, inform, tm
             await inform.get("mount/old//other")
 
 
-async def test_what_answers_nonsense_is_said(start_node, inform):
+async def test_an_invalid_reply_of_a_mount_is_reported(start_node, inform):
     async with await http_server.serve({"/": lambda _: http_server.text("hello")}) as server:
         mounts = (
             mounts_registry.MountSettings(name="a", kind="etcd", url=server.url),
@@ -176,7 +176,7 @@ async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, in
     assert matches.failed == {"down": "ZeroDivisionError: by its author"}
 
 
-def test_a_mount_says_what_is_wrong_with_it():
+def test_a_mount_reports_its_error():
     for wrong in ({"kind": "ldap"}, {"url": "ftp://x"}, {"name": "a b"}):
         with pytest.raises(errors.InvalidInput):
             mounts_registry.MountSettings(

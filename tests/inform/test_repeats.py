@@ -97,7 +97,7 @@ async def test_a_repeated_write_leaves_what_came_after_it(pair: Pair, write: Wri
     assert (await pair.alice.get("k", max_staleness_s=0.0)).value == b"bob 0"
 
 
-async def test_a_refusal_that_cannot_be_told_from_a_success_is_called_unknown(pair: Pair):
+async def test_a_refusal_that_may_be_a_success_is_reported_as_unknown(pair: Pair):
     """The log keeps 16 versions: the first attempt's is gone."""
     with pytest.raises(errors.TimedOut, match="is unknown"):
         await lose_answer(pair, pair.alice.put("k", b"alice", expected_version=pair.version), 20)
@@ -203,7 +203,7 @@ async def test_a_read_that_neither_a_holder_nor_the_log_answers_has_timed_out(pa
         net.heal()
 
 
-async def test_whatever_is_sent_again_is_marked_as_a_repeat(pair: Pair, monkeypatch):
+async def test_every_repeated_request_is_marked(pair: Pair, monkeypatch):
     request = pair.alice._bus.request
     sent: list[bytes] = []
 

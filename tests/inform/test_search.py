@@ -214,7 +214,7 @@ def _seen(visible: dict[str, Any]) -> dict[str, Any]:
     return {name: frozenset(item) if isinstance(item, list) else item for name, item in visible.items()}
 
 
-async def test_a_search_that_takes_too_long_says_how_far_it_came(start_node, inform, monkeypatch):
+async def test_a_search_that_times_out_reports_its_position(start_node, inform, monkeypatch):
     node = await start_node("n1")
     fill(node, 500)
     assert not (await inform.find("number = 1")).more  # the order is made
@@ -274,7 +274,7 @@ async def test_a_context_whose_primary_moves_behind_the_search_is_found(
     assert len((await inform.find("a = 2")).contexts) == 1
 
 
-async def test_a_limit_is_said_and_the_search_goes_on_behind_it(start_node, inform):
+async def test_a_limit_is_reported_and_the_search_continues_after_it(start_node, inform):
     node = await start_node("n1")
     fill(node, 50)
     matches = await inform.find("even", limit=20)

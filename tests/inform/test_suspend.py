@@ -56,7 +56,7 @@ async def test_a_node_has_that_clock(bus):
 
 
 @pytest.mark.virtual_time
-async def test_who_wakes_up_keeps_nothing_deleted_and_takes_nobody_for_lost(simulated_network):
+async def test_a_node_after_suspend_drops_deleted_contexts_and_suspects_no_other(simulated_network):
     net, loop = simulated_network, asyncio.get_running_loop()
     short = msgspec.structs.replace(simulated_contexts.SETTINGS, tombstone_s=300.0)
     slept_s = 0.0

@@ -29,7 +29,7 @@ async def test_turns_are_taken_in_the_order_of_coming():
     assert locks.try_acquire("k")
 
 
-async def test_a_turn_given_to_one_who_goes_at_that_moment_is_passed_on():
+async def test_a_lock_granted_to_a_cancelled_waiter_is_passed_on():
     locks, done = key_locks.KeyLocks(), []
 
     async def write(name: str) -> None:

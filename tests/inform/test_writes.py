@@ -206,7 +206,7 @@ async def test_a_request_of_one_writer_is_carried_out_once(alone):
     assert other.version > first.version
 
 
-async def test_who_may_write_depends_on_who_wrote_what_is_there(start: Start):
+async def test_write_permission_depends_on_the_owner(start: Start):
     node = await start("p", rules=(access_rules.AccessRule("k", write=("owner",)),))
     await node.writer.write(put(), "ann")
     for context in (put(), protocol.DeleteContext("k"), put(repeat=True, request="r")):
@@ -262,7 +262,7 @@ async def test_what_is_not_as_most_writes_are_is_not_begun_at_once(start: Start)
     assert begin(protocol.DeleteContext("delete me"), "ann") is not None
 
 
-async def test_a_context_that_a_temporary_copy_tells_of_is_not_new(alone):
+async def test_a_context_with_a_temporary_replica_is_not_new(alone):
     stored = protocol.ContextRecord("k", ("q",), 1, "q", b"v", writer="ann")
     alone.state.replicas.install_temporary(stored, 5, 0.0, fresh_at_s=0.0)
     assert alone.writer.begin(put(), "ann") is None
@@ -277,7 +277,7 @@ async def test_a_write_at_once_that_is_refused_or_done_already_frees_the_key(alo
     assert is_free(alone)
 
 
-async def test_a_write_that_the_log_refuses_is_tried_again_from_what_stands_there(alone):
+async def test_a_write_that_the_log_refuses_is_retried_on_the_current_record(alone):
     await alone.writer.write(put(), "ann")
     begun = alone.writer.begin(put(value=b"late"), "ann")
     await begun.stored
@@ -340,7 +340,7 @@ async def test_a_write_at_once_without_a_connection_fails_as_that(alone):
 
 
 @pytest.mark.parametrize(("ack", "expected"), [("logged", (1, "updated")), ("replicated", (2, "normal"))])
-async def test_a_write_says_how_many_copies_are_known_to_have_it(start: Start, ack, expected):
+async def test_a_write_reports_the_number_of_confirmed_replicas(start: Start, ack, expected):
     node, _ = await start("p", replicas=2), await start("q", replicas=2)
     written = await node.writer.write(put(ack=ack, request="r"), "ann")
     assert (written.replicas, written.status) == expected
@@ -591,7 +591,7 @@ async def test_copies_are_moved_only_from_where_they_were_thought_to_be(start: S
     assert (await record(p)).holders == ("q",), "what was deleted is not moved"
 
 
-async def test_a_move_that_came_too_late_leaves_what_stands_there(alone):
+async def test_a_late_move_leaves_the_current_record(alone):
     await alone.writer.write(put(), "ann")
     stale = (await entries(alone))[0]
     await alone.writer.write(put(value=b"newer"), "ann")
@@ -745,7 +745,7 @@ async def test_a_repeat_of_a_stored_write_reports_its_version_and_the_copy_of_th
     assert (await record(alone)).value == b"later"
 
 
-async def test_what_an_earlier_attempt_stored_is_what_stands_there(alone):
+async def test_the_record_of_an_earlier_attempt_is_the_result(alone):
     first = await alone.writer.write(put(request="r"), "ann")
     stored = await record(alone)
     other = msgspec.structs.replace(stored, stamp=stored.stamp + 1)

@@ -29,7 +29,7 @@ def words(home: Path) -> list[str]:
     return driver.command_line("demo", "worm", "--fleet", "1000", "--once", "--home", home)
 
 
-def test_it_is_told_in_order_ends_with_a_summary_and_leaves_nothing(tmp_path: Path):
+def test_the_demo_prints_its_steps_and_a_summary_and_leaves_nothing(tmp_path: Path):
     for _ in range(2):  # and runs again at once
         done = subprocess.run(
             words(tmp_path / "demo"),

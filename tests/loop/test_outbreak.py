@@ -14,7 +14,7 @@ from muster.demo import outbreak, scenario, worm
 
 @pytest.mark.timeout(1200)
 @pytest.mark.may_block(reason="a domain's first start reads files")
-async def test_a_worm_is_seen_told_of_and_stopped_while_parts_of_the_domain_die(tmp_path: Path):
+async def test_a_worm_is_detected_reported_and_stopped_while_processes_are_killed(tmp_path: Path):
     plan = worm.WormPlan(servers=600, first_infected=6, attempts_s=0.05, seed=3)
     options = scenario.ScenarioOptions(plan=plan, farms=2, period_s=4.0, delay_s=6.0, start_s_max=480.0)
     scenario.prepare(tmp_path)

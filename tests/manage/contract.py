@@ -102,7 +102,7 @@ class AdapterContract:
         unknown = await self.do(host, "execute", operation="dance")
         assert unknown.outcome is messages.DecisionOutcome.REFUSED
 
-    async def test_what_happens_to_it_is_told(self, host, config):
+    async def test_changes_of_the_resource_are_reported(self, host, config):
         await self.do(host, "create", config=config)
         await eventually(lambda: self.seen(host).state is health.HealthState.UP)
         if not await self.break_it(host):

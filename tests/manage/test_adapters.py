@@ -241,7 +241,7 @@ class TestBroker(contract.AdapterContract):
         os.kill(self.seen(host).properties["pid"], signal.SIGKILL)
         return True
 
-    async def test_a_stop_that_is_cancelled_goes_on_and_the_next_start_waits_for_it(
+    async def test_a_cancelled_stop_continues_and_the_next_start_waits_for_it(
         self, host, config, monkeypatch
     ):
         await self.do(host, "create", config=config)
@@ -363,7 +363,7 @@ class TestSystemdAdapter(contract.AdapterContract):
         self.active.unlink()
         return True
 
-    async def test_where_there_is_no_systemd_it_says_so(self, host, config, monkeypatch):
+    async def test_a_missing_systemd_is_reported(self, host, config, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(systemd, "PROGRAM", "/no/such/systemctl")
             answer = await self.do(host, "create", config=config)

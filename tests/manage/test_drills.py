@@ -149,7 +149,7 @@ async def kill(admin: Any, names: Iterable[str]) -> None:
     await asyncio.gather(*(bootstrap_client.BootstrapClient(admin).kill(name) for name in names))
 
 
-async def test_whatever_is_killed_comes_back(domain, record_property):
+async def test_every_killed_process_is_restarted(domain, record_property):
     async with await domain.connect() as admin:
         fleet = client.ManageClient(admin, timeout_s=PATIENCE_S)
         lines = [

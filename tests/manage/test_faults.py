@@ -264,7 +264,7 @@ async def ended(fleet: Any, id: str) -> Any:
     return rollout if rollout.state != "running" else None
 
 
-async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling):
+async def test_a_rollout_continues_after_the_loss_of_its_manager_and_repeats_nothing(rolling):
     owners = {row.name: row.manager for row in await rolling.client.get()}
     began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="100%"), "r1", "r2", "r3")
     await eventually(lambda: sorted(SlowAdapter.begun) == ["r1", "r2", "r3"])
@@ -279,7 +279,7 @@ async def test_a_rollout_whose_manager_dies_goes_on_and_repeats_nothing(rolling)
     assert sorted(SlowAdapter.begun) == ["r1", "r2", "r3"], "each was carried out once"
 
 
-async def test_a_rollout_whose_registry_dies_goes_on_and_repeats_nothing(rolling):
+async def test_a_rollout_continues_after_the_loss_of_the_registry_and_repeats_nothing(rolling):
     second = await rolling.registry("registry-2", manager_ttl_s=1.0)
     began = await rolling.client.rollout(rows.RolloutPlan(operation="work", batch="2"), "r1", "r2", "r3")
     await eventually(lambda: sorted(SlowAdapter.begun) == ["r1", "r2"])
@@ -418,7 +418,7 @@ async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
     assert (await small.client.get("good"))[0].state == "up"
 
 
-async def test_one_that_hangs_holds_up_nobody_else(small):
+async def test_a_hanging_resource_delays_no_other(small):
     await small.client.create(entry("stuck", config={"hangs": ["echo"]}))
     await small.client.create(entry("fine"))
     await small.client.wait("stuck", "up")
@@ -432,7 +432,7 @@ async def test_one_that_hangs_holds_up_nobody_else(small):
     await eventually(lambda: small.host.hosted["fine"].adapter.state is health.HealthState.UP)
 
 
-def test_a_flapping_one_is_tried_less_and_less_often_and_says_so():
+def test_a_flapping_resource_is_retried_less_often_and_reported():
     spec = protocol.ResourceSpec(
         name="a", type="memory", agent="h", restart=protocol.RestartPolicy(attempts=100)
     )

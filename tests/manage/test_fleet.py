@@ -54,7 +54,7 @@ async def test_dependencies_come_up_in_order_and_go_in_the_other(small):
     await small.client.wait_gone("db", "cache", "web")
 
 
-async def test_a_new_registry_goes_on_where_the_old_one_stopped(small):
+async def test_a_new_registry_continues_where_the_old_one_stopped(small):
     await small.client.apply(manifest(memory("a"), memory("b", ", depends_on: [a], config: {value: 1}")))
     await small.client.wait("b", "up")
     before = (await small.client.get("b"))[0]
@@ -205,7 +205,7 @@ async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
     assert "the zone default has been silent" in row.reason
 
 
-async def test_a_manager_that_never_heard_of_it_does_not_repeat_what_a_checkpoint_said(small):
+async def test_a_new_manager_does_not_repeat_operations_of_a_checkpoint(small):
     await small.client.apply(manifest(memory("a")))
     await small.client.wait("a", "up")
     await small.host.stop()

@@ -10,7 +10,7 @@ from muster.core import errors
 from muster.manage.agent import operation_log
 
 
-async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
+async def test_all_callers_get_the_result_if_the_first_is_cancelled():
     done, gate = 0, asyncio.Event()
 
     async def work() -> int:
@@ -31,7 +31,7 @@ async def test_all_who_asked_are_told_whatever_becomes_of_the_first():
     assert await under_way.once("x", work) == 2, "it has ended, so it is done anew"
 
 
-async def test_an_error_of_any_kind_is_told_to_all():
+async def test_every_error_reaches_all_callers():
     gate = asyncio.Event()
 
     async def work() -> int:
@@ -47,7 +47,7 @@ async def test_an_error_of_any_kind_is_told_to_all():
             await task
 
 
-async def test_it_is_cancelled_with_the_last_who_asked():
+async def test_it_is_cancelled_with_its_last_caller():
     ended = asyncio.Event()
 
     async def work() -> None:

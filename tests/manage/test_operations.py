@@ -58,7 +58,7 @@ async def test_create_get_put_delete(small):
         await small.client.describe("a")
 
 
-async def test_execute_gives_the_result_or_says_what_went_wrong(small):
+async def test_execute_returns_the_result_or_the_error(small):
     await small.client.create(memory("a", config={"fails": ["stop"], "hangs": ["restart"]}))
     await small.client.wait("a", "up")
     assert await small.client.execute("a", "echo", {"text": "hi"}) == "hi"

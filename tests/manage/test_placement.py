@@ -161,7 +161,7 @@ def test_a_named_agent_is_refused_only_if_it_is_known_to_lack_the_adapter(agent,
         assert agent_selection.place_entries(state, [entry("web")])[0].agent == "a"
 
 
-def test_an_entry_says_where_it_runs():
+def test_an_entry_selects_its_agent():
     with pytest.raises(errors.InvalidInput, match="'web': `agent` or `where` is required"):
         agent_selection.place_entries(having(), [{"name": "web", "type": "memory"}])
 

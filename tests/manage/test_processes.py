@@ -224,7 +224,7 @@ async def test_an_agent_that_dies_between_the_start_and_its_record_finds_the_pro
 
 
 @pytest.mark.may_block(reason="an agent is run until it crashes")
-async def test_an_agent_that_dies_before_the_start_says_that_it_never_ran(house):
+async def test_an_agent_killed_before_the_start_reports_that_it_never_ran(house):
     word = mark()
     await house.agent.stop()
     crash_in_spawn(house.folder, word, before="os._exit(0)")
@@ -270,7 +270,7 @@ async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(h
     await eventually(lambda: not carriers(word))
 
 
-async def test_signals_and_exit_codes_are_told_apart(house):
+async def test_signals_and_exit_codes_are_distinguished(house):
     for words, code in (("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", -15), ("kill -KILL $$", -9)):
         await house.do("create", config={"command": ["sh", "-c", "read line < /dev/zero"]})
         await house.do("put", config={"command": ["sh", "-c", words]})

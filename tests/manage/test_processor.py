@@ -93,7 +93,7 @@ def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
     assert core.statuses == {}
 
 
-def test_the_names_are_in_order_whatever_comes_and_goes():
+def test_the_names_stay_sorted():
     core = having(spec("b"), spec("c"))
     assert core.sorted_names == ["b", "c"]
     core.accept(core.apply([spec("a")], "ann"))
@@ -116,7 +116,7 @@ def test_with_a_resource_its_status_goes():
 # Managers
 
 
-def test_what_a_manager_says_may_change_assignments():
+def test_reports_of_a_manager_may_change_assignments():
     core = having()
     for boot, leaving, matters in (
         (1, False, True),
@@ -176,7 +176,7 @@ def test_a_manager_is_sent_what_it_does_not_know_yet():
 
 
 @pytest.mark.parametrize("field", ["term", "session", "revision"])
-def test_what_another_registry_said_is_void(field: str):
+def test_renewals_of_another_registry_are_ignored(field: str):
     core = two()
     _, totals = pages(core, "m", protocol.RenewRequest(boot=1))
     granted = core.renewal_page("m", msgspec.structs.replace(totals, **{field: getattr(totals, field) + 1}))
@@ -184,7 +184,7 @@ def test_what_another_registry_said_is_void(field: str):
     assert [resource.spec.name for resource in granted.assigned] == ["web"]
 
 
-def test_a_manager_that_expired_is_told_everything_anew_each_time():
+def test_an_expired_manager_gets_all_assignments_again():
     core = two()
     _, totals = pages(core, "m", protocol.RenewRequest(boot=1))
     for number in (1, 2):
@@ -320,7 +320,7 @@ def test_only_the_first_names_it_waits_for_are_shown(monkeypatch):
     assert core.waits_for("db") == ("b", "c")
 
 
-def test_an_assignment_says_all_that_a_manager_needs():
+def test_an_assignment_contains_all_that_a_manager_needs():
     core = two()
     report(core, "db")
     core.accept(assignments.RegistryChanges(agents={"b": assignments.AgentRecord(cordoned=True)}))

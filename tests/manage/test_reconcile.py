@@ -55,7 +55,7 @@ def test_a_new_pid_is_checkpointed_although_the_state_did_not_change():
     ],
 )
 @pytest.mark.parametrize("seen_by", ["its manager", "the next manager", "a manager without a checkpoint"])
-def test_what_ended_is_started_again_as_its_policy_says(policy, exit_code, again, seen_by):
+def test_an_ended_resource_is_restarted_by_its_policy(policy, exit_code, again, seen_by):
     assignment = assign(restart={"policy": policy})
     runtime = running(assignment)
     if seen_by == "the next manager":
@@ -224,7 +224,7 @@ def test_the_next_manager_waits_as_long_as_the_last_one_would_have():
     assert other.retry_at == pytest.approx(14.0)
 
 
-def test_flapping_is_told_and_slowed_down():
+def test_flapping_is_reported_and_slowed_down():
     assignment = assign(restart={"attempts": 1000, "delay_s": 0.01, "delay_s_max": 60.0})
     runtime = running(assignment)
     for number in range(1, 6):
@@ -310,7 +310,7 @@ def test_a_stop_that_failed_is_tried_again_and_nothing_is_counted():
 # The order of observations
 
 
-def test_an_older_observation_says_nothing():
+def test_an_older_observation_is_ignored():
     """The answer to a signal, taken before the process was dead, arrives after the news of its death."""
     assignment = assign()
     runtime = running(assignment)
@@ -403,7 +403,7 @@ def test_what_silence_means(state, silence_s, zone_silent, after):
         assert "zone north" in runtime.health.reason
 
 
-def test_who_was_deaf_has_not_heard_silence():
+def test_a_disconnected_manager_detects_no_silence():
     runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), last_seen_at=0.0)
     assert not reconciler.check_silence(runtime, 110.0, 1, zone_silent=False, connected_since=100.0)
     assert reconciler.check_silence(runtime, 113.0, 1, zone_silent=False, connected_since=100.0)
@@ -473,7 +473,7 @@ def test_the_next_step_follows_from_what_is_and_what_should_be():
     assert act(up, runtime) is None
 
 
-def test_drift_is_told_once_the_wish_was_brought_there():
+def test_drift_is_reported_after_the_desired_state_was_applied():
     assignment = assign()
     runtime = begin(assignment)
     hear(assignment, runtime, observed(digest="other"))
@@ -529,7 +529,7 @@ def test_what_vanishes_is_down_and_what_was_deleted_is_not():
     assert not hear(assignment, begin(assignment), protocol.ObservedState(False))
 
 
-def test_what_an_adapter_says_of_it_is_its_health():
+def test_the_state_that_an_adapter_reports_is_the_health():
     assignment = assign()
     runtime = running(assignment)
     for state, after in (
@@ -543,7 +543,7 @@ def test_what_an_adapter_says_of_it_is_its_health():
         assert state_of(runtime) is after, state
 
 
-def test_properties_last_until_others_are_told():
+def test_properties_stay_until_new_ones_are_reported():
     assignment = assign()
     runtime = begin(assignment)
     hear(assignment, runtime, msgspec.structs.replace(observed(), properties={"pid": 7}))

@@ -359,7 +359,7 @@ def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone
         ({"restart": {"policy": "always"}, "generation": 2}, observed(ran=1), None),
     ],
 )
-def test_each_step_says_why(fields, seen, step):
+def test_each_step_has_a_reason(fields, seen, step):
     assignment = assign(**fields)
     runtime = begin(assignment)
     runtime.observed = seen

@@ -159,7 +159,7 @@ def test_a_restored_store_gives_epochs_beyond_all_that_were_given_since(tmp_path
     play(scenario)
 
 
-def test_a_manager_accepts_a_registry_that_counts_its_terms_anew():
+def test_a_manager_accepts_a_registry_with_lower_terms():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         renewal = world.manager.renewal
@@ -244,7 +244,7 @@ def test_orders_that_do_not_fit_into_a_message_are_sent_in_several():
 # Rollouts
 
 
-def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
+def test_a_rollout_continues_after_a_short_disconnect(monkeypatch):
     async def slow(self: memory.MemoryAdapter) -> None:
         await asyncio.sleep(2)
 
@@ -267,7 +267,7 @@ def test_a_rollout_goes_on_after_a_short_loss_of_connection(monkeypatch):
     play(scenario)
 
 
-def test_a_rollout_that_cannot_go_on_is_stopped_and_says_why(monkeypatch):
+def test_a_rollout_that_cannot_continue_stops_with_a_reason(monkeypatch):
     async def fail(*_: Any) -> Any:
         raise errors.LimitExceeded("too much of it")
 
@@ -541,7 +541,7 @@ def test_in_a_zone_with_mixed_periods_only_what_others_show_is_down(slow_is_hear
 # Claims
 
 
-async def test_a_claim_that_takes_too_long_goes_on_where_it_was(connect, tmp_path, monkeypatch):
+async def test_a_claim_that_times_out_continues_at_its_position(connect, tmp_path, monkeypatch):
     """Each record costs a sync; the same claim again costs only those that are left."""
     stored: list[str] = []
     store = resource_host._store

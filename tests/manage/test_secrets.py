@@ -74,7 +74,7 @@ async def test_it_reaches_the_process_and_is_seen_nowhere_else(small, tmp_path, 
     assert ("host-a", "secret", "db-password", "done") in audit
 
 
-async def test_nobody_else_gets_it(small, tmp_path):
+async def test_only_the_agent_of_the_resource_gets_the_secret(small, tmp_path):
     await small.client.set_secret("db-password", VALUE)
     await small.client.set_secret("other", "x")
     await small.client.create(entry(tmp_path))
@@ -141,7 +141,7 @@ async def test_one_that_is_missing_used_or_not_sealed_for_us_is_refused(small, t
     assert await small.client.secrets() == []
 
 
-async def test_a_value_never_stands_in_what_is_applied_whoever_asks(small):
+async def test_no_reply_contains_the_value_of_a_secret(small):
     plain: dict[str, Any] = {"name": "a", "type": "process", "agent": "host-a"}
     plain["config"] = {"command": ["true"], "environment": {"DB_PASSWORD": VALUE}}
     with pytest.raises(manifest.ManifestError, match="must not contain"):

@@ -287,7 +287,7 @@ def test_long_results_of_an_exec_are_complete_or_marked():
     play(scenario)
 
 
-def test_answers_of_one_message_fit_into_it_whatever_they_are():
+def test_results_fit_into_one_message():
     answers = [
         protocol.OperationResult(
             id=f"{'i' * 140}-{i}",

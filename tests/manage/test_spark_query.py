@@ -36,7 +36,7 @@ lines = spark.readStream.text(sys.argv[1])
 """
 
 
-async def test_it_is_up_when_it_commits_late_when_it_does_not_and_goes_on_after_a_fall(fleet, tmp_path):
+async def test_a_query_is_up_late_or_restarted_by_its_commits(fleet, tmp_path):
     matches = await asyncio.to_thread(java_runtime.find, tmp_path / "java")
     source, sink, checkpoint = (tmp_path / name for name in ("source", "sink", "checkpoint"))
     source.mkdir()

@@ -85,7 +85,7 @@ class TestSystemd(contract.AdapterContract):
         await self.do(host, "delete")
         assert not file.exists()
 
-    async def test_one_that_fails_says_how(self, host, config):
+    async def test_a_failed_unit_has_a_reason(self, host, config):
         failing = {**config, "definition": "[Service]\nExecStart=/bin/sh -c 'exit 7'\n"}
         await self.do(host, "create", config=failing)
         await eventually(lambda: "exit-code" in self.seen(host).reason)

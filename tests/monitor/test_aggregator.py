@@ -56,7 +56,7 @@ def test_a_message_has_a_bounded_number_of_rows():
     assert [forward.facts.sequence for forward in forwards] == [1, 2, 3]
 
 
-def test_a_message_has_a_bounded_size_whatever_its_rows_hold():
+def test_a_message_has_a_bounded_size_for_any_rows():
     channel = make(message_bytes=100_000)
     many = tuple(
         messages.ServiceReport(name=f"service {i}", metrics={f"metric {j}": 1.0 for j in range(20)})
@@ -97,7 +97,7 @@ def test_nothing_is_counted_twice_or_lost_when_children_move_about(seed):
     assert set(root.dropped) <= {"duplicate", "duplicate-batch"}
 
 
-def test_a_restarted_sensor_begins_anew():
+def test_a_restarted_sensor_begins_a_new_sequence():
     channel = make()
     give(channel, node("a", 5, boot=1), node("a", 1, boot=2), node("a", 6, boot=1), node("a", 1, boot=2))
     assert [(r.boot, r.sequence) for r in rows_of(channel.flush(NOW_MS))] == [(1, 5), (2, 1), (1, 6)]
@@ -148,7 +148,7 @@ def test_what_was_dropped_is_reported_to_a_parent_once_however_many_messages_it_
     assert [item.facts.dropped for item in forwards if item.facts.dropped] == [{"malformed": 1}]
 
 
-def test_out_of_order_is_not_a_repeat_but_too_far_back_cannot_be_told():
+def test_reordered_reports_count_and_too_old_ones_do_not():
     channel = make()
     give(channel, node("a", 100), node("a", 98), node("a", 99), node("a", 98), node("a", 30))
     assert sorted(r.sequence for r in rows_of(channel.flush(NOW_MS))) == [98, 99, 100]
@@ -177,7 +177,7 @@ def test_a_silent_machine_makes_the_aggregate_partial_until_it_is_forgotten():
     assert channel.machines == 1
 
 
-def test_what_was_dropped_is_told_once_and_passed_up():
+def test_dropped_reports_are_counted_once_and_passed_up():
     leaf, root = make("c"), make("top")
     leaf.add_report("a", b"{", NOW_MS)
     give(leaf, node("a"))
@@ -357,6 +357,6 @@ def test_a_broken_summary_is_counted(odd):
     assert channel.dropped == {"malformed": 1}
 
 
-def test_an_unknown_interpreter_says_what_there_is():
+def test_an_unknown_interpreter_is_refused_with_the_known_ones():
     with pytest.raises(Exception, match="concat, merge"):
         interpreters.load("average")

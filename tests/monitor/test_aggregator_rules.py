@@ -185,7 +185,7 @@ def test_rows_in_order_are_remembered_as_far_back_as_others_and_no_further():
     assert channel._young["a"][2].bit_length() == kept, "memory of a machine is bounded"
 
 
-def test_a_restart_whose_sequence_goes_on_is_a_restart():
+def test_a_restart_with_a_continued_sequence_is_detected():
     """Rows of the former run that are still under way are told from repeats."""
     channel = make()
     batch(channel, 1, node("a", 5, boot=1))
@@ -430,7 +430,7 @@ def test_an_interpreter_that_fails_costs_the_rows_and_the_summaries():
     assert channel.dropped == {"interpreter-failed": 1 + reports_columns.decode(data)[0].num_rows}
 
 
-def test_two_rows_that_are_too_large_together_go_apart_and_one_row_goes_whatever_its_size():
+def test_large_rows_are_sent_in_separate_messages():
     channel = make(message_bytes=1)
     give(channel, *(node(f"m{number}") for number in range(5)))
     assert [each.batch.num_rows for each in channel.flush(NOW_MS)] == [1] * 5

@@ -112,7 +112,7 @@ async def test_simulate_report_top_and_capacity(muster, connect):
     await playing.terminate()
 
 
-async def test_what_is_not_there_is_said(muster, connect, tmp_path):
+async def test_missing_items_are_reported(muster, connect, tmp_path):
     child = await muster("report", "group", "web")
     assert await child.wait(timeout_s=30) == 4
     plan = driver.quick("capacity", "--machines", "1000000", "--period", "10s", "-o", "json").json()

@@ -37,7 +37,7 @@ def test_an_old_beat_that_comes_late_is_no_sign_of_life():
     assert choice.choose(3.0) is None
 
 
-def test_who_has_no_list_spreads_over_the_living_and_only_the_orphans_move():
+def test_sensors_without_a_list_use_live_channels_and_only_orphans_move():
     children = {f"s{i}": parent_selection.ParentSelector(f"s{i}") for i in range(600)}
     for choice in children.values():
         for channel in ("a", "b", "c"):

@@ -63,9 +63,7 @@ def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path)
         assert (report.state, report.metrics["processes"]) == (health.HealthState.UP, 1.0)
 
 
-async def test_what_was_made_while_nobody_listened_is_sent_once_and_in_order(
-    connect, channel, rows, tmp_path
-):
+async def test_buffered_reports_are_sent_once_and_in_order(connect, channel, rows, tmp_path):
     bus = await connect("m1")
     async with sensor.Sensor(bus, settings(tmp_path)) as running:
         await eventually(lambda: running.buffered >= 5)
@@ -225,12 +223,12 @@ async def test_a_service_is_scraped(connect, tmp_path):
     assert by_name["sensor"]["dropped_scrape-unavailable"] >= 1
 
 
-async def test_nobody_reports_as_somebody_else(connect, tmp_path):
+async def test_no_sensor_reports_for_another(connect, tmp_path):
     bus = await connect("m1")
     with pytest.raises(errors.InvalidInput, match="only as itself"):
         sensor.Sensor(bus, settings(tmp_path, machine="m2"))
 
 
-async def test_without_a_sensor_the_push_says_what_to_do():
+async def test_a_push_without_a_sensor_fails_with_a_hint():
     with pytest.raises(errors.Unavailable, match="no sensor"):
         await asyncio.to_thread(client.push, "shop", {}, url="http://127.0.0.1:1")

@@ -70,7 +70,7 @@ def count_verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # What is kept.
 
 
-def test_a_record_tells_of_whom_something_else_may_be_effective(knows: authorities.AuthorityView):
+def test_a_record_returns_the_holders_whose_attributes_may_change(knows: authorities.AuthorityView):
     chain = granted()
     define = protocol.DefineModel(name="M", attributes={"x": "int"})
     assert knows.apply_entry("model.receiver.M", msgspec.json.encode(define)) == set()
@@ -127,7 +127,7 @@ def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.Authorit
     assert rank(knows, process="farm") == 3
 
 
-def test_the_key_of_a_model_says_what_it_is_of(knows: authorities.AuthorityView):
+def test_the_key_of_a_model_contains_its_kind(knows: authorities.AuthorityView):
     event = protocol.DefineModel(name="alert", attributes={"level": "int"}, of="event")
     assert knows.model_key(event) == "model.event.alert"
     receiver = protocol.DefineModel(name="M", attributes={"x": "int"})
@@ -258,7 +258,7 @@ def test_what_was_verified_is_not_verified_again_for_other_parties(
     assert knows.effective_attributes("boss", "p0", now=NOW + 3) is result
 
 
-def test_what_is_believed_is_worked_out_anew_after_a_minute(knows: authorities.AuthorityView):
+def test_effective_attributes_are_computed_again_after_a_minute(knows: authorities.AuthorityView):
     take(knows, granted(lifetime_s=3600))
     result = knows.effective_attributes("boss", "p", now=NOW)
     assert knows.effective_attributes("boss", "p", now=NOW + 59.9) is result
@@ -316,7 +316,7 @@ def test_a_regional_grant_counts_for_receivers_in_that_region(knows: authorities
     assert (scope.region, held["_rank"].value, held["_rank"].granted.holder) == ("west", 1, "boss")
 
 
-def test_a_grant_for_an_audience_says_nothing_to_addresses(knows: authorities.AuthorityView):
+def test_a_grant_for_an_audience_does_not_count_for_addresses(knows: authorities.AuthorityView):
     take(knows, granted(scope={"audience": ("farm", "web")}))
     assert rank_in(knows, "") is None
     believed = knows.effective_attributes("boss", "p", now=NOW + 1)

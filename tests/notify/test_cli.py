@@ -48,7 +48,7 @@ def listener(up):
     child.communicate()
 
 
-def test_send_who_explain_and_grants_from_the_command_line(up, listener):
+def test_send_who_explain_and_grants_on_the_command_line(up, listener):
     def ask(*words: str) -> Any:
         result = driver.quick(*words, "-o", "json", home=up)
         assert result.code == 0, result.err
@@ -80,7 +80,7 @@ def test_send_who_explain_and_grants_from_the_command_line(up, listener):
     assert ask("authority", "list")[0]["status"] == "revoked"
 
 
-def test_a_policy_is_checked_and_its_cost_told(up):
+def test_a_policy_is_checked_and_its_cost_shown(up):
     result = driver.quick("notify", "check", POLICY, "-o", "json", home=up)
     assert result.code == 0, result.err
     cost = result.json()
@@ -89,7 +89,7 @@ def test_a_policy_is_checked_and_its_cost_told(up):
     assert "3 clauses, cost lookup, indexed as 1" in result.out
 
 
-def test_explain_tells_people_the_side_the_clause_the_value_since_when_and_by_whom(up, listener):
+def test_explain_prints_side_clause_value_time_and_origin(up, listener):
     granted = driver.quick(
         *("authority", "grant", "admin", "_trust_level=1", "--audience", "admin/web"), home=up
     )

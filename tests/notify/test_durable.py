@@ -51,7 +51,7 @@ async def test_a_durable_event_is_kept_until_acknowledged_and_survives_its_notif
     assert (await web.next(timeout_s=30))["threat_level"] == 2
 
 
-async def test_matched_once_so_later_changes_do_not_change_who_gets_it(notifier, receivers):
+async def test_an_event_is_matched_once_and_later_changes_have_no_effect(notifier, receivers):
     first = await notifier("n1")
     mine = await receivers("farm")
     await _define(mine)
@@ -238,7 +238,7 @@ async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, re
     assert list(served.held[near].pending.owed) == list(range(11, 21))
 
 
-def test_one_who_stays_away_keeps_nothing_from_one_who_returns():
+def test_an_absent_receiver_does_not_delay_one_that_returns():
     """However much it is owed: what was delivered again a moment ago lets pass what is behind it."""
     held = shards_shard.Shard(3, None)  # type: ignore[arg-type]  # no lease is asked
     for sequence in range(1, 101):

@@ -149,7 +149,7 @@ def test_a_slot_that_is_used_again_keeps_nothing_of_its_last_receiver(kernels):
     assert ours.match({}, parser.parse("application IS NULL AND load IS NULL AND port IS NULL")) == ["b"]
 
 
-def test_words_that_nobody_has_any_more_are_forgotten(kernels):
+def test_unused_words_are_dropped(kernels):
     ours = matcher.Matcher(kernels=kernels)
     ours.join("a", WEB, {}, parser.parse("TRUE"))
     for number in range(10_000):
@@ -160,7 +160,7 @@ def test_words_that_nobody_has_any_more_are_forgotten(kernels):
     assert ours.match({}, parser.parse("application = 'v9999'")) == ["a"]
 
 
-def test_policies_that_nobody_has_any_more_are_forgotten(kernels):
+def test_unused_policies_are_dropped(kernels):
     ours = matcher.Matcher(kernels=kernels)
     ours.join("a", WEB, {}, None)
     for number in range(3000):
@@ -244,7 +244,7 @@ def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):
     assert "never" not in ours.match({"alert": True}, parser.parse("TRUE"))
 
 
-def test_no_word_of_a_policy_stands_for_all_others(kernels):
+def test_no_word_of_a_policy_matches_all_others(kernels):
     ours = matcher.Matcher(kernels=kernels)
     ours.join("p", WEB, {}, parser.parse("word = '\ufdd0\ufdd1'"))
     everybody = parser.parse("TRUE")

@@ -39,7 +39,7 @@ def everybody(made: matcher.Matcher) -> list[str]:
 # Who is here.
 
 
-def test_parties_are_known_by_name_whatever_their_model(ours: matcher.Matcher):
+def test_receivers_are_identified_by_name_in_all_models(ours: matcher.Matcher):
     assert len(ours) == 4
     assert everybody(ours) == ["d1", "d2", "w1", "w2"]
     assert "w1" in ours
@@ -76,7 +76,7 @@ def test_the_models_of_many_are_known_only_if_all_are_here(ours: matcher.Matcher
     assert ours.models_of(["x"]) is None
 
 
-def test_who_joins_again_is_what_it_says_now(ours: matcher.Matcher):
+def test_a_receiver_that_joins_again_has_its_new_state(ours: matcher.Matcher):
     ours.join("w1", DB, {"rows": 7}, "level > 2")
     assert (len(ours), ours.model_of("w1"), ours.state_of("w1")) == (4, DB, {"rows": 7})
     assert ours.policy_of("w1") == ours.policy_of("d2")
@@ -92,7 +92,7 @@ def test_of_many_that_join_those_that_were_here_leave_first(ours: matcher.Matche
     assert (ours.match(ALERT, EVERYBODY), ours.state_of("w1")) == ([], {"port": 2})
 
 
-def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(ours: matcher.Matcher):
+def test_a_refused_policy_neither_adds_nor_changes_a_receiver(ours: matcher.Matcher):
     for receiver in ("w1", "new"):
         with pytest.raises(errors.MusterError):
             ours.join(receiver, WEB, {"load": 0.9}, "level >")
@@ -100,7 +100,7 @@ def test_a_party_whose_policy_is_refused_does_not_come_and_who_was_there_stays(o
     assert ours.state_of("w1") == {"load": 0.1}
 
 
-def test_who_leaves_leaves_its_policy_and_nothing_else(ours: matcher.Matcher):
+def test_a_receiver_that_leaves_removes_only_itself(ours: matcher.Matcher):
     assert len(ours.policies) == 2
     ours.leave("w1")
     assert len(ours.policies) == 2, "d1 has the same"
@@ -159,7 +159,7 @@ def test_a_policy_is_replaced_and_the_old_one_released(ours: matcher.Matcher):
     assert len(ours.match({"other": True}, EVERYBODY)) == 3
 
 
-def test_who_is_durable_is_known(ours: matcher.Matcher):
+def test_durable_receivers_are_known(ours: matcher.Matcher):
     assert [receiver for receiver in everybody(ours) if ours.is_durable(receiver)] == ["d1"]
     ours.join_many(["a", "b"], WEB, {}, [None], np.array([0, 0]), durable=np.array([False, True]), shard=2)
     assert [ours.is_durable(receiver) for receiver in "ab"] == [False, True]
@@ -212,7 +212,7 @@ def test_what_is_granted_is_believed_until_it_ends(ours: matcher.Matcher):
 # Who gets an event.
 
 
-def test_an_event_goes_to_whom_the_address_means_and_who_accepts_it(ours: matcher.Matcher):
+def test_an_event_reaches_receivers_that_match_and_accept_it(ours: matcher.Matcher):
     assert sorted(ours.match(ALERT, EVERYBODY)) == ["d1", "w1"]
     assert ours.match(ALERT, parser.parse("load > 0.2")) == ["d1"]
     assert ours.match(ALERT, parser.parse("load > 0.9")) == []

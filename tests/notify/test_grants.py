@@ -40,7 +40,7 @@ async def _both(
     )
 
 
-async def test_of_two_unlike_models_of_one_name_one_is_refused_and_all_know_the_other(notifier, receivers):
+async def test_one_of_two_different_models_with_the_same_name_is_refused(notifier, receivers):
     first, second = await notifier("n1", serving=False), await notifier("n2", serving=False)
     await eventually(lambda: _see_each_other(first, second))
     item, other = await receivers("p1"), await receivers("p2")
@@ -52,7 +52,7 @@ async def test_of_two_unlike_models_of_one_name_one_is_refused_and_all_know_the_
     assert not first.counts["bad-record"] + second.counts["bad-record"]
 
 
-async def test_of_two_lists_of_revocations_with_one_number_one_is_refused(notifier, receivers, root):
+async def test_one_of_two_revocation_lists_with_the_same_number_is_refused(notifier, receivers, root):
     """Whoever was told that a grant is revoked can rely on it."""
     trusts = {"root": root.key.public, "domain": "here", "serving": False}
     first, second = await notifier("n1", **trusts), await notifier("n2", **trusts)

@@ -122,7 +122,7 @@ def documents(draw: strategies.DrawFn) -> notify_documents.NotifyDocument:
 
 @hypothesis.given(documents())
 @hypothesis.settings(max_examples=60, deadline=None)
-def test_whatever_a_document_holds_every_form_reads_back_as_the_same(document):
+def test_every_form_of_a_document_reads_back_equal(document):
     for form in ("yaml", "json", "notation", "xml"):
         assert notify_documents.read(notify_documents.write(document, form).encode()) == document, form
 
@@ -176,6 +176,6 @@ def test_a_policy_that_the_notation_cannot_hold_is_not_written_in_it():
         notify_documents.write(document, "notation")
 
 
-def test_a_state_must_fit_a_model_that_stands_beside_it():
+def test_a_state_must_match_the_model_in_the_same_document():
     with pytest.raises(errors.InvalidInput, match="no attribute lod"):
         notify_documents.read(b"W = { float load } state a = W { lod = 1 }")

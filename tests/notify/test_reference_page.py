@@ -27,12 +27,12 @@ PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "reference" / "notify.md").
         (protocol.AdmittedEvent, set()),
     ],
 )
-def test_every_field_of_the_history_is_told(kind, left_out):
+def test_every_field_of_the_history_is_documented(kind, left_out):
     fields = {field.name for field in msgspec.structs.fields(kind)} - left_out
     assert {name for name in fields if f"`{name}`" not in PAGE} == set()
 
 
-def test_subjects_streams_and_kinds_are_as_told():
+def test_subjects_streams_and_kinds_are_as_documented():
     for what in ("model", "change", "decision"):
         assert subjects.log_subject(protocol.PART, "history", what) in PAGE
     for kind in (protocol.DefineModel, protocol.AppliedChanges, protocol.DecisionRecord):
@@ -41,7 +41,7 @@ def test_subjects_streams_and_kinds_are_as_told():
     assert models.RestrictedAttributeClaimed.code in PAGE
 
 
-def test_limits_are_as_told():
+def test_limits_are_as_documented():
     bounds = models.POLICY_LIMITS
     words = " ".join(PAGE.split())
     assert f"{bounds.text_length:,} characters, {bounds.clauses} clauses, {bounds.depth} levels" in words

@@ -176,9 +176,7 @@ async def test_a_slow_transient_receiver_loses_the_rest_and_it_is_counted(notifi
 # -- several notifiers
 
 
-async def test_a_change_that_is_said_again_while_it_waits_is_made_once(
-    notifier, receivers, connect, monkeypatch
-):
+async def test_a_repeated_pending_change_is_applied_once(notifier, receivers, connect, monkeypatch):
     write, go_on, waiting = shard_manager.ShardManager._write_batch, asyncio.Event(), []
 
     async def write_later(self: Any, held: Any, output: Any) -> None:
@@ -442,7 +440,7 @@ async def test_what_receivers_were_granted_is_kept_as_history(notifier, receiver
 # -- questions
 
 
-async def test_who_explain_and_check(notifier, receivers, connect, root):
+async def test_who_explain_and_check_commands(notifier, receivers, connect, root):
     await notifier(root=root.key.public)
     mine = await receivers("farm")
     await _define(mine)

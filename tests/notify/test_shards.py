@@ -158,7 +158,7 @@ async def test_the_log_of_a_large_shard_is_replaced_too(notifier, receivers, con
     assert second.engine.changed_s(f"farm/{names[5]}") > 0
 
 
-async def test_a_full_log_refuses_changes_and_goes_on_when_there_is_room(notifier, receivers):
+async def test_a_full_log_refuses_changes_until_there_is_room(notifier, receivers):
     settings = settings_.NotifySettings(
         lease_s=3.0, beat_s=0.1, stream_bytes=200_000, snapshot_changes=100_000
     )

@@ -126,7 +126,7 @@ def test_the_papers_policy() -> None:
 # explain
 
 
-def test_of_an_or_the_part_that_lacks_least_is_told() -> None:
+def test_explain_shows_the_nearest_part_of_an_or() -> None:
     condition = parser.parse("(alert AND level >= 4 AND rank >= 2) OR (command AND rank >= 3)")
     assert [
         near_miss.clause for near_miss in explanation.near_misses(condition, {"command": True, "rank": 1})
@@ -149,7 +149,7 @@ def test_explain_names_the_clauses_that_stood_in_the_way() -> None:
     )
 
 
-def test_explain_tells_why_it_holds() -> None:
+def test_explain_shows_why_a_predicate_is_true() -> None:
     explained = explanation.explain(
         parser.parse("(a = 1 AND b = 2) OR NOT c = 'x' OR d = 4"), {"c": "y", "d": 5}
     )

@@ -388,7 +388,7 @@ async def test_too_many_waiting_commits_are_refused(reopen):
     assert len(await store.scan("a")) == 50 - len(refused)
 
 
-async def test_all_readers_held_is_said(reopen):
+async def test_an_exhausted_pool_of_readers_is_reported(reopen):
     store = await reopen(pool=1, busy_timeout_s=0.05)
     async with store.transaction() as tx:
         await tx.get("a", "k")
@@ -427,7 +427,7 @@ async def test_what_was_handed_in_is_committed_before_closing(reopen):
     assert len(await again.scan("a")) == 20
 
 
-async def test_a_closed_store_says_so(store):
+async def test_a_closed_store_raises(store):
     await store.close()
     await store.close()
     with pytest.raises(errors.NotConnected):

@@ -52,7 +52,7 @@ async def test_pages_of_one_collection_go_on_where_they_ended(store):
     assert position == 10
 
 
-async def test_a_reader_too_far_behind_is_told(reopen):
+async def test_a_reader_behind_the_feed_learns_of_it(reopen):
     store = await reopen(history_changes_max=10)
     for i in range(15):
         await store.put("a", str(i), b"")

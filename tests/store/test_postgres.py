@@ -79,7 +79,7 @@ async def test_a_bad_namespace_is_refused(postgres_server, namespace):
         await database.open(postgres_server.url, settings=api.StoreOptions(namespace=namespace))
 
 
-async def test_a_user_who_may_not_make_a_schema_is_told(postgres_server, settings):
+async def test_a_user_without_the_right_to_create_a_schema_gets_an_error(postgres_server, settings):
     name = f"guest_{secrets.token_hex(4)}"
     await sql(postgres_server, f"CREATE ROLE {name} LOGIN PASSWORD 'guest'")
     with pytest.raises(errors.Forbidden):
@@ -306,7 +306,7 @@ async def test_a_commit_that_was_lost_is_refused(postgres_server, settings):
         await store.put("a", "k", b"2")
 
 
-async def test_a_commit_that_nobody_can_be_asked_about_is_called_unknown(postgres_server, settings):
+async def test_a_commit_with_an_unknown_outcome_is_reported_as_such(postgres_server, settings):
     quick = msgspec.structs.replace(settings, busy_timeout_s=0.3)
     proxy = DatabaseProxy(postgres_server)
     async with (

@@ -28,7 +28,7 @@ def test_without_postgresql(pytester, monkeypatch, ci, outcome):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run PostgreSQL as somebody else")
-def test_programs_that_nobody_may_read_are_copied(postgres_server, tmp_path):
+def test_programs_that_are_not_readable_are_copied(postgres_server, tmp_path):
     tmp_path.chmod(0o700)
     account = pwd.getpwnam("nobody")
     programs = postgres._find_programs()

@@ -36,7 +36,7 @@ async def test_a_new_file_is_its_owner_s_alone_and_folders_are_made(tmp_path):
     assert [file.name for file in (tmp_path / "new" / "folder").iterdir()] == ["store.db"]
 
 
-async def test_commits_are_synced_unless_told_otherwise(tmp_path):
+async def test_commits_are_synced_unless_configured_otherwise(tmp_path):
     levels = {}
     for sync in ("full", "normal"):
         async with await database.open(

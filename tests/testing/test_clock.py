@@ -39,7 +39,7 @@ async def test_without_the_marker_time_is_real():
 
 
 @pytest.mark.virtual_time
-async def test_time_stands_still_while_a_thread_works():
+async def test_virtual_time_stops_while_a_thread_works():
     before = asyncio.get_running_loop().time()
     async with asyncio.timeout(0.001):
         assert await asyncio.to_thread(sum, range(1_000_000)) == 499_999_500_000
@@ -74,7 +74,7 @@ def test_timers_fire_in_order_of_time_even_far_out():
     assert virtual_clock.run_virtual(main()) == [0.1, 0.2, 1e9 + 0.1, 1e9 + 0.3]
 
 
-def test_a_fake_clock_goes_where_it_is_told(fake_clock: virtual_clock.FakeClock):
+def test_a_fake_clock_can_be_set(fake_clock: virtual_clock.FakeClock):
     start_ns = fake_clock.time_ns()
     fake_clock.advance(1.5)
     assert fake_clock.time_ns() - start_ns == 1_500_000_000

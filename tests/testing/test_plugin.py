@@ -142,7 +142,7 @@ async def test_virtual():
 """
 
 
-def test_what_leaks_fails_and_says_what(pytester: pytest.Pytester):
+def test_a_leak_fails_the_test_and_is_named(pytester: pytest.Pytester):
     outcomes = run(pytester, LEAKS)
     output = outcomes.pop("output")
     assert outcomes == {
@@ -168,7 +168,7 @@ def test_what_is_tidy_passes(pytester: pytest.Pytester):
     assert len(outcomes) == 6
 
 
-def test_users_who_did_not_ask_for_the_rules_are_left_alone(pytester: pytest.Pytester):
+def test_the_rules_are_off_by_default(pytester: pytest.Pytester):
     outcomes = run(
         pytester,
         """

@@ -43,7 +43,7 @@ def serial(path: pathlib.Path) -> int:
     return x509.load_pem_x509_certificates(path.read_bytes())[0].serial_number
 
 
-def test_a_certificate_says_where_it_is_valid(made, clock):
+def test_a_certificate_names_its_hosts(made, clock):
     assert made.ensure("broker-1", [*HOSTS, "broker.example"])
     path = made.pair("broker-1").path
     leaf = x509.load_pem_x509_certificates(path.read_bytes())[0]
@@ -219,7 +219,7 @@ async def reload(server: servers.SignedServer) -> None:
     await server.line("Reloaded server configuration")
 
 
-async def test_a_renewed_certificate_is_served_after_a_reload_and_nobody_is_cut_off(current, tmp_path):
+async def test_a_renewed_certificate_is_served_after_a_reload_and_connections_stay(current, tmp_path):
     current.ensure("broker", HOSTS)
     pair = current.pair("broker")
     bundle = pair.bundle.read_text()

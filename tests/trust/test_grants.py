@@ -181,7 +181,7 @@ def test_a_grant_may_not_live_longer_than_revocations_may_go_unheard():
         ({"region": "southwest"}, "out-of-scope"),
     ],
 )
-def test_where_and_who(change, expected):
+def test_the_scope_and_the_holder_of_a_grant_are_checked(change, expected):
     assert reason(ask(CHAIN, elsewhere(**change))) == expected
     assert isinstance(ask(CHAIN, elsewhere(domain="earth/north/oslo")), grants.VerifiedGrant)
 
@@ -259,7 +259,7 @@ def test_a_mandate_for_more_than_its_signer_has_gives_no_more():
     assert reason(ask(chain)) == "beyond-mandate"
 
 
-def test_nobody_appoints_himself():
+def test_no_authority_appoints_itself():
     own = key()
     rules: dict[str, documents.Rule] = {"_trust_level": documents.AnyValue()}
     alone = grants.Authority(own)

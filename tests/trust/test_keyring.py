@@ -62,7 +62,7 @@ def test_opening_finds_what_was_there(trust):
     assert "muster init" in str(caught.value.hint)
 
 
-def test_a_record_says_who_may_do_what_until_when(trust):
+def test_a_record_contains_identity_rights_and_expiry(trust):
     trust.issue("a1", AGENT, lifetime_s=60)
     record = trust.show("a1")
     assert (record.role, record.status, record.domain) == ("agent", "valid", "north")
@@ -318,7 +318,7 @@ def test_expired_credentials_say_so_themselves(trust):
         actual.check(time.time() + 61)
 
 
-def test_credentials_of_two_people_do_not_mix(trust):
+def test_credentials_of_two_identities_do_not_mix(trust):
     trust.issue("a1", AGENT)
     trust.issue("a2", AGENT)
     mixed = credentials.Credentials(trust.credentials("a1").user_jwt, trust.credentials("a2").seed)

@@ -36,7 +36,7 @@ KNOWN = [
 
 
 @pytest.mark.parametrize("kind", list(nkeys.KeyKind))
-def test_a_key_says_what_it_is_and_signs(kind):
+def test_a_key_has_a_kind_and_signs(kind):
     pair = nkeys.KeyPair.create(kind)
     assert pair.public[0] == kind.letter
     assert pair.seed[:2] == "S" + kind.letter

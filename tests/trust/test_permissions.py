@@ -231,7 +231,7 @@ async def test_each_role_does_its_own_and_no_other(tmp_path, trust, identity):
                 assert subject in complaint
 
 
-async def test_a_heartbeat_carries_the_name_of_who_sent_it(tmp_path, trust):
+async def test_a_heartbeat_contains_the_identity_of_its_sender(tmp_path, trust):
     async with fleet(tmp_path, trust, "a1", "a2", "r1") as ((a1, _), (a2, complaints), (manager, _)):
         subscription = await manager.subscribe("muster.manage.from.*.>")
         await servers.settle(manager)
@@ -333,7 +333,7 @@ async def test_a_late_reply_passes_after_the_broker_has_restarted(tmp_path, trus
         assert (await question).data == b"late"
 
 
-async def test_connection_events_reach_those_who_hold_leases_and_nobody_else(tmp_path, trust):
+async def test_connection_events_reach_only_roles_with_leases(tmp_path, trust):
     async with servers.server(tmp_path, trust) as server:
 
         def connect(identity: str) -> Any:

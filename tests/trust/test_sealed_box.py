@@ -22,7 +22,7 @@ def test_only_its_key_opens_a_box_and_only_as_what_it_is_about():
     assert "swordfish" not in repr(mine)
 
 
-def test_whatever_was_touched_stays_shut():
+def test_a_modified_box_does_not_open():
     mine = sealed_box.SealedBoxKey.create()
     raw = base64.b64decode(sealed_box.seal(mine.public, b"swordfish", "x"))
     for place in range(len(raw)):
@@ -43,7 +43,7 @@ def test_whatever_was_touched_stays_shut():
             sealed_box.seal(public, b"swordfish", "x")
 
 
-def test_a_domain_s_key_is_made_once_and_nobody_else_may_read_it(tmp_path):
+def test_a_domain_s_key_is_created_once_and_readable_only_by_its_owner(tmp_path):
     trust = keyring.Keyring.create(tmp_path / "keys", "north")
     first = trust.key_of_secrets()
     assert keyring.Keyring.open(tmp_path / "keys").key_of_secrets().public == first.public

@@ -43,7 +43,7 @@ async def reading(held: client.InformClient, key: str) -> AsyncIterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_copies_are_seen_to_follow_those_who_read(tmp_path, browser):
+async def test_the_page_shows_replicas_that_follow_their_readers(tmp_path, browser):
     running = await asyncio.to_thread(conftest.start, tmp_path / "home", EXTRA)
     try:
         trust = await asyncio.to_thread(identities.open_keyring, running.settings)

@@ -70,7 +70,7 @@ def _run(lab: Running, examples: int) -> dict[str, int]:
     return counts
 
 
-def test_what_fits_the_document_is_answered_as_it_says(lab):
+def test_requests_that_match_the_document_get_documented_replies(lab):
     assert len(_run(lab, examples=4)) > 45
 
 

@@ -146,7 +146,7 @@ async def test_without_script_pages_are_read_and_forms_sent(furnished, visit):
     assert "Written: by-form" in await here.page.inner_text(".notice")
 
 
-async def test_who_may_not_act_is_shown_no_way_to(furnished, visit):
+async def test_a_viewer_sees_no_actions(furnished, visit):
     viewer = await visit("vera")
     for path in PAGES:
         if path == "/logins":
@@ -201,7 +201,7 @@ async def test_script_in_names_and_values_is_text(furnished, visit):
     assert await here.page.evaluate("document.querySelectorAll('main script').length") == 0
 
 
-async def test_the_playground_says_who_is_reached_and_why_not(furnished, visit):
+async def test_the_playground_shows_receivers_and_reasons(furnished, visit):
     listening = await child_process.start_muster(
         "notify", "listen", "--model", "Server", "--state", "load=0.9", "--state", "kind=web",
         "--policy", "alert AND level >= 4", "--as", "s-1", env={"MUSTER_HOME": str(furnished.place)},

@@ -48,7 +48,7 @@ def test_a_session_comes_back_as_it_was_sealed():
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.b", "é.é", "x" * 5000, "eyJ9.AAAA", "\x00.\x00"])
-def test_what_is_not_sealed_by_us_is_nobody(text):
+def test_a_token_with_another_seal_is_rejected(text):
     with pytest.raises(errors.Unauthorized):
         sessions.unseal(text, KEY, now_s=0)
 
@@ -87,7 +87,7 @@ def test_roles_cover_those_below_and_gateways_logins_have_no_place():
 # The cache
 
 
-async def test_many_who_ask_the_same_are_answered_by_one_making():
+async def test_equal_requests_share_one_computation():
     kept = cache.TaggedCache()
     made = 0
     release = asyncio.Event()
@@ -254,7 +254,7 @@ async def test_the_outcome_of_an_act_that_failed(error, outcome):
     assert desk._source.cache.turn("manage") > before  # it may have been carried out
 
 
-async def test_who_asks_and_goes_does_not_take_the_answer_from_others():
+async def test_a_cancelled_request_does_not_cancel_the_shared_computation():
     kept = cache.TaggedCache()
     release = asyncio.Event()
 
@@ -316,7 +316,7 @@ def decision(
     )
 
 
-async def test_a_decision_that_comes_while_the_history_is_read_stands_once_and_in_its_place(monkeypatch):
+async def test_a_decision_during_a_read_of_the_history_appears_once_in_order(monkeypatch):
     made = bus_feed.BusFeed(None, domain="x")  # type: ignore[arg-type]
     made.decisions.add(decision(1))
 
@@ -369,7 +369,7 @@ def test_a_feed_keeps_the_latest():
 NASTY = "<script>alert(1)</script>\"'&"
 
 
-def test_text_is_escaped_wherever_it_stands():
+def test_text_is_escaped_everywhere():
     made = [
         html.tag("td", NASTY, title=NASTY, cls=NASTY),
         widgets.badge(NASTY),
@@ -433,7 +433,7 @@ def test_where_nothing_came_for_several_paces_nothing_is_drawn():
         ({"host": "localhost:1", "sec-fetch-site": "same-origin"}, False),
     ],
 )
-def test_other_sites_are_told_from_our_pages_and_from_programs(headers, is_foreign):
+def test_requests_of_other_sites_are_distinguished_from_pages_and_programs(headers, is_foreign):
     assert bool(guard.is_cross_site("POST", headers)) is is_foreign
     assert guard.is_cross_site("GET", headers) == ""
 
@@ -544,7 +544,7 @@ def test_the_history_is_paged_by_its_cursors(tmp_path):
     assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]
 
 
-def test_a_metric_s_name_says_its_unit_and_words_go_with_their_number():
+def test_the_unit_follows_from_a_metric_s_name():
     assert [
         widgets.unit(name) for name in ("cpu_percent", "memory_bytes", "network_in_bytes_s", "up_s", "x")
     ] == [

@@ -63,7 +63,7 @@ def test_a_viewer_reads_everything_the_dashboard_shows(vera):
         assert answer.status_code == 200, (path, answer.text)
 
 
-def test_what_the_domain_does_not_run_is_said_with_what_to_do(vera):
+def test_a_disabled_service_is_reported_with_a_hint(vera):
     answer = vera.get("/pipeline/progress")
     assert answer.status_code == 503
     assert answer.headers["content-type"] == "application/problem+json"
@@ -143,7 +143,7 @@ def test_searches_come_in_pages_and_reads_may_ask_for_the_newest(olga):
     assert olga.get(path, params={"max_staleness_s": -1}).status_code == 400
 
 
-def test_contexts_are_read_as_the_person_who_asks(olga, vera):
+def test_contexts_are_read_with_the_rights_of_the_user(olga, vera):
     made = {"value": "v", "attributes": {"hidden": True}}
     assert olga.put("/contexts/secret/1", json=made).status_code == 200
     assert olga.get("/contexts/secret/1").json()["value"] == "v"
@@ -162,7 +162,7 @@ def test_bytes_that_are_no_text_travel_in_base_64(olga):
 
 
 @pytest.mark.parametrize("key", ["a\nb/\x1b[31m\n", "//", "a?b#c", "%2F"])
-def test_any_key_can_be_said(olga, key):
+def test_every_key_can_be_addressed(olga, key):
     place = quote(key, safe="")
     assert olga.put(f"/contexts/{place}", json={"value": "v"}).json()["key"] == key
     assert olga.get(f"/contexts/{place}").json()["key"] == key
@@ -171,7 +171,7 @@ def test_any_key_can_be_said(olga, key):
     assert olga.delete(f"/contexts/{place}").status_code == 204
 
 
-def test_a_watch_of_a_context_goes_on_where_it_was(olga):
+def test_a_watch_of_a_context_resumes_at_its_position(olga):
     versions = [
         olga.put("/contexts/watched/1", json={"value": text}).json()["version"] for text in ("a", "b", "c")
     ]
@@ -283,7 +283,7 @@ def test_long_lists_come_in_pages_and_huge_ones_are_refused(olga):
 # Notification and messages
 
 
-def test_who_is_reached_and_why_not_and_sending(lab, olga):
+def test_receivers_reasons_and_sending(lab, olga):
     model = lab.place / "models.yaml"
     model.write_text(
         "models:\n"
@@ -377,7 +377,7 @@ def form_of(browser: httpx.Client, path: str, act: str) -> dict[str, str]:
     return {name: value.removeprefix("\n") for name, value in form.form_values()}
 
 
-def test_writing_a_context_anew_keeps_what_is_not_changed(lab, olga):
+def test_writing_a_context_again_keeps_unchanged_fields(lab, olga):
     body = {
         "value": "\nfirst line",
         "attributes": {"floor": 2, "room": "2", "open": True, "share": 0.5, "tags": ["b c", "a"]},
@@ -450,7 +450,7 @@ def test_an_operator_changes_neither_logins_nor_brokers(olga):
     assert olga.post("/brokers", json={"name": "b-9"}).status_code == 403
 
 
-def test_every_act_is_in_the_audit_with_who_what_and_outcome(lab, olga, admin):
+def test_every_action_is_in_the_activity_log_with_its_outcome(lab, olga, admin):
     olga.put("/contexts/audited", json={"value": "v"})
     olga.delete("/resources/not-there")
 
@@ -464,7 +464,7 @@ def test_every_act_is_in_the_audit_with_who_what_and_outcome(lab, olga, admin):
     assert any(record["what"] == "put-context" and record["who"] == "olga" for record in by_command_line)
 
 
-def test_one_act_leaves_one_record_that_says_who_and_from_where(lab, olga, admin):
+def test_one_action_leaves_one_record_with_user_and_address(lab, olga, admin):
     for queue in ("once", "after"):
         assert olga.delete(f"/queues/{queue}/messages").status_code == 200
         olga.delete(f"/resources/{queue}")
@@ -481,7 +481,7 @@ def test_one_act_leaves_one_record_that_says_who_and_from_where(lab, olga, admin
         assert (record["details"]["interface"], record["details"]["address"]) == ("rest", "127.0.0.1")
 
 
-def test_an_administrator_lets_somebody_in_and_out(lab, admin):
+def test_an_administrator_adds_and_removes_logins(lab, admin):
     assert admin.put("/logins/zoe", json={"password": "a long one", "role": "operator"}).status_code == 204
     arguments = {"name": "zoe", "password": "a long one"}
     token = httpx.post(f"{lab.url}/api/v1/tokens", json=arguments, timeout=30).json()["token"]
@@ -508,7 +508,7 @@ def test_a_broker_is_started_linked_and_stopped(admin):
 # At the door
 
 
-def test_without_a_login_nothing_is_told(lab):
+def test_without_a_login_nothing_is_returned(lab):
     for path in (*READS, "/watch/activity", "/logins"):
         answer = httpx.get(f"{lab.url}/api/v1{path}")
         assert answer.status_code == 401, path
@@ -622,7 +622,7 @@ def test_a_foreign_host_name_is_refused(lab):
     assert b"web.names" in body
 
 
-def test_another_site_cannot_use_somebody_s_cookie(lab):
+def test_another_site_cannot_use_the_cookie_of_a_user(lab):
     with httpx.Client(base_url=lab.url, timeout=30) as browser:
         here = {"Origin": lab.url}
         form = {"name": "olga", "password": PASSWORDS["olga"]}
@@ -652,7 +652,7 @@ def test_another_site_cannot_use_somebody_s_cookie(lab):
         assert made.status_code == 200, made.text
 
 
-def test_a_huge_body_is_refused_whether_it_says_so_or_not(lab):
+def test_a_huge_body_is_refused_with_and_without_its_length(lab):
     status, _ = raw(lab, "POST", "/api/v1/tokens", {"Content-Length": str(1 << 40)})
     assert status == 413
     token = lab.token("olga")
@@ -689,7 +689,7 @@ def test_no_soap_endpoint_is_served_on_the_port_of_the_dashboard(lab, path):
     assert httpx.get(f"{lab.url}{path}?wsdl").status_code == 404
 
 
-def test_wrong_passwords_are_throttled_whatever_address_a_client_claims(lab):
+def test_wrong_passwords_are_throttled_for_any_claimed_address(lab):
     """uvicorn believes X-Forwarded-For of loopback peers unless it is told not to."""
     answers = [
         httpx.post(

@@ -85,14 +85,14 @@ def test_the_table_has_every_operation_that_changes_something():
     assert set(TABLE) <= set(operations())
 
 
-def test_nobody_calls_anything_without_a_login(lab: Running):
+def test_every_route_needs_a_login(lab: Running):
     with httpx.Client(base_url=f"{lab.url}{server.API}", timeout=60) as client:
         statuses = {name: call(client, name, arguments) for name, (_, arguments) in operations().items()}
     assert statuses == dict.fromkeys(operations(), 401)
 
 
 @pytest.mark.parametrize("role", PEOPLE)
-def test_each_role_may_do_what_the_table_says(lab: Running, role: str):
+def test_each_role_has_the_rights_of_the_table(lab: Running, role: str):
     rank = list(PEOPLE)
     wrong = {}
     with Api(lab, PEOPLE[role]) as client:

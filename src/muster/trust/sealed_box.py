@@ -1,8 +1,8 @@
 """Public-key encryption of secrets, for storage and transport.
 
 The public key seals a box, and only the private key opens it. Each box has its own key (X25519 with that of
-the receiver, HKDF-SHA256, ChaCha20-Poly1305) and a context that must be given to open it: a box that was put
-in the place of another cannot be opened.
+the receiver, HKDF-SHA256, ChaCha20-Poly1305) and a context, which is needed to open it: a box that replaced
+another one cannot be opened.
 
     version 1 | public half of the box's own key (32 bytes) | sealed text and its tag
 """
@@ -42,7 +42,7 @@ class SealedBoxKey:
 
     @classmethod
     def kept_in(cls, path: pathlib.Path) -> SealedBoxKey:
-        """The one in this file, which is made if it is not there. The caller holds the folder's lock."""
+        """The key in this file, which is created if it does not exist. The caller holds the folder's lock."""
         if not path.exists():
             private_files.replace_file(path, base64.b64encode(cls.create()._private.private_bytes_raw()))
         text = private_files.read_text(path, "the key of secrets")
@@ -67,7 +67,7 @@ class SealedBoxKey:
 
 
 def seal(public: str, data: bytes, about: str) -> str:
-    """A box, as text, for the key whose public half this is."""
+    """Seal a box, as text, for the key with this public half."""
     receiver, own = _key(public), x25519.X25519PrivateKey.generate()
     own_public = own.public_key().public_bytes_raw()
     try:

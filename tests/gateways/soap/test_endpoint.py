@@ -122,7 +122,7 @@ async def test_a_header_that_must_be_understood(echo):
         assert (await echo.endpoint.respond(request(message(headers=header)))).status == 200
 
 
-async def test_a_version_that_the_door_does_not_take_is_told_what_it_does(echo):
+async def test_an_unsupported_version_is_refused_with_the_supported_ones(echo):
     echo.endpoint.versions = (V12,)
     response = await echo.endpoint.respond(request(message(version=V11)))
     assert fault_codes(response)[0] == "VersionMismatch"
@@ -136,7 +136,7 @@ async def test_a_version_that_the_door_does_not_take_is_told_what_it_does(echo):
     "header",
     [None, "", "Basic", "Basic !!!", "Bearer abc", "Basic YW5u", "Basic YW5uOndyb25n", "Basic /////w=="],
 )
-async def test_who_is_not_known_is_not_heard(echo, header):
+async def test_unknown_clients_are_refused(echo, header):
     sent = request(message())
     headers = (
         {"content-type": "text/xml"}
@@ -196,7 +196,7 @@ async def test_the_wsdl_names_the_address_that_it_was_asked_at(echo):
     ),
     st.sampled_from(["POST", "GET", "HEAD", "DELETE"]),
 )
-async def test_whatever_comes_is_answered(echo, data, headers, method):
+async def test_every_input_gets_a_reply(echo, data, headers, method):
     for sent in (data, message() + data, message(headers="<e:a/>").replace(b"<e:a/>", data)):
         response = await echo.endpoint.respond(request(sent, headers=headers, method=method))
         assert response.status in (200, 400, 401, 404, 405, 415, 500)

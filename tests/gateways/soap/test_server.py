@@ -84,7 +84,7 @@ async def test_no_more_at_once_than_were_allowed(echo):
         assert (await client.post(url, content=message())).status_code == 200
 
 
-async def test_a_port_that_is_taken_is_told(echo, url):
+async def test_a_port_in_use_is_reported(echo, url):
     with pytest.raises(errors.Unavailable, match="cannot serve on"):
         await soap_server.SoapServer(echo.application, port=httpx.URL(url).port or 0).start()
 

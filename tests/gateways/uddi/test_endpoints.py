@@ -93,7 +93,7 @@ async def test_a_plain_entry_whose_name_is_no_key_is_read_under_the_key_it_is_fo
     assert [node.text for node in detail.walk() if node.local == "name"] == ["scanner"]
 
 
-async def test_more_than_can_be_looked_at_is_said(uddi, monkeypatch):
+async def test_a_truncated_result_is_marked(uddi, monkeypatch):
     monkeypatch.setattr(registry, "RESULTS_MAX", 1)
     for name in ("a", "b"):
         await uddi.services.save(service_entries.ServiceEntry(name=name))
@@ -294,7 +294,7 @@ async def two_publishers(uddi: Uddi) -> tuple[str, str, str, str]:
     return token, other, paper, output
 
 
-async def test_relations_count_when_both_have_said_them(uddi):
+async def test_relations_are_valid_when_both_sides_asserted_them(uddi):
     token, other, paper, output = await two_publishers(uddi)
     related = (
         "<find_relatedBusinesses><businessKey>uddi:example.org:b1</businessKey></find_relatedBusinesses>"

@@ -217,7 +217,7 @@ def test_only_what_a_plain_entry_has_a_place_for_is_changed():
         plain_entries.edited(ENTRY, xml.XmlElement(shown.name, *shown.children, attributes=elsewhere))
 
 
-def test_the_description_is_made_once_whatever_host_a_client_names():
+def test_the_description_is_built_once_for_any_host_header():
     made = {wsdl.wsdl(f"http://h{number}.example/uddi") for number in range(50)}
     assert len(made) == 50
     assert wsdl._wsdl.cache_info().currsize == 1

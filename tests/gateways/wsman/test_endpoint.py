@@ -255,7 +255,7 @@ async def test_filters_that_cannot_be(wsman):
     assert len(wsman.wsman_endpoint.enumeration.contexts) == 0
 
 
-async def test_contexts_end_and_belong_to_who_opened_them(wsman, create, monkeypatch):
+async def test_contexts_end_and_belong_to_their_creator(wsman, create, monkeypatch):
     await create("a")
     await create("b")
 

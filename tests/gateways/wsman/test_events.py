@@ -107,7 +107,7 @@ async def test_acknowledged_delivery(wsman, create, sink):
     assert len(wsman.wsman_endpoint.eventing.subscriptions) == 1
 
 
-async def test_a_receiver_that_fails_is_tried_again_then_told_the_end(wsman, create, sink, monkeypatch):
+async def test_a_failing_receiver_is_retried_and_then_gets_the_end(wsman, create, sink, monkeypatch):
     monkeypatch.setattr(event_delivery, "PAUSE_S", 0.01)
     await create("a")
     end_to = f"<e:EndTo><a:Address>{sink.url}/end</a:Address></e:EndTo>"

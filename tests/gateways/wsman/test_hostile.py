@@ -132,7 +132,7 @@ async def test_an_event_that_cannot_be_shown_is_passed_over(
     assert len(subscriptions) == 1
 
 
-async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
+async def test_a_subscription_that_is_ending_cannot_be_renewed(
     subscriptions: event_delivery.EventSubscriptions,
     events: Events,
     receivers: Receivers,
@@ -147,7 +147,7 @@ async def test_a_subscription_whose_end_is_being_told_cannot_be_renewed(
     assert not subscriptions.renew(made, 600)
 
 
-async def test_closing_tells_all_receivers_at_once_and_waits_for_none_of_them_long(
+async def test_closing_notifies_all_receivers_in_parallel_with_a_time_limit(
     subscriptions: event_delivery.EventSubscriptions, receivers: Receivers, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(event_delivery, "CLOSE_S", 0.2)

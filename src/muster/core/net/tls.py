@@ -1,8 +1,8 @@
 """TLS contexts of listeners that follow their files.
 
-A certificate is renewed by replacing its file.  A context that has read the file once would go on with the
-old certificate until its end; `Renewable.refresh`, called every `LOOK_S`, has it read a file that was
-replaced, for the connections that follow.
+A certificate is renewed by replacing its file.  A context reads its file only once and would use the old
+certificate for ever; `RenewableTls.refresh`, called every `LOOK_S`, reads a replaced file.  New connections
+then use the new certificate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOK_S = 30.0
 
 
 def for_server(cert: Path | str, key: Path | str | None = None) -> ssl.SSLContext:
-    """Without ``key``, the certificate's file holds it. Blocks."""
+    """Without ``key``, the file of the certificate contains the key. Blocks."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(cert, key)
     return context
@@ -34,8 +34,8 @@ class RenewableTls:
         self._read: object = None
 
     def refresh(self) -> None:
-        """Blocks, shortly. Not for another thread than the listener's: a handshake in between would see the
-        new certificate and the old key."""
+        """Blocks briefly. Call it only in the thread of the listener: otherwise a handshake could use the new
+        certificate with the old key."""
         cert, key = self._files
         try:
             states = [_state(file) for file in self._files if file is not None]

@@ -253,6 +253,8 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         "web.enabled": False,
         "channel.enabled": True,
         "sensor.enabled": True,
+        "sensor.http_port": 0,
+        "sensor.statsd_port": 0,
         "responder.rules": str(rules),
         "health.otlp_url": "http://127.0.0.1:9",
     }
@@ -302,7 +304,7 @@ def _shown_in_pages(answer: server.HttpResponse) -> None:
 
 
 async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followed_by_a_restart(
-    fleet, started, process_manifest, broker_access, tmp_path, monkeypatch
+    monkeypatch, fleet, started, process_manifest, broker_access, tmp_path
 ):
     program = tmp_path / "systemctl"
     program.write_text(test_adapters.SYSTEMCTL)
@@ -408,7 +410,11 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         await eventually(lambda: len(started.get(WATCH, ())) == 4, what="the second and the standby wait")
         await stack.enter_async_context(_lifeline(monkeypatch))
         store = await stack.enter_async_context(
-            await database.open(postgres_server.url, settings=store_api.StoreOptions(namespace="everywhere"))
+            await database.open(
+                postgres_server.url,
+                settings=store_api.StoreOptions(namespace="everywhere"),
+                password=postgres_server.password,
+            )
         )
         watching = asyncio.ensure_future(anext(store.watch()))
         await eventually(lambda: "store/database.py: notifications" in started)
@@ -429,7 +435,8 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
 async def _lifeline(monkeypatch) -> AsyncIterator[None]:
     """The input of a process that the domain supervises, which ends with the domain."""
     inner, outer = os.pipe()
-    with os.fdopen(inner) as given, os.fdopen(outer, "w") as domain_end:
+    given = os.fdopen(inner)
+    with os.fdopen(outer, "w") as domain_end:
         domain_end.write("{}\n")
         domain_end.flush()
         monkeypatch.setattr(sys, "stdin", given)
@@ -437,6 +444,7 @@ async def _lifeline(monkeypatch) -> AsyncIterator[None]:
             yield
             domain_end.close()
             await stop.wait()
+            await eventually(lambda: given.closed)
     assert configuration == b"{}\n"
 
 

@@ -31,7 +31,7 @@ hypothesis.settings.load_profile("unhurried")
 
 
 def pytest_report_header() -> str:
-    """What root is used for is said before it is tried; what is skipped without it, at the end."""
+    """States what needs root before the tests run; skipped tests are listed at the end."""
     if os.geteuid() == 0:
         line = "root: PostgreSQL runs as nobody, and small disks are mounted to be filled"
     else:

@@ -58,7 +58,7 @@ def test_only_changes_are_reported():
 
 
 async def test_a_full_stream_is_an_alert_and_a_counter_and_clears_when_there_is_room(made):
-    """On a real broker; the watch looks when the test says so."""
+    """On a real broker; the test triggers each check."""
     async with domain.Domain(made()) as running, await running.connect("op", roles.Role.OPERATOR) as bus:
         watch = running.part(retention.RetentionMonitor)
         stream = await bus.stream(

@@ -1,4 +1,4 @@
-"""The doctor finds what is wrong, says what to do, and does not complain of what is well."""
+"""The doctor reports each problem with a remedy, and reports nothing for a healthy domain."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def run_doctor(place: home.Home, **flags: object) -> dict[str, doctor.Chec
 
 
 def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
-    """The doctor's own clock; nobody else's."""
+    """The clock of the doctor only."""
     ahead = types.SimpleNamespace(**{**vars(time), "time": lambda: time.time() + by_s})
     monkeypatch.setattr(doctor, "time", ahead)
 

@@ -113,7 +113,7 @@ async def page(running: domain.Domain, path: str) -> server.HttpResponse:
 
 
 class Fault:
-    """A part that fails when it is told to."""
+    """A part that fails on request."""
 
     name = "fault"
     depends_on: Sequence[str] = ()

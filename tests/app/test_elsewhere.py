@@ -1,4 +1,4 @@
-"""Brokers that somebody else runs take our trust as `muster broker trust` prints it."""
+"""External brokers accept the domain's identities with the output of `muster broker trust`."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def enrol(text: str, folder: Path) -> str:
 
 
 async def nothing_but_to_ask(text: str) -> None:
-    """What an agent may do, its token may not: it hears nothing, and nothing that it says arrives."""
+    """The token of an agent has none of its rights: it receives nothing, and its messages are refused."""
     token = enrolment.EnrolmentToken.parse(text)
     tls = ssl.create_default_context(cadata=token.ca) if token.ca else None
     creds = credentials.Credentials.parse(token.creds)

@@ -1,4 +1,4 @@
-"""Metrics out by OTLP: a collector gets what the page says, and a sensor of ours can be that collector."""
+"""Metrics over OTLP: a collector gets the values of the page, and a sensor can be the collector."""
 
 from __future__ import annotations
 

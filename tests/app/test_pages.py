@@ -1,4 +1,4 @@
-"""Every kind of process says how it is, in the same three pages, and tells where they are."""
+"""Every kind of process has the same three health pages and publishes their address."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ responses:
 
 
 class FakeManager:
-    """Answers what the test says, in turn."""
+    """Returns the given answers in order."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)

@@ -36,7 +36,7 @@ async def fill(running: domain.Domain, count: int = 300, replicas: int = 1) -> N
 
 
 def damage(folder: Path, *, index: bool = False) -> None:
-    """Flip 64 bytes in the middle of the stream's messages; ``index``: the broker has to read them anew."""
+    """Flip 64 bytes in the middle of the stream's messages; ``index``: the broker must read them again."""
     (block,) = folder.rglob(f"streams/{LOG.name}/msgs/*.blk")
     data = bytearray(block.read_bytes())
     middle = len(data) // 2

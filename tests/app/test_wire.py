@@ -1,4 +1,4 @@
-"""The reference of subjects and messages is what the code says, and says all of it."""
+"""The reference of subjects and messages is complete and equal to the code."""
 
 from __future__ import annotations
 

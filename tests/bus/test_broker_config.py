@@ -1,4 +1,4 @@
-"""What a broker is told: checked, and written so that the server reads what was meant."""
+"""The configuration of a broker: validated, and written so that the server reads the same values."""
 
 from __future__ import annotations
 

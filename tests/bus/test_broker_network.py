@@ -22,7 +22,7 @@ Kind = topology.LinkKind
 
 
 async def crosses(near: broker.Broker, far: broker.Broker, *, timeout_s: float = 30.0) -> None:
-    """Fails unless what is published at one is heard at the other."""
+    """Fails unless a message published at one broker arrives at the other."""
     async with (
         await client.connect([near.url]) as sender,
         await client.connect([far.url]) as receiver,
@@ -40,7 +40,7 @@ async def crosses(near: broker.Broker, far: broker.Broker, *, timeout_s: float =
 
 
 async def does_not_cross(near: broker.Broker, far: broker.Broker) -> None:
-    """Fails if what is published at one is heard at the other; a second message closes the wait."""
+    """Fails if a message published at one broker arrives at the other; a second message ends the wait."""
     async with (
         await client.connect([near.url]) as sender,
         await client.connect([far.url]) as receiver,

@@ -36,7 +36,7 @@ def cut(bus: client.NatsBus) -> None:
 
 
 def make_deaf(bus: client.NatsBus, subject: str) -> None:
-    """The broker forgets a subscription, and nobody on our side knows."""
+    """The broker drops a subscription, and the client does not learn of it."""
     (number,) = [n for n, s in bus._subscriptions.items() if s.subject == subject]
     bus._wire._append(b"UNSUB %d\r\n" % number)
 
@@ -547,7 +547,7 @@ class TestSeveralAtOnce:
 
 
 def lose_acknowledgements(bus: client.NatsBus, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """The next ``count`` publishes are stored, and their publisher never hears of it."""
+    """The next ``count`` publishes are stored, and their acknowledgements are lost."""
     expect, left = bus._wire.expect, [count]
 
     def deaf(subjects: Any, take: Any, fail: Any, **kwargs: Any) -> Any:

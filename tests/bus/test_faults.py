@@ -24,7 +24,7 @@ LOG = api.StreamSettings("log", ("log.>",), max_bytes=64 << 20)
 
 
 class StreamLoad:
-    """Publishers with and without message ids, and what they were told."""
+    """Publishers with and without message ids, and the acknowledgements they received."""
 
     def __init__(self, stream: api.Stream) -> None:
         self._stream = stream

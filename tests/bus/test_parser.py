@@ -1,4 +1,4 @@
-"""The parser of what a broker says: however it is cut into blocks, the same comes of it."""
+"""The parser of the broker's protocol: the result does not depend on the division into blocks."""
 
 from __future__ import annotations
 

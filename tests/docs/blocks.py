@@ -60,7 +60,7 @@ def blocks(markdown: str) -> list[Block]:
 
 
 def faults(markdown: str) -> list[str]:
-    """Blocks that nobody would run."""
+    """Blocks that are not run."""
     unknown = [
         f"line {block.line}: a ```{block.language} block is not run; {RUN} are, and {SHOWN} need not be"
         for block in blocks(markdown)

@@ -1,4 +1,4 @@
-"""Commands that texts and pages name exist, with their options; extras bring what is said of them."""
+"""Commands named in texts and pages exist with their options; extras install what is documented."""
 
 from __future__ import annotations
 

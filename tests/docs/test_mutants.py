@@ -1,4 +1,4 @@
-"""`tools.mutants` changes what it says, and names modules and tests that are there."""
+"""`tools.mutants` makes the documented changes, and its modules and tests exist."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OTHERS = 35
 
 @dataclass
 class ListedFleet:
-    """A real node ``p`` and a client ``ann``; further nodes are only heard of."""
+    """A real node ``p`` and a client ``ann``; further nodes exist only as messages."""
 
     net: Any
     p: node.InformationNode

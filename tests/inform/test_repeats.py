@@ -114,7 +114,7 @@ async def test_a_put_without_a_key_makes_one_context_however_often_it_is_sent(pa
 
 
 async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
-    """Its storage is slow, and it says so."""
+    """A node with slow storage that reports it."""
 
     async def append(record: protocol.ContextRecord, after: int, *, timeout_s: float) -> int:
         raise errors.TimedOut("the log did not acknowledge")

@@ -229,7 +229,7 @@ DAY_NS = 86_400 * 10**9
 async def test_a_view_that_missed_a_forgotten_deletion_is_not_loaded(
     start_node, inform, tmp_path, monkeypatch, hours
 ):
-    """Whatever the node's clock says of the view's age: it was stepped back, ahead, or not at all."""
+    """For any age of the view by the node's clock: stepped back, ahead, or correct."""
     async with await database.open(f"sqlite:{tmp_path}/old.db") as store:
         first, other = await start_node("n1"), await start_node("n2", store=store)
         await eventually(lambda: first.state.directory.nodes == ["n2"])

@@ -59,7 +59,7 @@ def report(
 def pages(
     core: assignments.AssignmentProcessor, name: str, request: protocol.RenewRequest
 ) -> tuple[list[protocol.RenewResult], protocol.RenewRequest]:
-    """All that there is for a manager, and what it says then."""
+    """All pages of assignments for a manager, and its renewal after them."""
     results: list[protocol.RenewResult] = []
     while not results or results[-1].more:
         granted = core.renewal_page(name, request)

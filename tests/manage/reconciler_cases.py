@@ -1,5 +1,4 @@
-"""What tests of `muster.manage.manager.reconciler` share: an assignment, and what is heard of its
-resource."""
+"""Shared by tests of `muster.manage.manager.reconciler`: an assignment, and reports of its resource."""
 
 from __future__ import annotations
 

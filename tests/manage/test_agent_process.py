@@ -48,7 +48,7 @@ class AgentDomain:
         return json.loads(answer.out) if answer.out.strip() else None
 
     async def pid(self) -> int | None:
-        """Of the far process, as its adapter sees it now; None where nobody can tell."""
+        """State of the remote process as its adapter observes it; None if unknown."""
         answer = await asyncio.to_thread(driver.run, "-o", "json", "exec", "far", "get", home=self.home)
         if answer.code != 0:
             return None

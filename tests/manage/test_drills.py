@@ -1,6 +1,6 @@
 """kill -9 of each kind of process in turn, of two at once, and of the whole domain, while users are at work.
 
-What users were told is done stands; what should run runs again.
+Confirmed requests are not lost; what should run runs again.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class DrillDomain:
 
 
 async def value_of(fleet: client.ManageClient, name: str) -> int | None:
-    """As it should be; None where nobody has said yet."""
+    """The desired state; None if none was requested."""
     value: int | None = (await fleet.describe(name)).spec.config.get("value")
     return value
 
@@ -136,7 +136,7 @@ async def all_up(fleet: client.ManageClient) -> bool:
 
 
 async def all_answer(fleet: client.ManageClient) -> bool:
-    """What the registry says may be of before: here each is looked at by its adapter."""
+    """The registry may be out of date: here each resource is observed by its adapter."""
     try:
         actual = await fleet.exec("get", *await fleet.names(), timeout_s=5)
     except errors.MusterError:

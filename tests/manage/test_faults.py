@@ -356,7 +356,7 @@ async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rollin
 
 
 class Liar(base.Adapter):
-    """Says whatever it is told to."""
+    """Reports the given states."""
 
     type_name = "liar"
     config_type = memory.MemoryConfig

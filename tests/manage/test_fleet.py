@@ -1,4 +1,4 @@
-"""What users rely on: order, drift, rollouts, draining, states that tell the truth, refusals, the audit."""
+"""Guarantees for users: order, drift, rollouts, draining, true states, refusals, the activity log."""
 
 from __future__ import annotations
 

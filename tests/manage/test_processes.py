@@ -136,7 +136,7 @@ async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(h
 
 
 async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkeypatch):
-    """A manager that hears of it meanwhile must not take it for one."""
+    """A manager that observes it meanwhile must not treat it as a failure."""
     await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
     await eventually(lambda: "ready" in house.adapter._output_path().read_text())
     states: list[health.HealthState] = []

@@ -306,7 +306,7 @@ def test_of_what_is_heard_during_an_operation_the_latest_counts(first, second, c
 
 
 def test_a_repeated_observation_ends_silence():
-    """A heartbeat says that what was observed last still holds."""
+    """A heartbeat confirms the last observation."""
     assignment = assign()
     runtime = running(assignment)
     seen = observed(boot=7, sequence=5)

@@ -303,7 +303,7 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
             assert step is None or step.action is reconciler.ReconcileAction.STOP
 
     def teardown(self) -> None:
-        """Calm: all that is said arrives, and nothing more fails. Then all is as it was wished."""
+        """Without faults: all messages arrive. Then every resource reaches its desired state."""
         self.refusals = 0
         for _ in range(30):
             self.now += 10.0

@@ -1,4 +1,4 @@
-"""Secrets in the store: they reach the agent that needs them, and nobody and nothing else."""
+"""Secrets in the store reach only the agent that needs them."""
 
 from __future__ import annotations
 

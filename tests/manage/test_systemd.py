@@ -1,6 +1,6 @@
 """The systemd adapter under the contract with a real systemd: a user's manager of its own.
 
-Where the machine was not booted with systemd it is told so in a mount namespace, which takes root.
+On a machine that was not booted with systemd, a mount namespace pretends that it was; this needs root.
 """
 
 from __future__ import annotations

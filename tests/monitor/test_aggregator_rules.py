@@ -186,7 +186,7 @@ def test_rows_in_order_are_remembered_as_far_back_as_others_and_no_further():
 
 
 def test_a_restart_with_a_continued_sequence_is_detected():
-    """Rows of the former run that are still under way are told from repeats."""
+    """Late rows of the former run are distinguished from repetitions."""
     channel = make()
     batch(channel, 1, node("a", 5, boot=1))
     batch(channel, 2, node("a", 6, boot=2))

@@ -1,4 +1,4 @@
-"""A channel dies: how soon its sensors have moved, and that what they say is counted once."""
+"""Loss of a channel: the time until its sensors have moved; their reports are counted once."""
 
 from __future__ import annotations
 

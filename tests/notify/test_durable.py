@@ -162,7 +162,7 @@ def _settled(served: notifier_notifier.Notifier, number: int) -> bool:
 
 
 async def test_what_was_settled_is_not_remembered_for_ever(notifier, receivers):
-    """Whatever the shard says will not come again needs no place in the receiver's memory."""
+    """A receiver drops the ids of events that the shard will not deliver again."""
     settings = settings_.NotifySettings(lease_s=3.0, ack_wait_s=0.5, beat_s=0.1)
     served = await notifier(settings=settings)
     mine = await receivers("farm")

@@ -272,7 +272,7 @@ def test_the_bitmap_of_another_table_can_be_asked_for(ours: matcher.Matcher):
 
 
 class Counted:
-    """Kernels that say which side a match was worked out from."""
+    """Kernels that record from which side a match was computed."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

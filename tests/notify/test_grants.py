@@ -53,7 +53,7 @@ async def test_one_of_two_different_models_with_the_same_name_is_refused(notifie
 
 
 async def test_one_of_two_revocation_lists_with_the_same_number_is_refused(notifier, receivers, root):
-    """Whoever was told that a grant is revoked can rely on it."""
+    """A confirmed revocation is effective."""
     trusts = {"root": root.key.public, "domain": "here", "serving": False}
     first, second = await notifier("n1", **trusts), await notifier("n2", **trusts)
     await eventually(lambda: _see_each_other(first, second))
@@ -70,7 +70,7 @@ async def test_one_of_two_revocation_lists_with_the_same_number_is_refused(notif
 
 
 async def test_a_grant_that_is_long_over_is_forgotten(notifier, receivers, connect, root, monkeypatch):
-    """Else those who are granted something anew each hour would fill the bucket, and no list fit into it."""
+    """Otherwise hourly grants would fill the bucket, and no list would fit into it."""
     monkeypatch.setattr(authorities, "SHOWN_S", 1.0)
     served = await notifier(root=root.key.public, domain="here", serving=False)
     boss = await receivers("boss")
@@ -116,7 +116,7 @@ def test_what_was_revoked_stays_so_when_the_list_is_read_before_its_authority_is
 
 
 async def test_models_and_grants_are_listed_whole_however_many_there_are(notifier, receivers, root):
-    """Nobody could send any more, or revoke, if the list of them had to fit into one message."""
+    """Sending and revoking would fail if all grants had to fit into one message."""
     await notifier(root=root.key.public, domain="here", serving=False)
     boss = await receivers("boss")
     words = types.set_of(*(f"word-{'x' * 200}-{number}" for number in range(60)))

@@ -1,4 +1,4 @@
-"""What the page says is kept, and how much is allowed, is what the code says."""
+"""The documented formats and limits are those of the code."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, re
 
 
 async def test_what_is_granted_rules_out_no_notifier_that_holds_receivers(notifier, receivers, root):
-    """Summaries tell of what receivers say: what authorities say may begin and end between them."""
+    """Summaries contain the states of receivers; grants may begin and end between two summaries."""
     trusts: dict[str, Any] = {"root": root.key.public, "domain": "earth"}
     settings = settings_.NotifySettings(lease_s=5.0, beat_s=1.0)
     first = await notifier("n1", settings, **trusts)

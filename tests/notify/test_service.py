@@ -73,7 +73,7 @@ async def test_a_grant_counts_until_it_is_revoked_or_expires(notifier, receivers
 
 
 def test_a_grant_that_is_ahead_of_the_clock_counts_from_when_it_begins(root):
-    """The authority's clock and the notifier's differ: nobody has to hand it in again."""
+    """The clocks of authority and notifier differ: the grant need not be submitted again."""
     knows = authorities.AuthorityView(root=root.key.public, domain="local")
     chain = root.grant("boss", {"_rank": 3}, tier=1, now=1000.0, lifetime_s=60.0)
     assert knows.grant_key(chain, now=997.0)[0] == knows.grant_key(chain, now=1000.5)[0]

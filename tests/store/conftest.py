@@ -1,4 +1,4 @@
-"""A store of each engine: whoever takes `store` or `reopen` runs on all of them."""
+"""A store of each engine: tests with `store` or `reopen` run on all of them."""
 
 from __future__ import annotations
 

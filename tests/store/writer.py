@@ -1,4 +1,4 @@
-"""Run as a process, to be killed: several writers commit as fast as they can and say what was acknowledged.
+"""Run as a process, to be killed: several writers commit as fast as they can and print what was acknowledged.
 
 Each transaction writes a new record and overwrites two others with one value; each line on the output is
 "WRITER NUMBER VERSION", written after the commit returned.

@@ -39,7 +39,7 @@ def plain():
 
 @pytest.fixture
 def product() -> dict[str, Any]:
-    """Functions that stand, as far as anyone can tell, in a file of Muster's."""
+    """Functions whose code seems to be in a file of Muster."""
     names: dict[str, Any] = {}
     exec(compile(CODE, str(MUSTER / "bus" / "imagined.py"), "exec"), names)
     return names

@@ -1,4 +1,4 @@
-"""A real broker in operator mode, told whom to trust by our documents; and plain connections to it."""
+"""A real broker in operator mode that trusts our documents, and plain connections to it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class PlainLine:
         self._writer = writer
 
     async def say(self, sentence: str) -> str:
-        """What the broker says against it; empty if nothing."""
+        """The broker's error; empty if there is none."""
         self._writer.write(f"{sentence}\r\nPING\r\n".encode())
         complaint = ""
         while (text := (await self._reader.readline()).decode().strip()) != "PONG":
@@ -127,7 +127,7 @@ class PlainLine:
         return complaint
 
     async def hear(self) -> str:
-        """What the broker says unasked, other than its pings."""
+        """Messages of the broker that were not requested, without its pings."""
         while (text := (await self._reader.readline()).decode().strip()) == "PING":
             self._writer.write(b"PONG\r\n")
         return text
@@ -141,7 +141,7 @@ class PlainLine:
 
 @contextlib.asynccontextmanager
 async def line(to: SignedServer, who: credentials.Credentials) -> AsyncIterator[tuple[PlainLine, str]]:
-    """And what the broker said to these credentials: empty if it let them in."""
+    """The connection, and the broker's error for these credentials: empty if it accepted them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["client"])
     try:
         nonce = json.loads((await reader.readline()).split(b" ", 1)[1])["nonce"]
@@ -166,7 +166,7 @@ async def knock(to: SignedServer, who: credentials.Credentials) -> str:
 
 
 async def knock_as_leaf(to: SignedServer, who: credentials.Credentials) -> str:
-    """What the leaf listener says against these credentials; empty if it lets them in."""
+    """The error of the leaf listener for these credentials; empty if it accepts them."""
     reader, writer = await asyncio.open_connection("127.0.0.1", to.ports["leafnode"])
     try:
         nonce = json.loads((await reader.readline()).split(b" ", 1)[1])["nonce"]
@@ -185,6 +185,6 @@ async def knock_as_leaf(to: SignedServer, who: credentials.Credentials) -> str:
 
 
 async def settle(client: Client) -> None:
-    """Return when the broker has seen all that was said: nats-py's ping overtakes what is pending."""
+    """Return when the broker has received all messages: nats-py's ping overtakes pending ones."""
     await client.flush()
     await client.flush()

@@ -92,7 +92,7 @@ asyncio.run(hold())
 
 
 async def test_a_dead_holders_lease_is_taken_at_once(tmp_path, trust):
-    """The brokers' account tells the domain's of the closed connection: nobody waits for a minute to pass."""
+    """The brokers' account reports the closed connection to the domain: no client waits for the expiry."""
     trust.issue("m2", roles.Role.REGISTRY)
     async with servers.server(tmp_path, trust) as server:
         holder = await asyncio.create_subprocess_exec(

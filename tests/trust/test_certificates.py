@@ -174,7 +174,7 @@ def tls(pair: certificates.CertificatePair) -> dict[str, Any]:
 
 
 class TlsConnection:
-    """TLS over a broker's port: it says INFO in the clear first."""
+    """TLS over a broker's port: it sends INFO in clear text first."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer

@@ -43,7 +43,7 @@ def authority(
 
 
 def unchecked(signer: nkeys.KeyPair, above: tuple[str, ...], **changes: object) -> tuple[str, ...]:
-    """A grant as somebody would make it who does not ask first whether he may."""
+    """A grant that its signer made without a check of its rights."""
     words = {
         "issuer": signer.public,
         "holder": "controller",

@@ -68,7 +68,7 @@ async def broker(trust: keyring.Keyring, tmp_path: pathlib.Path) -> AsyncIterato
 async def observed(
     broker: servers.SignedServer, trust: keyring.Keyring
 ) -> AsyncIterator[tuple[Client, list[str]]]:
-    """An operator, and the subjects of all that it hears."""
+    """An operator, and the subjects of all messages it receives."""
     async with servers.connected(broker, trust.credentials("op")) as (operator, _):
         received: list[str] = []
 

@@ -376,7 +376,7 @@ async def test_wrong_expired_and_revoked_credentials_are_refused(trust, tmp_path
 
 
 async def test_a_roles_key_cannot_make_another_role(trust, tmp_path):
-    """Whoever steals the key that enrols agents can make agents, and nothing else."""
+    """A stolen key of the enrolment can only create agents."""
     trust.issue("a1", AGENT)
     path = trust.folder / "accounts" / "north" / "roles" / "agent.seed"
     stolen = nkeys.KeyPair.from_seed(path.read_text())

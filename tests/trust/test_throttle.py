@@ -1,4 +1,4 @@
-"""The throttle of password checks: separate budgets, and nobody locked out by another client."""
+"""The throttle of password checks: separate budgets; no client locks out another."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ _tokens: dict[tuple[str, str], str] = {}
 
 
 class Api(httpx.Client):
-    """REST as somebody."""
+    """A REST client that is logged in."""
 
     def __init__(self, running: Running, name: str) -> None:
         if (running.url, name) not in _tokens:
@@ -174,7 +174,7 @@ async def browser(chromium: Path) -> AsyncIterator[Any]:
 
 
 class Visit:
-    """A browser window in which somebody is logged in; complains of anything its page complains of."""
+    """A browser window with a login; errors of its page fail the test."""
 
     def __init__(self, running: Running, page: Any) -> None:
         self.running = running
@@ -200,7 +200,7 @@ class Visit:
         assert answer.status == 200, (path, answer.status)
 
     async def live(self, *, timeout_s: float = 30.0) -> None:
-        """Until the page hears of changes, and nothing on it is still loading."""
+        """Wait until the page receives changes and nothing on it is loading."""
         await self.until(
             "document.getElementById('live-state').textContent === 'live'"
             " && !document.body.innerText.includes('Loading…')",

@@ -1,4 +1,4 @@
-"""REST held against its own OpenAPI document: whatever fits the document is answered as the document says."""
+"""REST against its OpenAPI document: valid requests get documented replies."""
 
 from __future__ import annotations
 

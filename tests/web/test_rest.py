@@ -362,7 +362,7 @@ def test_every_message_of_a_queue_is_browsed_though_an_answer_holds_few(lab, olg
 
 @contextlib.contextmanager
 def browsing(lab: Running, name: str) -> Iterator[httpx.Client]:
-    """A browser in which somebody is logged in."""
+    """A browser that is logged in."""
     origin = {"Origin": lab.url}
     with httpx.Client(base_url=lab.url, timeout=60, follow_redirects=True, headers=origin) as browser:
         arguments = {"name": name, "password": PASSWORDS[name]}
@@ -690,7 +690,7 @@ def test_no_soap_endpoint_is_served_on_the_port_of_the_dashboard(lab, path):
 
 
 def test_wrong_passwords_are_throttled_for_any_claimed_address(lab):
-    """uvicorn believes X-Forwarded-For of loopback peers unless it is told not to."""
+    """By default, uvicorn trusts X-Forwarded-For of loopback peers."""
     answers = [
         httpx.post(
             f"{lab.url}/api/v1/tokens",

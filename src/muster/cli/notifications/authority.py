@@ -52,7 +52,7 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
 @click.argument("holder")
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
 @click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Tier of the grant.")
-@command.duration("--lifetime", "30d", "Lifetime.")
+@command.duration("--lifetime", "30d", "Lifetime; at most trust.grant_lifetime_s.")
 @click.option(
     "--participant", "prefix", default="", help="Only for this sender name of the holder, or names below it."
 )

@@ -19,7 +19,6 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,14 +44,6 @@ EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
 _STATE = protocol.STATES.removesuffix("*")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ResourcePage:
-    """A page of a list; ``next`` is the key of the next page, None at the end."""
-
-    items: list[rows.ResourceRow]
-    next: str | None
 
 
 class ManageClient:
@@ -189,9 +180,9 @@ class ManageClient:
             items += await self._read(list[rows.ResourceRow], "get", names=list(names[len(items) :]))
         return items
 
-    async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> ResourcePage:
+    async def enumerate(self, *, where: str = "", after: str = "", limit: int = 100) -> rows.ResourcePage:
         """Rows in the order of their names, after ``after``; at most ``limit``, and as many as fit."""
-        return await self._read(ResourcePage, "enumerate", where=where, after=after, limit=limit)
+        return await self._read(rows.ResourcePage, "enumerate", where=where, after=after, limit=limit)
 
     async def names(self, *, where: str = "") -> list[str]:
         pages = self._pages(str, "enumerate", where=where, limit=5_000, names_only=True)
@@ -302,7 +293,7 @@ class ManageClient:
                     )
                 except errors.InvalidInput:
                     continue  # an unknown version
-                if matches is None or matches(_fields(event).get):
+                if matches is None or matches(rows.event_fields(event).get):
                     yield event
 
         async with (
@@ -325,9 +316,9 @@ class ManageClient:
         async def look() -> bool:
             nonlocal row
             (row,) = await self.get(name)
-            return _is_in(row, state)
+            return rows.is_in(row, state)
 
-        await self._poll(look, timeout_s, lambda: _condition(row) or f"no reply about {name}")
+        await self._poll(look, timeout_s, lambda: rows.condition(row) or f"no reply about {name}")
         assert row is not None
         return row
 
@@ -341,7 +332,7 @@ class ManageClient:
         async def look() -> bool:
             nonlocal left, row
             while left:
-                waiting = [item for item in await self.get(*left[:NAMES_MAX]) if not _is_in(item, None)]
+                waiting = [item for item in await self.get(*left[:NAMES_MAX]) if not rows.is_in(item, None)]
                 left = [item.name for item in waiting] + left[NAMES_MAX:]
                 if waiting:
                     row = waiting[0]
@@ -349,7 +340,7 @@ class ManageClient:
                     return False
             return True
 
-        await self._poll(look, timeout_s, lambda: _condition(row) or "no reply")
+        await self._poll(look, timeout_s, lambda: rows.condition(row) or "no reply")
 
     async def wait_gone(self, *names: str, timeout_s: float = 30.0) -> None:
         """Wait until none of the resources exists, in batches."""
@@ -489,15 +480,6 @@ def _parts(items: Sequence[T], many: int) -> list[list[T]]:
     return [list(items[first : first + many]) for first in range(0, len(items), many)]
 
 
-def _is_in(row: rows.ResourceRow, state: str | None) -> bool:
-    """Whether it is in this state, or without one in its desired state."""
-    return row.state == (state or row.desired) and row.applied
-
-
-def _condition(row: rows.ResourceRow | None) -> str:
-    return f"{row.name} is {row.state}: {row.reason}" if row else ""
-
-
 def _convert(result: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(result, kind)
@@ -515,15 +497,3 @@ async def _entries(text: str) -> list[Any]:
 async def _check(entry: Mapping[str, Any]) -> None:
     """Check an entry as a manifest does: fields, type, configuration, plain text secrets."""
     await _entries(msgspec.json.encode({"resources": [entry]}).decode())
-
-
-def _fields(event: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:
-    if isinstance(event, protocol.ResourceEvent):
-        return {**event.details, "resource": event.resource, "what": event.what}
-    return {
-        "resource": event.resource,
-        "state": event.state.value,
-        "was": event.was.value if event.was else None,
-        "reason": event.reason,
-        "manager": event.manager,
-    }

@@ -34,6 +34,13 @@ class ResourceRow(msgspec.Struct, frozen=True, kw_only=True):
     applied: bool = False
 
 
+class ResourcePage(msgspec.Struct, frozen=True):
+    """A page of a list; ``next`` is the key of the next page, None at the end."""
+
+    items: list[ResourceRow]
+    next: str | None
+
+
 class ResourceDescription(ResourceRow, frozen=True, kw_only=True):
     """All details of a resource. ``waits_for``: dependencies that are not up yet."""
 
@@ -171,3 +178,25 @@ class SecretRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class SecretDeleted(msgspec.Struct, frozen=True, kw_only=True):
     deleted: str
+
+
+def is_in(row: ResourceRow, state: str | None) -> bool:
+    """Whether it is in this state, or without one in its desired state."""
+    return row.state == (state or row.desired) and row.applied
+
+
+def condition(row: ResourceRow | None) -> str:
+    return f"{row.name} is {row.state}: {row.reason}" if row else ""
+
+
+def event_fields(event: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:
+    """The fields that a condition on events can name."""
+    if isinstance(event, protocol.ResourceEvent):
+        return {**event.details, "resource": event.resource, "what": event.what}
+    return {
+        "resource": event.resource,
+        "state": event.state.value,
+        "was": event.was.value if event.was else None,
+        "reason": event.reason,
+        "manager": event.manager,
+    }

@@ -20,7 +20,7 @@ from muster.bus import api
 from muster.core import backoff, errors, health, messages, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
-from muster.manage.manager import agent_calls, checkpoints, orders, reconciler, renewal, zones
+from muster.manage.manager import agent_calls, checkpoints, orders, reconciler, renewal, resources, zones
 from muster.supervision import tasks
 
 events = log.EventLog("manage")
@@ -31,31 +31,6 @@ CLAIMS_AT_ONCE = 16  # messages; separate from operations, of which thousands ma
 CLAIM_TIMEOUT_S = 3.0
 RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s_max=0.5)  # renewals have to continue
 OUTRANKED_S = 2.0  # between two reports of higher epochs; an agent may invent them
-
-_VERBS = {
-    reconciler.ReconcileAction.CREATE: protocol.Verb.CREATE,
-    reconciler.ReconcileAction.PUT: protocol.Verb.PUT,
-    reconciler.ReconcileAction.DELETE: protocol.Verb.DELETE,
-    reconciler.ReconcileAction.DELETE_FORMER: protocol.Verb.DELETE,
-    reconciler.ReconcileAction.RENAME: protocol.Verb.RENAME,
-}
-
-
-class ManagedResource:
-    """A resource assigned to this manager."""
-
-    __slots__ = ("assignment", "outranked_by", "published_state", "runtime", "superseded")
-
-    def __init__(self, assignment: protocol.Assignment, runtime: reconciler.ResourceRuntime) -> None:
-        self.assignment = assignment
-        self.runtime = runtime
-        self.superseded = False
-        self.outranked_by = 0  # the higher epoch that the agent accepts
-        self.published_state = runtime.health.state  # the state that was last published
-
-    @property
-    def name(self) -> str:
-        return self.assignment.spec.name
 
 
 class Manager:
@@ -68,7 +43,7 @@ class Manager:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.name = name or bus.identity
-        self.managed: dict[str, ManagedResource] = {}
+        self.managed: dict[str, resources.ManagedResource] = {}
         self.renewal = renewal.ManagerRenewal(bus, self.name, self._apply_renewal)
         self._bus = bus
         self._tick_s = tick_s
@@ -161,7 +136,7 @@ class Manager:
                 self._resync.add(name)
             known = self.managed.get(name)
             if known is None or known.assignment.epoch != assignment.epoch:
-                self.managed[name] = ManagedResource(
+                self.managed[name] = resources.ManagedResource(
                     assignment, reconciler.ResourceRuntime.begin(assignment, now, now_ms)
                 )
             else:
@@ -323,14 +298,14 @@ class Manager:
             self._start_steps()
 
     def _observed(
-        self, resource: ManagedResource, observed: protocol.ObservedState, now: float, now_ms: int
+        self, resource: resources.ManagedResource, observed: protocol.ObservedState, now: float, now_ms: int
     ) -> None:
         self._record_change(
             resource, reconciler.observe(resource.assignment, resource.runtime, observed, now, now_ms)
         )
         self._queue.add(resource.name)
 
-    def _record_change(self, resource: ManagedResource, state_changed: bool) -> None:
+    def _record_change(self, resource: resources.ManagedResource, state_changed: bool) -> None:
         """Schedule a checkpoint if the runtime is dirty; publish the state if it changed."""
         runtime = resource.runtime
         if runtime.dirty:
@@ -371,7 +346,7 @@ class Manager:
             resource.superseded = True
             self.renewal.renew_soon()
 
-    def _mark_outranked(self, resource: ManagedResource, epoch: int) -> None:
+    def _mark_outranked(self, resource: resources.ManagedResource, epoch: int) -> None:
         """The agent accepted a higher epoch.
 
         Usually another manager owns the resource now, and the next renewal releases it here. If the registry
@@ -411,7 +386,7 @@ class Manager:
                 self._queue.add(name)
         self._claim_soon()
 
-    def _check_silence(self, resource: ManagedResource, now: float, now_ms: int) -> None:
+    def _check_silence(self, resource: resources.ManagedResource, now: float, now_ms: int) -> None:
         zones, zone = self._zones, resource.runtime.zone
         if reconciler.check_silence(
             resource.runtime,
@@ -450,12 +425,9 @@ class Manager:
                 runtime.busy = True
                 self._tasks.spawn("step", self._run_step(resource, step))
 
-    async def _run_step(self, resource: ManagedResource, step: reconciler.ReconcileStep) -> None:
-        spec, runtime, epoch = resource.assignment.spec, resource.runtime, resource.assignment.epoch
-        generation, former = (
-            resource.assignment.generation,
-            step.action is reconciler.ReconcileAction.DELETE_FORMER,
-        )
+    async def _run_step(self, resource: resources.ManagedResource, step: reconciler.ReconcileStep) -> None:
+        spec, runtime = resource.assignment.spec, resource.runtime
+        generation = resource.assignment.generation
         try:
             if step.action in (reconciler.ReconcileAction.CREATE, reconciler.ReconcileAction.START):
                 self._record_change(
@@ -466,21 +438,10 @@ class Manager:
                 )
             if step.action is reconciler.ReconcileAction.START:
                 runtime.restarts += 1
-            verb = _VERBS.get(step.action, protocol.Verb.EXECUTE)
-            operation = protocol.Operation(
-                id=self._next_id(),
-                verb=verb,
-                resource=resource.assignment.formerly if former else spec.name,
-                epoch=epoch,
-                manager=self.name,
-                type=spec.type,
-                config=spec.config if verb in (protocol.Verb.CREATE, protocol.Verb.PUT) else {},
-                start=spec.desired is protocol.DesiredState.UP,
-                arguments={"from": resource.assignment.formerly} if verb is protocol.Verb.RENAME else {},
-                operation=step.action.value if verb is protocol.Verb.EXECUTE else "",
-                generation=generation,
+            operation = resources.operation_for(resource, step, id=self._next_id(), manager=self.name)
+            events.info(
+                "act", resource=spec.name, act=step.action.value, why=step.reason, epoch=operation.epoch
             )
-            events.info("act", resource=spec.name, act=step.action.value, why=step.reason, epoch=epoch)
             answer = await self._agents.call(spec.agent, operation)
         finally:
             runtime.busy = False
@@ -496,7 +457,7 @@ class Manager:
             self._step_failed(resource, step, answer, now, now_ms)
         else:  # the desired state changed meanwhile: observe before the next step
             runtime.observed = None
-        if former:
+        if step.action is reconciler.ReconcileAction.DELETE_FORMER:
             runtime.observed = None  # observe again: a rename may have come first
         elif answer.observed is not None:
             self._observed(resource, answer.observed, now, now_ms)
@@ -508,7 +469,7 @@ class Manager:
 
     def _step_failed(
         self,
-        resource: ManagedResource,
+        resource: resources.ManagedResource,
         step: reconciler.ReconcileStep,
         answer: protocol.OperationResult,
         now: float,

@@ -61,7 +61,7 @@ class ReadModel(bus_feed.BusFeed):
 
     async def resources(
         self, *, where: str = "", after: str = "", limit: int = 50
-    ) -> manage_client.ResourcePage:
+    ) -> manage_rows.ResourcePage:
         return await self._query(
             ("resources", where, after, limit),
             "manage",

@@ -21,7 +21,7 @@ from muster.app.operations import doctor
 from muster.bus.http import health as http_health
 from muster.bus.http import server as http_server
 from muster.core import errors, health
-from muster.core.settings import loader
+from muster.core.settings import loader, retention
 from muster.core.telemetry import metrics
 from tests.cli import driver
 
@@ -261,3 +261,28 @@ async def test_each_process_is_asked_whether_it_is_ready(place: home.Home):
         state, words, _ = await doctor.processes(target)
         assert state == doctor.FAULT
         assert words.startswith(f"agent-local (pid {os.getpid()}) does not reply: ")
+
+
+def test_a_stream_of_reports_that_holds_too_few_hours_is_named_with_the_size_that_is_needed():
+    settings = retention.RetentionSettings()
+    million_bytes_s = 100_000 * 78  # a million machines with few metrics
+    state, finding, advice = doctor.judge_reports(settings, 60 * million_bytes_s, 4 << 30, [0.0, 60.0])
+    assert state == doctor.WARNING
+    assert "holds 0.2 hours at 7,800,000 bytes/s" in finding
+    needed = int(re.search(r"max_bytes = (\d+)", advice)[1])
+    assert needed / million_bytes_s / 3600 >= settings.report_hours
+    machines = int(re.search(r"retention.machines = (\d+)", advice)[1])
+    sized = msgspec.structs.replace(settings, machines=machines)
+    assert sized.streams()["reports"].max_bytes >= needed
+    held = doctor.judge_reports(sized, 60 * million_bytes_s, needed, [0.0, 60.0])
+    assert held == (doctor.OK, "the stream holds 4 hours at 7,800,000 bytes/s", "")
+    assert doctor.judge_reports(settings, 1 << 30, 4 << 30, [0.0, 59.0])[0] == doctor.OK
+
+
+def test_the_stream_of_reports_is_sized_in_hours_for_the_expected_fleet():
+    assert retention.RetentionSettings().streams()["reports"].max_bytes == 4 << 30
+    sized = retention.RetentionSettings(machines=1_000_000, report_hours=48.0).streams()["reports"]
+    assert sized.max_bytes / (100_000 * retention.REPORT_BYTES) >= 48 * 3600
+    assert sized.max_age_s == 48 * 3600
+    with pytest.raises(errors.InvalidInput, match=r"bus\.storage_disk_bytes"):
+        app_settings.Settings(retention=retention.RetentionSettings(machines=1_000_000))

@@ -34,7 +34,7 @@ class ChannelComponent:
         from muster.monitor import protocol
         from muster.monitor.channel import channel, interpreters
 
-        options = self._settings
+        options, reports = self._settings, context.settings.retention.reports_sized()
         to = interpreters.ForwardTarget(
             "up", options.parents or (protocol.ROOT,), interpreter=options.interpreter, where=options.where
         )
@@ -47,8 +47,8 @@ class ChannelComponent:
                 subscriptions=(to,),
                 compression=None if options.compression == "none" else options.compression,
                 sensors=options.sensors,
-                stream_bytes_max=context.settings.retention.reports.max_bytes,
-                stream_age_s_max=context.settings.retention.reports.max_age_s,
+                stream_bytes_max=reports.max_bytes,
+                stream_age_s_max=reports.max_age_s,
                 replicas=context.settings.bus.replicas,
             ),
             measure=context.metrics,

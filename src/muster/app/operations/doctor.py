@@ -36,6 +36,8 @@ from muster.bus.http import client as http_client
 from muster.bus.http import health as http_health
 from muster.core import errors
 from muster.core.net import hosts
+from muster.core.reports import columns
+from muster.core.settings import retention
 from muster.trust import credentials as credentials_
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
@@ -46,6 +48,7 @@ EARLIEST_S = 1_735_689_600  # the start of 2025: an earlier clock is certainly w
 TIME_ERROR = 5
 OPEN_FILES = 4096
 ANSWER_S = 1.0
+REPORTS_S = 60.0  # of reports, to know their rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +338,53 @@ async def brokers(target: DoctorTarget) -> CheckOutcome:
     return OK, f"{count} of {count} reply", ""
 
 
+async def reports(target: DoctorTarget) -> CheckOutcome:
+    """Whether the stream of reports holds as many hours as it should, at the rate of what it has."""
+    route = await asyncio.to_thread(_local_route, target)
+    if target.running is None or not route.servers:
+        return OK, "the domain is not running", ""
+    creds = await asyncio.to_thread(credentials_.Credentials.load, route.creds) if route.creds else None
+    tls_context = await asyncio.to_thread(ssl.create_default_context, cafile=route.ca) if route.ca else None
+    async with await connection.connect(route.servers, creds=creds, tls=tls_context) as bus:
+        try:
+            stream = await bus.open_stream(columns.REPORTS_STREAM)
+            state = await stream.state()
+            times_s = [
+                (await stream.get(sequence)).stored_at_ns / 1e9
+                for sequence in (state.first_sequence, state.last_sequence)
+                if state.messages > 1
+            ]
+            limits = {budget.stream: budget.limit_bytes for budget in await bus.budgets()}
+        except errors.NotFound:
+            return OK, "there are none", ""
+    limit_bytes = limits[columns.REPORTS_STREAM]
+    return judge_reports(target.settings.retention, state.bytes, limit_bytes, times_s)
+
+
+def judge_reports(
+    settings: retention.RetentionSettings, used_bytes: int, limit_bytes: int, times_s: list[float]
+) -> CheckOutcome:
+    """``times_s``: when the first and the last message were stored; empty if there are less than two."""
+    span_s = times_s[-1] - times_s[0] if times_s else 0.0
+    if span_s < REPORTS_S:
+        return OK, "too few to know how many hours the stream holds", ""
+    bytes_s = used_bytes / span_s
+    held_h = limit_bytes / bytes_s / 3600
+    if held_h >= settings.report_hours:
+        return OK, f"the stream holds {min(held_h, 9999):.0f} hours at {bytes_s:,.0f} bytes/s", ""
+    needed = int(1.1 * bytes_s * settings.report_hours * 3600)
+    machines = (
+        -(-needed // retention.report_bytes(1000, settings.report_period_s, settings.report_hours)) * 1000
+    )
+    return (
+        WARNING,
+        f"the stream holds {held_h:.1f} hours at {bytes_s:,.0f} bytes/s, less than "
+        f"retention.report_hours = {settings.report_hours:g}: the pipeline may not be down for longer",
+        f"set retention.machines = {machines} or retention.reports.max_bytes = {needed}, "
+        "and bus.storage_disk_bytes accordingly",
+    )
+
+
 MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
 CHECKS: tuple[Check, ...] = (
     *MACHINE,
@@ -345,6 +395,7 @@ CHECKS: tuple[Check, ...] = (
     domain_,
     processes,
     brokers,
+    reports,
 )
 
 

@@ -10,6 +10,9 @@ from muster.core.settings import sections
 
 doc = sections.field_doc
 
+#: A report in the stream: 20 to 50 metrics, compressed with lz4 in messages of a thousand reports. Plain
+#: reports (`benchmarks/monitor_rows.py`) have 80 bytes, realistic ones 325.
+REPORT_BYTES = 350
 _DAY_S = 86400.0
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -44,6 +47,11 @@ def _budget(
     return budget
 
 
+def report_bytes(machines: int, period_s: float, hours: float) -> int:
+    """Space for the reports of so many machines, with a tenth for bursts."""
+    return int(1.1 * machines * hours * 3600 / period_s * REPORT_BYTES)
+
+
 class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """A budget for every kind of stream, log and file. Streams reserve theirs on each broker's disk."""
 
@@ -54,6 +62,27 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "alarms."
         ),
     ] = 0.85
+    machines: Annotated[
+        int,
+        doc(
+            "Machines of the expected fleet. The stream `reports` is made large enough for their reports of "
+            "`report_hours`, about 350 bytes each. 0: it has exactly `reports.max_bytes`, which is nine "
+            "minutes for a million machines with few metrics.",
+            ge=0,
+        ),
+    ] = 0
+    report_hours: Annotated[
+        float,
+        doc(
+            "How long the pipeline may be down without losing reports. `muster doctor` compares it with "
+            "what the stream holds at the rate of the moment.",
+            gt=0,
+            le=24 * 30,
+        ),
+    ] = 4.0
+    report_period_s: Annotated[
+        float, doc("Between two reports of a machine of the expected fleet.", gt=0, le=86400)
+    ] = 10.0
     messages: Annotated[
         RetentionBudget,
         doc("Stream: persistent JMS messages, until every durable subscriber and queue has had them."),
@@ -100,6 +129,16 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
         _budget(256 * _MIB, 14 * _DAY_S)
     )
 
+    def reports_sized(self) -> RetentionBudget:
+        """The budget of the stream `reports`, for the expected fleet."""
+        needed = report_bytes(self.machines, self.report_period_s, self.report_hours)
+        budget = self.reports
+        return msgspec.structs.replace(
+            budget,
+            max_bytes=max(budget.max_bytes, needed),
+            max_age_s=budget.max_age_s and max(budget.max_age_s, self.report_hours * 3600),
+        )
+
     def streams(self, message_logs: int = 1) -> dict[str, RetentionBudget]:
         """The budget of each stream and bucket of Muster's own, by its name on the broker. The logs of
         messages share theirs.
@@ -113,7 +152,7 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "receivers": self.states,
             "notifications": self.notifications,
             "contexts": self.contexts,
-            "reports": self.reports,
+            "reports": self.reports_sized(),
             "summaries": self.summaries,
             "system": self.system,
             "alerts": self.alerts,

@@ -128,6 +128,7 @@ class Aggregator:
         """Decode the buffered reports."""
         raw, self._raw = self._raw, []
         quick: list[report_rows.ReportRow] = []
+        wide: list[report_rows.WideReportRow] = []
         others: list[messages.NodeReport] = []
         dropped, decode, is_new = self.dropped, report_rows.decode, self._is_new
         first_ms = now_ms - int(self._limits.age_s * 1000)
@@ -146,10 +147,14 @@ class Aggregator:
             elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
                 if isinstance(row, report_rows.ReportRow):
                     quick.append(row)
+                elif isinstance(row, report_rows.WideReportRow):
+                    wide.append(row)
                 else:
                     others.append(row)
         if quick:
             self._hold(report_rows.to_batch(quick), now_ms)
+        if wide:
+            self._hold(report_rows.wide_to_batch(wide), now_ms)
         if others:
             self._hold(columns.to_batch(others), now_ms)
 

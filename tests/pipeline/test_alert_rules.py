@@ -400,3 +400,27 @@ def test_of_a_rule_that_is_gone_nothing_is_remembered_and_the_rest_is():
     later = tracker.AlertTracker((HOT,), memory)
     assert [alert.rule for alert in later.alerts()] == ["hot"]
     assert later.silences() == book.silences()
+
+
+def test_alerts_of_a_rule_that_was_removed_or_has_another_scope_end_once_and_contacts_receive_it():
+    book = make_book()
+    before = book.apply([say("hot", "node:a", True, 0), say("quiet", "system", True, 0)], 100_000)
+    assert {notification.alert.rule for notification in before.notifications} == {"hot"}
+    stored = msgspec.json.encode(book.state())
+    moved = rules.AlertRule(name="hot", scope="group", when="reports = 0")
+    for known in ((), (moved,)):
+        later = tracker.AlertTracker(known, msgspec.json.decode(stored, type=tracker.AlertTrackerState))
+        # Stored again before it ran: nothing is forgotten.
+        kept = msgspec.json.decode(msgspec.json.encode(later.state()), type=tracker.AlertTrackerState)
+        assert {entry.rule for entry in kept.entries} == {"hot", "quiet"}
+        ended = tracker.AlertTracker(known, kept).tick(200_000)
+        assert {(alert.rule, alert.state.value, alert.at_ms) for alert in ended.alerts} == {
+            ("hot", "resolved", 200_000),
+            ("quiet", "resolved", 200_000),
+        }
+        assert [
+            (notification.alert.rule, notification.receivers) for notification in ended.notifications
+        ] == [("hot", HOT.notify)]
+        assert later.tick(200_000).alerts
+        assert not later.tick(300_000).alerts
+        assert not later.state().entries

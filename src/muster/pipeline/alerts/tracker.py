@@ -97,6 +97,9 @@ class TrackedAlert(msgspec.Struct):
     group: str = ""
     by: str = ""  # who acknowledged it
     notified: bool = False  # the contacts received the firing alert, so they also receive its end
+    # Of the rule when it fired, for its end after the rule was removed.
+    severity: messages.Severity = messages.Severity.WARNING
+    receivers: tuple[str, ...] = ()
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,10 +174,15 @@ class AlertTracker:
         self._forget_ms = int(forget_s * 1000)
         memory = memory or AlertTrackerState()
         self._now_ms = memory.now_ms
-        # Alerts of rules that are no longer in the file are dropped.
         self._entries = {
-            (entry.rule, entry.about): entry for entry in memory.entries if entry.rule in self._rules
+            (entry.rule, entry.about): entry for entry in memory.entries if self._has_rule(entry)
         }
+        # Alerts of rules that are no longer in the file, or have another scope: they end.
+        self._orphans = [
+            entry
+            for entry in memory.entries
+            if not self._has_rule(entry) and entry.state is not AlertState.RESOLVED
+        ]
         self._silences = {silence.id: silence for silence in memory.silences}
         self._covers: dict[str, Callable[[Callable[[str], Any]], bool]] = {}
 
@@ -203,7 +211,9 @@ class AlertTracker:
 
     def state(self) -> AlertTrackerState:
         return AlertTrackerState(
-            now_ms=self._now_ms, entries=list(self._entries.values()), silences=list(self._silences.values())
+            now_ms=self._now_ms,
+            entries=[*self._entries.values(), *self._orphans],
+            silences=list(self._silences.values()),
         )
 
     # Changes
@@ -285,6 +295,7 @@ class AlertTracker:
 
     def _advance_clock(self, now_ms: int, outcome: AlertUpdates) -> None:
         self._now_ms = max(self._now_ms, now_ms)
+        self._end_orphans(outcome)
         for gone in [silence.id for silence in self._silences.values() if silence.until_ms <= self._now_ms]:
             del self._silences[gone]
             self._covers.pop(gone, None)
@@ -305,6 +316,30 @@ class AlertTracker:
             elif entry.state is AlertState.SILENCED and not self._is_silenced(entry):
                 self._transition(entry, AlertEvent.UNSILENCE, self._now_ms, outcome)
 
+    def _has_rule(self, entry: TrackedAlert) -> bool:
+        rule = self._rules.get(entry.rule)
+        scope, separator, _ = entry.about.partition(":")
+        return rule is not None and (not separator or scope == rule.scope)
+
+    def _end_orphans(self, outcome: AlertUpdates) -> None:
+        orphans, self._orphans = self._orphans, []
+        for entry in orphans:
+            at_ms = max(self._now_ms, entry.since_ms)
+            alert = messages.Alert(
+                rule=entry.rule,
+                about=entry.about,
+                severity=entry.severity,
+                state=AlertState.RESOLVED,
+                since_ms=at_ms,
+                at_ms=at_ms,
+                value=entry.value,
+                reason="the rule was removed",
+                labels={"group": entry.group} if entry.group else {},
+            )
+            outcome.alerts.append(alert)
+            if entry.notified and entry.receivers:
+                outcome.notifications.append(AlertNotification(alert, entry.receivers))
+
     def _transition(self, entry: TrackedAlert, event: AlertEvent, at_ms: int, outcome: AlertUpdates) -> None:
         entry.state = NEXT[entry.state, event]
         entry.since_ms = at_ms
@@ -320,7 +355,7 @@ class AlertTracker:
         if notify and rule.notify:
             outcome.notifications.append(AlertNotification(alert, rule.notify))
         if entry.state is AlertState.FIRING:
-            entry.notified = True
+            entry.notified, entry.severity, entry.receivers = True, rule.severity, rule.notify
         elif entry.state is AlertState.RESOLVED:
             entry.notified, entry.by = False, ""
 

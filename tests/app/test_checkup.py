@@ -269,9 +269,10 @@ def test_a_stream_of_reports_that_holds_too_few_hours_is_named_with_the_size_tha
     state, finding, advice = doctor.judge_reports(settings, 60 * million_bytes_s, 4 << 30, [0.0, 60.0])
     assert state == doctor.WARNING
     assert "holds 0.2 hours at 7,800,000 bytes/s" in finding
-    needed = int(re.search(r"max_bytes = (\d+)", advice)[1])
+    needed, machines = (
+        int(number) for name in ("max_bytes", "machines") for number in re.findall(rf"{name} = (\d+)", advice)
+    )
     assert needed / million_bytes_s / 3600 >= settings.report_hours
-    machines = int(re.search(r"retention.machines = (\d+)", advice)[1])
     sized = msgspec.structs.replace(settings, machines=machines)
     assert sized.streams()["reports"].max_bytes >= needed
     held = doctor.judge_reports(sized, 60 * million_bytes_s, needed, [0.0, 60.0])

@@ -39,8 +39,9 @@ def test_long_reports_with_any_metrics_give_the_same_columns_as_messages():
         ),
     ]
     actual = [report_rows.decode(messages.encode(row)) for row in sent]
-    assert {type(row) for row in actual} == {report_rows.WideReportRow}
-    assert report_rows.wide_to_batch(actual).equals(columns.to_batch(sent))
+    wide = [row for row in actual if isinstance(row, report_rows.WideReportRow)]
+    assert len(wide) == len(sent)
+    assert report_rows.wide_to_batch(wide).equals(columns.to_batch(sent))
 
 
 def _key(row: messages.NodeReport) -> bytes:

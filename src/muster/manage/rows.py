@@ -181,8 +181,9 @@ class SecretDeleted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_in(row: ResourceRow, state: str | None) -> bool:
-    """Whether it is in this state, or without one in its desired state."""
-    return row.state == (state or row.desired) and row.applied
+    """Whether it is in this state, or without one in its desired state: what is drained is down."""
+    drained = row.desired == protocol.DesiredState.DRAINED.value
+    return row.state == (state or ("down" if drained else row.desired)) and row.applied
 
 
 def condition(row: ResourceRow | None) -> str:

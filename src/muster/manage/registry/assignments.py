@@ -71,7 +71,7 @@ class RegistryChanges:
         default_factory=dict
     )  # with its epoch
     agents: dict[str, AgentRecord | None] = field(default_factory=dict)
-    requests: dict[str, int | None] = field(default_factory=dict)  # executed, with the time (ms)
+    requests: dict[str, int | None] = field(default_factory=dict)  # executed, with their number
     epoch: int = 0
 
     def __bool__(self) -> bool:

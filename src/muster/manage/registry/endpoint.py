@@ -13,7 +13,6 @@ import collections
 import contextlib
 import json
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self
 
@@ -394,7 +393,7 @@ class RegistryEndpoint:
         also: Callable[[transactions.Transaction], None] | None = None,
     ) -> None:
         acting = self._acting()
-        changes.requests = acting.requests.add(record_store.executing.get(), int(time.time() * 1000))
+        changes.requests = acting.requests.add(record_store.executing.get())
 
         async def store() -> None:
             for manager in await self._records.commit(acting, changes, also):

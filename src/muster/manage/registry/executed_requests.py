@@ -1,37 +1,37 @@
 """Requests that were executed, by their id: another registry recognises a repetition. Pure.
 
 A client repeats a request that has no reply. The registry that executed it may be lost with its reply, so the
-id is stored together with the changes of the request.
+id is stored together with the changes of the request. The oldest ids are dropped by their number, not by
+their age: clocks of two registries may differ by more than a client waits.
 """
 
 from __future__ import annotations
 
-REQUESTS_MAX, KEPT_MS = 20_000, 600_000
+import itertools
+
+REQUESTS_MAX = 20_000
 
 
 class ExecutedRequests:
     def __init__(self) -> None:
-        self._times_ms: dict[str, int] = {}  # oldest first
+        self._numbers: dict[str, int] = {}  # oldest first
+        self._last = 0
 
     def __contains__(self, request: str) -> bool:
-        return request in self._times_ms
+        return request in self._numbers
 
-    def add(self, request: str, now_ms: int) -> dict[str, int | None]:
-        """The records to store for a request that is executed now; None deletes those that are too old."""
+    def add(self, request: str) -> dict[str, int | None]:
+        """The records to store for a request that is executed now; None deletes the oldest ones."""
         if not request or request in self:
             return {}
-        changes: dict[str, int | None] = {}
-        surplus = len(self._times_ms) + 1 - REQUESTS_MAX
-        for number, (known, at_ms) in enumerate(self._times_ms.items()):
-            if number >= surplus and at_ms > now_ms - KEPT_MS:
-                break
-            changes[known] = None
-        return {**changes, request: now_ms}
+        surplus = max(0, len(self._numbers) + 1 - REQUESTS_MAX)
+        return {**dict.fromkeys(itertools.islice(self._numbers, surplus)), request: self._last + 1}
 
     def accept(self, changes: dict[str, int | None]) -> None:
         """Apply stored changes."""
-        for request, at_ms in changes.items():
-            if at_ms is None:
-                self._times_ms.pop(request, None)
+        for request, number in changes.items():
+            if number is None:
+                self._numbers.pop(request, None)
             else:
-                self._times_ms[request] = at_ms
+                self._numbers[request] = number
+                self._last = max(self._last, number)

@@ -137,8 +137,8 @@ class RegistryRecords:
 
 def _writes(changes: assignments.RegistryChanges) -> Iterator[tuple[str, str, bytes | None, int | None]]:
     encode = msgspec.json.encode
-    for request, at_ms in changes.requests.items():
-        yield REQUESTS, request, None if at_ms is None else b"%d" % at_ms, None
+    for request, number in changes.requests.items():
+        yield REQUESTS, request, None if number is None else b"%d" % number, None
     for name, agent in changes.agents.items():
         yield AGENTS, name, None if agent is None else encode(agent), None
     for name, resource in changes.resources.items():

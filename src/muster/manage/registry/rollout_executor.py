@@ -43,7 +43,8 @@ class RolloutExecutor:
         self._tasks = tasks.TaskSupervisor(f"rollouts of registry {registry.name}")
         self._running: set[str] = set()
         self._live: dict[str, rollout.Rollout] = {}
-        self._writing = asyncio.Lock()
+        self._ended = False
+        self._writing = asyncio.Lock()  # held from the decision about a state until it is stored
 
     async def begin(self, by: str, plan: dict[str, Any], names: list[str]) -> rows.RolloutRow:
         try:
@@ -109,9 +110,11 @@ class RolloutExecutor:
             plan = current.plan
             if current.state == rollout.STOPPED and state == rollout.RUNNING:
                 plan = msgspec.structs.replace(plan, errors_max=len(current.steps))
-            header = msgspec.structs.replace(current, state=state, reason=reason, plan=plan).header()
+            changed = msgspec.structs.replace(current, state=state, reason=reason, plan=plan)
+            changed.update_state()  # it may have been stopped by its last batch
+            header = changed.header()
             await self._registry.write(lambda tx: _put(tx, header, {}))
-            current.state, current.reason, current.plan = state, reason, plan
+            current.state, current.reason, current.plan = header.state, header.reason, header.plan
             self._start_task(current)
         return header.summary()
 
@@ -126,10 +129,11 @@ class RolloutExecutor:
                                 self._start_task(await self._load(header.id))
                 await asyncio.sleep(LOOK_S)
         finally:
+            self._ended = True  # another registry continues rollouts that begin from now on
             await self._tasks.close()
 
     def _start_task(self, running: rollout.Rollout) -> None:
-        if running.state == rollout.RUNNING and running.id not in self._running:
+        if running.state == rollout.RUNNING and running.id not in self._running and not self._ended:
             self._running.add(running.id)
             self._live[running.id] = running
             task = self._tasks.spawn(f"rollout {running.id}", self._run(running))
@@ -181,11 +185,11 @@ class RolloutExecutor:
                 )
                 for name in batch
             ]
-            for name, answer in zip(
-                batch, await operations.submit_operation(self._registry, orders, running.by), strict=True
-            ):
-                running.end(name, answer)
-            running.update_state()
+            answers = await operations.submit_operation(self._registry, orders, running.by)
+            async with self._writing:  # a pause or resume that is being stored comes first
+                for name, answer in zip(batch, answers, strict=True):
+                    running.end(name, answer)
+                running.update_state()
             await self._save(running, batch)
             if running.state == rollout.RUNNING and running.next_batch():
                 await asyncio.sleep(running.plan.pause_s)

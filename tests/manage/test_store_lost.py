@@ -72,7 +72,7 @@ async def _story(fleet: Any, server: postgres.PostgresServer) -> None:
         # … operations are carried out, and questions answered.
         assert (await impatient.exec("echo", names[1], arguments={"text": "x"}))[0].result == "x"
         assert len(await impatient.get()) == RESOURCES
-        assert all(boss.acts for boss in managers.values()), "their renewals hold"
+        assert all(boss.may_act for boss in managers.values()), "their renewals hold"
     assert refused >= 3
     # A manager lost meanwhile is replaced as soon as that can be written down.
     await managers["manager-2"].abandon()

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from muster.bus import api
+from muster.bus.rpc import requests
 from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
@@ -240,3 +241,42 @@ async def test_only_a_repeated_delete_leaves_a_record_of_what_was_never_there(pa
     with pytest.raises(errors.NotFound):
         await pair.alice.delete("absent")
     assert await pair.p.state.log.last("absent") is None
+
+
+@pytest.fixture
+async def late(simulated_network, monkeypatch) -> AsyncIterator[node_node.InformationNode]:
+    """A node that admits few requests, and whose log stores writes without an acknowledgement in time."""
+    monkeypatch.setattr(node_node, "IN_FLIGHT_MAX", 8)
+    net = simulated_network
+    async with await node_node.start(await net.connect("p"), settings=SETTINGS, now_ns=net.now_ns) as node:
+        append = node.state.log.append_nowait
+
+        def lose(*arguments: Any, **options: Any) -> asyncio.Future[int]:
+            unknown: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            append(*arguments, **options)
+            asyncio.get_running_loop().call_later(1.0, unknown.set_exception, errors.TimedOut("no reply"))
+            return unknown
+
+        monkeypatch.setattr(node.state.log, "append_nowait", lose)
+        yield node
+
+
+async def test_writes_in_doubt_are_settled_however_many_there_are(late, simulated_network, monkeypatch):
+    bob = client.InformClient(await simulated_network.connect("bob"), node="p")
+    keys = [f"k{number}" for number in range(node_node.IN_FLIGHT_MAX)]
+    results = await asyncio.gather(*(bob.put(key, b"1") for key in keys))
+    assert [result.version for result in results] == list(range(1, len(keys) + 1))
+    monkeypatch.undo()
+    for key in keys:
+        assert (await bob.put(key, b"2")).version > len(keys)
+
+
+async def test_a_write_in_doubt_does_not_wait_for_its_own_repetition(late, simulated_network):
+    bus = await simulated_network.connect("bob")
+    subject = protocol.request_subject("bob", "put", "p")
+    data, headers = protocol.encode(protocol.PutContext("k", b"1", request="r")), {requests.REQUEST_ID: "r"}
+    first = asyncio.create_task(bus.request(subject, data, headers=headers, timeout_s=30))
+    await asyncio.sleep(0.5)
+    replies = await asyncio.gather(first, bus.request(subject, data, headers=headers, timeout_s=30))
+    versions = [protocol.result_of(reply.data, protocol.WriteResult).version for reply in replies]
+    assert versions == [1, 1]

@@ -245,10 +245,12 @@ class RpcServer:
         if caller is not None:
             self.submit(caller, operation or self._operations.get(caller.operation))
 
-    def submit(self, caller: requests.RpcCaller, operation: RpcOperation | None) -> None:
+    def submit(
+        self, caller: requests.RpcCaller, operation: RpcOperation | None, *, admitted: bool = False
+    ) -> None:
         """Execute a request that was accepted by other code: a service with a fast path subscribes itself,
         and submits requests that take longer. It need not start the server; None: there is no such
-        operation."""
+        operation. ``admitted``: the request has begun, so it is never refused as overload."""
         message = caller.message
         if operation is None:
             kind, _, name = caller.operation.partition(".")
@@ -257,7 +259,7 @@ class RpcServer:
             )
             unknown = errors.NotFound(f"no operation {name[:40]!r} to {kind}", hint=f"there are: {names}")
             self._spawn(self._refuse(message, unknown))
-        elif (
+        elif not admitted and (
             len(self._tasks) >= self._pending_max
             or self._pending[caller.identity] >= (self._pending_max + 1) // 2
         ):

@@ -454,8 +454,15 @@ class InformationNode:
             self._respond(caller.message, protocol.reply(self.writer.finish(pending), self.name))
         except errors.MusterError as error:
             failure = error
-            resume = _operation("write", bytes, lambda *_: self.writer.resume(pending, failure))
-            self._server.submit(caller, resume)
+            # Never left out, neither for overload nor as a repetition: it releases the key.
+            resume = server.RpcOperation(
+                "write",
+                lambda *_: self.writer.resume(pending, failure),
+                audited=False,
+                decode=lambda data: data,
+                once=False,
+            )
+            self._server.submit(caller, resume, admitted=True)
         except asyncio.CancelledError:
             return  # the node is closing; the outcome is unknown
 
@@ -507,9 +514,5 @@ def _operation(
     name: str, kind: type[T], handler: Callable[[server.RpcCall, T], Awaitable[object]]
 ) -> server.RpcOperation:
     """An operation without an audit record: the log has the writer of each record."""
-    decode = functools.partial(_decode, kind)
+    decode = functools.partial(protocol.decode, kind=kind)
     return server.RpcOperation(name, handler, audited=False, decode=decode)
-
-
-def _decode(kind: type[T], data: bytes) -> T | bytes:
-    return data if kind is bytes else protocol.decode(data, kind)

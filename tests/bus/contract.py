@@ -343,6 +343,15 @@ class Messages:
         end()
         await bus.close()
 
+    async def test_a_request_that_waits_when_its_connection_closes_is_in_doubt(self, connect: Connect):
+        bus, other = await connect("one"), await connect("two")
+        requests = await other.subscribe("q")
+        waiting = asyncio.create_task(bus.request("q", b"", timeout_s=30))
+        await requests.next(timeout_s=30)
+        await bus.close()
+        with pytest.raises(errors.TimedOut):
+            await waiting
+
 
 def settings(name: str = "log", **more: Any) -> api.StreamSettings:
     return api.StreamSettings(name, more.pop("subjects", (f"{name}.>",)), max_bytes=8 << 20, **more)

@@ -4,8 +4,9 @@ Two wildcard subscriptions, created at the first request, receive all replies: t
 those of the broker (JetStream, publish acknowledgements). Each request has its own reply subject, derived
 from its responder (`muster.core.subjects`), and only a message on exactly that subject is its reply: the
 permission to reply as A does not cover a request to B. A request fails when the broker forbids it and when
-the connection is closed; if there is no subscriber the broker replies at once. A request that may be repeated
-(`api.Repetition`) keeps its reply subject, so a late reply to an earlier attempt counts as well.
+the connection is closed, then with an unknown outcome (`errors.TimedOut`); if there is no subscriber the
+broker replies at once. A request that may be repeated (`api.Repetition`) keeps its reply subject, so a late
+reply to an earlier attempt counts as well.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ class RequestConnection(connection.NatsConnection):
     async def _closed_for_good(self) -> None:
         await super()._closed_for_good()
         for call in list(self._calls.values()):
-            call.fail(self.why_closed())
+            call.fail(
+                errors.TimedOut(f"{self.why_closed()}; a request without a reply may have been executed")
+            )
 
     def _fail_requests(self, subject: str) -> bool:
         calls = [call for call in self._calls.values() if subject in call.subjects]

@@ -150,8 +150,8 @@ class SimulatedBus:
         for subscription in self._subscriptions:
             subscription.end(cause)
         for future in list(self._waiting):
-            if not future.done():
-                future.set_exception(self._cause)
+            if not future.done():  # what it waits for may have been done
+                future.set_exception(errors.TimedOut(str(self._cause)))
         self._change(api.ConnectionState.CLOSED)
 
     def _change(self, state: api.ConnectionState) -> None:

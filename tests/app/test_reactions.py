@@ -123,6 +123,48 @@ async def test_a_refused_command_and_one_that_is_not_durable_are_asked_for_once(
 
 
 @pytest.mark.virtual_time
+async def test_a_resource_that_is_selected_again_before_it_could_leave_obeys_again(monkeypatch):
+    rule = reaction_rules.ReactionSpec(
+        where="TRUE", model="Server", policy="command", operations=("restart",)
+    )
+    receiver = reaction_rules.ResourceReceiver(rule=rule, state={})
+    begun: list[str] = []
+
+    async def obey(handle: Any, name: str, *_: Any) -> None:
+        begun.append(name)
+        await asyncio.Event().wait()
+
+    async def advertise(name: str, *_: Any, **__: Any) -> Any:
+        return types.SimpleNamespace(name=name)
+
+    async def leave() -> None:
+        raise errors.TimedOut("no notifier replied")
+
+    async def get(**_: Any) -> list[Any]:
+        return []
+
+    due: dict[str, Any] = {"web-1": receiver}
+    monkeypatch.setattr(reactions, "execute_commands", obey)
+    monkeypatch.setattr(reaction_rules, "receivers", lambda *_: due)
+    receivers: Any = types.SimpleNamespace(
+        advertise=advertise, sender=lambda name: types.SimpleNamespace(name=name, leave=leave)
+    )
+    kept = reactions.ResourceReceivers(None, [rule])  # type: ignore[arg-type]
+    kept._fleet = types.SimpleNamespace(get=get)  # type: ignore[assignment]
+    await kept._update(receivers)
+    due.clear()
+    with pytest.raises(errors.TimedOut):
+        await kept._update(receivers)
+    due["web-1"] = receiver
+    await kept._update(receivers)
+    await kept._update(receivers)
+    await asyncio.sleep(0)
+    assert begun == ["web-1", "web-1"]
+    assert kept._supervisor.pending == 1
+    await kept._supervisor.close()
+
+
+@pytest.mark.virtual_time
 async def test_an_operation_that_the_rule_does_not_list_is_not_requested():
     manager = FakeManager("done")
     acknowledged = await obeyed(manager, command("delete", 7), command("restart", 8))

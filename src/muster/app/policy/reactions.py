@@ -124,7 +124,7 @@ class ResourceReceivers:
         for name in self._joined.keys() - due.keys():
             await self._leave(receivers.sender(name))
         for name, receiver in due.items():
-            if self._joined.get(name) == receiver:
+            if self._joined.get(name) == receiver and name in self._tasks:
                 continue
             try:
                 await self._join(receivers, name, receiver)
@@ -143,7 +143,7 @@ class ResourceReceivers:
         )
         before = self._joined.get(name)
         self._joined[name] = receiver
-        if before is None or before.rule != rule:
+        if before is None or before.rule != rule or name not in self._tasks:  # it may be about to leave
             await self._end(name)
             work = functools.partial(execute_commands, handle, name, rule, self._manager)
             self._tasks[name] = self._supervisor.loop(f"commands of {name}", work)

@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from muster.trust.permissions import roles
 from muster.web import actions, request_state, server, settings
 from muster.web.auth import logins, oidc, scopes, sessions, tokens
 from muster.web.data import read_model
+from muster.web.rest import access
 
 PROVIDER = "oidc-provider@9.13.3"
 SECRET = "the secret of the client"
@@ -208,6 +210,59 @@ def test_tokens_of_an_owner_are_bounded_and_the_secret_is_not_stored(
     assert store.verify(made[1][0]).owner == "ann"
 
 
+def test_a_token_stays_when_the_clock_goes_forth_and_back(tmp_path: Path):
+    ahead_s = 0.0
+    store = tokens.TokenStore(tmp_path / "tokens", clock=lambda: time.time() + ahead_s)
+    owner = sessions.LoginSession(
+        id="", name="ann", role=sessions.WebRole.VIEWER, kind=sessions.TokenKind.COOKIE, born=1, until=2
+    )
+    text, record = store.create(owner, scopes=(), description="", lifetime_s=600)
+    ahead_s = 3600.0
+    assert store.list() == []
+    ahead_s = 0.0
+    assert store.list() == [store.verify(text)] == [record]
+    ahead_s = 2.0 * tokens.CLOCK_STEP_S
+    assert store.list() == []
+    assert not list((tmp_path / "tokens").glob("*.json"))
+
+
+@pytest.mark.parametrize("act", ["create", "revoke"])
+async def test_what_is_done_with_a_token_is_recorded_although_its_request_ends(
+    lab, monkeypatch: pytest.MonkeyPatch, act: str
+):
+    state, client = lab
+    made = await create(client, "ann")
+    recorded: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+    work = getattr(tokens.TokenStore, act)
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return work(*arguments, **options)
+
+    async def record(who: str, what: str, *_: Any, **__: Any) -> None:
+        recorded.append(what)
+
+    monkeypatch.setattr(tokens.TokenStore, act, slow)
+    monkeypatch.setattr(state.actions, "record", record)
+    owner = msgspec.structs.replace(
+        await state.logins.recognise_token(made["token"]), kind=sessions.TokenKind.COOKIE
+    )
+    request = asyncio.create_task(
+        access.issue_token(state, owner, access.TokenBody())
+        if act == "create"
+        else access.revoke_token(state, owner, made["id"])
+    )
+    assert await asyncio.to_thread(begun.wait, 30)
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    go_on.set()
+    await state.actions.close()
+    assert recorded == [f"{act}-token"]
+
+
 # The identity provider.
 
 
@@ -360,6 +415,7 @@ ISSUER = "https://idp.example.com"
 )
 async def test_an_id_token_that_is_not_for_this_login_is_refused(changed: dict[str, Any], key: Any):
     provider = oidc.OidcProvider(settings.OidcSettings(issuer=ISSUER, client_id="muster", viewers=("*",)))
+    provider._keys_read_s = time.monotonic()
     provider._keys = {
         "k": jwt.PyJWK.from_dict(
             jwt.algorithms.RSAAlgorithm.to_jwk(KEY.public_key(), as_dict=True) | {"kid": "k", "alg": "RS256"}
@@ -378,6 +434,33 @@ async def test_an_id_token_that_is_not_for_this_login_is_refused(changed: dict[s
     token = jwt.encode(claims, key or "", "RS256" if key else "none", headers={"kid": "k"})
     with pytest.raises(errors.Unauthorized):
         await provider._verify(token, "n")
+
+
+async def test_a_key_that_the_provider_withdrew_is_not_accepted_for_long(monkeypatch: pytest.MonkeyPatch):
+    provider = oidc.OidcProvider(settings.OidcSettings(issuer=ISSUER, client_id="muster", viewers=("*",)))
+    metadata = oidc.ProviderMetadata(ISSUER, f"{ISSUER}/auth", f"{ISSUER}/token", f"{ISSUER}/keys")
+
+    def document(key: rsa.RSAPrivateKey, id: str) -> dict[str, Any]:
+        public = jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key(), as_dict=True)
+        return {"keys": [public | {"kid": id, "alg": "RS256"}]}
+
+    published = document(KEY, "k")
+
+    async def read(*_: Any) -> Any:
+        return metadata
+
+    async def get(*_: Any) -> Any:
+        return published
+
+    monkeypatch.setattr(provider, "_read_metadata", read)
+    monkeypatch.setattr(provider, "_get", get)
+    assert await provider._key("k")
+    published = document(STRANGE_KEY, "l")
+    assert await provider._key("k")  # the keys are read once an hour
+    provider._keys_read_s -= oidc.METADATA_S
+    with pytest.raises(errors.Unauthorized, match="unknown key"):
+        await provider._key("k")
+    assert await provider._key("l")
 
 
 def test_the_highest_role_of_the_groups_counts():

@@ -66,6 +66,17 @@ def test_no_end_is_dropped_for_space_and_expired_ones_go(
     assert all(logins.has(session(f"s{number}")) for number in range(4))
     assert logins.is_full("ann")
     assert not logins.is_full("bob")
-    logins.add(session("old", "bob", for_s=-1))
+    logins.add(session("old", "bob", for_s=-ended_logins.CLOCK_STEP_S - 1))
     logins.add(session("new", "bob"))
     assert not logins.has(session("old", "bob"))
+
+
+def test_an_end_stays_when_the_clock_goes_forth_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logins, now = ended_logins.EndedLogins(tmp_path), time.time
+    logins.add(session("first"))
+    with monkeypatch.context() as hours_ahead:
+        hours_ahead.setattr(ended_logins.time, "time", lambda: now() + 3 * 3600)
+        logins.add(session("second", for_s=4 * 3600))
+    assert logins.has(session("first"))

@@ -37,7 +37,9 @@ Act = Callable[[api.Bus], Awaitable[T]]
 class ActionRunner:
     def __init__(self, source: read_model.ReadModel) -> None:
         self._source = source
-        self._records = tasks.TaskSupervisor("web")
+        self._records = tasks.TaskSupervisor(
+            "web", handles=lambda error: isinstance(error, errors.MusterError)
+        )
         self._audits: dict[leaky_buckets.BucketBudget, request_audit.RequestAudit] = {}
 
     async def run(
@@ -75,14 +77,14 @@ class ActionRunner:
                 if touches and sent:
                     self._source.cache.touch(touches)
                 if not (service_audits and begun.answered):
-                    await self._finish(
+                    await self.finish(
                         self.record(session.name, what, target, why, outcome, kind=session.kind)
                     )
         return result
 
-    async def _finish(self, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for ``work``, which continues if the caller is cancelled."""
-        await asyncio.shield(self._records.spawn("activity record", work))
+    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which continues if the caller is cancelled."""
+        return await asyncio.shield(self._records.spawn("activity record", work))
 
     async def close(self) -> None:
         """Wait for the records that are still being stored."""

@@ -1,10 +1,10 @@
 """Revocation list of sessions, in a file that all web processes of the domain share.
 
 The signature of a session makes it valid (`muster.web.auth.sessions`), so a session that ends early is listed
-here until it would have expired.  Entries are never dropped to save space: a login with too many entries
-cannot start another session until some expire.  The file is changed under a lock and replaced atomically; a
-process reads it again after another process replaced it.  A damaged file is an error and is never treated as
-empty.
+here until it would have expired, and for a day longer: the clock may be set back.  Entries are never dropped
+to save space: a login with too many entries cannot start another session until some expire.  The file is
+changed under a lock and replaced atomically; a process reads it again after another process replaced it.  A
+damaged file is an error and is never treated as empty.
 
 All functions block: call them in a thread.
 """
@@ -21,6 +21,7 @@ from muster.core import errors, files
 from muster.web.auth import sessions
 
 PER_NAME_MAX = 10_000
+CLOCK_STEP_S = 86400  # an entry is kept for so long after the expiry of its session
 
 Ends = dict[str, dict[str, int]]  # name: session id: expiry of the session, in seconds
 _Stamp = tuple[int, int, int]
@@ -42,11 +43,11 @@ class EndedLogins:
     def add(self, session: sessions.LoginSession) -> None:
         """End a session for all web processes. The entry is on disk when this returns."""
         with files.locked(self._lock):
-            now_s = time.time()
+            dropped_s = time.time() - CLOCK_STEP_S
             ends = {
                 name: kept
                 for name, ids in self.read().items()
-                if (kept := {id: until for id, until in ids.items() if until > now_s})
+                if (kept := {id: until for id, until in ids.items() if until > dropped_s})
             }
             ends[session.name] = {**ends.get(session.name, {}), session.id: session.until}
             files.write(self._path, msgspec.json.encode(ends))

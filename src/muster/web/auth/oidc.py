@@ -127,7 +127,7 @@ class OidcProvider:
         self._settings = settings
         self._metadata: tuple[float, ProviderMetadata] | None = None
         self._keys: dict[str, jwt.PyJWK] = {}
-        self._keys_read_s = -KEYS_AGAIN_S
+        self._keys_read_s = -METADATA_S
         self._reading = asyncio.Lock()
         self._exchanges = 0
 
@@ -238,7 +238,8 @@ class OidcProvider:
     async def _key(self, id: str) -> jwt.PyJWK:
         async with self._reading:
             now_s = time.monotonic()
-            if id not in self._keys and now_s - self._keys_read_s >= KEYS_AGAIN_S:
+            # A key that the provider has withdrawn is not accepted for longer than the metadata.
+            if now_s - self._keys_read_s >= (METADATA_S if id in self._keys else KEYS_AGAIN_S):
                 metadata = await self._read_metadata()
                 document = await self._get(metadata.jwks_uri, dict[str, Any])
                 self._keys = {

@@ -25,6 +25,7 @@ from muster.web.auth import sessions
 
 OF_OWNER_MAX = 1000  # tokens that have not expired
 DESCRIPTION_MAX = 200
+CLOCK_STEP_S = 86400  # a file is kept for so long after the expiry of its token: the clock may be set back
 events = log.EventLog("web")
 _TEXT = re.compile(r"muster_([0-9a-f]{16})_([A-Za-z0-9_-]{43})\Z")
 
@@ -112,15 +113,15 @@ class TokenStore:
         return record
 
     def list(self, owner: str | None = None) -> list[TokenRecord]:
-        """The tokens of ``owner``, or all, oldest first. Deletes those that have expired."""
-        records = []
+        """The tokens of ``owner``, or all, oldest first. Deletes those that have expired long ago."""
+        records, now_s = [], self._clock()
         for path in self._folder.glob("*.json"):
             record = self._read(path)
             if record is None:
                 continue
-            if record.expires_at <= self._clock():
+            if record.expires_at <= now_s - CLOCK_STEP_S:
                 path.unlink(missing_ok=True)
-            elif owner is None or record.owner == owner:
+            elif record.expires_at > now_s and owner in (None, record.owner):
                 records.append(record)
         return sorted(records, key=lambda record: (record.created_at, record.id))
 
@@ -131,6 +132,7 @@ class TokenStore:
         if record is None or (owner is not None and record.owner != owner):
             raise errors.NotFound(f"there is no token {id[:40]!r}", hint="list tokens for their ids")
         path.unlink(missing_ok=True)
+        files.sync_folder(self._folder)  # a crash does not bring it back
         return record
 
     def _read(self, path: Path) -> TokenRecord | None:

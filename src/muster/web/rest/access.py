@@ -63,17 +63,21 @@ async def issue_token(
         raise errors.Forbidden(
             "a token cannot create tokens", hint="send the name and the password of a login"
         )
-    text, record = await web.logins.create_token(
-        owner,
-        role=body.role,
-        scopes_=body.scopes,
-        description=body.description,
-        lifetime_s=body.lifetime_s,
-    )
-    await web.actions.record(
-        owner.name, "create-token", record.id, "", messages.DecisionOutcome.DONE, kind=owner.kind
-    )
-    return rows.IssuedToken(token=text, **msgspec.structs.asdict(record.row))
+
+    async def create() -> rows.IssuedToken:
+        text, record = await web.logins.create_token(
+            owner,
+            role=body.role,
+            scopes_=body.scopes,
+            description=body.description,
+            lifetime_s=body.lifetime_s,
+        )
+        await web.actions.record(
+            owner.name, "create-token", record.id, "", messages.DecisionOutcome.DONE, kind=owner.kind
+        )
+        return rows.IssuedToken(token=text, **msgspec.structs.asdict(record.row))
+
+    return await web.actions.finish(create())
 
 
 @router.get(
@@ -100,6 +104,8 @@ async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) 
     "/tokens/current", summary="Revoke the token of this request", **base.answers(None, status=204)
 )
 async def end_token(web: request_state.Web, person: request_state.Person) -> Response:
+    if person.kind is sessions.TokenKind.TOKEN:
+        return await revoke_token(web, person, person.id)
     await web.logins.end(person)
     return Response(status_code=204)
 
@@ -110,11 +116,14 @@ async def end_token(web: request_state.Web, person: request_state.Person) -> Res
     **base.answers(None, status=204),
 )
 async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> Response:
-    owner = None if person.role is sessions.WebRole.ADMIN else person.name
-    await asyncio.to_thread(web.logins.tokens.revoke, id, owner=owner)
-    await web.actions.record(
-        person.name, "revoke-token", id, "", messages.DecisionOutcome.DONE, kind=person.kind
-    )
+    async def revoke() -> None:
+        owner = None if person.role is sessions.WebRole.ADMIN else person.name
+        await asyncio.to_thread(web.logins.tokens.revoke, id, owner=owner)
+        await web.actions.record(
+            person.name, "revoke-token", id, "", messages.DecisionOutcome.DONE, kind=person.kind
+        )
+
+    await web.actions.finish(revoke())
     return Response(status_code=204)
 
 

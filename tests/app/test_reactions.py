@@ -152,6 +152,7 @@ async def test_a_resource_that_is_selected_again_before_it_could_leave_obeys_aga
     kept = reactions.ResourceReceivers(None, [rule])  # type: ignore[arg-type]
     kept._fleet = types.SimpleNamespace(get=get)  # type: ignore[assignment]
     await kept._update(receivers)
+    await asyncio.sleep(0)
     due.clear()
     with pytest.raises(errors.TimedOut):
         await kept._update(receivers)

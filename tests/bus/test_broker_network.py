@@ -137,7 +137,7 @@ async def test_a_removal_that_is_refused_changes_nothing(tmp_path):
 
 @pytest.mark.slow  # the cluster forgets a member only after a while
 async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(backoff, "next_delay_s", lambda *_: 60.0)
+    monkeypatch.setattr(backoff.CrashHistory, "crashed", lambda *_: 60.0)
     async with network.mesh(3, tmp_path, system_secret="s") as mesh:
         server = mesh["broker-2"]
         assert server.pid

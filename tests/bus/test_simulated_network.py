@@ -128,7 +128,7 @@ async def test_a_killed_process_sends_nothing():
     await reports.next()
     net.crash(bus)
     await reports.next(timeout_s=30)
-    with pytest.raises(errors.NotConnected):
+    with pytest.raises(errors.TimedOut):
         await asking
     with pytest.raises(errors.NotConnected):
         await bus.publish("n", b"")

@@ -358,3 +358,17 @@ class RpcContract:
             again = await ask(ann, "request.switch", {"name": "c"}, try_s=0.5)
             assert again["on"] >= 1
         waiting.cancel()
+
+    async def test_a_repetition_that_another_server_refuses_is_in_doubt(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        attempts: list[api.Message] = []
+        refusal = server.JsonCodec().error(errors.Overloaded("too many requests are under way"))
+
+        async def serve(message: api.Message) -> None:
+            attempts.append(message)
+            if len(attempts) > 1:
+                await message.respond(refusal)
+
+        await service.subscribe(subjects.from_identity(PART, "ann", "request.switch"), handler=serve)
+        with pytest.raises(errors.TimedOut, match="it may have been done"):
+            await ask(ann, "request.switch", {"name": "a"}, timeout_s=30, try_s=0.1)

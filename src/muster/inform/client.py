@@ -109,6 +109,8 @@ class InformClient:
 
     async def _write(self, write: protocol.PutContext | protocol.DeleteContext) -> protocol.WriteResult:
         verb = "put" if isinstance(write, protocol.PutContext) else "delete"
+        now_s = asyncio.get_running_loop().time
+        sent_at_s = now_s()
         try:
             message = await self._exchange(
                 verb,
@@ -116,15 +118,14 @@ class InformClient:
                 hedge_s=SLOW_HEDGE_S,
                 repeated=protocol.encode(msgspec.structs.replace(write, repeat=True)),
             )
-        except errors.TimedOut as error:
-            raise errors.TimedOut(
-                f"no reply in {self._timeout_s:g} s; {write.key!r} may have been written"
-            ) from error
+            return protocol.result_of(message.data, protocol.WriteResult)
+        except errors.TimedOut:
+            raise
         except errors.Unavailable as error:
-            if not write.repeat:
+            # It was not executed, unless this is the reply to a repetition: another attempt may be under way.
+            if not write.repeat and now_s() - sent_at_s < SLOW_HEDGE_S:
                 raise
             raise errors.TimedOut(f"{write.key!r} may have been written: {error}") from error
-        return protocol.result_of(message.data, protocol.WriteResult)
 
     async def get(self, key: str, *, max_staleness_s: float | None = None) -> protocol.Context:
         """Read a context; `errors.NotFound` if it does not exist.
@@ -285,7 +286,8 @@ class InformClient:
         try:
             message = await self._bus.request(subject, data, timeout_s=timeout_s, repeat=repeat)
         except errors.TimedOut:
-            raise errors.TimedOut(f"no reply in {timeout_s:g} s") from None
+            doubt = "" if repeated is None else "; it may have been written"
+            raise errors.TimedOut(f"no reply in {timeout_s:g} s{doubt}") from None
         except errors.Unavailable as error:
             if subject == anywhere:
                 raise copy.copy(_ABSENT) from error

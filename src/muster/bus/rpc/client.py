@@ -47,6 +47,8 @@ async def call(
     on_behalf_of: str = "",
 ) -> Any:
     """The result of the operation; raises the error that it ended with. See `exchange`."""
+    now_s = asyncio.get_running_loop().time
+    sent_at_s = now_s()
     message = await exchange(
         bus,
         subject,
@@ -57,7 +59,14 @@ async def call(
         absent=absent,
         headers={requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None,
     )
-    return result_of(message.data)
+    try:
+        return result_of(message.data)
+    except errors.Overloaded as error:
+        is_repeated = now_s() - sent_at_s >= (REPEAT_S if try_s is None else try_s)
+        if not is_repeated or _reads(subject):
+            raise
+        # A repetition was refused. A server that is lost meanwhile may have executed the first attempt.
+        raise errors.TimedOut(f"{error}; it may have been done") from error
 
 
 def result_of(data: bytes) -> Any:

@@ -250,7 +250,7 @@ async def test_what_is_done_with_a_token_is_recorded_although_its_request_ends(
         await state.logins.recognise_token(made["token"]), kind=sessions.TokenKind.COOKIE
     )
     request = asyncio.create_task(
-        access.issue_token(state, owner, access.TokenBody())
+        access.issue_token(state, owner, access.TokenBody.model_validate({}))
         if act == "create"
         else access.revoke_token(state, owner, made["id"])
     )

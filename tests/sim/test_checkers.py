@@ -113,6 +113,10 @@ def test_messages_that_are_lost_doubled_or_taken_twice_are_found():
     assert "not marked" in messages.check(story)[0]
     story.operations[-1] = received(4, 5.0, "1", redelivered=True)
     assert messages.check(story) == []
+    acknowledged = message(4, "acknowledge", 4.2, source="queue:q", ids=["1"])
+    story.operations[-1:] = [acknowledged, received(5, 5.0, "1", redelivered=True)]
+    assert "had been taken" in messages.check(story)[0]
+    story.operations[-2:] = [received(4, 5.0, "1", redelivered=True)]
     commits = [
         message(number, "commit", number, actor, source="queue:q", ids=["1"])
         for number, actor in ((6, "ann"), (7, "bob"))
@@ -138,6 +142,35 @@ def test_two_owners_are_found():
     assert "overlaps" in resources.check(story)[0]
     story.operations[-1] = act(2, 4, 5, 2, "c")
     assert "belongs to b" in resources.check(story)[0]
+
+
+def test_a_change_of_several_resources_that_is_stored_in_part_is_found():
+    def apply(number: int, start_s: float, outcome: str = "ok") -> history.Operation:
+        end_s = start_s + 1 if outcome == "ok" else float("inf")
+        facts = {"keys": ["a", "b"], "value": number}
+        return history.Operation(number, "ann", "apply", facts, start_s, end_s, outcome)
+
+    def describe(number: int, start_s: float, name: str, value: int) -> history.Operation:
+        return history.Operation(
+            number, "bob", "describe", {"key": name}, start_s, start_s + 0.1, "ok", value
+        )
+
+    def load(number: int, start_s: float, **values: int) -> history.Operation:
+        return history.Operation(number, "r1", "load", {"values": values}, start_s, start_s, "ok")
+
+    def judge_changes(*operations: history.Operation) -> list[str]:
+        story = history.History()
+        story.operations += operations
+        return resources.check(story)
+
+    changes = apply(1, 0), apply(2, 2, "unknown")
+    assert judge_changes(*changes, describe(3, 5, "a", 2), describe(4, 6, "b", 2)) == []
+    assert judge_changes(*changes, describe(3, 5, "a", 1), describe(4, 6, "b", 2)) == []
+    assert "not linearizable" in judge_changes(*changes, describe(3, 5, "a", 2), describe(4, 6, "b", 1))[0]
+    assert (
+        judge_changes(*changes, load(3, 5, a=1, b=1)) == judge_changes(*changes, load(3, 5, a=2, b=2)) == []
+    )
+    assert "not linearizable" in judge_changes(*changes, load(3, 5, a=2, b=1))[0]
 
 
 def notified(number: int, at_s: float) -> history.Operation:

@@ -43,12 +43,12 @@ def _check_marks(story: history.History) -> Iterator[str]:
 
 
 def _check_commits(story: history.History) -> Iterator[str]:
-    """One transaction takes a message, and it is not delivered afterwards."""
+    """One transaction takes a message, and it is not delivered after that, nor after its acknowledgement."""
     taken: dict[tuple[str, str], history.Operation] = {}
-    for commit in story.of("commit"):
+    for commit in story.of("commit", "acknowledge"):
         for id in commit.facts["ids"] if commit.outcome == "ok" else ():
             place = commit.facts["source"], id
-            if place in taken:
+            if place in taken and commit.action == taken[place].action == "commit":
                 yield f"messages: {id} was taken by two transactions: {taken[place]} and {commit}"
             taken[place] = commit
     for event in story.of("received"):

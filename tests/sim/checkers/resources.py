@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from tests.sim import history
 from tests.sim.checkers import linearizability
 
+Desired = tuple[tuple[str, int], ...]
+
 
 def check(story: history.History) -> list[str]:
     return [
         *_check_owners(story),
         *_check_desired(story),
-        *_check_together(story),
         *_check_found(story),
     ]
 
@@ -50,48 +51,33 @@ def _check_owners(story: history.History) -> Iterator[str]:
                 yield f"resources: {name}: operation {id} was carried out {count} times"
 
 
-def _step(state: int | None, operation: history.Operation) -> Iterator[int | None]:
+def _step(state: Desired, operation: history.Operation) -> Iterator[Desired]:
+    """``state`` has the value of each resource: an apply changes several of them at once, or none."""
     if operation.action == "apply":
-        yield operation.facts["value"]
-    elif operation.outcome == "not-found":
-        if state is None:
+        changed = dict.fromkeys(operation.facts["keys"], operation.facts["value"])
+        yield tuple(sorted((dict(state) | changed).items()))
+    elif operation.action == "load":  # a registry becomes active, with all that is stored
+        if operation.facts["values"] == dict(state):
             yield state
-    elif operation.result == state:
+    elif (operation.result if operation.outcome == "ok" else None) == dict(state).get(operation.key):
         yield state
 
 
 def _check_desired(story: history.History) -> Iterator[str]:
-    by_name: dict[str, list[history.Operation]] = collections.defaultdict(list)
-    for operation in story.of("apply", "describe"):
-        reads = operation.action == "describe"
-        if operation.outcome in (("ok", "not-found") if reads else ("ok", "unknown")):
-            by_name[operation.key].append(operation)
-    for name, operations in by_name.items():
-        try:
-            stuck = linearizability.find_violation(operations, None, _step)
-        except linearizability.Undecided as error:
-            yield f"resources: {name}: the order of changes is undecided: {error}"
-            continue
-        if stuck is not None:
-            candidates = "".join(f"\n    {operation}" for operation in stuck)
-            yield f"resources: {name} is not linearizable; none of these can be next:{candidates}"
-
-
-def _check_together(story: history.History) -> Iterator[str]:
-    """A change of several resources is stored as a whole, or not at all."""
-    desired = {end.key: end.facts["desired"] for end in story.of("found")}
-    changes: dict[int, list[history.Operation]] = collections.defaultdict(list)
-    last: dict[str, int] = {}
-    for operation in story.of("apply"):
-        if operation.outcome in ("ok", "unknown"):
-            changes[operation.facts["value"]].append(operation)
-            last[operation.key] = operation.facts["value"]
-    for value, together in changes.items():
-        final = [operation for operation in together if last[operation.key] == value]
-        stored = [operation for operation in final if desired.get(operation.key) == value]
-        older = [operation for operation in final if (desired.get(operation.key) or 0) < value]
-        if desired and stored and older:
-            yield f"resources: {stored[0]} is stored, and {older[0]} is not"
+    operations = [
+        operation
+        for operation in story.of("apply", "describe", "load")
+        if operation.outcome in ("ok", "unknown" if operation.action == "apply" else "not-found")
+    ]
+    initial: Desired = ()
+    try:
+        stuck = linearizability.find_violation(operations, initial, _step)
+    except linearizability.Undecided as error:
+        yield f"resources: the order of changes is undecided: {error}"
+        return
+    if stuck is not None:
+        candidates = "".join(f"\n    {operation}" for operation in stuck)
+        yield f"resources: the desired state is not linearizable; none of these can be next:{candidates}"
 
 
 def _check_found(story: history.History) -> Iterator[str]:

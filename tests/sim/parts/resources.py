@@ -109,6 +109,7 @@ class ResourcePart:
         self._history = domain.history
         self._machines = {f"agent-{number}": Machine() for number in range(1, AGENTS + 1)}
         self._idle = False  # the operator has ended
+        self._last_change: list[str] = []
         self._registries: dict[str, endpoint.RegistryEndpoint] = {}
         for number in range(1, REGISTRIES + 1):
             domain.add_host(f"registry-{number}", self._registry, role="registry", may_lose_disk=False)
@@ -117,6 +118,7 @@ class ResourcePart:
         for name in self._machines:
             domain.add_host(name, self._agent, role="agent", may_lose_disk=False)
         domain.add_host("operator", self._operator)
+        domain.add_host("auditor", self._auditor)
 
     # Programs.
 
@@ -127,7 +129,14 @@ class ResourcePart:
         made = endpoint.RegistryEndpoint(bus, store, lease_ttl_s=4.0, manager_ttl_s=4.0)
         await made.start()
         self._registries[machine.name] = made
-        await _forever()
+        while True:
+            await made.acting.wait()
+            assert made.processor is not None
+            loaded = made.processor.resources.items()
+            values = {name: int(record.spec.config["value"]) for name, record in loaded}
+            self._history.event(machine.name, "load", values=values)
+            while made.acting.is_set():  # noqa: ASYNC110  (its end has no event)
+                await asyncio.sleep(0.1)
 
     async def _manager(self, machine: host.Host) -> None:
         bus = await machine.connect()
@@ -171,7 +180,8 @@ class ResourcePart:
                 continue
             value += 1
             names = sorted({name, *(f"r{chance.randrange(RESOURCES)}" for _ in range(2))})
-            operations = [self._history.begin(machine.name, "apply", key=each, value=value) for each in names]
+            operation = self._history.begin(machine.name, "apply", keys=names, value=value)
+            self._last_change = names
             try:
                 entries = [_entry(each, value) for each in names]
                 await rpc.call(
@@ -183,12 +193,19 @@ class ResourcePart:
                 )
             except errors.MusterError as error:
                 outcome = "unknown" if isinstance(error, errors.TimedOut) else error.code
-                for operation in operations:
-                    self._history.end(operation, outcome, error)
+                self._history.end(operation, outcome, error)
             else:
-                for operation in operations:
-                    self._history.end(operation, "ok")
+                self._history.end(operation, "ok")
         self._idle = True
+        await _forever()
+
+    async def _auditor(self, machine: host.Host) -> None:
+        """Read what changes together: all of it is old, or all of it is new."""
+        reader = client.ManageClient(await machine.connect(), timeout_s=TIMEOUT_S)
+        while await self._domain.pause(machine.chance, 0.1, 1.0):
+            names = self._last_change or _names()
+            for name in machine.chance.sample(names, len(names)):
+                await self._read(reader, machine.name, name)
         await _forever()
 
     async def _read(self, reader: client.ManageClient, actor: str, name: str) -> int | None:

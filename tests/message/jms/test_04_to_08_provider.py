@@ -11,6 +11,7 @@ import pytest
 
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
+from muster.bus.client import client
 from muster.core import errors
 from muster.message import destinations, messages, partitions, settings
 from muster.message import errors as message_errors
@@ -19,6 +20,7 @@ from muster.message.client import consumers as client_consumers
 from muster.message.dispatcher import backlog_reader, leadership
 from muster.message.dispatcher.log import journal, ledger, message_cache
 from muster.testing import eventually, fixtures
+from tests.bus import test_client
 from tests.message import conftest
 
 ORDERS = destinations.queue("orders")
@@ -139,6 +141,22 @@ async def test_4_10_who_lost_the_log_cannot_write_to_it(bus: api.Bus):
         await old._store(old._next_batch())
     assert [type(error) for error in failed] == [errors.NotConnected], "its client asks the next one"
     assert (await stream.state()).last_sequence == 2
+
+
+async def test_4_10_a_batch_whose_acknowledgement_is_lost_is_stored_once(
+    bus: client.NatsBus, monkeypatch: pytest.MonkeyPatch
+):
+    """Without it the dispatcher gives up after `journal.STORE_S`, and reads its log again."""
+    subjects = partitions.LogSubjects()
+    stream = await bus.stream(api.StreamSettings(partitions.stream(0), subjects.all))
+    writer = journal.Journal(stream, 0, lambda record, last, placed: None)
+    for name in ("a", "b", "c"):
+        queue = destinations.queue(name)
+        copy = journal.JournalMessage(queue, messages.MessageMeta(), "{}", b"x", subjects.queue(name))
+        writer.add(journal.JournalItem([copy]))
+    test_client.lose_acknowledgements(bus, monkeypatch, 1)
+    await writer._store(writer._next_batch())
+    assert (writer.head, (await stream.state()).messages) == (3, 3)
 
 
 async def test_6_2_7_commit_is_atomic_and_rollback_brings_back_in_order(

@@ -151,8 +151,8 @@ class Journal:
                         api.OutgoingMessage(
                             subject,
                             pages.encode(page),
-                            # A single page can be published again if its acknowledgement is lost.
-                            message_id=f"{self._name}-{self.head}" if len(batch) == 1 else None,
+                            # With ids, a batch can be published again if its acknowledgement is lost.
+                            message_id=f"{self._name}-{self.head}-{place}",
                             expected_last_sequence=self.head if not place else None,
                         )
                         for place, (subject, page) in enumerate(batch)

@@ -98,6 +98,19 @@ async def test_a_repeated_write_leaves_what_came_after_it(pair: Pair, write: Wri
     assert (await pair.alice.get("k", max_staleness_s=0.0)).value == b"bob 0"
 
 
+async def test_a_write_that_the_bus_published_twice_has_a_reply(pair: Pair, monkeypatch: pytest.MonkeyPatch):
+    """As it does if the first acknowledgement is lost: the second one names the record as a duplicate."""
+    append = pair.p.state.log.append
+
+    async def append_twice(record: protocol.ContextRecord, after: int, **options: Any) -> int:
+        await append(record, after, **options)
+        return await append(record, after, **options)
+
+    monkeypatch.setattr(pair.p.state.log, "append", append_twice)
+    written = await pair.alice.put("k", b"alice")
+    assert (await pair.bob.get("k", max_staleness_s=0.0)).version == written.version
+
+
 async def test_a_refusal_that_may_be_a_success_is_reported_as_unknown(pair: Pair):
     """The log keeps 16 versions: the first attempt's is gone."""
     with pytest.raises(errors.TimedOut, match="is unknown"):

@@ -193,7 +193,7 @@ class PrimaryWriter:
             sequence = await shared.log.append(record, after, timeout_s=shared.settings.timeout_s)
         except errors.TimedOut as error:
             return await self.find_stored(record, error)
-        entry = context_log.ContextLogEntry(record, sequence)
+        entry = context_log.ContextLogEntry(record, int(sequence))  # an `api.Duplicate` cannot be encoded
         if isinstance(sequence, api.Duplicate):
             with in_doubt(record.key):
                 first = await shared.log.get(sequence, record.key)

@@ -29,7 +29,7 @@ from muster.bus.streams import jetstream, key_value
 from muster.core import errors
 from muster.supervision import tasks
 
-BEAT_S = 5.0
+BEAT_S = 1.5  # of the broker, without messages: a consumer ends unnoticed with the broker that has it
 BEATS_MISSED = 2.5
 RETRY_S = 0.25
 

@@ -15,7 +15,7 @@ COMPILE := $(BIN)/python -m compileall -q src tests
 LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench sim mutants lock picture build audit clean
+.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench faults sim mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -101,8 +101,10 @@ bench-pipeline bench-history: $(VENV)/.spark
 bench-%: setup ## one benchmark: make bench-bus
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*
 
-outages: setup ## how long clients wait when one process is killed or frozen
-	@PYTHONPATH=src:. $(BIN)/python -m tests.faults.outages
+faults: setup ## real processes under faults: make faults WORKLOAD=contexts NEMESIS=kill-broker,delay SECONDS=15 SEED=1
+	@PYTHONPATH=src:. $(BIN)/python -m tests.faults $(if $(WORKLOAD),--workload $(WORKLOAD)) \
+	    $(if $(NEMESIS),--nemesis $(NEMESIS)) $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
+	    $(if $(SAVE),--save)
 
 sim: setup ## the simulated domain: make sim SEED=17 replays a seed, make sim N=1000 searches
 	@PYTHONPATH=src:. PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--count $(or $(N),100)) \

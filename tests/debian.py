@@ -46,7 +46,10 @@ WSL = DebianPackage(
     ("wslid", "curl", "xmllint", "uuidgen"),
     ("wsl", "curl", "libxml2-utils", "uuid-runtime"),  # and what its package does not depend on
 )
-PARTS = (BROWSER, WSL)
+NETWORK = DebianPackage(
+    "network namespaces", "hosts of the fault harness", ("ip", "nft", "tc"), ("iproute2", "nftables")
+)
+PARTS = (BROWSER, WSL, NETWORK)
 
 
 def main() -> None:

@@ -1,0 +1,292 @@
+"""Faults of real processes, networks, disks and clocks: each begins, holds for a while, and ends."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+from tests import disks
+from tests.faults import deployment as deployment_
+from tests.faults import network, units
+
+HOUR_S = 3600.0
+LOSS_PERCENT = 10
+DELAY_S_MAX = 0.3
+RATE = "2mbit"
+FLIPPED_BYTES = 64
+STREAMS = ("messages", "contexts")
+
+
+class Fault(abc.ABC):
+    """``words``: for the table. ``kind``: the deployment that it needs."""
+
+    words: str
+    kind: str = "machines"
+    least_s: float = 0.0  # how long it has to last
+
+    def __init__(self, deployment: Any, chance: random.Random) -> None:
+        self.deployment = deployment
+        self.chance = chance
+
+    @abc.abstractmethod
+    async def begin(self) -> str:
+        """Returns what is affected."""
+
+    async def observe(self) -> list[str]:
+        """While the fault lasts: what the domain should show and does not."""
+        return []
+
+    async def end(self) -> None:  # noqa: B027  (optional)
+        """Repair what does not repair itself."""
+
+
+class NoFault(Fault):
+    words = "none"
+
+    async def begin(self) -> str:
+        return "nothing"
+
+
+class ProcessFault(Fault):
+    """A signal to the processes of a target."""
+
+    target: str
+    number: signal.Signals
+
+    async def begin(self) -> str:
+        self.victim: deployment_.Victim = await self.deployment.victim(self.target)
+        self._send(self.number)
+        return f"{self.target} {self.victim.name}"
+
+    async def observe(self) -> list[str]:
+        rows = {"broker": "brokers", "registry": "management", "manager": "management"}.get(self.target)
+        if self.kind != "local" or rows is None:
+            return []
+        pid = (await self.deployment.pids(rows)).get(self.victim.name)
+        return [] if pid not in (None, *self.victim.pids) else [f"{self.victim.name} was not replaced"]
+
+    async def end(self) -> None:
+        if self.number is signal.SIGSTOP:
+            self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        for pid in self.victim.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+class MassRestart(Fault):
+    words = "all processes killed at once"
+
+    async def begin(self) -> str:
+        for unit in self.deployment.units.values():
+            unit.kill()
+        return ", ".join(self.deployment.units)
+
+
+class LocalMassRestart(MassRestart):
+    kind = "local"
+
+
+# The network of a machine.
+
+
+class NetworkFault(Fault):
+    async def begin(self) -> str:
+        self.name = await self.deployment.stream_leader("messages")
+        self.apply()
+        return f"machine {self.name}"
+
+    @abc.abstractmethod
+    def apply(self) -> None: ...
+
+    async def end(self) -> None:
+        network.heal(self.name)
+
+
+class Partition(NetworkFault):
+    words = "a machine cut off from the network"
+
+    def apply(self) -> None:
+        network.drop(self.name, "in", "out")
+
+
+class Mute(NetworkFault):
+    words = "a machine that receives and cannot send"
+
+    def apply(self) -> None:
+        network.drop(self.name, "out")
+
+
+class Deaf(NetworkFault):
+    words = "a machine that sends and cannot receive"
+
+    def apply(self) -> None:
+        network.drop(self.name, "in")
+
+
+class PacketLoss(NetworkFault):
+    words = f"{LOSS_PERCENT} % of packets of a machine lost in both directions"
+
+    def apply(self) -> None:
+        network.drop(self.name, f"in {LOSS_PERCENT}", f"out {LOSS_PERCENT}")
+
+
+class NarrowLink(NetworkFault):
+    words = f"the link of a machine limited to {RATE}"
+
+    def apply(self) -> None:
+        network.limit(self.name, RATE)
+
+
+class Delay(Fault):
+    words = f"up to {DELAY_S_MAX * 1000:.0f} ms of random delay on every connection (reordering)"
+
+    async def begin(self) -> str:
+        self._set(DELAY_S_MAX)
+        return "all connections"
+
+    async def end(self) -> None:
+        self._set(0.0)
+
+    def _set(self, delay_s_max: float) -> None:
+        for proxy in self.deployment.proxies:
+            proxy.delay_s_max = delay_s_max
+
+
+# Clocks.
+
+
+class Clock(Fault):
+    """The processes of a machine are killed, and start with another clock."""
+
+    by_s: float
+
+    async def begin(self) -> str:
+        self.name = self.chance.choice(self.deployment.names)
+        return self._restart(self.by_s)
+
+    async def end(self) -> None:
+        self._restart(0.0)
+
+    def _restart(self, by_s: float) -> str:
+        self.deployment.skew(self.name, by_s)
+        self.deployment.units[f"domain-{self.name}"].kill()
+        return f"machine {self.name}"
+
+
+class ClockAhead(Clock):
+    words = "a machine restarted with a clock that is an hour ahead, and back"
+    by_s = HOUR_S
+
+
+class ClockBehind(Clock):
+    words = "a machine restarted with a clock that is an hour behind, and back"
+    by_s = -HOUR_S
+
+
+# Disks.
+
+
+class DiskFull(Fault):
+    words = "disk full"
+    kind = "local"
+
+    async def begin(self) -> str:
+        self._ballast = disks.fill(self.deployment.folder)
+        return "the disk of the domain"
+
+    async def observe(self) -> list[str]:
+        ready = (await self.deployment.status())["ready"]
+        return ["the domain says that it is ready, with a full disk"] if ready else []
+
+    async def end(self) -> None:
+        self._ballast.unlink()
+
+
+class Damage(Fault):
+    """The leader of a stream finds a damaged block when it starts again."""
+
+    kind = "local"
+
+    async def begin(self) -> str:
+        pids = await self.deployment.pids("brokers")
+        damaged = []
+        for stream in STREAMS:
+            name = await self.deployment.stream_leader(stream)
+            blocks = sorted(
+                self.deployment.broker_folder(name).glob(f"**/streams/{stream}/msgs/*.blk"),
+                key=lambda path: path.stat().st_size,
+            )
+            self.damage(blocks[-1])
+            damaged.append(name)
+        for name in set(damaged):
+            os.kill(pids[name], signal.SIGKILL)
+        return f"streams {', '.join(STREAMS)} on {', '.join(damaged)}"
+
+    @abc.abstractmethod
+    def damage(self, block: Path) -> None: ...
+
+
+class BitFlips(Damage):
+    words = f"{FLIPPED_BYTES} bytes of a stream's block flipped on its leader, which is killed"
+
+    def damage(self, block: Path) -> None:
+        data = bytearray(block.read_bytes())
+        first = self.chance.randrange(max(1, len(data) // 2 - FLIPPED_BYTES))
+        for place in range(first, min(len(data), first + FLIPPED_BYTES)):
+            data[place] ^= 0xFF
+        with block.open("r+b") as file:
+            file.write(data)
+
+
+class Truncation(Damage):
+    words = "a stream's block cut to a half on its leader, which is killed"
+
+    def damage(self, block: Path) -> None:
+        os.truncate(block, block.stat().st_size // 2)
+
+
+def _process_faults() -> dict[str, type[Fault]]:
+    made: dict[str, type[Fault]] = {}
+    for kind in deployment_.KINDS.values():
+        for target in kind.targets:
+            for verb, number in (("kill", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
+                watched = number is signal.SIGSTOP and target in ("domain", "machine")
+                names = {
+                    "least_s": units.WATCHDOG_S + 2.0 if watched else 0.0,
+                    "words": f"one {target}",
+                    "kind": kind.kind,
+                    "target": target,
+                    "number": number,
+                }
+                made[f"{verb}-{target}{_suffix(kind.kind)}"] = type("ProcessFault_", (ProcessFault,), names)
+    return made
+
+
+def _suffix(kind: str) -> str:
+    return "-of-three" if kind == "machines" else ""
+
+
+FAULTS: dict[str, type[Fault]] = {
+    "none": NoFault,
+    **_process_faults(),
+    "mass-restart": LocalMassRestart,
+    "disk-full": DiskFull,
+    "bit-flips": BitFlips,
+    "truncation": Truncation,
+    "partition": Partition,
+    "mute": Mute,
+    "deaf": Deaf,
+    "packet-loss": PacketLoss,
+    "narrow-link": NarrowLink,
+    "delay": Delay,
+    "clock-ahead": ClockAhead,
+    "clock-behind": ClockBehind,
+    "mass-restart-of-three": MassRestart,
+}

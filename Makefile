@@ -12,6 +12,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINNED := --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header --quiet
 # Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE each would compile every module it imports.
 COMPILE := $(BIN)/python -m compileall -q src tests
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
@@ -61,16 +62,16 @@ demo: setup $(VENV)/.spark ## a fleet, a worm and the whole loop, live (FLEET=10
 test: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
 	@$(COMPILE)
-	@$(BIN)/pytest -n $(WORKERS)
+	@$(PYTEST) -n $(WORKERS)
 
 test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests as well
 	@$(MAKE) --no-print-directory check
 	@$(COMPILE)
-	@$(BIN)/pytest -n $(WORKERS) -m "slow or not slow"
+	@$(PYTEST) -n $(WORKERS) -m "slow or not slow"
 
 test-fast: setup ## the fast tier: on every save, under two minutes (tests/tiers.py)
 	@$(COMPILE)
-	@$(BIN)/pytest --fast -n 2 -q
+	@$(PYTEST) --fast -n 2 -q
 
 # The fast tier needs no Spark and no Java. Each version has an environment of its own, beside .venv.
 test-pythons: ## the fast tier on each Python: make test-pythons PYTHONS="python3.12 python3.13"

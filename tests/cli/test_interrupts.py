@@ -14,7 +14,7 @@ import pytest
 from muster.testing import child_process
 from tests.cli import driver
 
-INSTANTS = 5  # of each command; more with MUSTER_INSTANTS
+INSTANTS = 3  # of each command; more with MUSTER_INSTANTS
 ENDS_S = 25.0
 GOOD = (0, 130, -signal.SIGINT)
 

@@ -99,6 +99,7 @@ def load_settings(folder: Path) -> app_settings.Settings:
     )
 
 
+@pytest.mark.slow  # test_outbreak.py and docs/guides/loop.md go around the loop too
 @pytest.mark.timeout(300)
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_once_around_the_loop(tmp_path: Path):

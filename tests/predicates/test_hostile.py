@@ -117,7 +117,7 @@ def test_every_back_end_accepts_what_the_limits_allow(expression: str) -> None:
     began = time.process_time()
     try_everything(expression, strict=False)
     parser.parse(expression, strict=True)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 5
 
 
 @pytest.mark.parametrize("not_text", [None, 5, b"a = 1", ["a = 1"]])

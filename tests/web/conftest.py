@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +217,9 @@ class Visit:
         await eventually(holds, timeout_s=timeout_s)
 
     async def keep(self, name: str) -> None:
-        """A picture of the whole page, to be looked at."""
+        """A picture of the whole page, to be looked at: with MUSTER_PICTURES=1 in the environment."""
+        if not os.environ.get("MUSTER_PICTURES"):
+            return
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         await self.page.screenshot(path=str(ARTEFACTS / f"{name}.png"), full_page=True)
 

@@ -71,7 +71,7 @@ def _run(lab: Running, examples: int) -> dict[str, int]:
 
 
 def test_requests_that_match_the_document_get_documented_replies(lab):
-    assert len(_run(lab, examples=4)) > 45
+    assert len(_run(lab, examples=2)) > 45
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-GRACE_S = 0.5
+GRACE_S = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 # Items that exist until the interpreter ends once they are used, with the reason.

@@ -57,7 +57,9 @@ Factory = Callable[[Settings], component.Component | None]
 
 FACTORIES: Sequence[Factory] = (
     lambda settings: (
-        information_nodes.InformationNodesComponent(settings.inform) if settings.inform.enabled else None
+        information_nodes.InformationNodesComponent(settings.inform, settings.manage.machine_suffix)
+        if settings.inform.enabled
+        else None
     ),
     lambda settings: management.ManagementComponent(settings.manage) if settings.manage.enabled else None,
     lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
@@ -65,7 +67,11 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: dispatcher.DispatcherComponent(settings.message) if settings.message.enabled else None,
     lambda settings: monitor.ChannelComponent(settings.channel) if settings.channel.enabled else None,
     lambda settings: monitor.SensorComponent(settings.sensor) if settings.sensor.enabled else None,
-    lambda settings: notifier.NotifierComponent(settings.notify) if settings.notify.enabled else None,
+    lambda settings: (
+        notifier.NotifierComponent(settings.notify, settings.manage.machine_suffix)
+        if settings.notify.enabled
+        else None
+    ),
     lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
     lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
     lambda settings: reactions.ReactionComponent(settings.reactions) if settings.reactions.rules else None,

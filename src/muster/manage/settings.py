@@ -33,7 +33,8 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
         str,
         doc(
             "The identity of this machine's agent, used in manifests. If several machines run one domain, "
-            "each has its own, and its registries and managers are named after it (`manager-NAME-1`)."
+            "each has its own, and its registries, managers, notifier and information nodes are named "
+            "after it (`manager-NAME-1`)."
         ),
     ] = LOCAL
     children: Annotated[
@@ -72,3 +73,9 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
             le=3600,
         ),
     ] = 5.0
+
+    @property
+    def machine_suffix(self) -> str:
+        """Distinguishes the identities of processes of different machines: two processes with one name would
+        act for each other."""
+        return "" if self.agent_name == LOCAL else f"-{self.agent_name}"

@@ -25,8 +25,10 @@ class InformationNodesComponent:
     depends_on: Sequence[str] = ()
     vital = False  # contexts remain in their log, and other nodes have replicas
 
-    def __init__(self, settings_: settings.InformSettings) -> None:
+    def __init__(self, settings_: settings.InformSettings, suffix: str = "") -> None:
+        """``suffix`` distinguishes the identities of nodes from those of other machines in the same zone."""
         self._settings = settings_
+        self._suffix = suffix
         self._stack = contextlib.AsyncExitStack()
         self.nodes: list[node_node.InformationNode] = []
 
@@ -34,7 +36,7 @@ class InformationNodesComponent:
         self._storage_problem = context.storage_problem
         for number in range(1, self._settings.nodes + 1):
             bus = await context.connect(
-                f"{PREFIX}{context.settings.domain.zone}-{number}", roles.Role.INFORMATION_NODE
+                f"{PREFIX}{context.settings.domain.zone}{self._suffix}-{number}", roles.Role.INFORMATION_NODE
             )
             self._stack.push_async_callback(bus.close)
             node = await node_node.start(

@@ -204,10 +204,9 @@ async def _publish_accounts(context: context_.ComponentContext, servers: Sequenc
 
 
 def _names(manage_settings: settings.ManageSettings) -> list[str]:
-    # On several machines the names must differ: two managers with one name would act for each other.
-    here = "" if manage_settings.agent_name == settings.LOCAL else f"{manage_settings.agent_name}-"
-    names = [f"registry-{here}{number}" for number in range(1, manage_settings.registries + 1)]
-    names += [f"manager-{here}{number}" for number in range(1, manage_settings.managers + 1)]
+    suffix = manage_settings.machine_suffix
+    names = [f"registry{suffix}-{number}" for number in range(1, manage_settings.registries + 1)]
+    names += [f"manager{suffix}-{number}" for number in range(1, manage_settings.managers + 1)]
     return [*names, f"agent-{manage_settings.agent_name}"] if manage_settings.agent else names
 
 

@@ -25,8 +25,11 @@ class NotifierComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, settings: settings_.NotifySettings) -> None:
+    def __init__(self, settings: settings_.NotifySettings, suffix: str = "") -> None:
+        """``suffix`` distinguishes its identity from that of other machines: notifiers with the same name do
+        not forward events to each other."""
         self._settings = settings
+        self._identity = f"{IDENTITY}{suffix}"
         self._notifier: notifier.Notifier | None = None
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -35,7 +38,7 @@ class NotifierComponent:
         settings = msgspec.structs.replace(
             self._settings, stream_bytes=min(self._settings.stream_bytes, retention.events.max_bytes)
         )
-        self._bus = await context.connect(IDENTITY, roles.Role.NOTIFIER)
+        self._bus = await context.connect(self._identity, roles.Role.NOTIFIER)
         self._notifier = notifier.Notifier(
             self._bus,
             settings,

@@ -10,6 +10,8 @@ from muster.core.telemetry import metrics
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
 
+GAUGE = "muster_asyncio_tasks "
+
 
 async def test_a_failed_task_makes_the_process_not_ready_and_is_counted():
     supervisor = tasks.TaskSupervisor("health test")
@@ -39,6 +41,24 @@ async def test_a_failed_task_makes_the_process_not_ready_and_is_counted():
 
         await supervisor.close()
         assert (await client.get(f"{server.url}/readyz")).status == 200
+
+
+async def test_metrics_have_the_number_of_tasks_of_the_event_loop():
+    async with health.serve_process(
+        domain.HealthSettings(), process="p", conditions=dict, metrics=metrics.Metrics()
+    ) as server:
+        assert server is not None
+
+        async def tasks_shown() -> float:
+            exposition = (await client.get(f"{server.url}/metrics")).body.decode()
+            return float(next(line.split()[1] for line in exposition.splitlines() if line.startswith(GAUGE)))
+
+        before = await tasks_shown()
+        waiting = [asyncio.create_task(asyncio.Event().wait()) for _ in range(50)]
+        assert await tasks_shown() >= before + 45  # connections come and go
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_a_blocking_request_works_beside_a_running_event_loop():

@@ -76,6 +76,10 @@ async def serve(
         return None
 
     metrics.counter_from("task_failures", "Failures of background tasks.", ("owner", "task"), tasks.failures)
+    loop = asyncio.get_running_loop()
+    metrics.gauge("asyncio_tasks", "Tasks of the event loop that have not ended.").read_from(
+        lambda: len(asyncio.all_tasks(loop))
+    )
 
     def readyz(_: http_server.HttpRequest) -> http_server.HttpResponse:
         problems = tasks.problems()

@@ -15,11 +15,12 @@ from muster.manage import client as manage_client
 from muster.monitor import client as monitor_client
 from muster.pipeline.fleet import rollups
 from muster.pipeline.history import search
+from muster.simulate import fleet
 from muster.trust.permissions import roles
 from muster.web import actions, guard, problems
 from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
-from muster.web.data import bus_feed, cache, history_reader, recent
+from muster.web.data import bus_feed, cache, history_reader, latest_reports, recent
 from muster.web.pages import overview, routes
 from muster.web.rest import base
 from tests.pipeline import test_history, traffic
@@ -555,3 +556,16 @@ def test_the_unit_follows_from_a_metric_s_name():
         "",
     ]
     assert (widgets.count(1, "channel"), widgets.count(2000, "channel")) == ("1 channel", "2,000 channels")
+
+
+async def test_reports_that_no_page_requests_take_no_more_memory_than_the_fleet():
+    machines = latest_reports.LatestReports()
+    plan = fleet.FleetPlan(machines=500, period_s=10.0)
+    played = fleet.VirtualFleet(plan)
+    ticks = 0
+    while not machines.is_due:
+        machines.add(played.batch(played.slots[0], ticks, 1_790_000_000_000 + 10_000 * ticks))
+        ticks += 1
+    assert ticks == latest_reports.PENDING_MIN // 500 + 1
+    assert (await machines.table()).num_rows == 500
+    assert not machines.is_due

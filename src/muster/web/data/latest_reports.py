@@ -25,7 +25,7 @@ from muster.monitor import live_view
 from muster.web.data import rows as rows_
 
 ROWS_MAX = 500_000
-PENDING_MAX = 200_000
+PENDING_MIN, PENDING_MAX = 10_000, 200_000
 AGES_KEPT = 600  # seconds of measured staleness
 METRICS = ("cpu_percent", "memory_percent", "load_1m", "disk_percent")
 
@@ -91,7 +91,9 @@ class LatestReports:
 
     @property
     def is_due(self) -> bool:
-        return self._pending_rows > PENDING_MAX
+        """Whether the rows that no page has requested yet take more memory than the table."""
+        rows = 0 if self._table is None else self._table.num_rows
+        return self._pending_rows > min(PENDING_MAX, max(PENDING_MIN, rows))
 
     def seconds(self) -> list[ArrivalSecond]:
         return list(self._ages)

@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench faults sim mutants lock picture build audit clean
+.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench faults sim soak mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -110,6 +110,10 @@ faults: setup ## real processes under faults: make faults WORKLOAD=contexts NEME
 sim: setup ## the simulated domain: make sim SEED=17 replays a seed, make sim N=1000 searches
 	@PYTHONPATH=src:. PYTHONHASHSEED=0 $(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED),--count $(or $(N),100)) \
 	    $(if $(FIRST),--first $(FIRST)) $(if $(PARTS),--parts $(PARTS)) $(if $(TROUBLE),--trouble-s $(TROUBLE)) $(if $(ALL),--all)
+
+soak: setup $(VENV)/.spark $(VENV)/.amqp ## an hour of load with a fault every minute: make soak MINUTES=20 FLEET=500 SEED=1
+	@PYTHONPATH=src:. $(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --fleet $(or $(FLEET),500) --seed $(or $(SEED),1) \
+	    $(if $(WRITE),--write)
 
 $(VENV)/.fuzz: requirements-fuzz.lock $(VENV)/.spark
 	@echo "setting up the fuzzer in $(VENV) (once)"

@@ -18,16 +18,21 @@ pytest_plugins = ["muster.testing.plugin", "pytester", "tests.distribution", "te
 # Spark's Java lives for seconds here: most of what its compiler would make is never used.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# Brokers and stores sync each of thousands of small writes: in memory, if there is room, that takes no time.
 MEMORY = Path("/dev/shm")
-if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # Random tests judge answers, not speed: a busy machine must not fail them.
 hypothesis.settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("unhurried")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Brokers and stores sync each of thousands of small writes: in memory, if there is room, that takes no
+    time. Slow tests may write gigabytes."""
+    is_small = config.getoption("markexpr") == "not slow"
+    if is_small and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def pytest_report_header() -> str:

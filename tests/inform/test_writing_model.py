@@ -5,8 +5,7 @@ time pass, so that writes, repeats, lost answers, late messages, crashes and clo
 end all faults are healed, and a plain replay of the log judges the records and every answer.
 
 The defect this model exists for: a write is stored, its answer is lost, another client writes, and the first
-write is repeated.  Each of these is one step, and nodes and clients are few, so that most examples contain
-the whole sequence.
+write is repeated.  Each of these is one step, and all of them together are another one.
 """
 
 from __future__ import annotations
@@ -146,14 +145,31 @@ class WriteModel(stateful.RuleBasedStateMachine):
         self, writer: str, via: str, key: str, kind: str, expected: str, is_client: bool
     ) -> WriteAttempt:
         """A write whose answer is lost: on its way to the client, or from the primary to the node asked."""
+        return self._lose_answer(writer, via, key, kind, expected, is_client)
+
+    @stateful.rule(operation=unanswered, via=NODES)
+    def repeat(self, operation: WriteAttempt, via: str) -> None:
+        """As by a client that got no answer, and asks another node or the same again."""
+        self._repeat(operation, via)
+
+    @stateful.rule(writer=CLIENTS, via=NODES, again=NODES, key=KEYS, kind=WRITES, is_client=st.booleans())
+    def repeat_after_another(
+        self, writer: str, via: str, again: str, key: str, kind: str, is_client: bool
+    ) -> None:
+        operation = self._lose_answer(writer, via, key, kind, "anything", is_client)
+        self._begin("bob" if writer == "alice" else "alice", again, key, "put", "anything")
+        self.run(asyncio.sleep(STORED_S))
+        self._repeat(operation, again)
+
+    def _lose_answer(
+        self, writer: str, via: str, key: str, kind: str, expected: str, is_client: bool
+    ) -> WriteAttempt:
         self.net.mute.update([(via, writer)] if is_client else [(node, via) for node in self.nodes])
         operation = self._begin(writer, via, key, kind, expected)
         self.run(asyncio.sleep(STORED_S))
         return operation
 
-    @stateful.rule(operation=unanswered, via=NODES)
-    def repeat(self, operation: WriteAttempt, via: str) -> None:
-        """As by a client that got no answer, and asks another node or the same again."""
+    def _repeat(self, operation: WriteAttempt, via: str) -> None:
         if operation.answers:
             return
         for task in operation.tasks:
@@ -299,7 +315,7 @@ class WriteModel(stateful.RuleBasedStateMachine):
                 if isinstance(answer, protocol.WriteResult):
                     assert stored.get(number) == answer.version, f"acknowledged as {answer}, and not stored"
                     acknowledged.append((at_s, answer.version))
-                elif not isinstance(answer, errors.Unavailable):
+                elif not isinstance(answer, errors.TimedOut):
                     assert number not in stored, f"stored, and refused: {answer!r}"
         for number, operation in enumerate(self.operations):
             for at_s, version in acknowledged:

@@ -38,7 +38,7 @@ agents = st.sampled_from(AGENTS)
 managers = st.sampled_from(MANAGERS)
 #: What becomes of a commit, and at which of the engine's transactions.
 fates = st.sampled_from(["stored"] * 3 + ["refused", "cancelled", "in doubt"])
-turns = st.sampled_from([1, 2])
+turns = st.sampled_from([1, 2, 3])
 
 
 class ModelManager:
@@ -216,6 +216,16 @@ class Registries(stateful.RuleBasedStateMachine):
         values=some_names, agent=agents, desired=st.sampled_from(["up", "down"]), fate=fates, turn=turns
     )
     def apply(self, values: list[str], agent: str, desired: str, fate: str, turn: int) -> None:
+        self._apply(values, agent, desired, fate, turn)
+
+    @stateful.rule(
+        desired=st.sampled_from(["up", "down"]), fate=st.sampled_from(["refused", "in doubt"]), turn=turns
+    )
+    def interrupt_a_large_decision(self, desired: str, fate: str, turn: int) -> None:
+        agent = self.model.resources.get(BULK[0], {}).get("agent", AGENTS[0])
+        self._apply(BULK, agent, desired, fate, turn)
+
+    def _apply(self, values: list[str], agent: str, desired: str, fate: str, turn: int) -> None:
         after = self.next_model()
         formerly = {resource["formerly"] for resource in self.model.resources.values()}
         specs = [

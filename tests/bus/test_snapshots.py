@@ -51,7 +51,7 @@ async def test_a_stream_of_many_pieces(bus: client.NatsBus):
 
 async def test_two_at_once_under_one_identity(connect: Callable[[str], asyncio.Future[client.NatsBus]]):
     first, two = await connect("admin"), await connect("admin")
-    contents = await fill(first)
+    contents = await fill(first, 60, 300_000)  # more than a broker sends without an acknowledgement
     begun = snapshots.StreamSnapshot(first, "log")
     pieces = aiter(begun)
     taken = [await anext(pieces)]

@@ -13,6 +13,7 @@ from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.manage import client as manage_client
 from muster.monitor import client as monitor_client
+from muster.notify import rows as notify_rows
 from muster.pipeline.fleet import rollups
 from muster.pipeline.history import search
 from muster.simulate import fleet
@@ -22,7 +23,7 @@ from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
 from muster.web.data import bus_feed, cache, history_reader, latest_reports, recent
 from muster.web.pages import overview, routes
-from muster.web.rest import base
+from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
 
 KEY = b"k" * 32
@@ -307,6 +308,14 @@ def test_pages_of_a_list_that_grows_at_its_beginning():
     assert second == ["c", "b"]
     assert cursor is None
     assert base.behind(["z", "y"], "gone", 2, str) == ([], None)
+
+
+async def test_a_page_of_receivers_names_the_cursor_of_the_next_one():
+    async def receivers(where: str, **_: Any) -> notify_rows.ReceiverList:
+        return notify_rows.ReceiverList(count=300, receivers=[], next="web/b")
+
+    web: Any = types.SimpleNamespace(source=types.SimpleNamespace(receivers=receivers))
+    assert shown(await notifications.receivers(web, OLGA)) == ([], "web/b")
 
 
 def decision(

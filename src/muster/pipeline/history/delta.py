@@ -32,7 +32,9 @@ VERSION_KEY = "muster.schemaVersion"
 LOG_DAYS = 1  # that the log is kept longer than replaced files
 PRECISION = datetime.timedelta(milliseconds=1)  # of statistics in the log
 DRIVER = "driver"  # application of the transaction whose version is the epoch of the driver
+REWRITE = "rewrite"  # application of the transactions that replace files
 ATTEMPTS = 5
+REPLACE_ATTEMPTS = 20
 WRITER = WriterProperties(compression="ZSTD")
 
 
@@ -138,22 +140,46 @@ class HistoryTable:
         self._write(_additions(listed), stored, hours)
         return True
 
-    def replace(self, removed: Iterable[TableFile], added: Iterable[data_files.DataFile]) -> None:
-        """Replace files in one transaction. `storage.ConcurrentChange` if one of them was replaced already.
+    def replace(
+        self, removed: Iterable[TableFile], added: Iterable[data_files.DataFile], hours: Iterable[int] = ()
+    ) -> None:
+        """Replace files in one transaction. ``hours``: of rows that are not in the table any more.
 
-        The handle must be as old as the list of files.  delta-rs' own rewriting operations are not used: they
-        store text in a form that Arrow cannot filter.
+        `storage.ConcurrentChange` if another process replaced files since this handle was opened, which must
+        be as old as the list of files.  delta-rs accepts the removal of files that a compaction has merged
+        meanwhile, so the files are compared before the commit, and the commit must be the next version.
+        Its own rewriting operations are not used: they store text in a form that Arrow cannot filter.
         """
         now_ms = _now_ms()
-        removals = [
-            RemoveAction(
+        removals = {
+            file.path: RemoveAction(
                 file.path, True, now_ms, size=file.size, partition_values={tables.DAY: file.day.isoformat()}
             )
             for file in removed
-        ]
-        self._write([*removals, *_additions(added)], [], [])
+        }
+        additions = _additions(added)
+        before = self.transaction_version(REWRITE) or 0
+        for attempt in range(REPLACE_ATTEMPTS):
+            self.refresh()
+            present = {file.path for file in self.snapshot().files}
+            if (self.transaction_version(REWRITE) or 0) != before or removals.keys() - present:
+                raise storage.ConcurrentChange(f"{self._url}: files were replaced by another process")
+            stored = [Transaction(REWRITE, before + 1)]
+            try:
+                self._write([*removals.values(), *additions], stored, sorted(hours), retries=0)
+                return
+            except storage.ConcurrentChange:  # such as a batch of the pipeline
+                if attempt == REPLACE_ATTEMPTS - 1:
+                    raise
 
-    def _write(self, actions: list[Any], stored: list[Transaction], hours: Iterable[int]) -> None:
+    def _write(
+        self,
+        actions: list[Any],
+        stored: list[Transaction],
+        hours: Iterable[int],
+        *,
+        retries: int | None = None,
+    ) -> None:
         with storage.translated(self._url):
             self._table.create_write_transaction(
                 actions,
@@ -161,7 +187,9 @@ class HistoryTable:
                 self._table.schema(),
                 [tables.DAY],
                 commit_properties=CommitProperties(
-                    app_transactions=stored, custom_metadata={HOURS_KEY: " ".join(map(str, hours))}
+                    app_transactions=stored,
+                    custom_metadata={HOURS_KEY: " ".join(map(str, hours))},
+                    max_commit_retries=retries,
                 ),
             )
             self.sync()

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 
@@ -84,10 +85,13 @@ def compact(root: storage.Root, name: str, now_s: float) -> int:
     merged = 0
     for day, count in sorted(small.items()):
         if count >= (FILES_OPEN_DAY if day >= today else 2):
-            with storage.translated(storage.join(root, name)):
-                result = snapshot.delta.optimize.compact(
-                    partition_filters=[(tables.DAY, "=", day.isoformat())], writer_properties=delta.WRITER
-                )
+            try:
+                with storage.translated(storage.join(root, name)):
+                    result = snapshot.delta.optimize.compact(
+                        partition_filters=[(tables.DAY, "=", day.isoformat())], writer_properties=delta.WRITER
+                    )
+            except storage.ConcurrentChange:  # rows were replaced meanwhile: the next run merges the rest
+                return merged
             merged += int(result["numFilesRemoved"])
     return merged
 
@@ -97,8 +101,8 @@ def compact(root: storage.Root, name: str, now_s: float) -> int:
 
 def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0) -> int:
     """Compute the hours that are over, and those that received late rows. How many."""
-    nodes = delta.Snapshot(root, tables.NODES)
     hourly = delta.HistoryTable(root, tables.HOURLY, keep_s=keep_s)
+    nodes = delta.Snapshot(root, tables.NODES)
     open_hour = int(now_s - GRACE_S) // HOUR_S
     before = hourly.transaction_version(OPEN_HOUR)
     if before is not None and before >= open_hour:  # late rows wait for the end of an hour
@@ -106,13 +110,16 @@ def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0)
     dirty = _changed_hours(nodes, hourly.transaction_version(NODES_VERSION))
     if before is not None:
         dirty |= set(range(before, open_hour)) & _hours_between(nodes, before, open_hour)
-    ready = sorted(hour for hour in dirty if hour < open_hour)
-    for hour in ready:
-        _replace_hour(root, nodes, hour)
-    with storage.translated(hourly.root):
-        hourly.refresh()
-        hourly.commit([], (OPEN_HOUR, open_hour), {NODES_VERSION: nodes.delta.version()})
-    return len(ready)
+    made = 0
+    while ready := sorted(hour for hour in dirty if hour < open_hour):
+        for hour in ready:
+            _replace_hour(root, hour)
+        made += len(ready)
+        # Rows that were deleted or added meanwhile: those of a forgotten machine must not return.
+        version, nodes = int(nodes.delta.version()), delta.Snapshot(root, tables.NODES)
+        dirty = _changed_hours(nodes, version)
+    hourly.commit([], (OPEN_HOUR, open_hour), {NODES_VERSION: nodes.delta.version()})
+    return made
 
 
 def _changed_hours(nodes: delta.Snapshot, since: int | None) -> set[int]:
@@ -140,15 +147,13 @@ def _hours_between(nodes: delta.Snapshot, start: int | None, end: int | None) ->
     return hours
 
 
-def _replace_hour(root: storage.Root, nodes: delta.Snapshot, hour: int) -> None:
-    """Replace the rows of an hour in one transaction."""
+def _replace_hour(root: storage.Root, hour: int) -> None:
+    """Compute the rows of an hour and replace the former ones, in one transaction.
+
+    The table is opened before the reports are read: if another process computed hours meanwhile, perhaps from
+    other reports, the commit fails and the hour is computed again.
+    """
     start = _EPOCH + datetime.timedelta(hours=hour)
-    with _aggregated(nodes, hour) as batches:
-        added = [
-            file
-            for batch in batches
-            for file in data_files.write(root, tables.HOURLY, pa.Table.from_batches([batch]), "hour").files
-        ]
 
     def covers(file: delta.TableFile) -> bool:
         return (
@@ -157,7 +162,17 @@ def _replace_hour(root: storage.Root, nodes: delta.Snapshot, hour: int) -> None:
             and (file.until is None or file.until + delta.PRECISION >= start)
         )
 
-    _rewrite(root, tables.HOURLY, covers, ds.field("hour") != pa.scalar(start, tables.TIME), added)
+    def compute() -> list[data_files.DataFile]:
+        with _aggregated(delta.Snapshot(root, tables.NODES), hour) as batches:
+            return [
+                file
+                for batch in batches
+                for file in data_files.write(
+                    root, tables.HOURLY, pa.Table.from_batches([batch]), "hour"
+                ).files
+            ]
+
+    _rewrite(root, tables.HOURLY, covers, ds.field("hour") != pa.scalar(start, tables.TIME), compute)
 
 
 def _rewrite(
@@ -165,29 +180,33 @@ def _rewrite(
     name: str,
     selects: Callable[[delta.TableFile], bool],
     keep: ds.Expression,
-    added: list[data_files.DataFile] | None = None,
+    compute: Callable[[], list[data_files.DataFile]] = list,
 ) -> int:
-    """Replace the selected files by their rows that ``keep`` accepts, and ``added``, in one transaction.
+    """Replace the selected files by their rows that ``keep`` accepts and new ones, in one transaction.
 
-    The number of rows that were not kept.  It starts again if the files were replaced meanwhile.
+    The number of rows that were not kept.  It starts again if another process rewrote rows meanwhile.
     """
     for attempt in range(ATTEMPTS):
         table = delta.HistoryTable(root, name)
         snapshot = table.snapshot()
-        removed, fresh, deleted = [], list(added or ()), 0
+        removed, fresh, deleted = [], compute(), 0
+        hours: set[int] = set()
         for file in filter(selects, snapshot.files):
-            rows = snapshot.dataset([file]).to_table(filter=keep)
-            if rows.num_rows == file.rows:
+            rows = snapshot.dataset([file])
+            kept = rows.count_rows(filter=keep)
+            if kept == file.rows:
                 continue
             removed.append(file)
-            deleted += file.rows - rows.num_rows
-            if rows.num_rows:
-                kept = rows.drop_columns([tables.DAY]).cast(_file_schema(snapshot))
-                fresh += data_files.write(root, name, kept, "kept").files
+            deleted += file.rows - kept
+            times = rows.to_table(columns=[snapshot.time], filter=~keep).column(0).cast(pa.int64()).to_numpy()
+            hours |= set(np.unique(times // data_files.HOUR_US).tolist())
+            if kept:
+                left = rows.to_table(filter=keep).drop_columns([tables.DAY]).cast(_file_schema(snapshot))
+                fresh += data_files.write(root, name, left, "kept").files
         if not removed and not fresh:
             return 0
         try:
-            table.replace(removed, fresh)
+            table.replace(removed, fresh, hours)
             return deleted
         except storage.ConcurrentChange:
             if attempt == ATTEMPTS - 1:
@@ -311,8 +330,11 @@ def _delete_files(root: storage.Root, name: str, selects: Callable[[delta.TableF
 
 
 def delete_rows(root: storage.Root, name: str, column: str, value: str) -> int:
-    """Delete the rows with a value. The number of rows."""
-    return _rewrite(root, name, lambda _: True, ds.field(column) != value)
+    """Delete the rows with a value, those that are added meanwhile included. The number of rows."""
+    total = 0
+    while deleted := _rewrite(root, name, lambda _: True, ds.field(column) != value):
+        total += deleted
+    return total
 
 
 def vacuum(root: storage.Root, name: str, keep_s: float) -> int:

@@ -71,18 +71,19 @@ def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
         columns=list(dict.fromkeys((*shown, *sorted(needed)))), filter=_period(query, dataset.schema)
     )
     left = query.limit
-    for batch in scanner.to_batches():
-        if not batch.num_rows:
-            continue
-        mask = columnar.evaluate(condition, _table(batch, needed, model))
-        rows = batch.filter(pa.array(mask)).select(list(shown))
-        if left is not None:
-            rows = rows.slice(0, left)
-            left -= rows.num_rows
-        if rows.num_rows:
-            yield rows
-        if left == 0:
-            return
+    with storage.translated(query.kind):
+        for batch in scanner.to_batches():
+            if not batch.num_rows:
+                continue
+            mask = columnar.evaluate(condition, _table(batch, needed, model))
+            rows = batch.filter(pa.array(mask)).select(list(shown))
+            if left is not None:
+                rows = rows.slice(0, left)
+                left -= rows.num_rows
+            if rows.num_rows:
+                yield rows
+            if left == 0:
+                return
 
 
 def summarise(root: storage.Root, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ def query(
             count += batch.num_rows
             if limits.rows is not None and count > limits.rows:
                 break
-        table = pa.Table.from_batches(batches, schema=reader.schema)
+        table = with_unique_names(pa.Table.from_batches(batches, schema=reader.schema))
     truncated = limits.rows is not None and count > limits.rows
     return SqlResult(table.slice(0, limits.rows) if truncated else table, truncated)
 
@@ -120,13 +121,20 @@ def _register(
 
 @contextlib.contextmanager
 def _deadline(database: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[None]:
-    timer = threading.Timer(seconds, database.interrupt)
-    timer.daemon = True
+    done = threading.Event()
+
+    def interrupt() -> None:
+        wait_s = seconds
+        while not done.wait(wait_s):
+            database.interrupt()  # again and again: between two batches it has no effect
+            wait_s = 0.1
+
+    timer = threading.Thread(target=interrupt, daemon=True)
     timer.start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
         timer.join()
 
 
@@ -138,6 +146,8 @@ def _translated(limits: SqlLimits) -> Iterator[None]:
         # While results are read, Arrow reports DuckDB's errors as its own: only the text tells the reason.
         if "INTERRUPT Error" in str(error):
             raise errors.TimedOut(f"SQL: the query took longer than {limits.seconds:g} s") from error
+        if storage.is_missing(error):
+            raise storage.files_removed() from error
         if isinstance(error, MemoryError) or "Out of Memory" in str(error):
             raise errors.LimitExceeded(
                 f"SQL: the query needs more than {limits.memory_bytes >> 20} MiB of memory",
@@ -152,8 +162,22 @@ def _message(error: Exception) -> str:
 
 def rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows of plain values: numbers, text, lists and objects."""
-    listed = table.to_pylist(maps_as_pydicts="lossy")
+    try:
+        listed = table.to_pylist(maps_as_pydicts="lossy")
+    except (OverflowError, ValueError) as error:
+        raise errors.InvalidInput(
+            f"SQL: the result has a date or time that cannot be shown: {error}", hint="cast it to VARCHAR"
+        ) from error
     return [{name: plain(value) for name, value in row.items()} for row in listed]
+
+
+def with_unique_names(table: pa.Table) -> pa.Table:
+    """Columns of the same name, as of a join, get numbers: rows are objects with a value for each name."""
+    names: dict[str, None] = {}
+    for name in table.column_names:
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        names[next(candidate for candidate in candidates if candidate not in names)] = None
+    return table.rename_columns(list(names))
 
 
 def plain(value: Any) -> Any:

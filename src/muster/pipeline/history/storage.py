@@ -34,6 +34,8 @@ CHECKPOINT_ONLY = ("hdfs",)
 ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
+_REFUSED = frozenset("%*?[]{}\\")
+_MISSING = re.compile(r"No such file or directory|Object at location \S+ not found")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -49,6 +51,12 @@ class StorageUnavailable(errors.Unavailable):
     code = "storage-unavailable"
 
 
+class FilesRemoved(errors.Conflict):
+    """Files of a snapshot are not there any more: it is too old, or they were replaced while it was read."""
+
+    code = "files-removed"
+
+
 class ConcurrentChange(errors.Conflict):
     """Another process changed the table at the same time."""
 
@@ -59,6 +67,11 @@ def normalize(root: Root, *, setting: str = "history_dir", checkpoint: bool = Fa
     """A local path without a scheme, or a URL. `errors.InvalidInput` if it is neither."""
     text = os.fspath(root)
     scheme = scheme_of(text)
+    if special := sorted(set(text if scheme != "file" else parse.unquote(text)) & _REFUSED):
+        raise errors.InvalidInput(
+            f"{setting}: {_without_secrets(text)!r} contains {' '.join(special)}",
+            hint="Spark and delta-rs do not agree on names with these characters",
+        )
     if not scheme:
         return str(Path(text).expanduser().absolute())
     parts = parse.urlsplit(text)
@@ -118,7 +131,7 @@ def delta_url(root: Root, *names: str) -> str:
 def spark_url(root: Root, *names: str) -> str:
     """The same storage, as Hadoop's file systems spell it."""
     url = re.sub(r"\As3:", "s3a:", join(root, *names))
-    return url if scheme_of(url) else Path(url).as_uri()
+    return url if scheme_of(url) else f"file://{url}"  # not escaped: Hadoop takes %20 literally
 
 
 def filesystem(root: Root, *names: str) -> Any:
@@ -238,10 +251,24 @@ def translated(what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, OSError | exceptions.DeltaError) and not _is_panic(error):
             raise
+        if is_missing(error):
+            raise files_removed() from error
         full = getattr(error, "errno", None) in _FULL or "No space left" in str(error)
         if full:
             raise HistoryFull(f"no disk space for the history in {what}: {_first_line(error)}") from error
         raise StorageUnavailable(f"{what}: {_first_line(error)}") from error
+
+
+def files_removed() -> FilesRemoved:
+    return FilesRemoved(
+        "files of the history were removed",
+        hint="read again; --as-of reaches back as far as pipeline.as_of_s, and not beyond a --purge",
+    )
+
+
+def is_missing(error: BaseException) -> bool:
+    """Whether a file or object does not exist. Errors of object stores, and through DuckDB, are only text."""
+    return isinstance(error, FileNotFoundError) or _MISSING.search(str(error)) is not None
 
 
 def _is_panic(error: BaseException) -> bool:

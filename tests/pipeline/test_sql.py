@@ -66,6 +66,27 @@ def test_only_the_files_of_the_period_are_read(root, monkeypatch):  # noqa: F811
         "PRAGMA database_list",
         "CALL pragma_version()",
         "SELECT * FROM root",
+        "EXPLAIN ANALYZE COPY nodes TO '/tmp/out.csv'",
+        "EXPLAIN ANALYZE SET memory_limit = '100GB'",
+        "SELECT * FROM query('SELECT * FROM read_csv(''/etc/passwd'')')",
+        "SELECT * FROM query_table('/etc/passwd')",
+        "SELECT * FROM json_execute_serialized_sql(json_serialize_sql('FROM read_csv(''/etc/passwd'')'))",
+        "SELECT * FROM read_blob('/etc/passwd')",
+        "SELECT * FROM read_json('/etc/passwd')",
+        "SELECT * FROM parquet_metadata('/etc/*')",
+        "SELECT * FROM sniff_csv('/etc/passwd')",
+        "SELECT * FROM 'http://127.0.0.1:1/x.parquet'",
+        "SELECT * FROM delta_scan('/tmp')",
+        "SELECT * FROM duckdb_secrets()",
+        "SELECT * FROM pandas_scan(1::POINTER)",
+        "SELECT * FROM enable_profiling()",
+        "SELECT getenv('HOME')",
+        "WITH gone AS (DELETE FROM nodes RETURNING *) SELECT * FROM gone",
+        "CREATE VIEW x AS SELECT * FROM read_csv('/etc/passwd')",
+        "CREATE SECRET (TYPE S3)",
+        "EXPORT DATABASE '/tmp/out'",
+        "PREPARE x AS SELECT 1",
+        "SELECT $1",
         "SELECT colour FROM nodes",
         "SELEC 1",
         "",
@@ -85,6 +106,21 @@ def test_time_memory_and_rows_are_limited(root):  # noqa: F811
         sql.query(root, "SELECT count(*) FROM range(1000000000000)", sql.SqlLimits(seconds=0.2))
     with pytest.raises(errors.LimitExceeded, match="100 MiB"):
         sql.query(root, "SELECT list(range) FROM range(100000000)", sql.SqlLimits(memory_bytes=100 << 20))
+
+
+def test_columns_of_the_same_name_are_both_in_the_result(root):  # noqa: F811
+    joined = "SELECT a.machine, b.machine, 7 AS machine_1 FROM nodes a JOIN nodes b ON a.machine < b.machine"
+    result = sql.query(root, joined, sql.SqlLimits(rows=1))
+    assert result.table.column_names == ["machine", "machine_1", "machine_1_1"]
+    row = sql.rows(result.table)[0]
+    assert row["machine"] < row["machine_1"]
+
+
+@pytest.mark.parametrize("value", ["DATE 'infinity'", "TIMESTAMPTZ '290000-01-01 00:00:00Z'"])
+def test_a_date_that_python_does_not_have_is_an_error_with_a_remedy(root, value):  # noqa: F811
+    with pytest.raises(errors.InvalidInput, match="SQL: ") as error:
+        sql.rows(sql.query(root, f"SELECT {value} AS moment").table)
+    assert "VARCHAR" in (error.value.hint or "")
 
 
 def test_the_tables_as_they_were(root):  # noqa: F811

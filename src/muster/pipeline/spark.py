@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from muster.core import errors
-from muster.pipeline.history import delta, storage, tables
+from muster.pipeline.history import delta, sql, storage, tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,6 +89,6 @@ def query(spark: SparkSession, text: str, rows: int | None) -> pa.Table:
         frame = spark.sql(text)
         if rows is not None:
             frame = frame.limit(rows + 1)
-        return frame.toArrow()
+        return sql.with_unique_names(frame.toArrow())
     except (AnalysisException, ParseException) as error:
         raise errors.InvalidInput(f"SQL: {str(error).splitlines()[0]}") from error

@@ -32,7 +32,8 @@ pytestmark = [
 
 @pytest.fixture
 def history_root(root):  # noqa: F811
-    """All tables, after maintenance and a deletion: files of every origin."""
+    """All tables, after maintenance and a deletion: files of every origin, in a folder with a space."""
+    root = root.rename(root.with_name("history of März"))
     test_history.store_groups(root, 0, [_total()])
     test_history.store_alerts(root, 0, [_alert()])
     maintenance.run(root, test_history.T0 / 1000 + 2 * 86400)

@@ -1,12 +1,20 @@
 """Storage URLs: which are accepted, and the history in an S3-compatible store."""
 
 import asyncio
+import base64
 import contextlib
+import email.utils
+import hmac
+import json
+import os
 import re
+import shutil
 import socket
+import subprocess
 import sys
 import urllib.request
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +25,8 @@ from muster.pipeline.history import delta, maintenance, sql, storage, tables
 from muster.pipeline.job import checkpoint_label, commit_state, driver_terms
 from muster.testing import child_process
 from muster.testing.eventually import eventually
+from muster.testing.plugin import require_part
 from tests.pipeline import test_history, traffic
-
-HISTORY = "s3a://fleet/history"
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,9 @@ def test_paths_and_urls_are_accepted(text, normal):
         "s3://bucket/history?region=x",
         "file://host/history",
         "abfss://lake.dfs.core.windows.net/h",
+        "/srv/100%41",
+        "file:///srv/a%5Bb%5D",
+        "s3://bucket/*",
     ],
 )
 def test_other_urls_are_refused_before_anything_runs(text):
@@ -62,6 +72,7 @@ def test_a_checkpoint_may_be_in_hdfs_and_a_url_is_no_local_folder(tmp_path):
     assert chosen.history_root(tmp_path) == "s3a://bucket/h"
     assert chosen.state_folder(tmp_path) == tmp_path / "pipeline"
     assert storage.spark_url("s3://bucket/h", "nodes") == "s3a://bucket/h/nodes"
+    assert storage.spark_url("/srv/a b", "nodes") == "file:///srv/a b/nodes"
     assert storage.delta_url("s3a://bucket/h", "nodes") == "s3://bucket/h/nodes"
 
 
@@ -86,47 +97,58 @@ def _create_bucket(url: str) -> bool:
         return False
 
 
-def _use() -> None:
-    storage.check(HISTORY)
+def _use(root: str) -> None:
+    """Everything that the pipeline, maintenance and readers do with a history and a checkpoint."""
+    history, checkpoint = f"{root}/history", f"{root}/checkpoint"
+    storage.check(history)
     for batch in range(3):
         rows = [
             traffic.report(f"m{n}", batch + 1, test_history.T0 + batch * test_history.HOUR) for n in range(10)
         ]
-        assert test_history.store(HISTORY, batch, rows)  # type: ignore[arg-type]
+        assert test_history.store(history, batch, rows)  # type: ignore[arg-type]
     again = [traffic.report("again", 9, test_history.T0)]
-    assert not test_history.store("s3://fleet/history", 2, again)  # type: ignore[arg-type]
-    done = maintenance.run(HISTORY, test_history.T0 / 1000 + 3 * 86400)
+    assert not test_history.store(history.replace("s3a:", "s3:"), 2, again)  # type: ignore[arg-type]
+    done = maintenance.run(history, test_history.T0 / 1000 + 3 * 86400)
     assert (done["hours"], done["compacted"]) == (3, 3)
     count = "SELECT count(*) AS n, sum(reports) AS reports FROM hourly"
-    assert sql.rows(sql.query(HISTORY, count).table) == [{"n": 30, "reports": 30}]
-    assert maintenance.delete_rows(HISTORY, tables.NODES, "machine", "m3") == 3
-    assert sum(file.rows for file in delta.Snapshot(HISTORY, tables.NODES).files) == 27
-    label = checkpoint_label.open_("s3a://fleet/checkpoint")
-    assert checkpoint_label.open_("s3a://fleet/checkpoint") == label
-    renewed = checkpoint_label.renew("s3a://fleet/checkpoint", {"reports": 7})
+    assert sql.rows(sql.query(history, count).table) == [{"n": 30, "reports": 30}]
+    assert maintenance.delete_rows(history, tables.NODES, "machine", "m3") == 3
+    assert sum(file.rows for file in delta.Snapshot(history, tables.NODES).files) == 27
+    maintenance.purge(history, tables.NODES)
+    with pytest.raises(storage.FilesRemoved):
+        sql.query(history, "SELECT max(cpu_percent) FROM nodes", as_of=3)
+    with pytest.raises(storage.FilesRemoved):
+        test_history.search_rows(history, as_of=3)  # type: ignore[arg-type]
+    label = checkpoint_label.open_(checkpoint)
+    assert checkpoint_label.open_(checkpoint) == label
+    renewed = checkpoint_label.renew(checkpoint, {"reports": 7})
     assert renewed.run != label.run
-    assert checkpoint_label.open_("s3a://fleet/checkpoint") == renewed
-    assert driver_terms.read_last("s3a://fleet/checkpoint", "") is None
+    assert checkpoint_label.open_(checkpoint) == renewed
+    assert driver_terms.read_last(checkpoint, "") is None
     for epoch in (3, 4):
-        driver_terms.begin("s3a://fleet/checkpoint", driver_terms.DriverTerm(epoch=epoch, first=epoch))
-    driver_terms.remove_before("s3a://fleet/checkpoint", 4)
-    assert driver_terms.epochs("s3a://fleet/checkpoint") == [4]
-    assert driver_terms.read_last("s3a://fleet/checkpoint", "") == driver_terms.TermProgress(
+        driver_terms.begin(checkpoint, driver_terms.DriverTerm(epoch=epoch, first=epoch))
+    driver_terms.remove_before(checkpoint, 4)
+    assert driver_terms.epochs(checkpoint) == [4]
+    assert driver_terms.read_last(checkpoint, "") == driver_terms.TermProgress(
         driver_terms.DriverTerm(epoch=4, first=4)
     )
-    alerts = commit_state.CommitStateStore("s3://fleet/history/_alerts", 4)
+    alerts = commit_state.CommitStateStore(f"{history}/_alerts", 4)
     alerts.save(commit_state.CommitState(tracker.AlertTrackerState(now_ms=7)))
-    assert commit_state.CommitStateStore("s3://fleet/history/_alerts", 5).load().alerts.now_ms == 7
+    assert commit_state.CommitStateStore(f"{history}/_alerts", 5).load().alerts.now_ms == 7
     with pytest.raises(errors.InvalidInput, match="cannot be used"):
-        storage.check("s3://no-such-bucket/history")
+        storage.check(root.replace("fleet", "no-such-bucket") + "/history")
+
+
+def _free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
 async def object_store(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
     """An S3-compatible server with the bucket `fleet`, and the environment that names it. Its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = _free_port()
     url = f"http://127.0.0.1:{port}"
     names = {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test", "REGION": "us-east-1"}
     for name, value in {**names, "ENDPOINT_URL": url, "ALLOW_HTTP": "true"}.items():
@@ -146,4 +168,99 @@ def keys(url: str) -> list[str]:
 @pytest.mark.may_leak("threads", "files", reason="delta-rs keeps connections")
 async def test_the_history_lives_in_an_object_store(monkeypatch):
     async with object_store(monkeypatch):
-        await asyncio.to_thread(_use)
+        await asyncio.to_thread(_use, "s3a://fleet")
+
+
+# Emulators of the other stores, installed once.
+
+AZURITE = "azurite@3"
+AZURE_ACCOUNT = "devstoreaccount1"  # account and key of every emulator
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+GCS_SERVER = "github.com/fsouza/fake-gcs-server@v1.56.1"
+CACHE = Path.home() / ".cache" / "muster"
+
+
+def _azurite() -> Path | None:
+    folder = CACHE / AZURITE.replace("@", "-")
+    program = folder / "node_modules" / ".bin" / "azurite-blob"
+    if not program.exists() and shutil.which("npm") and shutil.which("node"):
+        folder.mkdir(parents=True, exist_ok=True)
+        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", AZURITE]
+        subprocess.run(command, cwd=folder, capture_output=True, timeout=600, check=False)
+    return program if program.exists() else None
+
+
+def _create_container(url: str) -> bool:
+    """Azure's request to create the container `fleet`, signed with the key of the account."""
+    headers = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    signed = "".join(f"{name}:{value}\n" for name, value in headers.items())
+    text = "PUT" + "\n" * 12 + f"{signed}/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/fleet\nrestype:container"
+    digest = hmac.digest(base64.b64decode(AZURE_KEY), text.encode(), "sha256")
+    headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(digest).decode()}"
+    headers["Content-Length"] = "0"
+    request = urllib.request.Request(
+        f"{url}/{AZURE_ACCOUNT}/fleet?restype=container", method="PUT", headers=headers
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.may_leak("threads", "files", reason="delta-rs keeps connections")
+async def test_the_history_lives_in_azure(monkeypatch):
+    program = await asyncio.to_thread(_azurite)
+    require_part(AZURITE, program, hint="needs node, npm and a network the first time")
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+    monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
+    words = (program, "--blobPort", port, "--silent", "--inMemoryPersistence", "--skipApiVersionCheck")
+    async with await child_process.start(*words):
+        await eventually(lambda: asyncio.to_thread(_create_container, url), timeout_s=120)
+        await asyncio.to_thread(_use, f"abfss://fleet@{AZURE_ACCOUNT}.dfs.core.windows.net")
+
+
+def _gcs_server() -> Path | None:
+    program = CACHE / "go" / "fake-gcs-server"
+    if not program.exists() and shutil.which("go"):
+        environment = {**os.environ, "GOBIN": str(program.parent)}
+        command = ["go", "install", GCS_SERVER]
+        subprocess.run(command, env=environment, capture_output=True, timeout=800, check=False)
+    return program if program.exists() else None
+
+
+def _create_gcs_bucket(url: str) -> bool:
+    request = urllib.request.Request(
+        f"{url}/storage/v1/b?project=test", b'{"name": "fleet"}', {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.may_leak("threads", "files", reason="delta-rs keeps connections")
+async def test_the_history_lives_in_google_cloud_storage(monkeypatch, tmp_path):
+    program = await asyncio.to_thread(_gcs_server)
+    require_part(GCS_SERVER, program, hint="needs go and a network the first time")
+    port, proxy_port = _free_port(), _free_port()
+    url = f"http://127.0.0.1:{proxy_port}"
+    account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": ""}
+    path = tmp_path / "account.json"
+    path.write_text(json.dumps({**account, "private_key_id": ""}))
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(path))
+    words = (program, "-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-port", port)
+    proxy = (sys.executable, "-m", "tests.pipeline.gcs_uploads", proxy_port, f"http://127.0.0.1:{port}")
+    async with (
+        await child_process.start(*words, "-public-host", f"127.0.0.1:{port}"),
+        await child_process.start(*proxy),
+    ):
+        await eventually(lambda: asyncio.to_thread(_create_gcs_bucket, url), timeout_s=60)
+        await asyncio.to_thread(_use, "gs://fleet")

@@ -1,4 +1,4 @@
-"""A plot of lines as SVG text, without scripts or libraries. Pure."""
+"""A plot of lines as SVG text, without scripts or libraries, readable on light and dark pages. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 720, 220, 88, 24, 24, 10
-COLOURS = ("#1769aa", "#c77700", "#2e7d32", "#ad1457", "#5e35b1", "#546e7a")
+COLOURS = ("#2b83c6", "#d58512", "#3f9c46", "#d0467f", "#8462d6", "#78909c")
+LEGEND_LINE = 16
+LETTER = 7.0  # mean width of a character in the legend
 
 Points = Sequence[tuple[float, float]]
 
@@ -40,32 +42,44 @@ def svg(
     height: int = HEIGHT,
 ) -> str:
     """The lines with axes and a legend. Points that are further apart than ``gap`` are not joined."""
-    floor = height - BOTTOM
+    legend, rows = _legend(list(lines))
+    top, floor = TOP + rows * LEGEND_LINE, height + rows * LEGEND_LINE - BOTTOM
 
     def x(value: float) -> float:
         return LEFT + x_axis.share(value) * (WIDTH - LEFT - RIGHT)
 
     def y(value: float) -> float:
-        return TOP + (floor - TOP) * (1 - y_axis.share(value))
+        return top + (floor - top) * (1 - y_axis.share(value))
 
-    drawn = [f'<path d="M{LEFT} {TOP}V{floor}H{WIDTH}" fill="none" stroke="#999"/>']
+    drawn = [legend]
     for value, text in y_axis.ticks:
-        drawn.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH}" stroke="#eee"/>')
+        drawn.append(f'<path d="M{LEFT} {y(value):.1f}H{WIDTH}" stroke="currentColor" stroke-opacity=".15"/>')
         drawn.append(_text(LEFT - 6, y(value) + 4, text, "end"))
-    drawn += [_text(x(value), height - 6, text, "middle") for value, text in x_axis.ticks]
-    for number, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
+    drawn.append(
+        f'<path d="M{LEFT} {top}V{floor}H{WIDTH}" fill="none" stroke="currentColor" stroke-opacity=".5"/>'
+    )
+    drawn += [_text(x(value), floor + BOTTOM - 6, text, "middle") for value, text in x_axis.ticks]
+    for number, points in enumerate(lines.values()):
         for run in _runs(points, gap):
             path = " ".join(f"{x(across):.1f},{y(up):.1f}" for across, up in run)
             drawn.append(
-                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5" '
+                f'<polyline points="{path}" fill="none" stroke="{_colour(number)}" stroke-width="1.5" '
                 'stroke-linecap="round"/>'
             )
-        drawn.append(_text(LEFT + 8, TOP + 12 + 14 * number, name, "start", colour))
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {floor + BOTTOM}" role="img" '
         f'font-family="system-ui, sans-serif" aria-label="{html.escape(label)}">{"".join(drawn)}</svg>'
     )
+
+
+def round_axis(low: float, high: float) -> PlotAxis:
+    """An axis that contains both values, with three to six ticks at round numbers."""
+    span = (high - low) or abs(high) or 1.0
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(step for step in (0.2 * power, 0.5 * power, power, 2 * power) if span / step <= 5)
+    first, last = math.floor(low / step), max(math.ceil(high / step), math.floor(low / step) + 1)
+    ticks = [round(number * step, 10) for number in range(first, last + 1)]
+    return PlotAxis(ticks[0], ticks[-1], [(tick, figure(tick)) for tick in ticks])
 
 
 def figure(value: float) -> str:
@@ -73,9 +87,27 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _text(x: float, y: float, text: str, anchor: str, colour: str = "#222") -> str:
+def _legend(names: Sequence[str]) -> tuple[str, int]:
+    """The names above the plot with the colours of their lines; and the rows that they take."""
+    drawn, left, row = [], float(LEFT), 0
+    for number, name in enumerate(names):
+        width = 38 + LETTER * len(name)
+        if left + width > WIDTH and left > LEFT:
+            left, row = float(LEFT), row + 1
+        middle = TOP + row * LEGEND_LINE
+        drawn.append(f'<path d="M{left:.1f} {middle}h14" stroke="{_colour(number)}" stroke-width="3"/>')
+        drawn.append(_text(left + 19, middle + 4, name, "start"))
+        left += width
+    return "".join(drawn), row + 1
+
+
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" fill="{colour}">'
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="12" text-anchor="{anchor}" fill="currentColor">'
         f"{html.escape(text)}</text>"
     )
 

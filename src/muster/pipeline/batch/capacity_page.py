@@ -13,10 +13,16 @@ from muster.pipeline.batch import capacity_report
 _GAP_MS = 2 * 3_600_000  # points further apart are not joined
 
 _STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#222}"
-    "table{border-collapse:collapse}td,th{padding:.15rem .9rem .15rem 0;text-align:left}"
-    "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}svg{width:100%;height:auto}"
-    "h2{margin-top:2rem}p.note{color:#666}"
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;"
+    "color:#222;background:#fff}"
+    "table{border-collapse:collapse}div{overflow-x:auto}"
+    "td,th{padding:.2rem .9rem .2rem 0;text-align:left;border-bottom:1px solid #8883;white-space:nowrap}"
+    "th{font-weight:600;vertical-align:bottom;white-space:normal}"
+    "td.n,th.n,table.facts td+td{text-align:right;font-variant-numeric:tabular-nums}"
+    "svg{width:100%;height:auto}"
+    "h2{margin-top:2rem;font-size:1.15rem}p.note{color:#777}"
+    "@media(prefers-color-scheme:dark){body{color:#ddd;background:#16191d}p.note{color:#999}}"
 )
 _TITLES = {
     "cpu_percent": "CPU, %",
@@ -107,24 +113,25 @@ def render(report: capacity_report.CapacityReport) -> str:
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
         f"<style>{_STYLE}</style>\n{body}\n</html>\n"
     )
 
 
 def _summary(report: capacity_report.CapacityReport) -> str:
-    rows: list[tuple[str, Any]] = [
-        ("hours with reports", len(report.hours)),
-        ("machines, at most", report.machines_max),
-        ("stale machines, at most", report.stale_max),
+    rows = [
+        ("hours with reports", line_plot.figure(len(report.hours))),
+        ("machines, at most", line_plot.figure(report.machines_max)),
+        ("stale machines, at most", line_plot.figure(report.stale_max)),
         ("reports a second, in the busiest hour", line_plot.figure(report.reports_per_s_max)),
     ]
     if report.machines_per_day is not None:
-        rows.append(("machines added a day", round(report.machines_per_day, 2)))
+        rows.append(("machines added a day", line_plot.figure(report.machines_per_day)))
     if report.reports_per_s_limit:
         share = report.reports_per_s_max / report.reports_per_s_limit
         rows.append(("limit of the pipeline, reports a second", line_plot.figure(report.reports_per_s_limit)))
         rows.append(("use of the pipeline in the busiest hour", f"{share:.0%}"))
-    return _table(("", ""), rows)
+    return _table((), rows)
 
 
 def _plots(report: capacity_report.CapacityReport) -> list[str]:
@@ -155,16 +162,12 @@ def _plots(report: capacity_report.CapacityReport) -> list[str]:
 def _plot(lines: dict[str, line_plot.Points], from_ms: int, to_ms: int, label: str) -> str:
     """Lines over the days of the period."""
     values = [value for points in lines.values() for _, value in points]
-    least, most = min(0.0, *values), max(values)
-    most = most if most > least else least + 1.0
     days = (to_ms - from_ms) // capacity_report.DAY_MS
     marks = range(from_ms, to_ms, max(1, days // 7) * capacity_report.DAY_MS)
     return line_plot.svg(
         lines,
         line_plot.PlotAxis(from_ms, to_ms, [(at_ms, _date(at_ms)[5:10]) for at_ms in marks]),
-        line_plot.PlotAxis(
-            least, most, [(value, line_plot.figure(value)) for value in (least, (least + most) / 2, most)]
-        ),
+        line_plot.round_axis(min(0.0, *values), max(values)),
         label=label,
         gap=_GAP_MS,
     )
@@ -186,7 +189,11 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         "<tr>" + "".join(cell(value, number=isinstance(value, int | float)) for value in row) + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{titles}</tr>{lines}</table>"
+    return (
+        f"<div><table><tr>{titles}</tr>{lines}</table></div>"
+        if head
+        else f'<table class="facts">{lines}</table>'
+    )
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,6 +1,7 @@
 """Several processes change the history at the same time: no row is lost, doubled, or returns."""
 
 import contextlib
+import multiprocessing
 import os
 
 import pytest
@@ -168,3 +169,67 @@ def test_unusual_names_of_machines_are_stored_found_and_forgotten(tmp_path, mach
     assert {row["machine"] for row in test_history.read(tmp_path)} == {machine, "other"}
     assert export.forget(tmp_path, machine) == {"nodes": 1, "hourly": 1}
     assert [row["machine"] for row in test_history.read(tmp_path, tables.HOURLY)] == ["other"]
+
+
+BATCHES = 25
+WRITERS = 2
+GONE = "gone"
+
+
+def write_batches(root, writer):  # noqa: F811
+    """A driver: every batch has a report of each machine, and sometimes of the one that is deleted."""
+    for batch in range(BATCHES):
+        names = [*(f"{writer}-{number}" for number in range(5)), *([GONE] if batch % 3 == 0 else [])]
+        rows = [traffic.report(name, batch + 1, T0 + batch % 4 * HOUR) for name in names]
+        written = data_files.write(
+            root, tables.NODES, test_history.node_rows(rows, batch), f"{writer}-{batch}"
+        )
+        assert delta.HistoryTable(root, tables.NODES).commit(written.files, (writer, batch))
+
+
+def maintain(root, until):  # noqa: F811
+    """Compaction and hourly rows, again and again."""
+    hour = 1
+    while not until.exists():
+        hour += 1
+        with contextlib.suppress(storage.ConcurrentChange):
+            maintenance.update_hourly(root, T0 / 1000 + hour * 3600)
+            maintenance.compact(root, tables.NODES, LATER_S)
+            maintenance.compact(root, tables.HOURLY, LATER_S)
+
+
+def forget_again_and_again(root, until):  # noqa: F811
+    while not until.exists():
+        with contextlib.suppress(errors.NotFound, storage.ConcurrentChange):
+            export.forget(root, GONE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_drivers_maintenance_and_deletion_in_processes_of_their_own(tmp_path):
+    root, until = tmp_path / "history", tmp_path / "done"  # noqa: F811
+    spawn = multiprocessing.get_context("spawn")
+    writers = [spawn.Process(target=write_batches, args=(root, f"w{number}")) for number in range(WRITERS)]
+    others = [
+        spawn.Process(target=work, args=(root, until))
+        for work in (maintain, maintain, forget_again_and_again)
+    ]
+    delta.HistoryTable(root, tables.NODES)
+    for process in (*writers, *others):
+        process.start()
+    for process in writers:
+        process.join()
+    until.touch()
+    for process in others:
+        process.join()
+    assert [process.exitcode for process in (*writers, *others)] == [0] * 5
+    with contextlib.suppress(errors.NotFound):
+        export.forget(root, GONE)
+    maintenance.run(root, LATER_S)
+    rows = test_history.read(root)
+    assert len(rows) == WRITERS * BATCHES * 5
+    assert len({(row["machine"], row["sequence"]) for row in rows}) == len(rows)
+    hours = test_history.read(root, tables.HOURLY)
+    assert GONE not in {row["machine"] for row in hours}
+    assert len({(row["machine"], row["hour"]) for row in hours}) == len(hours) == WRITERS * 5 * 4
+    assert sum(row["reports"] for row in hours) == len(rows)

@@ -146,6 +146,10 @@ async def test_a_query_of_the_web_has_a_process_of_its_own(root):  # noqa: F811
     assert (await runner.run("SELECT * FROM nodes", rows=5)).truncated
     with pytest.raises(errors.InvalidInput, match="SQL: "):
         await runner.run("SELECT * FROM read_csv('/etc/passwd')")
+    with pytest.raises(errors.InvalidInput, match="cannot be shown"):
+        await runner.run("SELECT DATE 'infinity' AS day")
+    with pytest.raises(errors.InvalidInput, match="not a time"):
+        await runner.run("SELECT 1", as_of_ms=(1 << 53) - 1)
     with pytest.raises(errors.LimitExceeded):  # ten gigabytes that DuckDB does not count
         await runner.run("SELECT repeat('x', 100000000) FROM range(100)")
     assert (await runner.run("SELECT 1 AS one")).rows == [{"one": 1}]

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import types
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from muster.core import errors
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, maintenance, sql, storage, tables
-from muster.pipeline.job import checkpoint_label, commit_state, driver_terms
+from muster.pipeline.job import checkpoint_label, commit_state, driver_terms, service
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 from muster.testing.plugin import require_part
@@ -80,6 +81,29 @@ def test_a_folder_that_cannot_be_used_is_an_error_at_the_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.InvalidInput, match="cannot be used"):
         storage.check(tmp_path / "file" / "history")
+
+
+def test_a_checkpoint_that_cannot_be_used_is_an_error_before_the_pipeline_waits_for_its_turn(tmp_path):
+    (tmp_path / "file").write_text("")
+    chosen = settings.PipelineSettings(checkpoint_dir=str(tmp_path / "file" / "checkpoint"))
+    with pytest.raises(errors.InvalidInput, match=r"checkpoint_dir: .* cannot be used"):
+        service.PipelineService(
+            types.SimpleNamespace(identity="pipeline"),  # type: ignore[arg-type]
+            chosen,
+            service.PipelinePaths(tmp_path, ()),
+        )
+    with pytest.raises(errors.InvalidInput, match="checkpoint_dir: hdfs") as refused:
+        storage.check("hdfs://127.0.0.1:9/c", setting="checkpoint_dir", checkpoint=True)
+    assert "Hadoop" in (refused.value.hint or "")
+
+
+def test_a_file_that_tests_the_folder_does_not_make_it_a_foreign_checkpoint(tmp_path):
+    (tmp_path / f"{storage.CHECK_PREFIX}1").write_text("")
+    assert checkpoint_label.open_(str(tmp_path)).run
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "offsets").mkdir()
+    with pytest.raises(checkpoint_label.CheckpointUnusable, match="did not create"):
+        checkpoint_label.open_(str(tmp_path / "other"))
 
 
 def test_an_endpoint_that_is_no_url_is_an_error_at_the_start(monkeypatch):

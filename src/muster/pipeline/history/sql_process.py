@@ -50,11 +50,14 @@ def run(request: SqlRequest) -> SqlAnswer:
     from muster.pipeline.history import sql
 
     limits = sql.SqlLimits(request.seconds, request.memory_bytes, request.rows)
-    as_of = (
-        None
-        if request.as_of_ms is None
-        else datetime.datetime.fromtimestamp(request.as_of_ms / 1000, datetime.UTC)
-    )
+    try:
+        as_of = (
+            None
+            if request.as_of_ms is None
+            else datetime.datetime.fromtimestamp(request.as_of_ms / 1000, datetime.UTC)
+        )
+    except (OverflowError, ValueError):
+        return SqlAnswer(code=errors.InvalidInput.code, message=f"{request.as_of_ms} is not a time")
     try:
         result = sql.query(request.root, request.text, limits, as_of=as_of)
         return SqlAnswer(

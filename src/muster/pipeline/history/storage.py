@@ -33,6 +33,8 @@ CHECKPOINT_ONLY = ("hdfs",)
 #: Variables of the environment that executors on other machines need as well.
 ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_")
 
+CHECK_PREFIX = ".muster-check-"  # of files that show for a moment that a folder is writable
+
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _REFUSED = frozenset("%*?[]{}\\")
 _MISSING = re.compile(r"No such file or directory|Object at location \S+ not found")
@@ -219,21 +221,23 @@ def names(store: Any, folder: str) -> list[str]:
     return [info.base_name for info in listed]
 
 
-def check(root: Root, *, setting: str = "history_dir") -> None:
+def check(root: Root, *, setting: str = "history_dir", checkpoint: bool = False) -> None:
     """Raise an error unless files can be written here. A full disk is accepted: it may have space later."""
-    url = normalize(root, setting=setting)
-    name = f".muster-check-{uuid.uuid4().hex[:8]}"
+    url = normalize(root, setting=setting, checkpoint=checkpoint)
+    name = f"{CHECK_PREFIX}{uuid.uuid4().hex[:8]}"
     try:
         write_file(url, name, lambda file: file.write(b"muster"))
         filesystem(url).delete_file(name)
     except HistoryFull:
         pass
     except (errors.MusterError, OSError) as error:
+        hint = "check the bucket, and credentials and endpoint in the environment"
+        if is_local(url):
+            hint = "the folder must be writable"
+        elif scheme_of(url) in CHECKPOINT_ONLY:
+            hint = "HDFS needs Hadoop's client: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
         raise errors.InvalidInput(
-            f"{setting}: {url} cannot be used: {_first_line(error)}",
-            hint="the folder must be writable"
-            if is_local(url)
-            else "check the bucket, and credentials and endpoint in the environment",
+            f"{setting}: {url} cannot be used: {_first_line(error)}", hint=hint
         ) from error
 
 

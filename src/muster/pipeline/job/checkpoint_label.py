@@ -53,7 +53,8 @@ def open_(folder: str) -> CheckpointLabel:
     with storage.translated(path):
         store = storage.filesystem(folder)
         content = storage.read_file(store, LABEL)
-        used = content is None and bool(storage.names(store, ""))
+        listed = storage.names(store, "") if content is None else []
+        used = any(not name.startswith(storage.CHECK_PREFIX) for name in listed)
     if used:
         raise CheckpointUnusable(
             f"{folder} is a checkpoint that Muster did not create", hint=advice(folder)

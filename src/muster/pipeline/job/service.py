@@ -95,6 +95,7 @@ class PipelineService:
         storage.check(self._history)
         batch_commit.load_rules(settings)  # an invalid file is an error at once, not after a takeover
         self._checkpoint = settings.checkpoint_root(paths.folder)
+        storage.check(self._checkpoint, setting="checkpoint_dir", checkpoint=True)
         self._folder = settings.state_folder(paths.folder)
         self._driver: driver_lease.DriverLease
         self._label: checkpoint_label.CheckpointLabel

@@ -300,6 +300,16 @@ def test_an_hour_with_no_later_commit_is_computed_when_it_is_over(root):
     assert len(search_rows(root, kind="hourly")) == 30
 
 
+def test_hours_are_computed_although_the_clock_was_ahead(root):
+    assert maintenance.update_hourly(root, T0 / 1000 + 30 * 86400) == 3
+    store(root, 3, [traffic.report("m1", 9, T0 + 3 * HOUR)])
+    assert maintenance.update_hourly(root, T0 / 1000 + 4 * 3600 + 600) == 1
+    assert maintenance.update_hourly(root, T0 / 1000 + 4 * 3600 + 900) == 0
+    assert {row["hour"].hour for row in read(root, tables.HOURLY)} == {0, 1, 2, 3}
+    store(root, 4, [traffic.report("m1", 10, T0 + 4 * HOUR)])
+    assert maintenance.update_hourly(root, T0 / 1000 + 5 * 3600 + 600) == 1
+
+
 def test_every_report_is_in_an_hour_whenever_it_arrives(tmp_path):
     """A batch around midnight and a backlog that is read a day later: the daily roll-up lost both."""
     midnight = T0 + 24 * HOUR

@@ -34,7 +34,7 @@ FILES_OPEN_DAY = 100  # small files of the current day before they are merged
 VACUUM_LEAST_S = 3600.0  # a file may be written that long before it is committed
 MEMORY = "1GB"  # of the aggregation by hour; larger groups are spilled to disk
 ATTEMPTS = 5  # if another process changes the same rows
-NODES_VERSION, OPEN_HOUR = "nodes-version", "open-hour"
+HOURLY_RUN, NODES_VERSION, OPEN_HOUR = "hourly-run", "nodes-version", "open-hour"
 
 HOUR_S = 3600
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -105,7 +105,7 @@ def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0)
     nodes = delta.Snapshot(root, tables.NODES)
     open_hour = int(now_s - GRACE_S) // HOUR_S
     before = hourly.transaction_version(OPEN_HOUR)
-    if before is not None and before >= open_hour:  # late rows wait for the end of an hour
+    if before == open_hour:  # late rows wait for the end of an hour
         return 0
     dirty = _changed_hours(nodes, hourly.transaction_version(NODES_VERSION))
     if before is not None:
@@ -118,7 +118,9 @@ def update_hourly(root: storage.Root, now_s: float, keep_s: float = 7 * 86400.0)
         # Rows that were deleted or added meanwhile: those of a forgotten machine must not return.
         version, nodes = int(nodes.delta.version()), delta.Snapshot(root, tables.NODES)
         dirty = _changed_hours(nodes, version)
-    hourly.commit([], (OPEN_HOUR, open_hour), {NODES_VERSION: nodes.delta.version()})
+    run = (hourly.transaction_version(HOURLY_RUN) or 0) + 1
+    # The open hour is not the transaction itself: it goes back if the clock was ahead.
+    hourly.commit([], (HOURLY_RUN, run), {OPEN_HOUR: open_hour, NODES_VERSION: nodes.delta.version()})
     return made
 
 

@@ -14,7 +14,7 @@ import tempfile
 import urllib.parse
 import uuid
 
-from benchmarks import harness, inform_demand, inform_many, inform_peer, inform_worker, inform_worlds, measure
+from benchmarks import harness, inform_many, inform_peer, inform_worker, inform_worlds, measure
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
 from muster.bus.brokers import config, network
@@ -196,5 +196,4 @@ async def measured(quick: bool) -> list[harness.Row]:
 
 
 def run(quick: bool) -> list[harness.Row]:
-    demand = inform_demand.rows(quick, harness.RESULTS / "inform-demand.png")
-    return measure.run_fast(measured(quick)) + demand
+    return measure.run_fast(measured(quick))

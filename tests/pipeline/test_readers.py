@@ -101,6 +101,15 @@ def test_views_are_registered_for_every_table(history_root, spark, tmp_path_fact
     assert spark_.query(spark, "SELECT machine FROM nodes", 5).num_rows == 6  # one more: there are more
     with pytest.raises(errors.InvalidInput, match="SQL: "):
         spark_.query(spark, "SELECT colour FROM nodes", 5)
+    for text in (
+        "CREATE TABLE x AS SELECT 1",
+        f"INSERT OVERWRITE DIRECTORY '{history_root}/x' SELECT 1",
+        "SET a=b",
+    ):
+        with pytest.raises(errors.InvalidInput, match="only one SELECT"):
+            spark_.query(spark, text, 5)
+    joined = "WITH x AS (SELECT 1 AS n) SELECT a.n, b.n FROM x a, x b"
+    assert spark_.query(spark, joined, 5).to_pylist() == [{"n": 1, "n_1": 1}]
     with pytest.raises(errors.NotFound, match="no history"):
         spark_.register(spark, tmp_path_factory.mktemp("empty"))
 

@@ -22,6 +22,9 @@ import pyarrow as pa
 from muster.core import errors
 from muster.pipeline.history import delta, sql, storage, tables
 
+_PLANS = "org.apache.spark.sql.catalyst.plans.logical"
+_STATEMENTS = ("Command", "ParsedStatement", "InsertIntoDir")
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -82,13 +85,22 @@ def read(
 
 
 def query(spark: SparkSession, text: str, rows: int | None) -> pa.Table:
-    """The result of a query over the registered views; one row more than ``rows`` if there are more."""
+    """The result of a SELECT over the registered views; one row more than ``rows`` if there are more."""
     from pyspark.errors import AnalysisException, ParseException
 
     try:
+        _require_select(spark, text)
         frame = spark.sql(text)
         if rows is not None:
             frame = frame.limit(rows + 1)
         return sql.with_unique_names(frame.toArrow())
     except (AnalysisException, ParseException) as error:
         raise errors.InvalidInput(f"SQL: {str(error).splitlines()[0]}") from error
+
+
+def _require_select(spark: SparkSession, text: str) -> None:
+    """`spark.sql` executes other statements at once, such as one that writes files."""
+    plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    classes = spark._jvm.java.lang.Class
+    if any(classes.forName(f"{_PLANS}.{name}").isInstance(plan) for name in _STATEMENTS):
+        raise errors.InvalidInput(sql.NOT_A_SELECT, hint=sql.READ_ONLY)

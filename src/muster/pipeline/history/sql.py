@@ -23,6 +23,7 @@ from muster.core import errors
 from muster.pipeline.history import delta, storage, tables
 
 ROWS_AT_ONCE = 2048
+NOT_A_SELECT, READ_ONLY = "SQL: only one SELECT statement can be run", "the history is read-only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,7 @@ def _require_select(text: str) -> None:
         raise errors.InvalidInput(f"SQL: {_message(error)}") from error
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in allowed:
-        raise errors.InvalidInput(
-            "SQL: only one SELECT statement can be run", hint="the history is read-only"
-        )
+        raise errors.InvalidInput(NOT_A_SELECT, hint=READ_ONLY)
 
 
 @contextlib.contextmanager

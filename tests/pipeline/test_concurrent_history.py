@@ -3,6 +3,8 @@
 import contextlib
 import multiprocessing
 import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 from deltalake import DeltaTable
@@ -15,8 +17,9 @@ from tests.pipeline.test_history import HOUR, T0, root, store  # noqa: F401 (a f
 LATER_S = T0 / 1000 + 3 * 86400
 
 
-def count(root, table=tables.NODES, where="TRUE", **more):  # noqa: F811
-    return sql.rows(sql.query(root, f"SELECT count(*) AS n FROM {table} WHERE {where}", **more).table)[0]["n"]
+def count(root: Path, table: str = tables.NODES, where: str = "TRUE", **more: Any) -> int:  # noqa: F811
+    text = f"SELECT count(*) AS n FROM {table} WHERE {where}"
+    return int(sql.rows(sql.query(root, text, **more).table)[0]["n"])
 
 
 @pytest.fixture
@@ -176,7 +179,7 @@ WRITERS = 2
 GONE = "gone"
 
 
-def write_batches(root, writer):  # noqa: F811
+def write_batches(root: Path, writer: str) -> None:  # noqa: F811
     """A driver: every batch has a report of each machine, and sometimes of the one that is deleted."""
     for batch in range(BATCHES):
         names = [*(f"{writer}-{number}" for number in range(5)), *([GONE] if batch % 3 == 0 else [])]
@@ -187,7 +190,7 @@ def write_batches(root, writer):  # noqa: F811
         assert delta.HistoryTable(root, tables.NODES).commit(written.files, (writer, batch))
 
 
-def maintain(root, until):  # noqa: F811
+def maintain(root: Path, until: Path) -> None:  # noqa: F811
     """Compaction and hourly rows, again and again."""
     hour = 1
     while not until.exists():
@@ -198,7 +201,7 @@ def maintain(root, until):  # noqa: F811
             maintenance.compact(root, tables.HOURLY, LATER_S)
 
 
-def forget_again_and_again(root, until):  # noqa: F811
+def forget_again_and_again(root: Path, until: Path) -> None:  # noqa: F811
     while not until.exists():
         with contextlib.suppress(errors.NotFound, storage.ConcurrentChange):
             export.forget(root, GONE)

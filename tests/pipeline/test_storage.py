@@ -88,7 +88,7 @@ def test_a_checkpoint_that_cannot_be_used_is_an_error_before_the_pipeline_waits_
     chosen = settings.PipelineSettings(checkpoint_dir=str(tmp_path / "file" / "checkpoint"))
     with pytest.raises(errors.InvalidInput, match=r"checkpoint_dir: .* cannot be used"):
         service.PipelineService(
-            types.SimpleNamespace(identity="pipeline"),  # type: ignore[arg-type]
+            types.SimpleNamespace(identity="pipeline"),
             chosen,
             service.PipelinePaths(tmp_path, ()),
         )
@@ -238,6 +238,7 @@ def _create_container(url: str) -> bool:
 async def test_the_history_lives_in_azure(monkeypatch):
     program = await asyncio.to_thread(_azurite)
     require_part(AZURITE, program, hint="needs node, npm and a network the first time")
+    assert program is not None
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
@@ -274,6 +275,7 @@ def _create_gcs_bucket(url: str) -> bool:
 async def test_the_history_lives_in_google_cloud_storage(monkeypatch, tmp_path):
     program = await asyncio.to_thread(_gcs_server)
     require_part(GCS_SERVER, program, hint="needs go and a network the first time")
+    assert program is not None
     port, proxy_port = _free_port(), _free_port()
     url = f"http://127.0.0.1:{proxy_port}"
     account = {"gcs_base_url": url, "disable_oauth": True, "client_email": "", "private_key": ""}

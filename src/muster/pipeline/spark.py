@@ -15,7 +15,7 @@ files, and Spark reads them with partition pruning and predicate push-down.
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -101,6 +101,7 @@ def query(spark: SparkSession, text: str, rows: int | None) -> pa.Table:
 def _require_select(spark: SparkSession, text: str) -> None:
     """`spark.sql` executes other statements at once, such as one that writes files."""
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    classes = spark._jvm.java.lang.Class
+    jvm: Any = spark._jvm
+    classes = jvm.java.lang.Class
     if any(classes.forName(f"{_PLANS}.{name}").isInstance(plan) for name in _STATEMENTS):
         raise errors.InvalidInput(sql.NOT_A_SELECT, hint=sql.READ_ONLY)

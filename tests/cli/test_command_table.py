@@ -101,6 +101,27 @@ def test_help_imports_no_command_and_nothing_heavy():
     assert not commands & loaded
 
 
+def test_the_way_to_the_domain_imports_no_service(tmp_path):
+    """Every command that connects takes it; the settings of all services would double its time."""
+    home = driver.init(tmp_path / "home")
+    listing = (
+        "import sys; from muster.client import location\n"
+        "from muster.core import errors\n"
+        "try: location.find()\n"
+        "except errors.Unavailable: print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", listing],
+        env=driver.environment(home),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    services = {f"muster.{name}" for name in ("manage", "message", "inform", "notify", "pipeline", "web")}
+    assert services.isdisjoint(done.stdout.split())
+    assert "muster.app.home" in done.stdout.split()
+
+
 def test_help_answers_quickly():
     """Under 300 ms on an idle machine; on a busy one, measured against what Python itself needs."""
 

@@ -111,6 +111,17 @@ def test_all_errors_are_reported_at_once_with_place_and_remedy(tmp_path: pathlib
     assert "'soon' is not a duration" in reported[6]
 
 
+def test_sections_of_others_are_skipped_where_only_some_are_needed(tmp_path: pathlib.Path) -> None:
+    file = write(tmp_path, "[engine]\ncylinders = 6\n[wheels]\ncount = 4\n")
+    env = {"MUSTER_WHEELS__COUNT": "5"}
+    assert loader.load(Car, file=file, env=env, whole=False).engine.cylinders == 6
+    with pytest.raises(loader.InvalidSettings, match="wheels"):
+        loader.load(Car, file=file)
+    misspelt = write(tmp_path, "[engine]\ncylnders = 6\n")
+    with pytest.raises(loader.InvalidSettings, match="cylinders"):
+        loader.load(Car, file=misspelt, whole=False)
+
+
 def test_a_file_full_of_faults_is_refused_soon(tmp_path: pathlib.Path) -> None:
     path = write(tmp_path, "\n".join(f"key{number} = 1" for number in range(50_000)))
     assert len(faults(file=path)) == loader.MAX_PROBLEMS

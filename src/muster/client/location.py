@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from muster.app import home as home_
     from muster.app import settings as app_settings
     from muster.client import profiles
+    from muster.core.settings import domain as settings_domain
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,15 @@ def load_settings(home: Path | None) -> app_settings.Settings:
     return loader.load(app_settings.Settings, file=file, env=os.environ)
 
 
+def shared_settings(home: Path | None) -> settings_domain.BaseSettings:
+    """The settings that all processes share: quick, because those of a service import the service."""
+    from muster.app import home as home_
+    from muster.core.settings import domain, loader
+
+    file = home_.Home.find(home).expect().settings_file
+    return loader.load(domain.BaseSettings, file=file, env=os.environ, whole=False)
+
+
 def _profile(home: Path | None, profile: str | None, options: ConnectionOptions) -> profiles.Profile:
     from muster.client import profiles
 
@@ -104,7 +114,7 @@ def _of_home(home: Path | None) -> profiles.Profile:
     from muster.client import profiles
     from muster.core import errors
 
-    settings = load_settings(home)
+    settings = shared_settings(home)
     running = home_.DomainFolder(settings.domain.folder).running()
     if running is None:
         option = f" --home {home}" if home else ""

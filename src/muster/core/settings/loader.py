@@ -77,9 +77,13 @@ def load(
     file: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    whole: bool = True,
 ) -> T:
-    """Merge the sources into settings; `InvalidSettings` lists all errors."""
-    return resolve(schema, file=file, env=env, flags=flags).settings
+    """Merge the sources into settings; `InvalidSettings` lists all errors.
+
+    ``whole`` False: ``schema`` has only some of the sections; those that it does not have are skipped.
+    """
+    return resolve(schema, file=file, env=env, flags=flags, whole=whole).settings
 
 
 def resolve(
@@ -88,16 +92,18 @@ def resolve(
     file: str | os.PathLike[str] | None = None,
     env: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    whole: bool = True,
 ) -> ResolvedSettings[T]:
     """Like `load`, with the source of each value."""
     index = {field.path: field for field in sections.fields(schema)}
+    known = {path[0] for path in index}
     problems: list[SettingsProblem] = []
     values: dict[sections.Path, Any] = {}
     sources: dict[str, str] = {}
 
     def assign(path: sections.Path, raw: Any, source: str, *, folder: pathlib.Path | None = None) -> None:
         field = index.get(path)
-        if len(problems) >= MAX_PROBLEMS:
+        if len(problems) >= MAX_PROBLEMS or not (whole or path[0] in known):
             return
         if field is None:
             problems.append(SettingsProblem(source[:400], ".".join(path)[:200], _unknown(path, index)))

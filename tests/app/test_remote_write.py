@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.http import client, metric_export
+from muster.bus.http import client, telemetry_export
 from muster.core import errors, messages
 from muster.core.formats import snappy
 from muster.core.settings import domain
@@ -94,7 +94,7 @@ async def test_the_intake_takes_a_request_and_refuses_others():
     await sensor.open(statsd_port=None)
     try:
         url = f"http://127.0.0.1:{sensor.http_port}/api/v1/write"
-        exporter = metric_export.remote_write_exporter(url, "p1", test_otlp_export.measured())
+        exporter = telemetry_export.remote_write_exporter(url, "p1", test_otlp_export.measured())
         assert await exporter.export()
         refused = await client.post(url, b"nothing", headers=remote_write.HEADERS)
         assert refused.status == 400
@@ -150,7 +150,7 @@ async def test_prometheus_stores_what_we_send(tmp_path: Path):
     async with prometheus(tmp_path, "global: {}\n") as url:
         settings = domain.HealthSettings(remote_write_url=f"{url}/api/v1/write", remote_write_period_s=1.0)
         measure = test_otlp_export.measured()
-        async with metric_export.export_metrics(settings, "p1", measure):
+        async with telemetry_export.export_telemetry(settings, "p1", measure):
 
             async def stored() -> list[dict[str, Any]]:
                 return await query(url, "muster_machines")

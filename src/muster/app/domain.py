@@ -26,7 +26,7 @@ from muster.app.components import component, context, locator, web
 from muster.app.operations import audit, control, retention, storage_monitor
 from muster.bus import api
 from muster.bus.client import client
-from muster.bus.http import health, metric_export, server
+from muster.bus.http import health, server, telemetry_export
 from muster.core import errors, messages
 from muster.core.formats import complete
 from muster.core.settings import domain, loader
@@ -272,7 +272,7 @@ class Domain:
 
     async def _serve_pages(self) -> None:
         await self._stack.enter_async_context(
-            metric_export.export_metrics(self.settings.health, PROCESS, self.metrics)
+            telemetry_export.export_telemetry(self.settings.health, PROCESS, self.metrics)
         )
         self._pages = await health.serve(
             self.settings.health,

@@ -21,7 +21,7 @@ from muster.app.components import (
     soap_gateways,
     web,
 )
-from muster.app.export import syslog_export
+from muster.app.export import otlp_activities, syslog_export
 from muster.app.policy import reactions, responder
 from muster.app.supervisor import domain_tree
 from muster.core.settings import domain
@@ -76,6 +76,11 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
     lambda settings: reactions.ReactionComponent(settings.reactions) if settings.reactions.rules else None,
     lambda settings: syslog_export.SyslogComponent(settings.syslog) if settings.syslog.url else None,
+    lambda settings: (
+        otlp_activities.OtlpActivities(settings.health.otlp_url)
+        if settings.health.otlp_url and "activities" in settings.health.otlp_signals
+        else None
+    ),
     lambda settings: soap_gateways.SoapComponent(settings) if settings.soap.enabled else None,
     lambda settings: web.WebComponent(settings) if settings.web.enabled else None,
 )

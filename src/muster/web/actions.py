@@ -14,7 +14,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from muster.bus import api
+from muster.bus import api, spans
 from muster.bus.rpc import origin, request_audit
 from muster.core import errors, leaky_buckets, messages
 from muster.core.telemetry import log
@@ -58,7 +58,10 @@ class ActionRunner:
         ``service_audits``: the service that executes the operation records it.
         """
         outcome, why, sent = messages.DecisionOutcome.IN_DOUBT, "cancelled before the reply", False
-        with origin.acting(_interface(session.kind), address.get()) as begun:
+        with (
+            spans.span(f"web {what}", spans.SpanKind.SERVER, identity=session.name, target=target),
+            origin.acting(_interface(session.kind), address.get()) as begun,
+        ):
             try:
                 require_role(session, needs, what)
                 bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)

@@ -10,6 +10,7 @@ from fastapi import Depends, Request
 
 from muster.core import errors
 from muster.core.net import hosts
+from muster.core.telemetry import trace
 from muster.trust import keyring
 from muster.web import actions, settings
 from muster.web.auth import logins, scopes, sessions
@@ -42,9 +43,15 @@ def address_of(request: Request) -> str:
     return hosts.forwarded_for(peer, request.headers.get(header, "")) if header else peer
 
 
+def _describe(request: Request) -> None:
+    """What operations of this request have in the activity log, and the trace that they belong to."""
+    actions.address.set(address_of(request))
+    trace.current.set(trace.extract(request.headers))
+
+
 async def cookie_session(request: Request) -> sessions.LoginSession:
     """The session of a browser, from its cookie."""
-    actions.address.set(address_of(request))
+    _describe(request)
     text = request.cookies.get(COOKIE)
     if not text:
         raise errors.Unauthorized("authentication is required", hint="log in, or send a bearer token")
@@ -58,7 +65,7 @@ async def session_of(request: Request) -> sessions.LoginSession:
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme:
-        actions.address.set(address_of(request))
+        _describe(request)
         if scheme.lower() != "bearer":
             raise errors.Unauthorized(f"the scheme {scheme[:20]!r} is not supported: send a bearer token")
         session = await state_of(request).logins.recognise_token(token.strip())

@@ -1,1 +1,1 @@
-"""Export to systems of others: the activity log to syslog."""
+"""Export of the activity log to other systems: syslog, and collectors of OpenTelemetry."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Protocol
 
 from muster.bus import api
-from muster.bus.http import client, metric_export
+from muster.bus.http import client, telemetry_export
 from muster.bus.http import server as http_server
 from muster.core import files, health
 from muster.core.settings import domain
@@ -120,10 +120,10 @@ async def serve_process(
 
     server = await serve(settings, ready=ready, conditions=conditions, metrics=metrics)
     if server is None:
-        async with metric_export.export_metrics(settings, process, metrics):
+        async with telemetry_export.export_telemetry(settings, process, metrics):
             yield None
         return
-    async with server, metric_export.export_metrics(settings, process, metrics):
+    async with server, telemetry_export.export_telemetry(settings, process, metrics):
         if folder is None:
             yield server
             return

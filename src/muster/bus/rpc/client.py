@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from muster.bus import api
+from muster.bus import api, spans
 from muster.bus.rpc import error_replies, origin, requests, server
 from muster.core import errors
 
@@ -49,24 +49,32 @@ async def call(
     """The result of the operation; raises the error that it ended with. See `exchange`."""
     now_s = asyncio.get_running_loop().time
     sent_at_s = now_s()
-    message = await exchange(
-        bus,
-        subject,
-        msgspec.json.encode(arguments or {}),
-        timeout_s=timeout_s,
-        try_s=try_s,
-        waits=waits,
-        absent=absent,
-        headers={requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None,
-    )
-    try:
-        return result_of(message.data)
-    except errors.Overloaded as error:
-        is_repeated = now_s() - sent_at_s >= (REPEAT_S if try_s is None else try_s)
-        if not is_repeated or _reads(subject):
-            raise
-        # A repetition was refused. A server that is lost meanwhile may have executed the first attempt.
-        raise errors.TimedOut(f"{error}; it may have been done") from error
+    with spans.span(_span_name(subject), spans.SpanKind.CLIENT, identity=bus.identity):
+        message = await exchange(
+            bus,
+            subject,
+            msgspec.json.encode(arguments or {}),
+            timeout_s=timeout_s,
+            try_s=try_s,
+            waits=waits,
+            absent=absent,
+            headers={requests.ON_BEHALF_OF: on_behalf_of} if on_behalf_of else None,
+        )
+        try:
+            return result_of(message.data)
+        except errors.Overloaded as error:
+            is_repeated = now_s() - sent_at_s >= (REPEAT_S if try_s is None else try_s)
+            if not is_repeated or _reads(subject):
+                raise
+            # A repetition was refused. A server that is lost meanwhile may have executed the first attempt.
+            raise errors.TimedOut(f"{error}; it may have been done") from error
+
+
+@functools.lru_cache(maxsize=8192)
+def _span_name(subject: str) -> str:
+    """``manage request.apply`` of ``muster.manage.from.ann.request.apply``."""
+    _, part, _, _, *operation = subject.split(".")
+    return f"{part} {'.'.join(operation)}"
 
 
 def result_of(data: bytes) -> Any:

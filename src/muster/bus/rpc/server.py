@@ -29,7 +29,7 @@ from typing import Any, Protocol, Self
 
 import msgspec
 
-from muster.bus import api
+from muster.bus import api, spans
 from muster.bus.rpc import answer_memory, error_replies, origin, request_audit, requests
 from muster.core import errors, messages, subjects
 from muster.core.telemetry import log
@@ -345,7 +345,11 @@ class RpcServer:
                 request = operation.parse(caller.message.data)
                 arguments = fields_of(request) if operation.decode is None else {}
                 await self._authorize(call, operation, arguments)
-                answer = self._codec.result(await self._run(operation, call, request))
+                # below the span of the caller: the message's trace is that of this task
+                with spans.span(
+                    f"{self._part} {operation.name}", spans.SpanKind.SERVER, identity=caller.identity
+                ):
+                    answer = self._codec.result(await self._run(operation, call, request))
         except errors.MusterError as error:
             failure = error
         except asyncio.CancelledError:

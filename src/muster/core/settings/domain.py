@@ -209,10 +209,17 @@ class HealthSettings(sections.SettingsSection, frozen=True, kw_only=True):
     otlp_url: Annotated[
         str,
         doc(
-            "Collector that receives metrics by OTLP over HTTP (`http://127.0.0.1:4318`), in addition "
-            "to the endpoints. Empty: none. Reports that it does not accept are counted and discarded."
+            "Collector that receives metrics, log events, traces and the activity log by OTLP over HTTP "
+            "(`http://127.0.0.1:4318`). Empty: none. What it does not accept is counted and discarded."
         ),
     ] = ""
+    otlp_signals: Annotated[
+        tuple[Literal["metrics", "logs", "traces", "activities"], ...],
+        doc(
+            "What that collector receives: metrics; log events of all processes; traces of requests; the "
+            "activity log, as log records."
+        ),
+    ] = ("metrics", "logs", "traces", "activities")
     otlp_period_s: Annotated[float, doc("Between two reports of metrics to that collector.", ge=1)] = 30.0
     remote_write_url: Annotated[
         str,

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from muster.core.telemetry import trace
+from muster.core.telemetry import otlp, trace
 
 ROOT = "muster"
 MAX_FACT_CHARACTERS = 2000
@@ -158,6 +158,29 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             event["stack"] = _clean(self.formatException(record.exc_info))
         return _json(event)
+
+
+class RecordHandler(logging.Handler):
+    """Passes each event to ``add`` as an `otlp.LogEntry`."""
+
+    def __init__(self, add: Callable[[otlp.LogEntry], None]) -> None:
+        super().__init__()
+        self._add = add
+        self.addFilter(_add_trace)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        facts = {name: _bounded(value) for name, value in _facts(record).items()}
+        level = record.levelname.lower()
+        self._add(
+            otlp.LogEntry(
+                at_ns=int(record.created * 1e9),
+                severity=level if level in otlp.SEVERITIES else "error",
+                text=record.getMessage(),
+                trace_id=facts.pop("trace_id", ""),
+                span_id=facts.pop("span_id", ""),
+                facts={"part": _part(record), **facts},
+            )
+        )
 
 
 def _clean(value: Any) -> Any:

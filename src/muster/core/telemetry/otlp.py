@@ -1,17 +1,57 @@
-"""Metrics in the format of OTLP (JSON over HTTP), for collectors that receive them by push. Pure.
+"""Metrics, log records and spans in the format of OTLP (JSON over HTTP), for collectors. Pure.
 
 Counters become monotonic sums and histograms cumulative ones, each since ``start_ns``; labels become
-attributes, and the process is described in the resource.
+attributes, and the process is described in the resource. Ids of traces and spans are hexadecimal, and 64-bit
+integers are text, as the encoding requires.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
+from muster.core.telemetry import trace
+
 CUMULATIVE = 2  # the OTLP aggregation temporality
+SCOPE = {"name": "muster"}
+SEVERITIES = {"debug": 5, "info": 9, "warning": 13, "error": 17}
+_FAILED = 2  # the status of a span
+
+
+class SpanKind(enum.IntEnum):
+    INTERNAL = 1
+    SERVER = 2
+    CLIENT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSpan:
+    """``problem``: the error that it ended with."""
+
+    context: trace.TraceContext
+    parent_id: str
+    name: str
+    kind: SpanKind
+    start_ns: int
+    end_ns: int
+    facts: Mapping[str, Any]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """``severity``: a key of `SEVERITIES`; ``trace_id`` and ``span_id`` are empty outside of a trace."""
+
+    at_ns: int
+    severity: str
+    text: str
+    facts: Mapping[str, Any]
+    trace_id: str = ""
+    span_id: str = ""
 
 
 class MetricSample(Protocol):
@@ -38,10 +78,51 @@ def encode(
     """The body of ``POST /v1/metrics``."""
     times = {"startTimeUnixNano": str(start_ns), "timeUnixNano": str(now_ns)}
     metrics = [_metric(family, times) for family in families]
-    scope = {"scope": {"name": "muster"}, "metrics": [metric for metric in metrics if metric is not None]}
-    return msgspec.json.encode(
-        {"resourceMetrics": [{"resource": {"attributes": _attributes(resource)}, "scopeMetrics": [scope]}]}
-    )
+    scope = {"scope": SCOPE, "metrics": [metric for metric in metrics if metric is not None]}
+    return _encode("Metrics", resource, scope)
+
+
+def encode_logs(entries: Iterable[LogEntry], resource: Mapping[str, str]) -> bytes:
+    """The body of ``POST /v1/logs``."""
+    records = [
+        {
+            "timeUnixNano": str(entry.at_ns),
+            "observedTimeUnixNano": str(entry.at_ns),
+            "severityNumber": SEVERITIES[entry.severity],
+            "severityText": entry.severity.upper(),
+            "body": {"stringValue": entry.text},
+            "attributes": _attributes(entry.facts),
+            **({"traceId": entry.trace_id} if entry.trace_id else {}),
+            **({"spanId": entry.span_id} if entry.span_id else {}),
+        }
+        for entry in entries
+    ]
+    return _encode("Logs", resource, {"scope": SCOPE, "logRecords": records})
+
+
+def encode_spans(spans: Iterable[FinishedSpan], resource: Mapping[str, str]) -> bytes:
+    """The body of ``POST /v1/traces``."""
+    encoded = [
+        {
+            "traceId": span.context.trace_id,
+            "spanId": span.context.span_id,
+            **({"parentSpanId": span.parent_id} if span.parent_id else {}),
+            **({"traceState": span.context.state} if span.context.state else {}),
+            "name": span.name,
+            "kind": int(span.kind),
+            "startTimeUnixNano": str(span.start_ns),
+            "endTimeUnixNano": str(span.end_ns),
+            "attributes": _attributes(span.facts),
+            **({"status": {"code": _FAILED, "message": span.problem}} if span.problem else {}),
+        }
+        for span in spans
+    ]
+    return _encode("Spans", resource, {"scope": SCOPE, "spans": encoded})
+
+
+def _encode(signal: str, resource: Mapping[str, str], scope: Mapping[str, Any]) -> bytes:
+    described = {"attributes": _attributes(resource)}
+    return msgspec.json.encode({f"resource{signal}": [{"resource": described, f"scope{signal}": [scope]}]})
 
 
 def _metric(family: MetricFamily, times: Mapping[str, str]) -> dict[str, Any] | None:
@@ -90,5 +171,17 @@ def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str
     return list(points.values())
 
 
-def _attributes(labels: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": {"stringValue": value}} for key, value in labels.items()]
+def _attributes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in facts.items()]
+
+
+def _value(value: Any) -> dict[str, Any]:
+    match value:
+        case bool():
+            return {"boolValue": value}
+        case int():
+            return {"intValue": str(value)}
+        case float():
+            return {"doubleValue": value}
+    text = value if isinstance(value, str) else str(value)
+    return {"stringValue": text.encode(errors="replace").decode()}

@@ -1,7 +1,7 @@
 """The sensor's intake for applications on its machine: HTTP and statsd, on loopback only.
 
     POST /report       a service report, JSON or XML; ``?period=10s``: time until the next report
-    POST /v1/metrics   OTLP over HTTP, JSON or protobuf, gzip or not
+    POST /v1/metrics   OTLP over HTTP, JSON or protobuf, gzip or not; /v1/logs and /v1/traces are refused
     POST /api/v1/write Prometheus remote write, version 1
     UDP                statsd lines, ``service.metric:1|c``
 
@@ -57,6 +57,8 @@ class SensorIntake:
                     post_routes={
                         "/report": self._report,
                         "/v1/metrics": self._otlp,
+                        "/v1/logs": self._unsupported,
+                        "/v1/traces": self._unsupported,
                         "/api/v1/write": self._remote_write,
                     },
                     on_refused=self._refused,
@@ -118,6 +120,18 @@ class SensorIntake:
             server.json_response({})
             if as_json
             else server.HttpResponse(content_type="application/x-protobuf")
+        )
+
+    def _unsupported(self, request: server.HttpRequest) -> server.HttpResponse:
+        """Not retryable for OTLP clients, which log the text."""
+        self._refused("unsupported")
+        return server.json_response(
+            {
+                "code": 12,  # UNIMPLEMENTED
+                "message": f"the sensor receives metrics only, not {request.path}: send logs and traces to a "
+                "collector of OpenTelemetry",
+            },
+            404,
         )
 
     def _remote_write(self, request: server.HttpRequest) -> server.HttpResponse:

@@ -165,7 +165,7 @@ def write_pipeline(settings: app_settings.Settings) -> None:
 def _history_rows() -> Any:
     import pyarrow as pa
 
-    return pa.Table.from_batches([query._history_rows(piece.batch) for piece in pieces(reports())])
+    return pa.Table.from_batches([query.history_rows(piece.batch) for piece in pieces(reports())])
 
 
 async def make_backup(file: pathlib.Path) -> None:

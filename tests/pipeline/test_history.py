@@ -26,7 +26,7 @@ T0 = 1_700_006_400_000  # 2023-11-15T00:00:00Z
 
 def node_rows(rows: list[messages.NodeReport], sequence: int = 0) -> pa.Table:
     piece = blocks.ReportPiece.from_message(sequence, 0, columns.to_batch(rows), columns.BatchInfo())
-    return pa.Table.from_batches([query._history_rows(piece.batch)])
+    return pa.Table.from_batches([query.history_rows(piece.batch)])
 
 
 def store(root: Path, batch: int, rows: list[messages.NodeReport], *, run: str = "r") -> bool:

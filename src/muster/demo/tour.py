@@ -53,7 +53,7 @@ async def messages(sender: api.Bus, receiver: api.Bus) -> Scene:
         await sender.publish(topic.subject, b"room 4")
         message = await subscription.next(timeout_s=5)
         took_ms = (time.perf_counter() - began) * 1000
-    _expect(message.data == b"room 4", "the received message differs from the one that was sent")
+    expect(message.data == b"room 4", "the received message differs from the one that was sent")
     return Scene(
         "messages",
         f"{sender.identity} published to {topic}, {receiver.identity} received it {took_ms:.1f} ms later",
@@ -98,7 +98,7 @@ async def selection(sender: api.Bus, receiver: api.Bus) -> Scene:
             await sender.publish(subject, json.dumps(report).encode())
         async with asyncio.timeout(5):
             await done.wait()
-    _expect(len(selected) == 9, f"9 of the reports match, but {len(selected)} were selected")
+    expect(len(selected) == 9, f"9 of the reports match, but {len(selected)} were selected")
     return Scene(
         "selection",
         f"of 100 reports, {len(selected)} were {text}",
@@ -115,7 +115,7 @@ async def storage(bus: api.Bus) -> Scene:
     last = max(await asyncio.gather(*(stream.publish(subject, b"%d" % n) for n in range(count))))
     took_s = time.perf_counter() - began
     kept = [int(message.data) async for message in stream.read(last - count + 1, last)]
-    _expect(kept == list(range(count)), "the stream returned other messages than were stored")
+    expect(kept == list(range(count)), "the stream returned other messages than were stored")
     return Scene(
         "storage",
         f"{count:,} messages stored and synced in {took_s:.2f} s, and read back in order",
@@ -158,6 +158,6 @@ async def tick(running: domain.Domain) -> None:
             await asyncio.sleep(1)
 
 
-def _expect(condition: bool, otherwise: str) -> None:
+def expect(condition: bool, otherwise: str) -> None:
     if not condition:
         raise errors.InvariantViolation(otherwise)

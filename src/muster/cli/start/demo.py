@@ -1,4 +1,4 @@
-"""``muster demo``: a demonstration domain on this machine: a short tour, or the containment of a worm."""
+"""``muster demo``: demonstrations on this machine: a short tour, and chapters of a minute or two."""
 
 from __future__ import annotations
 
@@ -18,9 +18,16 @@ if TYPE_CHECKING:
     from muster.app import domain, home
     from muster.app import settings as app_settings
     from muster.cli import output
-    from muster.demo import outbreak
+    from muster.demo import outbreak, tour
 
 HOME = Path(".muster") / "demo"
+WIDTH = 80
+CHAPTERS = ("tour", "worm", "roaming", "policies", "history")
+_SUGGESTED = {
+    "tour": ("status", "sub 'demo/>'", "pub demo/hello world"),
+    "roaming": ("broker list", "message subscriptions"),
+    "policies": ("notify models", "authority list", "activity"),
+}
 _SETTINGS = """\
 # Created by `muster demo`, which also deletes this folder: store no files of your own here.
 [domain]
@@ -33,11 +40,12 @@ data_dir = "."
     cls=cli_command.MusterCommand,
     examples=[
         ("muster demo", "a tour in ten seconds; the domain runs until Ctrl-C"),
+        ("muster demo roaming", "JMS clients, and a broker that freezes under them"),
         ("muster demo worm", "10,000 simulated servers, a worm, and Spark"),
         ("muster demo worm --fleet 100000 --once", "ten times as many servers; stops at the end"),
     ],
 )
-@click.argument("story", type=click.Choice(["tour", "worm"]), default="tour")
+@click.argument("chapter", type=click.Choice(CHAPTERS), default="tour")
 @click.option(
     "--fleet",
     type=click.IntRange(100, 1_000_000),
@@ -51,13 +59,20 @@ data_dir = "."
     "--once", is_flag=True, help="Stop at the end of the demonstration; the default without a terminal."
 )
 @cli_command.pass_invocation
-def demo(invocation: cli_command.Invocation, story: str, fleet: int, once: bool) -> None:
+def demo(invocation: cli_command.Invocation, chapter: str, fleet: int, once: bool) -> None:
     """Start a demonstration domain on this machine.
 
-    The tour shows messages, requests, notifications, stored messages and failover. The scenario `worm` uses
-    all services: a fleet of simulated web servers sends reports, Spark detects a spreading worm, controllers
-    send commands to exactly the servers at risk, and managers isolate and patch them. A manager and a broker
-    are killed meanwhile.
+    \b
+    tour      messages, requests, selection, stored messages and failover
+    worm      the whole loop: Spark detects a worm that spreads among simulated
+              servers; exactly the servers at risk are isolated and patched,
+              while a manager and a broker are killed
+    roaming   JMS clients on three brokers: one broker freezes, its durable
+              subscriber moves, and no stored message is lost
+    policies  which events receivers accept from whom: addresses, policies,
+              grants, a forged attribute, a revocation, and the explanation
+    history   the past of a fleet: predicates, SQL, and an earlier state
+              (needs the extra `history`, and no domain)
 
     Creates a home in ./.muster/demo (or --home) with free ports on loopback, and deletes it at the end. After
     a failure the home and its logs are kept until the next demo.
@@ -66,10 +81,12 @@ def demo(invocation: cli_command.Invocation, story: str, fleet: int, once: bool)
 
     place = home.Home.find(invocation.home or HOME)
     stay = not once and sys.stdout.isatty() and sys.stdin.isatty()
-    if story == "tour":
-        _tour(invocation, place, _fresh(place, {}), stay=stay)
-    else:
+    if chapter == "worm":
         _worm(invocation, place, fleet, stay=stay)
+    elif chapter == "history":
+        _history(invocation, place)
+    else:
+        _scenes(invocation, place, chapter, stay=stay)
     _remove(place)
 
 
@@ -113,33 +130,65 @@ def _remove(place: home.Home) -> None:
             place.root.parent.rmdir()
 
 
-def _tour(
-    invocation: cli_command.Invocation, place: home.Home, settings: app_settings.Settings, *, stay: bool
-) -> None:
+def _printer(invocation: cli_command.Invocation) -> Callable[[tour.Scene], None]:
+    """Print a scene: its name, and its text in the lines of a terminal with 80 columns."""
+    import textwrap
+
+    def show(scene: tour.Scene) -> None:
+        record = {"scene": scene.name, "text": scene.line, **scene.facts}
+        head = f"{scene.name:>10}  "
+        line = textwrap.fill(
+            scene.line,
+            width=WIDTH,
+            initial_indent=head,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        invocation.printer.item(record, line)
+
+    return show
+
+
+def _scenes(invocation: cli_command.Invocation, place: home.Home, chapter: str, *, stay: bool) -> None:
+    """The chapters that are scenes on a running domain."""
     from muster.app import domain, process
     from muster.app import settings as app_settings
-    from muster.demo import tour as demo_tour
+    from muster.demo import policies, roaming, tour
 
+    flags: dict[str, Any] = dict(roaming.FLAGS) if chapter == "roaming" else {}
+    play = {"tour": tour.scenes, "roaming": roaming.scenes, "policies": policies.scenes}[chapter]
+    settings = _fresh(place, flags)
     printer = invocation.printer
     if printer.for_people:
         printer.note(f"starting a domain in {cli_command.display_path(place.root)}")
     began = time.perf_counter()
     running = domain.Domain(settings, parts=app_settings.components(settings))
-
-    def show(scene: demo_tour.Scene) -> None:
-        record = {"scene": scene.name, "text": scene.line, **scene.facts}
-        printer.item(record, f"{scene.name:>10}  {scene.line}")
+    show = _printer(invocation)
 
     async def work() -> None:
-        took_s = time.perf_counter() - began
-        show(demo_tour.up(running, took_s))
-        async for scene in demo_tour.scenes(running):
+        show(tour.up(running, time.perf_counter() - began))
+        async for scene in play(running):
             show(scene)
-        _suggest(printer, place, ("status", "sub 'demo/>'", "pub demo/hello world"), stay=stay)
+        _suggest(printer, place, _SUGGESTED[chapter], stay=stay)
         if stay:
-            await demo_tour.tick(running)
+            await tour.tick(running)
 
     cli_command.run(process.run(running, work, stopping=printer.stopping))
+
+
+def _history(invocation: cli_command.Invocation, place: home.Home) -> None:
+    from muster.demo import fleet_history
+
+    _fresh(place, {})
+    show = _printer(invocation)
+
+    async def work() -> None:
+        async for scene in fleet_history.scenes(place.root / "history"):
+            show(scene)
+
+    cli_command.run(work())
+    _suggest(invocation.printer, place, (), stay=False)
 
 
 def _suggest(printer: output.Printer, place: home.Home, commands: Sequence[str], *, stay: bool) -> None:
@@ -208,11 +257,11 @@ def _expect_spark() -> None:
 
     from muster.pipeline.source import java_runtime
 
-    tour = "`muster demo` without `worm` needs no Spark"
+    others = "the other chapters need no Spark"
     if importlib.util.find_spec("pyspark") is None:
         raise errors.MissingDependency(
-            "the scenario `worm` needs Spark, which is not installed",
-            hint=f"pip install 'muster-fabric[spark]'; {tour}",
+            "the chapter `worm` needs Spark, which is not installed",
+            hint=f"pip install 'muster-fabric[spark]'; {others}",
         )
     with tempfile.TemporaryDirectory() as folder:
         java_runtime.find(Path(folder))

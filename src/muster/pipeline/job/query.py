@@ -173,7 +173,7 @@ class ShardProcessor:
         """Write files of the history; the driver commits them."""
         if not pieces:
             return
-        table = pa.Table.from_batches([_history_rows(piece.batch) for piece in pieces])
+        table = pa.Table.from_batches([history_rows(piece.batch) for piece in pieces])
         self._count("rows", table.num_rows)
         try:
             written = data_files.write(root, tables.NODES, table, stem)
@@ -212,7 +212,7 @@ class ShardProcessor:
         self._started = now
 
 
-def _history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+def history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns of the table."""
     schema = tables.definition(tables.NODES).file_schema
     names = {tables.SEQUENCE: blocks.SEQUENCE, "metrics": "extra"}

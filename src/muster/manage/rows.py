@@ -63,9 +63,12 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent. ``cordoned``: it is drained and accepts no resources."""
+    """An agent. ``cordoned``: it is drained and accepts no resources. ``state``: unknown if the state of all
+    its resources is unknown, because it does not respond; otherwise up. Empty if it has no resources.
+    """
 
     name: str
+    state: str = ""
     resources: int = 0
     zone: str = "default"
     labels: dict[str, str] = {}

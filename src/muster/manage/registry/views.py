@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, health
 from muster.manage import rows
 from muster.manage.registry import assignments
 from muster.predicates import ast
@@ -19,6 +19,7 @@ from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
 PAGE_BYTES = 512 << 10  # items of one page: half the size of a message
+SILENT = {health.HealthState.UNKNOWN, health.HealthState.LATE}
 SUMMARY_MAX = 200  # groups, types and managers in one reply: those with the most resources
 
 
@@ -147,7 +148,10 @@ def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> di
 
     def row_of(name: str) -> rows.AgentRow:
         agent = msgspec.to_builtins(state.agents[name])
-        return rows.AgentRow(name=name, resources=len(state.hosted(name)), **agent)
+        hosted = state.hosted(name)
+        states = {status.state for resource in hosted if (status := state.statuses.get(resource))}
+        shown = "" if not states else "unknown" if states <= SILENT else "up"
+        return rows.AgentRow(name=name, state=shown, resources=len(hosted), **agent)
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 

@@ -243,6 +243,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
         rows: list[list[Child]] = [
             [
                 agent.name,
+                widgets.badge(agent.state) if agent.state else "",
                 f"{agent.resources:,}",
                 agent.zone,
                 "no more" if agent.cordoned else "new resources",
@@ -251,7 +252,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
             for agent in listed[:100]
         ]
         return widgets.table(
-            ["Agent", "#Resources", "Zone", "Takes", "Types"],
+            ["Agent", "State", "#Resources", "Zone", "Takes", "Types"],
             rows,
             label="Agents",
             none="There are no agents yet.",

@@ -49,7 +49,11 @@ WSL = DebianPackage(
 NETWORK = DebianPackage(
     "network namespaces", "hosts of the fault harness", ("ip", "nft", "tc"), ("iproute2", "nftables")
 )
-PARTS = (BROWSER, WSL, NETWORK)
+SHELLS = DebianPackage("zsh and fish", "completion in other shells", ("zsh", "fish"), ("zsh", "fish"))
+PROMTOOL = DebianPackage(
+    "promtool", "the queries of the dashboard for Grafana", ("promtool",), ("prometheus",)
+)
+PARTS = (BROWSER, WSL, NETWORK, SHELLS, PROMTOOL)
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ from muster.bus.client import counters
 from muster.cli import main
 from muster.core.telemetry import metrics
 from muster.pipeline.job import progress_metrics
+from tests import debian
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
-PROMTOOL = shutil.which("promtool") or Path.home() / ".cache/muster/prometheus/usr/bin/promtool"
 KINDS = {"counter": "_total", "gauge": "", "histogram": "_bucket"}
 
 
@@ -80,17 +80,17 @@ def test_panels_do_not_lie_on_each_other():
     assert len({panel["id"] for panel in panels}) == len(panels)
 
 
-@pytest.mark.skipif(not Path(PROMTOOL).exists(), reason="promtool is not here: Debian's package prometheus")
 @pytest.mark.parametrize("words", [("check", "config", "prometheus.yml"), ("check", "rules", "alerts.yml")])
 def test_prometheus_itself_accepts_its_files(words: tuple[str, ...]):
+    debian.PROMTOOL.require()
     done = subprocess.run(
-        [PROMTOOL, *words], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
+        ["promtool", *words], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(not Path(PROMTOOL).exists(), reason="promtool is not here: Debian's package prometheus")
 def test_prometheus_itself_understands_what_the_panels_ask(tmp_path: Path):
+    debian.PROMTOOL.require()
     board = json.loads((DEPLOY / "grafana/muster.json").read_text())
     queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
     rules = [
@@ -99,7 +99,7 @@ def test_prometheus_itself_understands_what_the_panels_ask(tmp_path: Path):
     ]
     file = tmp_path / "panels.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
-    done = subprocess.run([PROMTOOL, "check", "rules", file], capture_output=True, text=True, check=False)
+    done = subprocess.run(["promtool", "check", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(queries)} rules found" in done.stdout
 

@@ -144,6 +144,27 @@ LONG_WORK = (
     "print('done')\n"
 )
 
+SPARK = (
+    "import os, pathlib\n"
+    "from muster.cli import output\n"
+    "from muster.pipeline.source import session\n"
+    "with output.Printer('table').waiting('running the query'), "
+    "session._output_to(pathlib.Path('spark.log')):\n"
+    "    os.write(1, b'WARN of Spark')\n"
+    "    os.write(2, b'WARN of Java')\n"
+    "print('done')\n"
+)
+
+
+def test_what_spark_prints_does_not_reach_the_terminal_and_the_spinner_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    out, seen = at_a_terminal(SPARK)
+    assert out == "done\n"
+    assert "running the query" in seen
+    assert "0:00:0" in seen
+    assert "WARN" not in seen
+    assert (tmp_path / "spark.log").read_text() == "WARN of SparkWARN of Java"
+
 
 def test_long_work_shows_a_bar_at_a_terminal_only_and_never_among_the_data():
     out, seen = at_a_terminal(LONG_WORK.format(form="table"))

@@ -228,7 +228,10 @@ class Printer:
             rich.progress.TaskProgressColumn(),
             rich.progress.TimeElapsedColumn(),
         )
-        with rich.progress.Progress(*columns, console=self._console(sys.stderr), transient=True) as shown:
+        with (
+            _duplicate(sys.stderr) as stream,
+            rich.progress.Progress(*columns, console=self._console(stream), transient=True) as shown,
+        ):
             task = shown.add_task(text, total=1.0)
 
             def tell(step: str, share: float) -> None:
@@ -238,9 +241,27 @@ class Printer:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Show a spinner; silent without a terminal."""
+        """Show a spinner and the time that has passed; silent without a terminal."""
         if not (self.for_people and supports_color(sys.stderr)):
             yield
             return
-        with self._console(sys.stderr).status(text):
+        import rich.progress
+
+        columns = (
+            rich.progress.SpinnerColumn(),
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.TimeElapsedColumn(),
+        )
+        with (
+            _duplicate(sys.stderr) as stream,
+            rich.progress.Progress(*columns, console=self._console(stream), transient=True) as shown,
+        ):
+            shown.add_task(text, total=None)
             yield
+
+
+@contextlib.contextmanager
+def _duplicate(stream: TextIO) -> Iterator[TextIO]:
+    """The same terminal under another descriptor: it stays when the other is redirected (Spark's output)."""
+    with open(os.dup(stream.fileno()), "w", encoding="utf-8", errors="backslashreplace") as duplicate:
+        yield duplicate

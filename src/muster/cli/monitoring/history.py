@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from muster.cli import command
+from muster.cli import command, live_names
 from muster.cli.domain import config as config_
 from muster.cli.monitoring import alert
 
@@ -83,7 +83,7 @@ def spark_session(invocation: command.Invocation) -> Iterator[Any]:
     settings = config_.load(invocation).pipeline
     with (
         invocation.printer.waiting("running the query with Spark"),
-        session.temporary_session(settings.master, memory=settings.memory) as spark,
+        session.temporary_session(settings.master, memory=settings.memory, verbose=invocation.debug) as spark,
     ):
         yield spark
 
@@ -121,7 +121,7 @@ def history() -> None:
         ("muster history \"machine = 'web-7'\" --as-of 2h", "the tables as they were two hours ago"),
     ]
 )
-@click.argument("query", metavar="QUERY", default="TRUE")
+@click.argument("query", metavar="PREDICATE", default="TRUE")
 @click.option(
     "--in",
     "kind",
@@ -131,7 +131,7 @@ def history() -> None:
     help="Table to search.",
 )
 @click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
-@click.option("--to", metavar="TIME", help="End time in ISO 8601.")
+@click.option("--until", metavar="TIME", help="End time in ISO 8601.")
 @command.duration("--last", None, "Only the last 15m, 2h, 7d.")
 @as_of_option
 @click.option("--columns", metavar="NAME,…", help="Columns to show.")
@@ -147,7 +147,7 @@ def search(
     query: str,
     kind: str,
     from_: str | None,
-    to: str | None,
+    until: str | None,
     last_s: float | None,
     as_of: str | None,
     columns: str | None,
@@ -160,7 +160,7 @@ def search(
 
     The newest rows come first, except with `-n 0`.
 
-    QUERY is a predicate over the columns of the table; see docs/reference/predicates.md.
+    PREDICATE is one over the columns of the table; see docs/reference/predicates.md.
     """
     from muster.core import errors
     from muster.pipeline.history import newest_first
@@ -177,23 +177,24 @@ def search(
         kind,
         query,
         from_ms,
-        alert.moment_ms(to) if to else None,
+        alert.moment_ms(until) if until else None,
         shown,
         limit if limit > 0 else None,
         as_of_moment(as_of),
     )
     rows: list[dict[str, Any]] = []
-    if of:
-        parts = tuple(filter(None, by.split(",")))
-        if not parts:
-            raise errors.InvalidInput("--of requires --by")
-        rows = query_.summarise(location, search_query, of=of, by=parts).to_pylist()
-        shown = (*parts, *query_.STATISTICS)
-    elif limit > 0:
-        rows = newest_first.read_page(location, search_query, limit)[0].to_pylist()
-    else:
-        for batch in query_.search(location, search_query):
-            rows += batch.to_pylist()
+    parts = tuple(filter(None, by.split(",")))
+    if of and not parts:
+        raise errors.InvalidInput("--of requires --by")
+    with invocation.printer.waiting(f"searching {kind}"):
+        if of:
+            rows = query_.summarise(location, search_query, of=of, by=parts).to_pylist()
+            shown = (*parts, *query_.STATISTICS)
+        elif limit > 0:
+            rows = newest_first.read_page(location, search_query, limit)[0].to_pylist()
+        else:
+            for batch in query_.search(location, search_query):
+                rows += batch.to_pylist()
     invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match")
 
 
@@ -245,7 +246,9 @@ def export(
     chosen = tuple(filter(None, (columns or "").split(",")))
     until_ms = alert.moment_ms(until) if until else None
     search_query = query_.HistorySearch(table, where, from_ms, until_ms, chosen, as_of=as_of_moment(as_of))
-    count = export_.write(resolve_root(invocation, root), search_query, to)
+    location = resolve_root(invocation, root)
+    with invocation.printer.waiting(f"exporting {table} to {to}"):
+        count = export_.write(location, search_query, to)
     invocation.printer.done({"rows": count, "file": str(to)}, f"wrote {count:,} rows to {to}")
 
 
@@ -253,7 +256,7 @@ def export(
     acts=("history-forget", "{machine}"),
     examples=[("muster history forget web-7", ""), ("muster history forget web-7 --purge", "")],
 )
-@click.argument("machine")
+@click.argument("machine", shell_complete=live_names.MACHINES)
 @click.option(
     "--purge",
     is_flag=True,
@@ -269,7 +272,9 @@ def forget(invocation: command.Invocation, machine: str, purge: bool, root: str 
     """
     from muster.pipeline.history import export as export_
 
-    deleted = export_.forget(resolve_root(invocation, root), machine, purge=purge)
+    location = resolve_root(invocation, root)
+    with invocation.printer.waiting(f"deleting the rows of {machine}"):
+        deleted = export_.forget(location, machine, purge=purge)
     total = sum(deleted.values())
     invocation.printer.done({"machine": machine, "deleted": deleted}, f"deleted {total:,} rows of {machine}")
 

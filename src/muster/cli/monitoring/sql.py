@@ -86,7 +86,8 @@ def sql(
         from muster.pipeline.history import sql as sql_
 
         limits = sql_.SqlLimits(timeout_s, memory_bytes, rows)
-        result = sql_.query(location, query, limits, as_of=moment)
+        with invocation.printer.waiting("running the query"):
+            result = sql_.query(location, query, limits, as_of=moment)
         table, truncated = result.table, result.truncated
     _write(invocation, table, to)
     if truncated:

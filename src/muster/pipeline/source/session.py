@@ -23,8 +23,18 @@ CORES_POLL_S = 0.5
 CORES_STABLE = 4  # equal numbers in succession
 
 
-def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | None = None) -> SparkSession:
-    """A session on ``master`` with the bus registered as a data source."""
+def start(
+    *,
+    master: str,
+    name: str,
+    work_dir: Path,
+    extra: dict[str, str] | None = None,
+    output: Path | None = None,
+) -> SparkSession:
+    """A session on ``master`` with the bus registered as a data source.
+
+    ``output``: the file for what Java and Spark print; None: stderr.
+    """
     java_runtime.export_java_home(work_dir)
     try:
         from pyspark.sql import SparkSession
@@ -71,31 +81,49 @@ def start(*, master: str, name: str, work_dir: Path, extra: dict[str, str] | Non
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _output_to_stderr():
-        session = builder.getOrCreate()
+    try:
+        with _output_to(output):
+            session = builder.getOrCreate()
+    except Exception as error:
+        printed = output.read_text(errors="replace")[-2000:] if output and output.exists() else ""
+        raise errors.Unavailable(f"Spark does not start: {error}\n{printed}".rstrip()) from error
     session.sparkContext.setLogLevel("ERROR")
     session.dataSource.register(data_source.MusterDataSource)
     return session
 
 
 @contextlib.contextmanager
-def _output_to_stderr() -> Iterator[None]:
-    """Redirect stdout to stderr for Java and Spark's workers: stdout is for results only."""
-    kept = os.dup(1)
-    os.dup2(2, 1)
+def _output_to(file: Path | None) -> Iterator[None]:
+    """Redirect the output of Java and Spark's workers, started inside: stdout is for results only."""
+    kept = {number: os.dup(number) for number in ((1, 2) if file else (1,))}
+    target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if file else os.dup(2)
+    for number in kept:
+        os.dup2(target, number)
+    os.close(target)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        for number, before in kept.items():
+            os.dup2(before, number)
+            os.close(before)
 
 
 @contextlib.contextmanager
-def temporary_session(master: str = "local[*]", *, memory: str = "1g") -> Iterator[SparkSession]:
-    """A session for one job."""
+def temporary_session(
+    master: str = "local[*]", *, memory: str = "1g", verbose: bool = False
+) -> Iterator[SparkSession]:
+    """A session for one job. ``verbose``: what Spark prints goes to stderr; otherwise only its errors are
+    raised.
+    """
     extra = {"spark.driver.memory": memory, "spark.executor.memory": memory}
     with tempfile.TemporaryDirectory() as folder:
-        started = start(master=master, name="muster batch", work_dir=Path(folder), extra=extra)
+        started = start(
+            master=master,
+            name="muster batch",
+            work_dir=Path(folder),
+            extra=extra,
+            output=None if verbose else Path(folder) / "spark.log",
+        )
         try:
             yield started
         finally:

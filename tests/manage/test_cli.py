@@ -230,7 +230,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert [row["id"] for row in rows(shell("rollout", "list"))] == [rolled["id"]]
 
     # One that is paused between its batches, and resumed.
-    (begun,) = rows(shell("rollout", "start", "restart", "web-1", "web-2", "--pause", "3s", "--no-wait"))
+    (begun,) = rows(shell("rollout", "start", "web-1", "web-2", "restart", "--pause", "3s", "--no-wait"))
     assert shell("rollout", "pause", begun["id"])["state"] == "paused"
     shell.until(lambda: rollout(shell, begun["id"])["counts"].get("done") == 1)
     assert rollout(shell, begun["id"])["state"] == "paused"

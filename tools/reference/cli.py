@@ -26,9 +26,17 @@ Generated from the source; do not edit. Terms are explained in the [glossary](..
   `--home` or `MUSTER_HOME`, else the current profile (`muster profile use`), else the default home. `--creds`
   and `--ca` override the values of the selected source.
 - Subcommands have the same names everywhere: `list`, or a plural (`queues`, `nodes`), prints a list; `show`,
-  `get` and `describe` print one object; `find` and `--where` select by a predicate; `put` and `save` write;
-  `delete` and `forget` remove; `watch` and `--follow` print changes until Ctrl-C; `start`, `stop` and `kill`
-  control processes.
+  `get` and `describe` print one object; `find` selects by a predicate; `put` and `save` write; `delete` and
+  `forget` remove; `watch` and `--follow` print changes until Ctrl-C; `start`, `stop` and `kill` control
+  processes.
+- Options have the same meaning everywhere: `--where PREDICATE` selects; `-n/--limit` is the maximum number of
+  rows of a list and `-n/--count` the number of messages after which a stream ends; `--last DURATION`, or
+  `--from` and `--until TIME`, is a part of the history; `--to FILE` writes a file; `--wait DURATION` waits
+  for a result and `--timeout DURATION` gives up; `--lifetime DURATION` ends credentials, tokens and grants.
+  Names come before the operation: `muster exec web-1 restart`. No command asks for a confirmation: `muster
+  plan` and `muster diff` show what `muster apply` would do.
+- `muster completion` prints a script for bash, zsh or fish, which completes commands, options and the names
+  of the running domain.
 - Every change is recorded in the activity log with its outcome: `muster activity`.
 - The common options may be given before or after the command, or in the environment: `MUSTER_OUTPUT`,
   `MUSTER_HOME`, `MUSTER_PROFILE`, `MUSTER_DEBUG`.

@@ -100,7 +100,7 @@ COMMANDS: dict[str, CommandEntry] = {
         "resources.live_state", "Resources", "Print each change of a resource's state as it happens."
     ),
     "logs": CommandEntry("resources.live_state", "Resources", "Print the last lines of a resource's log."),
-    "exec": CommandEntry("resources.live_state", "Resources", "Run an operation of a resource."),
+    "exec": CommandEntry("resources.live_state", "Resources", "Run an operation of one resource or several."),
     "secret": CommandEntry("resources.secret", "Resources", "Manage the secrets in the domain's store."),
     "agent": CommandEntry(
         "resources.agent", "Resources", "Run the agent of this machine; enrol machines in a domain."
@@ -297,6 +297,7 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
 
 def main() -> NoReturn:
     if os.environ.get(COMPLETION_VARIABLE):  # a shell requests completions
+        importlib.import_module("muster.cli.tool.completion")  # registers our script for bash
         muster.main(prog_name="muster", complete_var=COMPLETION_VARIABLE)
     ignored = interrupts.is_ignored()
     if not ignored:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 
 if TYPE_CHECKING:
     from muster.app.components import bootstrap_client
@@ -24,6 +24,22 @@ file_option = click.option(
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
     help="The manifest; '-' reads standard input.",
 )
+
+operation_argument = click.argument(
+    "words",
+    nargs=-1,
+    required=True,
+    metavar="[RESOURCE]... OPERATION",
+    shell_complete=live_names.RESOURCE_OPERATION,
+)
+
+
+def split_words(words: tuple[str, ...], where: str) -> tuple[list[str], str]:
+    """The resources and the operation of ``[RESOURCE]... OPERATION``; a predicate replaces the resources."""
+    *names, operation = words
+    if bool(names) == bool(where):
+        raise click.UsageError("give either resources or --where PREDICATE, and then the operation")
+    return names, operation
 
 
 def call_registry(

@@ -20,13 +20,16 @@ from muster.app.operations import control
 from muster.bus.brokers import broker, config, diagnosis, files, network, storage, topology
 from muster.bus.brokers import control as broker_control
 from muster.bus.streams import integrity
-from muster.core import backoff, errors, subjects
+from muster.core import backoff, errors, subjects, topics
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
 from muster.supervision import tasks
 from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
+
+SUBSCRIPTIONS_MAX = 20_000  # read of each broker for `topics`
+TOPICS_MAX = 1_000
 
 
 class BrokerSet:
@@ -112,6 +115,7 @@ class BrokerSet:
         return {
             "list": self.describe,
             "links": self.links,
+            "topics": self.topics,
             "start": self.start_one,
             "stop": self.stop_one,
             "link": self.link,
@@ -120,6 +124,20 @@ class BrokerSet:
 
     async def describe(self) -> list[broker_control.BrokerDescription]:
         return [await _describe(member) for member in self.running.brokers.values()]
+
+    async def topics(self) -> list[str]:
+        """The topics and patterns that have subscribers now, at most `TOPICS_MAX`."""
+        subscribed: set[str] = set()
+        for member in self.running.brokers.values():
+            with contextlib.suppress(errors.MusterError):
+                page = await member.monitoring_page(f"subsz?subs=1&limit={SUBSCRIPTIONS_MAX}")
+                subscribed |= {entry["subject"] for entry in page.get("subscriptions_list") or ()}
+        patterns = []
+        for subject in sorted(subscribed):
+            if subject.startswith(f"{subjects.TOPIC_PREFIX}."):
+                with contextlib.suppress(errors.InvalidInput):
+                    patterns.append(str(topics.TopicPattern.parse(f"subject:{subject}")))
+        return patterns[:TOPICS_MAX]
 
     async def links(self) -> list[broker_control.LinkRow]:
         return [

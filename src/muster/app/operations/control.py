@@ -17,7 +17,7 @@ from muster.bus.rpc import server
 from muster.core import errors
 from muster.trust.permissions import roles
 
-READ_VERBS = ("list", "links", "alerts")  # verbs that only read
+READ_VERBS = ("list", "links", "topics", "alerts")  # verbs that only read
 
 Verb = server.Handler
 

@@ -1,6 +1,6 @@
 """The brokers of a running domain, as operators see and change them: a client of the domain's process.
 
-    muster.bus.from.<identity>.brokers.<verb>      verbs: list, links, start, stop, link, unlink, alerts
+    muster.bus.from.<identity>.brokers.<verb>  verbs: list, links, topics, start, stop, link, unlink, alerts
 
 The command line, the REST API and the dashboard derive their fields from the types here.
 """

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from muster.inform import client, protocol
 
 limit_option = click.option(
+    "-n",
     "--limit",
     type=click.IntRange(1, 10_000),
     default=100,

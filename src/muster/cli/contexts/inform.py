@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, foreground
+from muster.cli import command, connection, foreground, live_names
 from muster.cli.contexts import common, entries
 from muster.cli.domain import config as config_
 
@@ -42,7 +42,7 @@ inform.add_command(entries.service)
         ("muster inform put sessions/7 open --lease 60 --if-version 0", "only if it does not exist"),
     ],
 )
-@click.argument("key")
+@click.argument("key", shell_complete=live_names.CONTEXTS)
 @click.argument("value", required=False)
 @click.option(
     "-a",
@@ -99,7 +99,7 @@ def put(
 
 
 @inform.command(examples=[("muster inform get printers/3 --max-staleness 0", "read the primary")])
-@click.argument("key")
+@click.argument("key", shell_complete=live_names.CONTEXTS)
 @command.duration("--max-staleness", None, "Maximum age of the value.", may_be_zero=True)
 @click.option("--raw", is_flag=True, help="Print only the value.")
 @node_option
@@ -129,7 +129,7 @@ def get(
 
 
 @inform.command(acts=("delete-context", "{key}"), examples=[("muster inform delete printers/3", "")])
-@click.argument("key")
+@click.argument("key", shell_complete=live_names.CONTEXTS)
 @click.option("--if-version", type=int, metavar="N", help="Only if the context has this version.")
 @connection.options
 @command.pass_invocation
@@ -180,11 +180,9 @@ def find(
 
 
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
-@click.argument("key")
+@click.argument("key", shell_complete=live_names.CONTEXTS)
 @click.option("--after", type=int, default=0, metavar="VERSION", help="Start after this version.")
-@click.option(
-    "-n", "--count", type=click.IntRange(min=1), metavar="N", help="Stop after this number of changes."
-)
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of changes.")
 @connection.options
 @command.pass_invocation
 def watch(
@@ -209,7 +207,7 @@ def watch(
 
 
 @inform.command(examples=[("muster inform history printers/3", "")])
-@click.argument("key")
+@click.argument("key", shell_complete=live_names.CONTEXTS)
 @connection.options
 @command.pass_invocation
 def history(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
@@ -230,7 +228,7 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
 
 
 @inform.command(examples=[("muster inform where printers/3", "")])
-@click.argument("key")
+@click.argument("key", shell_complete=live_names.CONTEXTS)
 @connection.options
 @command.pass_invocation
 def where(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
@@ -294,7 +292,7 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
 )
 @click.option("--name", default="inform", show_default=True, help="Identity of the node.")
 @click.option("--store", "url", metavar="URL", help="URL of its store (default: sqlite:NAME.db).")
-@click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Override an [inform] setting.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an [inform] setting.")
 @connection.options
 @command.pass_invocation
 def node(

@@ -19,7 +19,7 @@ COLUMNS = ("at_ms", "who", "what", "target", "outcome", "why")
     examples=[
         ("muster activity", "the latest records, oldest first"),
         ("muster activity --who ann --what purge", ""),
-        ("muster activity --target web-7 --last 10000 -o json", ""),
+        ("muster activity --target web-7 -n 10000 -o json", ""),
         ("muster activity --follow", "print new records until Ctrl-C"),
     ],
 )
@@ -27,11 +27,12 @@ COLUMNS = ("at_ms", "who", "what", "target", "outcome", "why")
 @click.option("--what", default="", metavar="OPERATION", help="Only this operation, such as apply or purge.")
 @click.option("--target", default="", metavar="TEXT", help="Only records whose target contains this text.")
 @click.option(
-    "--last",
+    "-n",
+    "--limit",
     type=click.IntRange(1, 10_000),
     default=50,
     show_default=True,
-    help="Search the latest N records.",
+    help="Number of latest records to search.",
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new records until Ctrl-C.")
 @connection.options
@@ -41,7 +42,7 @@ def activity(
     who: str,
     what: str,
     target: str,
-    last: int,
+    limit: int,
     follow: bool,
     to: connection.ConnectionOptions,
 ) -> None:
@@ -65,7 +66,7 @@ def activity(
         async with await connection.connect(invocation, to) as bus:
             new = await bus.subscribe(messages.DECISIONS_SUBJECTS) if follow else None
             try:
-                records = await client.ManageClient(bus).decisions(last=last)
+                records = await client.ManageClient(bus).decisions(last=limit)
             except errors.NotFound:  # the first record creates the stream
                 records = []
             rows = [_row(record) for record in records if selects(record)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 from muster.cli.domain import config as config_
 
 if TYPE_CHECKING:
@@ -58,7 +58,12 @@ def list_(invocation: command.Invocation, links: bool, to: connection.Connection
     ],
 )
 @click.argument("name")
-@click.option("--below", metavar="BROKER", help="Connect it to this broker with a leaf link.")
+@click.option(
+    "--below",
+    metavar="BROKER",
+    help="Connect it to this broker with a leaf link.",
+    shell_complete=live_names.BROKERS,
+)
 @click.option("--storage/--no-storage", default=True, show_default=True, help="Whether it stores streams.")
 @connection.options
 @command.pass_invocation
@@ -79,7 +84,7 @@ def start(
 
 
 @broker.command(examples=[("muster broker stop edge-1", "")])
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.BROKERS)
 @connection.options
 @command.pass_invocation
 def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
@@ -97,8 +102,8 @@ def stop(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
         ("muster broker link local-1 tls://hub.example:7422", "join the network of another machine"),
     ],
 )
-@click.argument("near")
-@click.argument("far")
+@click.argument("near", shell_complete=live_names.BROKERS)
+@click.argument("far", shell_complete=live_names.BROKERS)
 @connection.options
 @command.pass_invocation
 def link(invocation: command.Invocation, near: str, far: str, to: connection.ConnectionOptions) -> None:
@@ -112,7 +117,7 @@ def link(invocation: command.Invocation, near: str, far: str, to: connection.Con
 
 
 @broker.command(examples=[("muster broker unlink 'edge-1>local-1'", "")])
-@click.argument("id")
+@click.argument("id", shell_complete=live_names.LINKS)
 @connection.options
 @command.pass_invocation
 def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:

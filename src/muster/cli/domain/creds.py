@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command
+from muster.cli import command, live_names
 from muster.cli.domain import config as config_
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _hand_over(
     acts=("renew", "{identity}"),
     examples=[("muster creds renew alice --to alice.creds", "the same key, valid for longer")],
 )
-@click.argument("identity")
+@click.argument("identity", shell_complete=live_names.identities)
 @command.duration("--lifetime", None, "Lifetime such as 30d or 12h (default: from the settings).")
 @click.option(
     "--to",
@@ -180,7 +180,7 @@ def renew(invocation: command.Invocation, identity: str, lifetime_s: float | Non
     acts=("revoke", "{identity}"),
     examples=[("muster creds revoke alice", "open connections are closed")],
 )
-@click.argument("identity")
+@click.argument("identity", shell_complete=live_names.identities)
 @command.pass_invocation
 def revoke(invocation: command.Invocation, identity: str) -> None:
     """Revoke the credentials of an identity.
@@ -203,7 +203,7 @@ def list_(invocation: command.Invocation) -> None:
 
 
 @creds.command(examples=[("muster creds show alice", "with its permissions")])
-@click.argument("identity")
+@click.argument("identity", shell_complete=live_names.identities)
 @command.pass_invocation
 def show(invocation: command.Invocation, identity: str) -> None:
     """Show the credentials and permissions of an identity."""

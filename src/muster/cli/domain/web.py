@@ -170,7 +170,7 @@ def token() -> None:
     metavar="AREA[:read]",
     help="A part of the API, such as alerts or alerts:read (repeatable; default: all).",
 )
-@click.option("--lifetime", metavar="DURATION", help="Such as 90d; at most, and by default, web.token_s.")
+@command.duration("--lifetime", None, "Such as 90d; at most, and by default, web.token_s.")
 @click.option("--description", default="", help="What the token is for.")
 @command.pass_invocation
 def create(
@@ -178,7 +178,7 @@ def create(
     owner: str,
     role: str | None,
     scopes_: tuple[str, ...],
-    lifetime: str | None,
+    lifetime_s: float | None,
     description: str,
 ) -> None:
     """Create an API token of OWNER, who must have a login, and print it. It is not shown again."""
@@ -188,7 +188,6 @@ def create(
 
     from muster.app import home, identities
     from muster.app.components import web as web_
-    from muster.core import units
     from muster.web.auth import logins as logins_
     from muster.web.auth import sessions
 
@@ -202,7 +201,7 @@ def create(
             role=sessions.WebRole(role) if role else None,
             scopes_=scopes_,
             description=description,
-            lifetime_s=units.parse_duration_s(lifetime) if lifetime else None,
+            lifetime_s=lifetime_s,
         )
     )
     facts = {**msgspec.to_builtins(record.row), "token": text}

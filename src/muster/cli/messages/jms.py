@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 
 if TYPE_CHECKING:
     from muster.message import destinations, rows
@@ -42,7 +42,7 @@ _SUBSCRIPTIONS = (
 _SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
 
 _selector = click.option(
-    "--where", "selector", metavar="SELECTOR", help="Only messages that match this selector."
+    "--where", "selector", metavar="PREDICATE", help="Only messages that this selector matches."
 )
 
 
@@ -99,7 +99,7 @@ def _property(text: str) -> tuple[str, Any]:
         ("muster message send topic:news/sport won --ttl 1m --priority 9", ""),
     ]
 )
-@click.argument("destination")
+@click.argument("destination", shell_complete=live_names.DESTINATIONS)
 @click.argument("body")
 @click.option(
     "-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated."
@@ -157,7 +157,7 @@ def send(
         ),
     ]
 )
-@click.argument("destination")
+@click.argument("destination", shell_complete=live_names.DESTINATIONS)
 @_selector
 @click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @command.duration(
@@ -211,10 +211,15 @@ def receive(
 
 
 @message.command(examples=[("muster message browse orders --where \"region = 'north'\"", "")])
-@click.argument("queue")
+@click.argument("queue", shell_complete=live_names.QUEUES)
 @_selector
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Maximum number of messages.",
 )
 @connection.options
 @command.pass_invocation
@@ -278,7 +283,7 @@ def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptio
     acts=("unsubscribe", "subscription:{name}"),
     examples=[("muster message unsubscribe all --client-id office", "its messages are discarded")],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.SUBSCRIPTIONS)
 @click.option("--client-id", help="Client ID (default: shared by clients without an ID).")
 @click.option("--identity", help="Identity of the client (default: your own); requires the role operator.")
 @connection.options
@@ -315,7 +320,7 @@ def unsubscribe(
 @message.command(
     examples=[("muster message purge orders --where \"region = 'north'\"", "")],
 )
-@click.argument("queue")
+@click.argument("queue", shell_complete=live_names.QUEUES)
 @_selector
 @connection.options
 @command.pass_invocation
@@ -337,8 +342,9 @@ def purge(
         ("muster message scheduled queue:orders", "those of one destination"),
     ],
 )
-@click.argument("destination", required=False)
+@click.argument("destination", required=False, shell_complete=live_names.DESTINATIONS)
 @click.option(
+    "-n",
     "--limit",
     type=click.IntRange(1, 1000),
     default=100,
@@ -387,7 +393,12 @@ def cancel(invocation: command.Invocation, message_id: str, to: connection.Conne
 @message.command("dead-letters", examples=[("muster message dead-letters", "with reasons")])
 @_selector
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of messages."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Maximum number of messages.",
 )
 @connection.options
 @command.pass_invocation
@@ -411,7 +422,7 @@ def dead_letters(
         ("muster message move orders --to queue:later --where 'amount > 100'", ""),
     ],
 )
-@click.argument("queue")
+@click.argument("queue", shell_complete=live_names.QUEUES)
 @click.option(
     "--to",
     "target",
@@ -420,7 +431,12 @@ def dead_letters(
 )
 @_selector
 @click.option(
-    "--limit", type=click.IntRange(1), default=1000, show_default=True, help="Maximum number of messages."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Maximum number of messages.",
 )
 @connection.options
 @command.pass_invocation

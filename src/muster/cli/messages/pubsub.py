@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -82,7 +82,7 @@ def _line(record: Mapping[str, Any]) -> str:
         ),
     ],
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=live_names.TOPICS)
 @click.argument("data", required=False)
 @header_option
 @click.option("--lines", is_flag=True, help="Publish each line of stdin as a message.")
@@ -167,7 +167,7 @@ async def _publish(
         ("muster sub ping --reply pong", "reply to requests"),
     ],
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=live_names.TOPICS)
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
 @command.duration("--timeout", None, "Stop after this time.", may_be_zero=True)
 @click.option("--group", help="Share the messages among the members of this group.")
@@ -239,7 +239,7 @@ async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: s
         ("muster request 'nodes/all' '' --all --timeout 1s", "all replies within a second"),
     ],
 )
-@click.argument("topic")
+@click.argument("topic", shell_complete=live_names.TOPICS)
 @click.argument("data", required=False, default="")
 @header_option
 @command.duration("--timeout", "5s", "Time limit.", may_be_zero=True)

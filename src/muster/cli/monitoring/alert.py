@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 
 if TYPE_CHECKING:
+    from muster.core import messages
     from muster.pipeline import client
 
 _COLUMNS = ("rule", "about", "severity", "state", "since_ms", "value", "reason")
@@ -35,23 +36,55 @@ def _with(
     return command.run(ask())
 
 
-@alert.command("list", examples=[("muster alert list", ""), ("muster alert list -o json", "")])
+_TEXTS = ("rule", "about", "severity", "state", "reason", "group")
+_where = click.option(
+    "--where", default="", metavar="PREDICATE", help=f"Only alerts that match: {', '.join(_TEXTS)}, value."
+)
+
+
+def _selector(where: str) -> Callable[[messages.Alert], bool]:
+    import msgspec
+
+    from muster.predicates import types
+    from muster.predicates.analysis import type_check
+    from muster.predicates.backends import python
+    from muster.predicates.syntax import parser
+
+    if not where:
+        return lambda _: True
+    condition = parser.parse(where)
+    model = dict.fromkeys(_TEXTS, types.parse_type("string")) | {"value": types.parse_type("double")}
+    type_check.require(condition, model, where)
+    matches = python.compile(condition)
+    return lambda alert: matches({**alert.labels, **msgspec.to_builtins(alert)}.get)
+
+
+@alert.command(
+    "list",
+    examples=[("muster alert list", ""), ("muster alert list --where \"severity = 'critical'\" -o json", "")],
+)
+@_where
 @connection.options
 @command.pass_invocation
-def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
+def list_(invocation: command.Invocation, where: str, to: connection.ConnectionOptions) -> None:
     """List the alerts that are not resolved."""
-    alerts = _with(invocation, to, lambda ask: ask.alerts())
+    selects = _selector(where)
+    alerts = [row for row in _with(invocation, to, lambda ask: ask.alerts()) if selects(row)]
     invocation.printer.rows(alerts, _COLUMNS, empty="there are no alerts")
 
 
 @alert.command(examples=[("muster alert watch", "until Ctrl-C")])
+@_where
 @connection.options
 @command.pass_invocation
-def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
+def watch(invocation: command.Invocation, where: str, to: connection.ConnectionOptions) -> None:
     """Print each change of an alert as it happens."""
+    selects = _selector(where)
 
     async def work(ask: client.PipelineClient) -> None:
         async for _, changed in ask.follow_alerts():
+            if not selects(changed):
+                continue
             words = (_time(changed.since_ms), changed.severity.value, changed.state.value)
             line = (
                 *words,
@@ -67,8 +100,8 @@ def watch(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 @alert.command(
     examples=[("muster alert ack hot node:web-7", "")],
 )
-@click.argument("rule")
-@click.argument("about")
+@click.argument("rule", shell_complete=live_names.RULES)
+@click.argument("about", shell_complete=live_names.ALERTED)
 @connection.options
 @command.pass_invocation
 def ack(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
@@ -80,8 +113,8 @@ def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Co
 @alert.command(
     examples=[("muster alert resolve silent node:web-7", "the machine was replaced")],
 )
-@click.argument("rule")
-@click.argument("about")
+@click.argument("rule", shell_complete=live_names.RULES)
+@click.argument("about", shell_complete=live_names.ALERTED)
 @connection.options
 @command.pass_invocation
 def resolve(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
@@ -137,7 +170,7 @@ def maintenance(
 
 
 @alert.command(examples=[("muster alert unsilence 3f2a9c01", "")])
-@click.argument("id")
+@click.argument("id", shell_complete=live_names.SILENCES)
 @connection.options
 @command.pass_invocation
 def unsilence(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:

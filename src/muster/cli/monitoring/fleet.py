@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster fleet forget web-7", "")])
@@ -18,9 +18,9 @@ def fleet() -> None:
         ("muster fleet forget --where \"group = 'lab' AND age_s > 3600\"", ""),
     ]
 )
-@click.argument("machines", metavar="[MACHINE]...", nargs=-1)
+@click.argument("machines", metavar="[MACHINE]...", nargs=-1, shell_complete=live_names.MACHINES)
 @click.option(
-    "--where", default="", metavar="EXPR", help="Predicate over machine, group, zone, period_s, age_s."
+    "--where", default="", metavar="PREDICATE", help="Predicate over machine, group, zone, period_s, age_s."
 )
 @connection.options
 @command.pass_invocation

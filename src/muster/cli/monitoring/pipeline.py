@@ -107,7 +107,7 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
 @click.argument("policy")
 @click.option(
     "--address",
-    metavar="EXPR",
+    metavar="PREDICATE",
     help="Predicate over receivers (default: all; with --notifications: the address of each event).",
 )
 @command.duration("--last", None, "Only events of the last 2h, 7d.")

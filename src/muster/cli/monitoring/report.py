@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from muster.cli import command, connection, output, tables
+from muster.cli import command, connection, live_names, output, tables
 from muster.cli.domain import config as config_
 from muster.cli.monitoring import analyses
 
@@ -69,7 +69,7 @@ def system(
     cls=ReportQuery,
     examples=[("muster report group web -o xml", "with the schema docs/schemas/report.xsd")],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.GROUPS)
 @at_option
 @window_option
 @connection.options
@@ -89,7 +89,7 @@ def group(
     cls=ReportQuery,
     examples=[("muster report node web-7 --at 2026-11-15T12:00:00Z", "a past report")],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.MACHINES)
 @at_option
 @window_option
 @connection.options

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.cli import command, connection
+from muster.cli import command, connection, live_names
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -94,7 +94,7 @@ def _event(kind: str, pairs: tuple[str, ...], to: str, name: str, durable: bool)
     "--to",
     "address",
     default="TRUE",
-    metavar="EXPR",
+    metavar="PREDICATE",
     help="Predicate over receivers' states (default: all receivers).",
 )
 @click.option("--event", "kind", required=True, metavar="TYPE", help="The event's type.")
@@ -114,7 +114,7 @@ def send(
 ) -> None:
     """Send an event.
 
-    A receiver gets the event if its state matches EXPR and its policy accepts the event and the sender.
+    A receiver gets the event if its state matches PREDICATE and its policy accepts the event and the sender.
     """
     values = values_of(content)
 
@@ -137,11 +137,15 @@ def send(
         )
     ]
 )
-@click.option("--model", required=True, help="Model of the receiver's state.")
+@click.option(
+    "--model", required=True, help="Model of the receiver's state.", shell_complete=live_names.MODELS
+)
 @click.option(
     "--state", "state", multiple=True, metavar="NAME=VALUE", help="A value of its state; may be repeated."
 )
-@click.option("--policy", required=True, metavar="EXPR", help="Which events it accepts, from which senders.")
+@click.option(
+    "--policy", required=True, metavar="PREDICATE", help="Which events it accepts, from which senders."
+)
 @click.option("--durable", is_flag=True, help="Store durable events while the receiver is disconnected.")
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of events.")
 @command.duration("--timeout", None, "Time limit for each event.", may_be_zero=True)
@@ -200,7 +204,7 @@ def listen(
     acts=("leave", "{receiver}"),
     examples=[("muster notify leave web-1", "its stored events are discarded")],
 )
-@click.argument("receiver")
+@click.argument("receiver", shell_complete=live_names.RECEIVERS)
 @connection.options
 @command.pass_invocation
 def leave(invocation: command.Invocation, receiver: str, to: connection.ConnectionOptions) -> None:
@@ -262,10 +266,15 @@ async def _with(
 
 @notify.command(examples=[('muster notify receivers --where "load > 0.8"', "")])
 @click.option(
-    "--where", default="", metavar="EXPR", help="Only receivers whose state matches this predicate."
+    "--where", default="", metavar="PREDICATE", help="Only receivers whose state matches this predicate."
 )
 @click.option(
-    "--limit", type=click.IntRange(1), default=100, show_default=True, help="Maximum number of receivers."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Maximum number of receivers.",
 )
 @connection.options
 @command.pass_invocation
@@ -288,14 +297,19 @@ def receivers(
 
 
 @notify.command(examples=[('muster notify who "load > 0.8" --event alert threat_level=4', "")])
-@click.argument("expression", metavar="EXPR")
+@click.argument("expression", metavar="PREDICATE")
 @click.argument("content", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option(
     "--event", "kind", metavar="TYPE", help="Only receivers that would accept an event of this type."
 )
 @click.option("--from", "sender", metavar="PROCESS/NAME", help="Sender of the event (default: yourself).")
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of receivers."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Maximum number of receivers.",
 )
 @connection.options
 @command.pass_invocation
@@ -335,8 +349,8 @@ def who(
     examples=[("muster notify explain 'alert threat_level=3' farm/web-1 --to \"load > 0.8\"", "")]
 )
 @click.argument("event", metavar="EVENT")
-@click.argument("receiver")
-@click.option("--to", "address", default="TRUE", metavar="EXPR", help="The event's address.")
+@click.argument("receiver", shell_complete=live_names.RECEIVERS)
+@click.option("--to", "address", default="TRUE", metavar="PREDICATE", help="The event's address.")
 @click.option("--from", "sender", metavar="PROCESS/NAME", help="Sender of the event (default: yourself).")
 @connection.options
 @command.pass_invocation

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, foreground, registry_calls
+from muster.cli import command, connection, foreground, live_names, registry_calls
 
 if TYPE_CHECKING:
     import ssl
@@ -230,12 +230,12 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
 @agent.command(
     examples=[
         ("muster agent token host-b", "valid once, within an hour"),
-        ("muster agent token host-b --approval --for 24h", "the enrolment has to be approved"),
+        ("muster agent token host-b --approval --lifetime 24h", "the enrolment has to be approved"),
     ],
 )
 @click.argument("name")
 @click.option("--approval", is_flag=True, help="The enrolment has to be approved.")
-@command.duration("--for", "1h", "Lifetime of the token.", dest="lifetime_s")
+@command.duration("--lifetime", "1h", "Lifetime of the token.")
 @click.option(
     "--address",
     "addresses",
@@ -284,7 +284,7 @@ def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) ->
 
 
 @agent.command(examples=[("muster agent forget host-b", "for a machine that will not return")])
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.AGENTS)
 @connection.options
 @command.pass_invocation
 def forget(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from muster.cli import command, connection, registry_calls
+from muster.cli import command, connection, live_names, registry_calls
 
 
 @click.group(cls=command.MusterGroup, examples=[("muster chaos kill manager-2", "")])
@@ -15,7 +15,7 @@ def chaos() -> None:
 @chaos.command(
     examples=[("muster chaos kill manager-2", ""), ("muster chaos kill registry-1", "")],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.PROCESSES)
 @connection.options
 @command.pass_invocation
 def kill(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.cli import command, connection, registry_calls
+from muster.cli import command, connection, live_names, registry_calls
 
 if TYPE_CHECKING:
     from muster.manage import client, rows
@@ -79,7 +79,7 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
     cls=command.MusterCommand,
     examples=[("muster delete -f fleet.yaml", ""), ("muster delete web-1 web-2 --wait 30s", "")],
 )
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=live_names.RESOURCES)
 @click.option("-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @command.duration("--wait", None, "Wait up to this time until the resources are deleted.")
 @click.option(
@@ -111,7 +111,8 @@ def delete(
             await fleet.wait_gone(*done.deleting, timeout_s=wait_s)
         return done
 
-    done = registry_calls.call_registry(invocation, to, work)
+    with invocation.printer.waiting("deleting"):
+        done = registry_calls.call_registry(invocation, to, work)
     did = "removed" if force else "deleting"
     invocation.printer.done(done, f"{did} {len(done.deleting)} resources")
 
@@ -124,7 +125,7 @@ def delete(
         ("muster drain host-a --undo", ""),
     ],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.RESOURCES_AND_AGENTS)
 @click.option("--undo", is_flag=True, help="Return it to service.")
 @connection.options
 @command.pass_invocation
@@ -149,11 +150,10 @@ _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
 @rollout.command(
     examples=[
         ("muster rollout start restart --where \"group = 'web'\" --batch 10% --pause 5s", ""),
-        ("muster rollout start restart web-1 web-2 --max-errors 1", ""),
+        ("muster rollout start web-1 web-2 restart --max-errors 1 --wait 5m", ""),
     ],
 )
-@click.argument("operation")
-@click.argument("names", nargs=-1)
+@registry_calls.operation_argument
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @click.option("--batch", default="1", show_default=True, help="Batch size: a number, or a percentage (10%).")
 @command.duration("--pause", None, "Pause between batches.")
@@ -167,25 +167,28 @@ _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
 @click.option(
     "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the operation."
 )
-@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait for the end of the rollout.")
+@command.duration("--wait", None, "Wait up to this time for the end of the rollout (default: no limit).")
+@click.option("--no-wait", is_flag=True, help="Return when the rollout has started.")
 @connection.options
 @command.pass_invocation
 def start(
     invocation: command.Invocation,
     /,
-    operation: str,
-    names: tuple[str, ...],
+    words: tuple[str, ...],
     where: str,
     batch: str,
     pause_s: float | None,
     max_errors: int,
     arguments: tuple[str, ...],
-    wait: bool,
+    wait_s: float | None,
+    no_wait: bool,
     to: connection.ConnectionOptions,
 ) -> None:
-    """Start a rollout of OPERATION."""
+    """Run an operation on resources in batches."""
+    from muster.core import errors
     from muster.manage import rows
 
+    names, operation = registry_calls.split_words(words, where)
     plan_ = rows.RolloutPlan(
         operation=operation,
         arguments=registry_calls.key_values(arguments),
@@ -198,7 +201,19 @@ def start(
         import asyncio
 
         progress = await fleet.rollout(plan_, *names, where=where)
-        while wait and progress.state == "running":
+        try:
+            async with asyncio.timeout(wait_s):
+                return progress if no_wait else await follow(fleet, progress)
+        except TimeoutError:
+            raise errors.TimedOut(
+                f"the rollout {progress.id} still runs after {wait_s:g} s",
+                hint=f"`muster rollout show {progress.id}` shows its steps",
+            ) from None
+
+    async def follow(fleet: client.ManageClient, progress: rows.RolloutRow) -> rows.RolloutRow:
+        import asyncio
+
+        while progress.state == "running":
             all_ = sum(progress.counts.values()) or 1
             over = all_ - sum(progress.counts.get(state, 0) for state in ("pending", "running"))
             say(f"{over:,} of {all_:,}", over / all_)
@@ -223,7 +238,7 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 
 
 @rollout.command(examples=[("muster rollout show 1f2e3d4c", "")])
-@click.argument("id")
+@click.argument("id", shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
 def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
@@ -233,7 +248,7 @@ def show(invocation: command.Invocation, id: str, to: connection.ConnectionOptio
 
 
 @rollout.command(examples=[("muster rollout pause 1f2e3d4c", "")])
-@click.argument("id")
+@click.argument("id", shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
 def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:
@@ -243,7 +258,7 @@ def pause(invocation: command.Invocation, id: str, to: connection.ConnectionOpti
 
 
 @rollout.command(examples=[("muster rollout resume 1f2e3d4c", "")])
-@click.argument("id")
+@click.argument("id", shell_complete=live_names.ROLLOUTS)
 @connection.options
 @command.pass_invocation
 def resume(invocation: command.Invocation, id: str, to: connection.ConnectionOptions) -> None:

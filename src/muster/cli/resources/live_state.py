@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, registry_calls
+from muster.cli import command, connection, live_names, registry_calls
 
 if TYPE_CHECKING:
     from muster.manage import client, rows
@@ -31,7 +31,7 @@ def _print(invocation: command.Invocation, resources: list[rows.ResourceRow]) ->
         ("muster get --managers", ""),
     ],
 )
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=live_names.RESOURCES)
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @click.option("--agents", is_flag=True, help="List agents instead.")
 @click.option("--managers", is_flag=True, help="List managers instead.")
@@ -48,7 +48,7 @@ def get(
     """List resources and their states."""
     if agents:
         listed = registry_calls.call_registry(invocation, to, lambda fleet: fleet.agents())
-        columns = ("name", "zone", "resources", "labels", "cordoned")
+        columns = ("name", "state", "zone", "resources", "cordoned", "labels?")
         invocation.printer.rows(listed, columns, of="agent", empty="no agents")
     elif managers:
         leases = registry_calls.call_registry(invocation, to, lambda fleet: fleet.managers())
@@ -62,7 +62,7 @@ def get(
 
 
 @click.command(cls=command.MusterCommand, examples=[("muster describe web-1", "")])
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.RESOURCES)
 @connection.options
 @command.pass_invocation
 def describe(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
@@ -109,7 +109,7 @@ def targets(invocation: command.Invocation, expression: str, to: connection.Conn
         ),
     ],
 )
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=live_names.RESOURCES)
 @click.option("--where", default="", metavar="PREDICATE", help="Only changes that match this predicate.")
 @connection.options
 @command.pass_invocation
@@ -136,7 +136,7 @@ def watch(
 
 
 @click.command(cls=command.MusterCommand, examples=[("muster logs web-1", "")])
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.RESOURCES)
 @connection.options
 @command.pass_invocation
 def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
@@ -155,7 +155,7 @@ def logs(invocation: command.Invocation, name: str, to: connection.ConnectionOpt
         ("muster exec web-1 enumerate", "list its operations"),
     ],
 )
-@click.argument("words", nargs=-1, required=True, metavar="[RESOURCE] OPERATION")
+@registry_calls.operation_argument
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
 @click.option(
     "--argument", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument of the operation."
@@ -169,10 +169,8 @@ def exec(
     arguments: tuple[str, ...],
     to: connection.ConnectionOptions,
 ) -> None:
-    """Run an operation of a resource."""
-    *names, operation = words
-    if bool(names) == bool(where):
-        raise click.UsageError("give either a resource or --where PREDICATE")
+    """Run an operation of one resource or several."""
+    names, operation = registry_calls.split_words(words, where)
     results = registry_calls.call_registry(
         invocation,
         to,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from muster.cli import command, connection, registry_calls
+from muster.cli import command, connection, live_names, registry_calls
 
 
 @click.group(
@@ -33,7 +33,7 @@ def secret() -> None:
         ("muster secret set tls-key --file key.pem", ""),
     ],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.SECRETS)
 @click.option(
     "--file",
     "path",
@@ -75,7 +75,7 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 
 
 @secret.command(examples=[("muster secret delete db-password", "")])
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.SECRETS)
 @connection.options
 @command.pass_invocation
 def delete(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:

@@ -1,0 +1,266 @@
+"""Names of the running domain, for the completion of arguments.
+
+A parameter has ``shell_complete=live_names.RESOURCES``. A completion must be quick and silent: it imports no
+more than it needs, waits at most `PATIENCE_S`, and offers nothing while the domain does not respond.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from muster.cli import command, connection
+
+if TYPE_CHECKING:
+    from muster.bus import api
+
+PATIENCE_S = 2.0
+OFFERED_MAX = 200
+
+#: Of a connection, the text begun and the words of the command line before it.
+Source = Callable[["api.Bus", str, dict[str, Any]], Awaitable[Iterable[str]]]
+Completer = Callable[[click.Context, click.Parameter, str], list[str]]
+
+
+def _completer(*sources: Source) -> Completer:
+    """The names of all ``sources`` that begin with the text begun."""
+
+    def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+        async def ask() -> list[str]:
+            async with asyncio.timeout(PATIENCE_S), await _connect(context) as bus:
+                lists = [await source(bus, begun, context.params) for source in sources]
+            names = sorted({name for names in lists for name in names if name.startswith(begun)})
+            return names[:OFFERED_MAX]
+
+        try:
+            return command.run(ask())
+        except Exception:  # noqa: BLE001  (a shell's prompt is no place for errors)
+            return []
+
+    return complete
+
+
+async def _connect(context: click.Context) -> api.Bus:
+    given = {name: context.params.get(name) for name in ("creds", "ca", "locator")}
+    to = connection.ConnectionOptions(tuple(context.params.get("servers") or ()), **given)
+    with _without_websockets():
+        to = connection.resolve(command.invocation_of(context), to)
+        if not any(server.startswith("ws") for server in to.servers):
+            importlib.import_module("muster.connection")
+    return await connection.connect(command.invocation_of(context), to)
+
+
+@contextlib.contextmanager
+def _without_websockets() -> Iterator[None]:
+    """Without aiohttp, which the client library imports for them: half of the time of a completion."""
+    absent: Any = None
+    if sys.modules.setdefault("aiohttp", absent) is absent:
+        try:
+            yield
+        finally:
+            del sys.modules["aiohttp"]
+    else:
+        yield
+
+
+def _prefix(field: str, begun: str) -> str:
+    """A predicate that selects the names that begin with ``begun``."""
+    quoted = begun.replace("'", "''")
+    for special in "\\%_":
+        quoted = quoted.replace(special, f"\\{special}")
+    return f"{field} LIKE '{quoted}%' ESCAPE '\\'" if begun else ""
+
+
+async def _call(bus: api.Bus, subject: str, **arguments: Any) -> Any:
+    from muster.bus.rpc import client
+
+    return await client.call(bus, subject, arguments, timeout_s=PATIENCE_S, waits=False)
+
+
+# -- resources ---------------------------------------------------------------------------------------------
+
+
+async def _resources(bus: api.Bus, begun: str, _: dict[str, Any]) -> Iterable[str]:
+    from muster.manage import protocol
+
+    page = await _call(
+        bus,
+        protocol.read(bus.identity, "enumerate"),
+        where=_prefix("name", begun),
+        names_only=True,
+        limit=OFFERED_MAX,
+    )
+    return list(page["items"])
+
+
+def _rows(verb: str, field: str) -> Source:
+    """A field of the rows that the registry lists."""
+
+    async def names(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+        from muster.manage import protocol
+
+        page = await _call(bus, protocol.read(bus.identity, verb))
+        return [row[field] for row in page["items"]]
+
+    return names
+
+
+async def _operations(bus: api.Bus, _: str, params: dict[str, Any]) -> Iterable[str]:
+    """The operations of the resource named before, or of one resource of each type."""
+    from muster.manage import protocol
+
+    names = list(params.get("words") or params.get("names") or ())[:1]
+    if not names:
+        page = await _call(bus, protocol.read(bus.identity, "enumerate"), where="")
+        names = list({row["type"]: row["name"] for row in page["items"]}.values())
+    rows = await _call(
+        bus,
+        protocol.request(bus.identity, "exec"),
+        operation=protocol.Verb.ENUMERATE.value,
+        names=names,
+        arguments={},
+        timeout_s=PATIENCE_S,
+        id=f"completion-{asyncio.get_running_loop().time()}",
+    )
+    return [operation for row in rows for operation in (row["result"] or {}).get("operations", ())]
+
+
+async def _words(bus: api.Bus, begun: str, params: dict[str, Any]) -> Iterable[str]:
+    """``exec [RESOURCE] OPERATION``."""
+    source = _operations if params.get("words") or params.get("where") else _resources
+    return await source(bus, begun, params)
+
+
+async def _processes(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+    from muster.core import subjects
+    from muster.manage import protocol
+
+    rows = await _call(bus, subjects.from_identity(protocol.PART, bus.identity, "domain", "processes"))
+    return [row["name"] for row in rows]
+
+
+# -- the bus and its brokers -------------------------------------------------------------------------------
+
+
+def _brokers(verb: str, field: str = "") -> Source:
+    async def names(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+        from muster.bus.brokers import control
+        from muster.core import subjects
+
+        rows = await _call(bus, subjects.from_identity(control.PART, bus.identity, control.KIND, verb))
+        return [row[field] if field else row for row in rows]
+
+    return names
+
+
+# -- messages ----------------------------------------------------------------------------------------------
+
+
+def _messages(request: str, prefix: str = "", field: str = "") -> Source:
+    async def names(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+        from muster.message import protocol
+        from muster.message.client import api as message_api
+
+        kind = getattr(protocol, request)
+        async with message_api.Connection(bus) as connected:
+            reply: Any = await connected.request(kind())
+        rows = reply.queues if request == "ListQueues" else reply.subscriptions
+        return [f"{prefix}{getattr(row, field)}" for row in rows]
+
+    return names
+
+
+async def _destination_kinds(_: api.Bus, begun: str, __: dict[str, Any]) -> Iterable[str]:
+    return ["queue:", "topic:"] if ":" not in begun else []
+
+
+async def _destination_topics(bus: api.Bus, begun: str, params: dict[str, Any]) -> Iterable[str]:
+    return [f"topic:{topic}" for topic in await _brokers("topics")(bus, begun, params)]
+
+
+# -- contexts, notifications, monitoring -------------------------------------------------------------------
+
+
+async def _contexts(bus: api.Bus, begun: str, _: dict[str, Any]) -> Iterable[str]:
+    from muster.inform import client
+
+    inform = client.InformClient(bus, timeout_s=PATIENCE_S)
+    matches = await inform.find(_prefix("key", begun) or "key LIKE '%'", limit=OFFERED_MAX)
+    return [context.key for context in matches.contexts]
+
+
+async def _receivers(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+    from muster.notify import queries
+
+    page = await queries.list_receivers(bus, limit=OFFERED_MAX)
+    return [receiver.receiver for receiver in page.receivers]
+
+
+async def _models(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
+    from muster.notify import queries
+
+    return [model.name for model in await queries.list_models(bus)]
+
+
+def _monitored(kind: str) -> Source:
+    async def names(bus: api.Bus, _: str, params: dict[str, Any]) -> Iterable[str]:
+        from muster.pipeline import client
+
+        pipeline = client.PipelineClient(bus)
+        if kind == "machines":
+            top = await pipeline.top()
+            return {node.machine for nodes in (top.metrics if top else {}).values() for node in nodes}
+        if kind == "groups":
+            system = await pipeline.system()
+            return [group.group for group in (system.groups if system else ())]
+        if kind == "silences":
+            return [silence.id for silence in await pipeline.silences()]
+        alerts = await pipeline.alerts()
+        if kind == "rules":
+            return [alert.rule for alert in alerts]
+        return [alert.about for alert in alerts if alert.rule == params.get("rule")]
+
+    return names
+
+
+def identities(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+    """The identities in the keyring of the home, which need no running domain."""
+    try:
+        from muster.app import identities as identities_
+        from muster.client import location
+
+        settings = location.shared_settings(command.invocation_of(context).home)
+        records = identities_.open_keyring(settings).records()
+        return sorted(record.identity for record in records if record.identity.startswith(begun))
+    except Exception:  # noqa: BLE001
+        return []
+
+
+RESOURCES = _completer(_resources)
+OPERATIONS = _completer(_operations)
+RESOURCE_OPERATION = _completer(_words)
+AGENTS = _completer(_rows("agents", "name"))
+RESOURCES_AND_AGENTS = _completer(_resources, _rows("agents", "name"))
+ROLLOUTS = _completer(_rows("rollouts", "id"))
+SECRETS = _completer(_rows("secrets", "name"))
+PROCESSES = _completer(_processes)
+BROKERS = _completer(_brokers("list", "name"))
+LINKS = _completer(_brokers("links", "id"))
+TOPICS = _completer(_brokers("topics"))
+QUEUES = _completer(_messages("ListQueues", field="queue"))
+SUBSCRIPTIONS = _completer(_messages("ListSubscriptions", field="subscription"))
+DESTINATIONS = _completer(_destination_kinds, _messages("ListQueues", "queue:", "queue"), _destination_topics)
+CONTEXTS = _completer(_contexts)
+RECEIVERS = _completer(_receivers)
+MODELS = _completer(_models)
+MACHINES = _completer(_monitored("machines"), _rows("agents", "name"))
+GROUPS = _completer(_monitored("groups"))
+RULES = _completer(_monitored("rules"))
+ALERTED = _completer(_monitored("alerted"))
+SILENCES = _completer(_monitored("silences"))

@@ -1,0 +1,209 @@
+"""Completion of the names of a running domain, in real shells, and `muster watch`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import debian
+from tests.cli import driver
+
+MANIFEST = """
+resources:
+  - {name: web-1, type: process, agent: local, config: {command: [sleep, "3600"]}}
+  - {name: web-2, type: process, agent: local, config: {command: [sleep, "3600"]}}
+"""
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A domain with two resources, a queue, a context and a subscribed topic."""
+    home = driver.init(tmp_path_factory.mktemp("completed") / "home")
+    assert driver.run("up", "--detach", home=home).code == 0
+    for words in (
+        ("apply", "-f", "-", "--wait", "60s"),
+        ("message", "send", "queue:orders", "four chairs"),
+        ("inform", "put", "servers/web", "north"),
+    ):
+        answer = driver.quick(*words, home=home, stdin=MANIFEST)
+        assert answer.code == 0, answer.err
+    with subprocess.Popen(
+        driver.command_line("sub", "chairs/>"), env=driver.environment(home), stdout=subprocess.DEVNULL
+    ) as listener:
+        driver.wait_until(lambda: "chairs/>" in completed("muster sub ch", home))
+        yield home
+        listener.send_signal(signal.SIGINT)
+    assert driver.quick("delete", "web-1", "web-2", "--wait", "60s", home=home).code == 0
+    driver.run("down", home=home)
+
+
+def completed(line: str, home: Path) -> list[str]:
+    """What the script of bash gets for a line; nothing may go to stderr, which is the user's prompt."""
+    done = subprocess.run(
+        driver.command_line(),
+        env=driver.environment(home, _MUSTER_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=""),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not done.stderr, done.stderr
+    return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    {
+        "muster describe ": ["web-1", "web-2"],
+        "muster get web-1 web-": ["web-1", "web-2"],
+        "muster watch web-2": ["web-2"],
+        "muster exec web-1 re": ["restart"],
+        "muster exec --where \"name = 'web-1'\" sig": ["signal"],
+        "muster rollout start web-1 lo": ["logs"],
+        "muster drain l": ["local"],
+        "muster sub ch": ["chairs/>"],
+        "muster message browse ": ["orders"],
+        "muster message send q": ["queue:", "queue:orders"],
+        "muster message receive queue:o": ["queue:orders"],
+        "muster message send topic:c": ["topic:chairs/>"],
+        "muster inform get serv": ["servers/web"],
+        "muster creds show ad": ["admin"],
+        "muster chaos kill agent": ["agent-local"],
+        "muster describe nothing-like-it": [],
+    }.items(),
+)
+def test_names_of_the_running_domain_are_offered(line, names, up):
+    assert completed(line, up) == names
+
+
+def test_a_domain_that_does_not_run_offers_nothing(tmp_path):
+    for line in ("muster describe ", "muster sub ", "muster message send q", "muster creds show "):
+        assert completed(line, tmp_path / "none") == []
+    stopped = driver.init(tmp_path / "stopped")
+    assert completed("muster describe ", stopped) == []
+
+
+LOAD = {
+    "bash": ("--norc", "-i"),
+    "zsh": ("-f", "-i"),
+    "fish": ("--no-config", "-i"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", LOAD)
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("muster describe web-1\t", "describe web-1"),
+        ("muster exec web-2 rest\t", "exec web-2 restart"),
+        ("muster message browse or\t", "message browse orders"),
+        ("muster message browse --where 'a = 1' or\t", "message browse --where a = 1 orders"),
+        ("muster message purge --where=a or\t", "message purge --where=a orders"),
+        ("muster message receive queue:o\t", "message receive queue:orders"),
+    ],
+)
+def test_a_real_shell_completes_them(shell, typed, line, up, tmp_path):
+    """A program `muster` that prints its words, except where the shell asks it for completions."""
+    if shell != "bash":
+        debian.SHELLS.require()
+    program = tmp_path / "muster"
+    real = " ".join(driver.command_line())
+    program.write_text(f'#!/bin/sh\n[ -n "$_MUSTER_COMPLETE" ] && exec {real} "$@"\necho "ran: $*"\n')
+    program.chmod(0o755)
+    script = tmp_path / f"completion.{shell}"
+    script.write_text(driver.quick("completion", shell).out)
+    extra = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TERM": "dumb", "PS1": "> "}
+    prepare = "autoload -U compinit; compinit -u -D; " if shell == "zsh" else ""
+    output = _type(
+        [shutil.which(shell) or shell, *LOAD[shell]],
+        driver.environment(up, **extra),
+        f"{prepare}source {script}; echo loa''ded\n",
+        typed,
+    )
+    assert f"ran: {line}" in output, output
+
+
+def _type(command: list[str], environment: dict[str, str], prepare: str, typed: str) -> str:
+    """Type into an interactive shell on a terminal; Enter follows when it has completed."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(command[0], command, environment)
+    text = ""
+    try:
+        text += _read(terminal, lambda text: "loaded" in text, send=prepare)
+        text += _read(terminal, lambda text: bool(text), send=typed, quiet_s=3.0)
+        text += _read(terminal, lambda text: "ran: " in text, send="\r")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(terminal)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+
+
+def _read(terminal: int, is_done, *, send: str, quiet_s: float = 0.5) -> str:
+    """What the shell prints after ``send``, until it is done and then quiet."""
+    os.write(terminal, send.encode())
+    text, deadline = "", time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], quiet_s)[0]:
+            try:
+                text += os.read(terminal, 65_536).decode(errors="replace")
+            except OSError:  # the shell has ended
+                break
+        elif is_done(text):
+            break
+    return text
+
+
+def test_watch_prints_the_changes_of_the_named_resources_that_match(up):
+    """Of two restarted resources only the named one is printed, and only its chosen states."""
+    words = {
+        "named": ("watch", "web-1"),
+        "matching": ("watch", "--where", "resource = 'web-2' AND state = 'up'"),
+        "both": ("watch", "web-1", "web-2", "--where", "state <> 'up'"),
+    }
+    watching = {
+        name: subprocess.Popen(
+            driver.command_line("-o", "json", *line),
+            env=driver.environment(up),
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, line in words.items()
+    }
+    lines: dict[str, list[str]] = {name: [] for name in words}
+
+    def look() -> bool:
+        for name in ("web-1", "web-2"):
+            driver.quick("exec", name, "restart", home=up)
+        for name, process in watching.items():
+            assert process.stdout is not None
+            while select.select([process.stdout], [], [], 0.3)[0] and (line := process.stdout.readline()):
+                lines[name].append(line)
+        return all(lines.values())
+
+    try:
+        driver.wait_until(look)
+    finally:
+        for process in watching.values():
+            process.terminate()
+            process.communicate()
+    assert {row for line in lines["named"] for row in re.findall(r'"resource": "([^"]+)"', line)} == {"web-1"}
+    assert all('"resource": "web-2"' in line and '"state": "up"' in line for line in lines["matching"])
+    assert not any('"state": "up"' in line for line in lines["both"])
+
+
+def test_watch_refuses_a_predicate_that_cannot_be_read(up):
+    answer = driver.quick("watch", "--where", "state = ", home=up)
+    assert (answer.code, answer.out) == (2, "")

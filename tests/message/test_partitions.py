@@ -322,10 +322,10 @@ async def test_a_process_that_joins_receives_its_share_and_one_that_leaves_retur
         await eventually.eventually(lambda: first.owned == set(range(COUNT)), timeout_s=30)
 
 
-class Crash:
-    """Stops a process after a number of writes to the logs, before or after the write."""
+class WriteFault:
+    """One write to the logs, after a number of others, fails."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, after: int, *, stored: bool) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, after: int, kind: str) -> None:
         self.left = after
         self.happened = asyncio.Event()
         plain = streams.SimulatedStream.publish_batch
@@ -336,56 +336,60 @@ class Crash:
                 self.left -= 1
             if not armed or self.left:
                 return await plain(stream, *arguments, **options)
-            if stored:
+            if kind in ("crash after", "no acknowledgement"):
                 await plain(stream, *arguments, **options)
             self.happened.set()
+            if kind == "no room":
+                raise errors.LimitExceeded("insufficient storage")
+            if kind == "no acknowledgement":
+                raise errors.TimedOut("no acknowledgement came")
             await asyncio.Event().wait()
             raise AssertionError
 
         patch.setattr(streams.SimulatedStream, "publish_batch", store)
 
 
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("kind", ["crash before", "crash after", "no room", "no acknowledgement"])
 @pytest.mark.parametrize("step", range(1, 9))
-async def test_a_crash_at_any_step_of_a_transaction_leaves_all_or_nothing(
-    simulated_network: network.SimulatedNetwork,
-    monkeypatch: pytest.MonkeyPatch,
-    step: int,
-    stored: bool,
+async def test_a_fault_at_any_write_of_a_transaction_leaves_all_or_nothing(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch, step: int, kind: str
 ):
     """The client repeats its commit until a process replies."""
     net = simulated_network
-    async with connected(net) as connection:
-        async with serving(net, "first") as first:
-            for queue in (ONE, TWO, HOME):
-                await connection.session().producer(queue).send(f"{queue.name}")
-            session = connection.session(api.AcknowledgeMode.TRANSACTED)
-            receivers = [await session.consumer(queue) for queue in (ONE, TWO, HOME)]
-            for receiver in receivers:
-                assert await receiver.receive(5)
-            targets = [queue_in(partition, 7) for partition in range(COUNT)]
-            for target in targets:
-                await session.producer(target).send("result")
-            crash = Crash(monkeypatch, step, stored=stored)
-            commit = asyncio.create_task(session.commit())
-            await asyncio.wait(
-                {commit, asyncio.ensure_future(crash.happened.wait())}, return_when=asyncio.FIRST_COMPLETED
-            )
-            assert first.owned
-        async with serving(net, "second"):
-            outcome = (await asyncio.gather(commit, return_exceptions=True))[0]
-            if isinstance(outcome, BaseException):
-                assert isinstance(outcome, message_errors.TransactionRolledBack)
-                await session.rollback()
-            for receiver in receivers:
-                await receiver.close()
-            await session.close()
-            done = [await drain(connection, target) for target in targets]
-            left = [await drain(connection, queue) for queue in (ONE, TWO, HOME)]
-            if outcome is None:
-                assert (done, left) == ([["result"]] * 3, [[]] * 3)
-            else:
-                assert (done, left) == ([[]] * 3, [[queue.name] for queue in (ONE, TWO, HOME)])
+    async with connected(net) as connection, contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        await first.enter_async_context(serving(net, "first"))
+        stack.push_async_callback(first.aclose)
+        for queue in (ONE, TWO, HOME):
+            await connection.session().producer(queue).send(f"{queue.name}")
+        session = connection.session(api.AcknowledgeMode.TRANSACTED)
+        receivers = [await session.consumer(queue) for queue in (ONE, TWO, HOME)]
+        for receiver in receivers:
+            assert await receiver.receive(5)
+        targets = [queue_in(partition, 7) for partition in range(COUNT)]
+        for target in targets:
+            await session.producer(target).send("result")
+        fault = WriteFault(monkeypatch, step, kind)
+        commit = asyncio.create_task(session.commit())
+        happened = asyncio.ensure_future(fault.happened.wait())
+        await asyncio.wait({commit, happened}, return_when=asyncio.FIRST_COMPLETED)
+        happened.cancel()
+        if kind.startswith("crash"):
+            await first.aclose()
+            await stack.enter_async_context(serving(net, "second"))
+        outcome = (await asyncio.gather(commit, return_exceptions=True))[0]
+        if isinstance(outcome, BaseException):
+            assert isinstance(outcome, message_errors.TransactionRolledBack)
+            await session.rollback()
+        for receiver in receivers:
+            await receiver.close()
+        await session.close()
+        done = [await drain(connection, target) for target in targets]
+        left = [await drain(connection, queue) for queue in (ONE, TWO, HOME)]
+        if outcome is None:
+            assert (done, left) == ([["result"]] * 3, [[]] * 3)
+        else:
+            assert (done, left) == ([[]] * 3, [[queue.name] for queue in (ONE, TWO, HOME)])
 
 
 async def move_tokens(

@@ -58,6 +58,7 @@ class Transactions:
         self._acknowledged = acknowledged
         self._undecided: set[str] = set()  # attempts that this dispatcher coordinates
         self._completing: dict[str, asyncio.Event] = {}
+        self._reserving: dict[str, dict[str, list[int]]] = {}  # attempts whose preparation is being stored
         self._resolving: dict[str, asyncio.Future[list[int]]] = {}
 
     # The coordinator.
@@ -178,14 +179,14 @@ class Transactions:
         for key, numbers in acks.items():
             self._ledger.backlogs[key].start_finish(numbers)
         prepared = ledger.PreparedAcks(request.attempt, request.coordinator, request.connection, acks)
+        self._reserving[request.attempt] = acks
         try:
             await self._state.store(journal.JournalItem([], ledger.LogRecord(prepared=[prepared])))
         except errors.MusterError:
             self._cancel(acks)
             raise
-        if request.attempt not in self._ledger.prepared:  # the coordinator has not waited for it
-            self._cancel(acks)
-            raise errors.Unavailable("the attempt was aborted meanwhile")
+        finally:
+            del self._reserving[request.attempt]
         return protocol.DispatcherReply()
 
     def _cancel(self, acks: dict[str, list[int]]) -> None:
@@ -212,7 +213,8 @@ class Transactions:
             await asyncio.shield(self._resolving[attempt])
             return
         entry = self._ledger.prepared.get(attempt)
-        acks = entry.acks if entry is not None else {}
+        # A coordinator that no longer waits for the preparation aborts the attempt before it is stored.
+        acks = entry.acks if entry is not None else self._reserving.get(attempt, {})
         # Stored even if it was resolved before: a former owner of the log must not reply.
         resolving = self._resolving[attempt] = asyncio.ensure_future(
             self._state.store(

@@ -96,12 +96,15 @@ class ClientHello(_Request, frozen=True, tag="hello"):
 
     ``broker`` and ``number``: identify the bus connection in the brokers' disconnect events.
 
+    ``registration``: increases with each hello of the connection; 0: it does not count what it receives.
+
     ``without_echo``: the connection does not receive its own messages.
     """
 
     connection: str
     client_id: str | None = None
     version: int = VERSION
+    registration: int = 0
     broker: str = ""
     number: int = 0
     without_echo: bool = False
@@ -375,6 +378,7 @@ DispatcherRequest = (
     | PurgeQueue
     | MoveMessages
 )
+COUNTED: Final = (GrantCredit, ReleaseMessages)  # notifications whose loss is detected
 READS: Final = (BrowseQueue, CountPartitions, ListQueues, ListSubscriptions, ListScheduled)
 
 
@@ -437,6 +441,9 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     """
 
     error: error_replies.ErrorReply | None = None
+
+    ``delivered`` and ``notified``, in the reply to a ping: how many deliveries the connection was sent since
+    its hello, and how many `COUNTED` notifications of it arrived; -1: unknown.
     epoch: int = 0
     key: str = ""  # of the backlog that the consumer is attached to
     count: int = 0
@@ -463,7 +470,10 @@ class MessageDelivery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeliveryBatch(msgspec.Struct, frozen=True, array_like=True):
-    """``due``: delayed messages that the connection has to publish now, as numbers and marks."""
+    """``due``: delayed messages that the connection has to publish now, as numbers and marks.
+
+    ``before``: how many deliveries the connection was sent before these, since its ``registration``.
+    """
 
     epoch: int
     deliveries: list[MessageDelivery]
@@ -474,6 +484,8 @@ class DispatcherStarted(msgspec.Struct, frozen=True):
     epoch: int
 
 
+    registration: int = 0
+    before: int = 0
 encode: Final = msgspec.msgpack.Encoder().encode
 _requests: Final = msgspec.msgpack.Decoder(DispatcherRequest)
 decode_started: Final = msgspec.msgpack.Decoder(DispatcherStarted).decode

@@ -17,12 +17,15 @@ import msgspec
 from muster.bus import api
 from muster.bus.rpc import error_replies, requests
 from muster.core import errors
+from muster.core.telemetry import log
 from muster.message import errors as message_errors
 from muster.message import protocol
 from muster.message.client import outbox
 
 if TYPE_CHECKING:
     from muster.message.client import dispatcher_connection
+
+events = log.EventLog("message")
 
 PING_S = 4.0
 REQUEST_S = 5.0
@@ -53,6 +56,8 @@ class PartitionLink:
         self._highest_epoch = 0  # highest epoch seen since the bus connected
         # Requests that wait for a reply, with the dispatcher's epoch
         self._pending: dict[asyncio.Timeout, int] = {}
+        # Deliveries and notifications since the hello with this number: the dispatcher counts them as well
+        self._registration_number = self._delivered_count = self._notified = 0
         self._registration = asyncio.Lock()
         self._subscriptions: list[api.Subscription] = []
         self._end_state_callback: Callable[[], None] = lambda: None
@@ -93,13 +98,16 @@ class PartitionLink:
                 self.connection.supervisor.loop("ping", self._ping)
             if not self._registered:
                 at = self.bus.connection
+                self._registration_number += 1
                 hello = protocol.ClientHello(
                     self.connection.name,
                     self.connection.client_id,
                     broker=at.broker if at else "",
                     number=at.number if at else 0,
                     without_echo=self.connection.without_echo,
+                    registration=self._registration_number,
                 )
+                self._delivered_count = self._notified = 0
                 self._epoch = (await self.request_once(hello)).epoch
                 self._registered = True
                 self._attached.clear()
@@ -131,10 +139,22 @@ class PartitionLink:
     def _bus_changed(self, state: api.ConnectionState) -> None:
         """After a disconnect, deliveries and credit may be lost: attach again, so that they are repeated."""
         if state is not api.ConnectionState.CONNECTED:
-            self._registered, self._disconnected = False, True
+            self._discard_registration()
             self._highest_epoch = 0  # brokers restored from a backup have a lower epoch
-            self._stale.update(self._consumers)
         elif self._disconnected and not self._is_closed:
+            self.connection.spawn(self._register_again())
+
+    def _discard_registration(self) -> None:
+        self._registered, self._disconnected = False, True
+        self._stale.update(self._consumers)
+
+    def _recover_lost(self, what: str) -> None:
+        """Messages between the dispatcher and this client were lost although both are connected, for example
+        by a connection between two brokers. Attach again, as after a disconnect.
+        """
+        if self._registered and not self._is_closed:
+            events.warning("messages-lost", connection=self.connection.name, lost=what)
+            self._discard_registration()
             self.connection.spawn(self._register_again())
 
     async def request(
@@ -180,7 +200,7 @@ class PartitionLink:
     async def request_once(
         self, request: protocol.DispatcherRequest, id: str | None = None
     ) -> protocol.DispatcherReply:
-        identity = self.bus.identity
+        identity, registration, notified = self.bus.identity, self._registration_number, self._notified
         looks = isinstance(request, protocol.READS)  # viewers may send these only
         make_subject = protocol.read_subject if looks else protocol.request_subject
         subject = make_subject(identity, self.partition)
@@ -214,6 +234,11 @@ class PartitionLink:
             if isinstance(error, errors.NotConnected):
                 self._registered = False
             raise error
+        if isinstance(request, protocol.Ping) and registration == self._registration_number:
+            if reply.delivered > self._delivered_count:
+                self._recover_lost("deliveries")
+            elif 0 <= reply.notified < notified:
+                self._recover_lost("notifications")
         return reply
 
     async def notify(self, request: protocol.DispatcherRequest) -> None:
@@ -221,6 +246,7 @@ class PartitionLink:
             await self.bus.publish(
                 protocol.notify_subject(self.bus.identity, self.partition), protocol.encode(request)
             )
+            self._notified += isinstance(request, protocol.COUNTED)
 
     async def attach(self, consumer: DeliveryTarget) -> None:
         await self.ensure_registered()
@@ -253,6 +279,13 @@ class PartitionLink:
         if batch.epoch != self._epoch:
             self._observe_epoch(batch.epoch)
             return  # the current dispatcher delivers the same messages
+        if batch.registration == self._registration_number:
+            if batch.before < self._delivered_count:
+                return  # repeated by the network
+            if batch.before > self._delivered_count:
+                self._recover_lost("deliveries")
+                return
+            self._delivered_count += len(batch.deliveries)
         for delivery in batch.deliveries:
             consumer = self._consumers.get(delivery.consumer)
             if consumer is not None and delivery.consumer not in self._stale:

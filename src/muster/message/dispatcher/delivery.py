@@ -226,13 +226,15 @@ class DeliveryQueue:
         for instruction in instructions:
             match instruction:
                 case backlog.DeliverMessage(consumer=(name, consumer), number=number, message=message):
-                    self._state.connections[name].outbox.append(
+                    connection = self._state.connections[name]
+                    connection.outbox.append(
                         protocol.MessageDelivery(
                             consumer, source.key, number, instruction.count, message.raw, message.data
                         )
                     )
+                    connection.delivered += 1
                     self._unsent_bytes += len(message.data)
-                    if is_queue:
+                    if is_queue and self.cache.read_bytes:
                         self.cache.forget(number)
                     self._dirty.add(name)
                     self._flush.set()
@@ -305,13 +307,14 @@ class DeliveryQueue:
                     continue
                 waiting, connection.outbox = connection.outbox, []
                 due, connection.due = connection.due, []
+                registration, before = connection.registration, connection.delivered - len(waiting)
                 subject = protocol.deliver_subject(connection.identity, name, self._state.partition)
-                for batch in _split(waiting):
-                    await publish(subject, protocol.encode(protocol.DeliveryBatch(self._state.epoch, batch)))
-                if due:
-                    await publish(
-                        subject, protocol.encode(protocol.DeliveryBatch(self._state.epoch, [], due))
+                for batch in (*_split(waiting), *([[]] if due else [])):
+                    message = protocol.DeliveryBatch(
+                        self._state.epoch, batch, [] if batch else due, registration, before
                     )
+                    before += len(batch)
+                    await publish(subject, protocol.encode(message))
             for subject, data, headers in published:
                 await publish(subject, data, headers=headers)
             for subject, result in replies:

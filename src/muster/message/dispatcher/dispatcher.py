@@ -220,6 +220,8 @@ class Dispatcher:
 
         try:
             request = protocol.decode_request(message.data)
+            if kind == NOTIFY and isinstance(request, protocol.COUNTED):
+                self._require_connection(caller.identity, request.connection).notified += 1
             if kind == protocol.READ and not isinstance(request, protocol.READS):
                 raise errors.Forbidden("this request is not read-only: send it as a request")
             if isinstance(request, protocol.PurgeQueue | protocol.MoveMessages):
@@ -246,12 +248,15 @@ class Dispatcher:
         match request:
             case protocol.ClientHello():
                 self._hello(sender, request)
-                reply(protocol.DispatcherReply(epoch=self._state.epoch))
+                reply(protocol.DispatcherReply())
             case protocol.Ping():
                 connection = self._require_connection(sender, request.connection)
                 keys = {connection.consumers.get(number, "") for number in request.consumers}
                 self._delivery.reader.when_read(
-                    keys, lambda: reply(protocol.DispatcherReply(epoch=self._state.epoch))
+                    keys,
+                    lambda: reply(
+                        protocol.DispatcherReply(delivered=connection.delivered, notified=connection.notified)
+                    ),
                 )
             case protocol.EchoOff():
                 self._require_connection(sender, request.connection).without_echo = True
@@ -372,6 +377,8 @@ class Dispatcher:
             self._connected[sender] += 1
         if existing.client_id:
             self._state.clients[existing.origin] = existing.name
+        existing.registration = hello.registration
+        existing.delivered, existing.notified = len(existing.outbox), 0
         existing.last_seen = self._state.loop.time()
         self._lost_at.pop(existing.name, None)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -52,6 +54,9 @@ class ClientConnection:
     at: api.ConnectionId | None
     consumers: dict[int, str] = field(default_factory=dict)  # consumer number -> backlog
     outbox: list[protocol.MessageDelivery] = field(default_factory=list)
+    registration: int = 0  # of its last hello
+    delivered: int = 0  # deliveries since then, including those in the outbox
+    notified: int = 0  # notifications from it since then
     due: list[tuple[int, str]] = field(default_factory=list)  # its own messages that it has to publish
     without_echo: bool = False
     staged: StagedWork | None = None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import enum
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from muster.core import errors, queue_names, subjects, topics
@@ -35,22 +35,20 @@ class DestinationKind(enum.StrEnum):
 class Destination:
     kind: DestinationKind
     name: str
+    # Computed once: a dispatcher asks for these several times for each message.
+    is_queue: bool = field(init=False, repr=False, compare=False)
+    is_temporary: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.is_queue:
+        is_queue = self.kind in (DestinationKind.QUEUE, DestinationKind.TEMPORARY_QUEUE)
+        object.__setattr__(self, "is_queue", is_queue)
+        object.__setattr__(self, "is_temporary", self._bare.startswith(TEMPORARY))
+        if is_queue:
             size = len(self.name.encode("utf-8", "replace"))
             if not 1 <= size <= QUEUE_NAME_BYTES_MAX:
                 raise message_errors.InvalidDestination(
                     f"the name of a queue has 1 to {QUEUE_NAME_BYTES_MAX} bytes, not {size}"
                 )
-
-    @property
-    def is_queue(self) -> bool:
-        return self.kind in (DestinationKind.QUEUE, DestinationKind.TEMPORARY_QUEUE)
-
-    @property
-    def is_temporary(self) -> bool:
-        return self._bare.startswith(TEMPORARY)
 
     @property
     def _bare(self) -> str:

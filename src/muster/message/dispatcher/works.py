@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from muster.core import errors
 from muster.message import destinations, messages, partitions, peer_protocol, protocol
@@ -10,6 +11,15 @@ from muster.message import errors as message_errors
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger
 from muster.message.dispatcher.peers import calls, transactions
+
+
+@dataclass(slots=True)
+class _Target:
+    """A destination, its subject in the log if it is a queue of this partition, and its expiry."""
+
+    destination: destinations.Destination
+    subject: str | None = None
+    expiry_ms: int = 0
 
 
 class Works:
@@ -71,7 +81,7 @@ class Works:
             for callback in callbacks:
                 callback(result)
 
-        checked = [destination for send in sends if (destination := self._temporary_elsewhere(send))]
+        checked = self._temporary_elsewhere(sends)
         if remote or checked:
             self._state.spawn(self._coordinate(connection, work, sends, remote, checked, finish))
             return
@@ -114,7 +124,8 @@ class Works:
         if sends and self._state.journal.is_full:
             raise errors.Overloaded("too many messages wait to be stored", retry_after_s=0.1)
         acked = self._acknowledged(connection, acks, strict=work.strict)
-        copies = [self._journal_message(connection, send) for send in sends]
+        targets: dict[str, _Target] = {}
+        copies = [self._journal_message(connection, send, targets) for send in sends]
         connection.staged = None
         self._state.used_bytes += size
         if not copies and not acked and not attempt:
@@ -165,11 +176,16 @@ class Works:
 
     # Transactions of several partitions.
 
-    def _temporary_elsewhere(self, send: protocol.SendMessage) -> destinations.Destination | None:
-        """The destination of a message, if it is a temporary one of another partition."""
-        destination = destinations.Destination.parse(send.destination)
-        is_elsewhere = destination.is_temporary and self._delivery.transfers.is_remote(destination)
-        return destination if is_elsewhere else None
+    def _temporary_elsewhere(self, sends: list[protocol.SendMessage]) -> list[destinations.Destination]:
+        """The temporary destinations of messages that are in another partition."""
+        if self._state.partition_count == 1:
+            return []
+        parsed = map(destinations.Destination.parse, {send.destination for send in sends})
+        return [
+            destination
+            for destination in parsed
+            if destination.is_temporary and self._delivery.transfers.is_remote(destination)
+        ]
 
     async def _coordinate(
         self,
@@ -253,28 +269,43 @@ class Works:
             kind = "queue" if destination.is_queue else "topic"
             raise message_errors.InvalidDestination(f"the temporary {kind} {destination.name!r} was deleted")
 
-    def _journal_message(
-        self, connection: state.ClientConnection, send: protocol.SendMessage
-    ) -> journal.JournalMessage:
-        destination = destinations.Destination.parse(send.destination)
-        meta, raw = messages.decode_meta(send.meta), send.meta
-        if not self._delivery.transfers.is_remote(destination):
+    def _target(self, connection: state.ClientConnection, text: str) -> _Target:
+        """What the messages of a work to one destination have in common; rejects what it may not send to."""
+        destination = destinations.Destination.parse(text)
+        is_remote = self._delivery.transfers.is_remote(destination)
+        if not is_remote:
             self.check_exists(destination)
         self._state.check_may_send(connection.identity, destination)
+        if not destination.is_queue:
+            return _Target(destination)
+        expiry_s = self._state.settings.queue(destination.name).expiry_s
+        return _Target(
+            destination,
+            None if is_remote else self._state.subjects.queue(destination.name),
+            round(expiry_s * 1000) if expiry_s else 0,
+        )
+
+    def _journal_message(
+        self, connection: state.ClientConnection, send: protocol.SendMessage, targets: dict[str, _Target]
+    ) -> journal.JournalMessage:
+        target = targets.get(send.destination)
+        if target is None:
+            target = targets[send.destination] = self._target(connection, send.destination)
+        meta, raw = messages.decode_meta(send.meta), send.meta
         if meta.large is not None:
-            self._delivery.bodies.check(meta.large, destination)
+            self._delivery.bodies.check(meta.large, target.destination)
         changed = False
         if meta.delivery_time_ms and meta.destination != send.destination:
             meta.destination, changed = send.destination, True  # used when it is due
-        if destination.is_queue and not meta.expiration_ms:
-            expiry_s = self._state.settings.queue(destination.name).expiry_s
-            if expiry_s:
-                start_ms = max(self._state.now_ms(), meta.delivery_time_ms)
-                meta.expiration_ms, changed = start_ms + round(expiry_s * 1000), True
+        if target.expiry_ms and not meta.expiration_ms:
+            start_ms = max(self._state.now_ms(), meta.delivery_time_ms)
+            meta.expiration_ms, changed = start_ms + target.expiry_ms, True
         if changed:
             raw = messages.encode_meta(meta).decode()
+        if target.subject is not None and not meta.delivery_time_ms:
+            return journal.JournalMessage(target.destination, meta, raw, send.data, target.subject)
         return self._delivery.copy_to(
-            destination, meta, raw, send.data, republish=not send.published_by_sender
+            target.destination, meta, raw, send.data, republish=not send.published_by_sender
         )
 
 

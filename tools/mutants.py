@@ -77,13 +77,23 @@ CORES: dict[str, dict[str, tuple[str, ...]]] = {
             "tests/message/test_backlog.py",
             "tests/message/test_backlog_cases.py",
             "tests/message/test_index.py",
+            "tests/message/test_selector_lines.py",
             "tests/message/test_races.py",
+        ),
+        "message/dispatcher/index/selector_lines.py": (
+            "tests/message/test_selector_lines.py",
+            "tests/message/test_index.py",
+            "tests/message/test_backlog.py",
         ),
         "message/dispatcher/index/sorted_numbers.py": ("tests/message/test_index.py",),
         "message/dispatcher/log/ledger.py": (
             "tests/message/test_ledger.py",
             "tests/message/test_backlog.py",
             "tests/message/test_races.py",
+        ),
+        "message/dispatcher/peers/transactions.py": (
+            "tests/message/test_peer_transactions.py",
+            "tests/message/test_partitions.py",
         ),
     },
     "inform": {

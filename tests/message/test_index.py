@@ -10,7 +10,7 @@ import pytest
 
 from muster.message import messages
 from muster.message.dispatcher import backlog
-from muster.message.dispatcher.index import lines, sorted_numbers
+from muster.message.dispatcher.index import lines, selector_lines, sorted_numbers
 from muster.message.dispatcher.log import message_cache
 from tests.message import backlog_driver as driver
 
@@ -167,8 +167,8 @@ def test_of_unused_selectors_the_latest_are_kept():
         source.attach(lines.BacklogConsumer(A, 1, f"n = {n}"))
         assert source.deliver() == []
         source.detach(A, seen=[])
-    kept = [selector for selector in source._lines if selector is not None]
-    assert kept == [f"n = {n}" for n in range(20 - backlog.UNUSED_LINES_MAX, 20)]
+    kept = [line.selector for line in source._lines if line.selector is not None]
+    assert kept == [f"n = {n}" for n in range(20 - selector_lines.UNUSED_MAX, 20)]
 
 
 class Naive:

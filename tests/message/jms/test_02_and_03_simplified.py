@@ -9,7 +9,7 @@ import pytest
 from muster.core import errors
 from muster.message import codec, destinations, messages, protocol, values
 from muster.message import errors as message_errors
-from muster.message.client import api, consumers, flow_control
+from muster.message.client import api, flow_control, topic_consumers
 from muster.message.dispatcher import leadership
 from muster.testing import eventually
 from tests.message import conftest
@@ -156,5 +156,5 @@ async def test_a_slow_consumer_of_a_topic_slows_its_producers_and_misses_nothing
         actual.append(message.body())
     await working
     assert actual == [f"{number}" for number in range(total)]
-    assert isinstance(consumer, consumers.TopicConsumer)
+    assert isinstance(consumer, topic_consumers.TopicConsumer)
     assert consumer.dropped == 0

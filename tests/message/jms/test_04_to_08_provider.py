@@ -17,6 +17,7 @@ from muster.message import destinations, messages, partitions, settings
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers as client_consumers
+from muster.message.client import factory, topic_consumers
 from muster.message.dispatcher import backlog_reader, leadership
 from muster.message.dispatcher.log import journal, ledger, message_cache
 from muster.testing import eventually, fixtures
@@ -357,7 +358,7 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
     dial: conftest.Dial,
     options: dict[str, Any],
 ):
-    async with await client_api.ConnectionFactory(broker.url).connect() as connection:
+    async with await factory.ConnectionFactory(broker.url).connect() as connection:
         session = connection.session()
         mine = session.producer(NEWS, **options)
         others = (await dial()).session().producer(NEWS, **options)
@@ -365,7 +366,7 @@ async def test_8_3_1_no_copy_of_its_own_travels_to_a_connection_that_would_only_
         durable = await (await dial("desk")).session().durable_consumer(NEWS, "all")
         await mine.send("first")
         tap = await session.consumer(NEWS, no_local=True)
-        assert isinstance(tap, client_consumers.TopicConsumer)
+        assert isinstance(tap, topic_consumers.TopicConsumer)
         for number in range(3):
             await mine.send(f"mine {number}")
         await connection.publish_bus.flush()

@@ -1,7 +1,7 @@
 """JMS for Python: connections, sessions, producers, consumers.
 
-    factory = client.ConnectionFactory("nats://127.0.0.1:4222")
-    async with await factory.connect(client_id="billing") as connection:
+    connections = factory.ConnectionFactory("nats://127.0.0.1:4222")
+    async with await connections.connect(client_id="billing") as connection:
         async with connection.session() as session:
             await session.producer(destinations.topic("orders/new")).send("four chairs")
             async with await session.consumer(destinations.queue("orders"), "amount > 100") as orders:
@@ -22,18 +22,15 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, Self
 
-from muster import connection as muster_connection
-from muster.bus import api
 from muster.core import errors
 from muster.message import codec, destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
-from muster.message.client import bodies, consumers, producers
+from muster.message.client import bodies, consumers, producers, topic_consumers
 from muster.message.client import dispatcher_connection as connection_
 
 PREFETCH = 200
 LAZY_ACKS = 100
 BROWSE_PAGE = 1000  # messages requested at one time
-_LOCATOR = ("http://", "https://")
 
 
 class AcknowledgeMode(enum.Enum):
@@ -41,45 +38,6 @@ class AcknowledgeMode(enum.Enum):
     DUPS_OK = "dups-ok"  # like AUTO, in batches
     CLIENT = "client"  # on request, for all messages received so far
     TRANSACTED = "transacted"  # on commit
-
-
-class ConnectionFactory:
-    """Creates connections to ``servers``, or to the server that a ``locator`` selects; see `muster.connect`.
-
-    An address among ``servers`` that begins with ``http`` is the address of a locator.
-    """
-
-    def __init__(
-        self,
-        servers: str | Iterable[str] | None = None,
-        *,
-        locator: str | Iterable[str] | None = None,
-        **options: Any,
-    ) -> None:
-        addresses = [servers] if isinstance(servers, str) else list(servers or ())
-        locators = [locator] if isinstance(locator, str) else list(locator or ())
-        self._locators = locators + [address for address in addresses if address.startswith(_LOCATOR)]
-        self._servers = [address for address in addresses if not address.startswith(_LOCATOR)]
-        self._options = options
-
-    async def connect(self, *, client_id: str | None = None) -> Connection:
-        return Connection(
-            await self._connect_bus(),
-            client_id=client_id,
-            owns_bus=True,
-            connect_without_echo=lambda: self._connect_bus(echo=False),
-        )
-
-    async def _connect_bus(self, *, echo: bool = True) -> api.Bus:
-        return await muster_connection.connect(
-            self._servers, locator=self._locators or None, echo=echo, **self._options
-        )
-
-    async def context(
-        self, mode: AcknowledgeMode = AcknowledgeMode.AUTO, *, client_id: str | None = None
-    ) -> JmsContext:
-        """A connection with one session; see `JmsContext`."""
-        return JmsContext(await self.connect(client_id=client_id), mode, owns_connection=True)
 
 
 class Connection(connection_.DispatcherConnection):
@@ -283,7 +241,9 @@ class Session:
         destination.check_consumer(self.connection.name)
         if selector:
             selectors.compiled(selector)
-        consumer = consumers.TopicConsumer(self, destination, selector, no_local=no_local, shared=shared)
+        consumer = topic_consumers.TopicConsumer(
+            self, destination, selector, no_local=no_local, shared=shared
+        )
         await consumer.open()
         self.consumers.append(consumer)
         return consumer
@@ -452,7 +412,7 @@ class Session:
 class JmsContext:
     """The simplified API: a connection with one session.
 
-    async with await factory.context() as context:
+    async with await connections.context() as context:
         await context.send(destinations.queue("orders"), "four chairs", priority=7)
         print(await context.receive_body(destinations.queue("orders"), str))
     """

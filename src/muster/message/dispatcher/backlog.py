@@ -28,12 +28,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.message import messages, selectors
-from muster.message.dispatcher.index import groups, lines, sequence_set, sorted_numbers
+from muster.message.dispatcher.index import groups, lines, selector_lines, sequence_set, sorted_numbers
 
-# Lines of selectors without consumers that are kept, for clients that open a consumer for each message.
-UNUSED_LINES_MAX = 8
 # Messages finished, at least, before lines are freed of messages that are done.
-COMPACT_AFTER = 1000
+COMPACT_AFTER = 1000  # equivalent: any bound of this order serves
 
 
 class LoadedMessage(Protocol):
@@ -97,8 +95,7 @@ class Backlog:
         self.rejected = 0  # compared with selectors, and accepted by none of them
         self._finishing: dict[int, int | None] = {}  # with the level, if known
         self._waiting = lines.PriorityNumbers()
-        self._lines: dict[str | None, lines.SelectorLine] = {None: lines.SelectorLine(None, self._waiting)}
-        self._selectors = selectors.SelectorIndex[str]()
+        self._lines = selector_lines.SelectorLines(self._waiting)
         # Selectors whose line no longer contains a pending message that is not waiting now
         self._skipped: dict[int, set[str]] = {}
         # Lines and consumers (with reserved messages) that may have something to deliver
@@ -128,18 +125,17 @@ class Backlog:
         if number <= self.floor or number in self.done or not self.pending.add(number):
             return
         level = lines.level_of(meta)
-        matches = list(self._selectors.matching(meta)) if len(self._selectors) else ()
-        for selector in matches:
-            line = self._lines[selector]
+        matches = self._lines.matching(meta)
+        for line in matches:
             line.numbers.add(level, number)
             self._active[line] = None
-        if not matches and self.consumers and not self._lines[None].users:
+        if not matches and self.consumers and not self._lines.plain.users:
             self.rejected += 1
         if number in self._finishing:
             self._finishing[number] = level
             return
         self._waiting.add(level, number)
-        self._active[self._lines[None]] = None
+        self._active[self._lines.plain] = None
 
     def start_empty(self, position: int) -> None:
         """The log contains no messages of this backlog up to ``position``: it is live from the beginning."""
@@ -152,11 +148,9 @@ class Backlog:
         self.live = self.early = False
         self.generation += 1
         self.pending.clear()
-        self._waiting.clear()
         self._skipped.clear()
         self._finishing = dict.fromkeys(self._finishing)
-        for selector in [selector for selector in self._lines if selector is not None]:
-            self._drop_line(selector)
+        self._forget_lines(self._lines.clear())
 
     def settle(self, head: int) -> int:
         """Raise the floor as far as possible; ``head`` is the end of the log."""
@@ -176,29 +170,21 @@ class Backlog:
         """
         last = max(self.position, number) if after is None else after - 1
         if before is None:
-            self.floor = max(self.floor, last)
+            self.floor = last
             if self.done:
                 self.done.cut(self.floor)
         else:
             self.done.add(before + 1, last)
         self._finished += 1
         if self._finished > max(COMPACT_AFTER, 2 * len(self.pending)):
-            self._compact()
-
-    def _compact(self) -> None:
-        """Free the lines of messages that are done. Others remove them only when they are first in line."""
-        self._finished = 0
-        for line in self._lines.values():
-            if line.selector is not None:
-                for level, number in list(line.numbers.items()):
-                    if number not in self.pending:
-                        line.numbers.discard(level, number)
+            self._finished = 0
+            self._lines.retain_only(self.pending)
 
     # Selectors.
 
     def unscanned_line(self) -> lines.SelectorLine | None:
         """A line whose selector has to be compared with earlier messages."""
-        return next((line for line in self._lines.values() if line.unscanned and line.users), None)
+        return self._lines.unscanned()
 
     def scan(self, line: lines.SelectorLine, number: int, meta: messages.MessageMeta) -> None:
         """Compare the selector of a line with a message that was indexed before the line existed."""
@@ -206,7 +192,7 @@ class Backlog:
             return
         if selectors.accepts(line.selector, meta):
             line.numbers.add(lines.level_of(meta), number)
-        elif not self._lines[None].users:
+        elif not self._lines.plain.users:
             self.rejected += 1
 
     def scanned(self, line: lines.SelectorLine) -> None:
@@ -215,43 +201,16 @@ class Backlog:
         self._active[line] = None
         self._active.update((consumer, None) for consumer in line.turn if consumer.reserved)
 
-    def _line(self, selector: str | None) -> lines.SelectorLine:
-        line = self._lines.get(selector)
-        if line is None and selector is not None:
-            line = self._lines[selector] = lines.SelectorLine(selector, lines.PriorityNumbers())
-            line.unscanned = self.position if self.pending else 0
-            self._selectors.add(selector, selector)
-        assert line is not None
-        return line
-
-    def _leave_unused(self, line: lines.SelectorLine) -> None:
-        """A line without consumers is kept for a while, unless it is incomplete."""
-        if line.selector is None:
-            return
-        if line.unscanned:
-            self._drop_line(line.selector)
-            return
-        self._lines[line.selector] = self._lines.pop(line.selector)  # the least recently used are first
-        unused = [selector for selector, other in self._lines.items() if selector and not other.users]
-        for selector in unused[:-UNUSED_LINES_MAX]:
-            self._drop_line(selector)
-
-    def _drop_line(self, selector: str) -> None:
-        line = self._lines[selector]
-        if line.users:
-            line.numbers.clear()
-            line.unscanned = 0
-            return
-        del self._lines[selector]
-        self._selectors.remove(selector)
-        self._active.pop(line, None)
-        self._blocked.pop(line, None)
+    def _forget_lines(self, dropped: Iterable[lines.SelectorLine]) -> None:
+        for line in dropped:
+            self._active.pop(line, None)  # equivalent: a line without consumers serves nothing
+            self._blocked.pop(line, None)
 
     # Consumers.
 
     def attach(self, consumer: lines.BacklogConsumer) -> None:
         self.consumers[consumer.key] = consumer
-        self._line(consumer.selector).users += 1
+        self._lines.use(consumer.selector, self.position if self.pending else 0)
         self._enter_turn(consumer)
 
     def detach(self, key: lines.ConsumerKey, *, seen: Iterable[int] | None) -> list[Instruction]:
@@ -265,7 +224,6 @@ class Backlog:
         if consumer is None:
             return []
         line = self._lines[consumer.selector]
-        line.users -= 1
         if consumer.in_turn:
             line.turn.remove(consumer)
         self._active.pop(consumer, None)
@@ -279,8 +237,7 @@ class Backlog:
             instructions += self._back(number, counted=number in counted, failed=number in failed)
         for level, number in consumer.reserved.items():
             self._wait(level, number)
-        if not line.users:
-            self._leave_unused(line)
+        self._forget_lines(self._lines.leave(line))
         return instructions
 
     def credit(self, key: lines.ConsumerKey, more: int) -> None:
@@ -388,7 +345,7 @@ class Backlog:
     def _wait(self, level: int, number: int) -> None:
         """A message waits again, in its old place."""
         self._waiting.add(level, number)
-        self._active[self._lines[None]] = None
+        self._active[self._lines.plain] = None
         for selector in self._skipped.pop(number, ()):
             if (line := self._lines.get(selector)) is not None:
                 line.numbers.add(level, number)
@@ -444,7 +401,7 @@ class Backlog:
 
     def wake(self) -> None:
         """Consider all lines again."""
-        self._active.update((line, None) for line in self._lines.values())
+        self._active.update((line, None) for line in self._lines)
         self._active.update((consumer, None) for consumer in self.consumers.values() if consumer.reserved)
 
     def unblock(self) -> None:
@@ -470,7 +427,7 @@ class Backlog:
         if line.unscanned and not self.early:
             return False
         first, reserved = self._first(line), consumer.reserved.first()
-        is_reserved = reserved is not None and (first is None or _precedes(reserved, first))
+        is_reserved = reserved is not None and (first is None or lines.precedes(reserved, first))
         best = reserved if is_reserved else first
         if best is None:
             return False
@@ -539,8 +496,3 @@ class Backlog:
             return owner
         self._groups.join(group, consumer, self.consumers.values())
         return consumer
-
-
-def _precedes(first: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a message is delivered before another; both as level and number."""
-    return first[0] > other[0] or (first[0] == other[0] and first[1] < other[1])

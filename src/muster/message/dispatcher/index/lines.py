@@ -20,6 +20,11 @@ def level_of(meta: messages.MessageMeta) -> int:
     return priority if 0 <= priority < PRIORITIES else (0 if priority < 0 else PRIORITIES - 1)
 
 
+def precedes(first: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a message is delivered before another; both as level and number."""
+    return first[0] > other[0] or (first[0] == other[0] and first[1] < other[1])
+
+
 class PriorityNumbers:
     """Numbers of messages by priority, the highest first, and then in log order."""
 

@@ -1,0 +1,127 @@
+"""Consumers of topics, which receive from the bus what is published while they are open."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from muster.core import errors
+from muster.message import codec, destinations, protocol, selectors
+from muster.message.client import consumers, flow_control, topic_listeners
+
+if TYPE_CHECKING:
+    from muster.message.client import api
+
+
+class TopicConsumer(consumers.Consumer):
+    """Subscribes to a topic on the bus and receives what is published meanwhile.
+
+    ``shared``: the name under which it shares the messages with other consumers; the dispatcher stores it.
+    """
+
+    def __init__(
+        self,
+        session: api.Session,
+        destination: destinations.Destination,
+        selector: str | None,
+        *,
+        no_local: bool = False,
+        shared: str | None = None,
+    ) -> None:
+        super().__init__(session, destination)
+        connection = session.connection
+        self.number = connection.next_number()
+        self._shared = shared
+        self._selector = selector
+        self._matches = selectors.compiled(selector) if selector else None
+        self._excluded_origin = connection.origin if no_local else None
+        self._key: object = None
+        self._listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
+        self._bytes = 0
+        self.rejected = 0
+        self.malformed = 0
+        self.dropped = 0
+
+    async def open(self) -> None:
+        connection, name, group = self.session.connection, self.destination.name, None
+        if self._shared is not None:
+            await connection.attach(self)
+            group = topic_listeners.group(connection.bus.identity, connection.client_id, self._shared)
+        # Consumers that share a subscription with others must not share a listener.
+        self._key = (name, group, id(self) if group else None)
+        try:
+            self._listeners = await connection.listeners_for(no_local=self._excluded_origin is not None)
+            await self._listeners.add(self._key, name, group, self)
+        except BaseException:
+            await self.close()
+            raise
+
+    def attach_request(self) -> protocol.AttachConsumer:
+        return protocol.AttachConsumer(
+            self.session.connection.name,
+            self.number,
+            str(self.destination),
+            subscription=self._shared,
+            shared=True,
+            selector=self._selector,
+        )
+
+    @property
+    def owner(self) -> object:
+        return self.session
+
+    def deliver(self, delivery: protocol.MessageDelivery) -> None:
+        raise errors.InvariantViolation("the dispatcher does not deliver to topic consumers")
+
+    def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
+        meta, data = topic_message.meta, topic_message.message.data
+        if (self._excluded_origin is not None and meta.origin == self._excluded_origin) or (
+            self._matches is not None and not self._matches(meta.lookup())
+        ):
+            self.rejected += 1
+            return
+        if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
+            self.session.connection.report_slow(self)
+            if (
+                len(self._arrived) >= flow_control.WAITING_MAX
+                or self._bytes >= flow_control.WAITING_BYTES_MAX
+            ):
+                self._bytes -= self._arrived.popleft().sequence
+                self.dropped += 1
+        try:
+            message = codec.message_from_meta(meta, data)
+        except errors.MusterError:
+            self.malformed += 1
+            return
+        message.delivery_count = 1
+        self._bytes += len(data)
+        self._put(consumers.ReceivedDelivery(message, self, "", len(data)))
+
+    def is_slow(self) -> bool:
+        return not self.closed and (
+            len(self._arrived) > flow_control.WAITING_SLOW // 2
+            or self._bytes > flow_control.WAITING_SLOW_BYTES // 2
+        )
+
+    def _on_popped(self, received: consumers.ReceivedDelivery) -> None:
+        self._bytes -= received.sequence
+
+    def _push_front(self, received: consumers.ReceivedDelivery) -> None:
+        super()._push_front(received)
+        self._bytes += received.sequence
+
+    async def give_back(self, received: list[consumers.ReceivedDelivery]) -> None:
+        await super().give_back(received)
+        self._bytes += sum(delivery.sequence for delivery in received)
+
+    def revoked(self) -> None:
+        super().revoked()
+        if self._listeners is not None:
+            self.session.connection.spawn(self._listeners.remove(self._key, self))
+
+    async def close(self) -> None:
+        if not self.closed:
+            super().revoked()
+            if self._listeners is not None:
+                await self._listeners.remove(self._key, self)
+            if self._shared is not None:
+                await self.session.connection.detach(self.number, {})

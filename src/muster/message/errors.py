@@ -8,7 +8,8 @@ Refused        ├── IllegalState         the object is closed or in the wro
                ├── TransactionRolledBack
                ├── InvalidClientId      used by another connection of the identity, or too long
                └── LogFull              a LimitExceeded: nothing is stored until messages are consumed
-NotFound       └── InvalidDestination
+NotFound       ├── InvalidDestination
+               └── UnknownTransaction   it has ended, or never began
 
 A message larger than `message.max_message_bytes` is a `core.messages.MessageTooLarge`.
 """
@@ -56,3 +57,7 @@ class LogFull(errors.LimitExceeded):
 
 class InvalidDestination(errors.NotFound):
     code = "invalid-destination"
+
+
+class UnknownTransaction(errors.NotFound):
+    code = "unknown-transaction"

@@ -80,6 +80,109 @@ async def test_3_rcv_settle_mode_second_is_settled_when_the_outcome_is_stored(
     assert (row.depth, row.in_flight) == (0, 0)
 
 
+@pytest.mark.parametrize("snd", [proton.Link.SND_UNSETTLED, proton.Link.SND_SETTLED, proton.Link.SND_MIXED])
+@pytest.mark.parametrize("rcv", [proton.Link.RCV_FIRST, proton.Link.RCV_SECOND])
+async def test_2_7_3_a_sender_gets_the_settle_modes_that_it_requested(
+    clients: Any, dial: conftest.Dial, snd: int, rcv: int
+):
+    """Some clients end a link with other modes."""
+    connection = await dial()
+
+    def work() -> tuple[object, ...]:
+        raw = clients("modes")
+        sender = raw.session.sender("out")
+        sender.target.address = "queue:orders"
+        sender.snd_settle_mode, sender.rcv_settle_mode = snd, rcv
+        sender.open()
+        raw.until(lambda: sender.credit > 0)
+        modes = sender.remote_snd_settle_mode, sender.remote_rcv_settle_mode
+        delivery = sender.delivery("1")
+        sender.send(proton.Message("one", durable=True).encode())
+        if snd == proton.Link.SND_SETTLED:
+            delivery.settle()
+            sender.advance()
+            raw.write()
+            return *modes, None, None
+        sender.advance()
+        raw.until(lambda: delivery.remote_state)
+        return *modes, delivery.remote_state, delivery.settled
+
+    settles_first = rcv == proton.Link.RCV_FIRST
+    outcome = (None, None) if snd == proton.Link.SND_SETTLED else (proton.Delivery.ACCEPTED, settles_first)
+    assert await asyncio.to_thread(work) == (snd, rcv, *outcome)
+    async with connection.session() as session, await session.consumer(ORDERS) as consumer:
+        assert await consumer.receive(10) is not None
+
+
+async def test_2_7_3_a_receiver_gets_no_message_above_its_maximum_size(clients: Any, dial: conftest.Dial):
+    connection = await dial()
+    producer = connection.session().producer(ORDERS)
+    for text in ("x" * 5000, "short"):
+        await producer.send(text)
+
+    def work() -> tuple[object, ...]:
+        raw = clients("small")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.max_message_size = 2000
+        receiver.open()
+        receiver.flow(10)
+        message, delivery = raw_client.receive(raw, receiver)
+        delivery.update(proton.Delivery.ACCEPTED)
+        delivery.settle()
+        raw.write()
+        return (message.body,)
+
+    assert await asyncio.to_thread(work) == ("short",)
+    dead = destinations.queue(destinations.DEAD_LETTERS)
+    async with connection.session() as session, await session.consumer(dead) as consumer:
+        letter = await consumer.receive(10)
+        assert letter is not None
+        assert "at most 2000" in str(letter.properties[messages.DEAD_REASON])
+
+
+@pytest.mark.parametrize("verb", ["discharge", "send"])
+async def test_4_5_8_an_unknown_transaction_is_named_as_such(gateway: amqp_gateway.AmqpGateway, verb: str):
+    def work() -> str:
+        client = test_doubt.Transacting(gateway.port)
+        if verb == "discharge":
+            delivery = client.say("discharge", [b"nothing", False])
+        else:
+            sender = _sender(client.raw, "queue:orders")
+            delivery = sender.delivery("1")
+            delivery.local.data = [b"nothing"]
+            delivery.update(0x34)
+            sender.send(proton.Message("one").encode())
+            sender.advance()
+        client.raw.until(lambda: delivery.remote_state)
+        condition = delivery.remote.condition.name
+        client.raw.socket.close()
+        return str(condition)
+
+    assert await asyncio.to_thread(work) == "amqp:transaction:unknown-id"
+
+
+@pytest.mark.parametrize("receives", [False, True])
+async def test_3_5_10_the_lifetime_of_a_dynamic_node_is_that_in_effect(clients: Any, receives: bool):
+    """A client that requests `delete-on-no-links` learns that it ends with its link."""
+
+    def work() -> tuple[object, object, object]:
+        raw = clients("dynamic")
+        link = raw.session.receiver("in") if receives else raw.session.sender("out")
+        node = link.source if receives else link.target
+        node.dynamic = True
+        node.properties.put_dict({proton.symbol("lifetime-policy"): proton.Described(proton.ulong(0x2C), [])})
+        link.open()
+        raw.until(lambda: link.state & proton.Endpoint.REMOTE_ACTIVE)
+        made = link.remote_source if receives else link.remote_target
+        made.properties.rewind()
+        made.properties.next()
+        policy = made.properties.get_dict()[proton.symbol("lifetime-policy")]
+        return made.dynamic, bool(made.address), policy.descriptor
+
+    assert await asyncio.to_thread(work) == (True, True, 0x2B)
+
+
 async def test_3_5_only_filters_that_apply_are_echoed(clients: Any):
     def work() -> list[set[str]]:
         raw, echoed = clients("filters"), []

@@ -184,6 +184,22 @@ def test_what_we_send_arrives_whole_within_the_clients_window(frame_bytes: int, 
     assert link.credit == 100 - len(SIZES)
 
 
+@pytest.mark.parametrize("first", [0, 5000, 0xFFFFFFFB])
+def test_credit_counts_from_the_number_at_which_a_sender_begins(first: int):
+    """Otherwise a sender that begins above the credit never sends."""
+    world = World()
+    null, is_sender = b"\x40", b"\x42"
+    count = b"\x70" + first.to_bytes(4, "big")
+    fields = b"\xa1\x03raw" + b"\x52\x07" + is_sender + 6 * null + count
+    attach = b"\x00\x53\x12\xc0" + bytes((len(fields) + 1, 10)) + fields
+    world.server.push((len(attach) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + attach)
+    world.server.pull()
+    (link,) = world.links
+    world.server.grant(link, 10)
+    flow, _ = world.server.pull()
+    assert frames.numbers(flow, frames.frame_type(flow, 0, len(flow))[1], 7)[5:] == [first, 10]
+
+
 def test_outcomes_keep_their_kind():
     world = World()
     receiver = world.receiver()

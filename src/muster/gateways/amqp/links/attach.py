@@ -113,6 +113,7 @@ class LinkFactory:
                 return
             link.target.address = destination.name
             link.target.dynamic = True
+            terminus.set_lifetime(link.target.properties)
             self._connection.outgoing_links[link._impl] = consumers.TemporaryQueueLink(
                 self._connection, self._connection.running, link, destination
             )
@@ -126,6 +127,7 @@ class LinkFactory:
         elif coordinator:
             transactions.check_capabilities(capabilities)
         link.max_message_size = self._connection.gateway.max_message_bytes
+        _confirm_settle_modes(link)
         link.open()
         self._connection.running.sync()
         self._connection.producer_links[link._impl] = producers.ProducerLink(
@@ -185,8 +187,8 @@ class LinkFactory:
         link.target.copy(link.remote_target)
         if source.dynamic:
             link.source.address = destination.name
-        link.snd_settle_mode = link.remote_snd_settle_mode
-        link.rcv_settle_mode = link.remote_rcv_settle_mode
+            terminus.set_lifetime(link.source.properties)
+        _confirm_settle_modes(link)
         self._connection.outgoing_links[link._impl] = outgoing
         link.open()
         self._connection.running.sync()
@@ -216,6 +218,12 @@ class LinkFactory:
                 link.open()
                 return
         raise message_errors.InvalidDestination(f"there is no durable subscription {name!r}")
+
+
+def _confirm_settle_modes(link: Any) -> None:
+    """All modes are supported. Some clients end a link whose modes differ from those they requested."""
+    link.snd_settle_mode = link.remote_snd_settle_mode
+    link.rcv_settle_mode = link.remote_rcv_settle_mode
 
 
 def _check_is_no_pattern(topic: destinations.Destination) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -61,6 +62,17 @@ class OutgoingLink:
         self.link = amqp_engine.link_of(wrapper)
         self.closed = False
         self.presettled = wrapper.remote_snd_settle_mode == proton.Link.SND_SETTLED
+        self._bytes_max = wrapper.remote_max_message_size or sys.maxsize
+
+    def check_size(self, data: bytes) -> None:
+        """Reject a message that the client does not accept."""
+        size = len(data)
+        if isinstance(data, message_codec.LargeMessage) and data.meta.large is not None:
+            size += data.meta.large.size
+        if size > self._bytes_max:
+            raise errors.LimitExceeded(
+                f"{size} bytes: the consumer's link accepts messages of at most {self._bytes_max}"
+            )
 
     async def open(self) -> None:
         pass
@@ -178,6 +190,7 @@ class DispatcherLink(OutgoingLink):
         meta = messages.decode_meta(delivery.meta)
         try:
             data = _encoded(meta, delivery, fallback_to_bytes=delivery.key == _DEAD_LETTERS)
+            self.check_size(data)
         except errors.MusterError as error:
             release = protocol.ReleaseMessages(
                 jms.name, {delivery.key: [delivery.sequence]}, reason=error.message
@@ -312,12 +325,17 @@ class BrowserLink(OutgoingLink):
             data, expires_ms = self._waiting.popleft()
             if expires_ms and expires_ms <= now_ms():
                 continue
-            if isinstance(data, message_codec.LargeMessage):
-                with contextlib.suppress(errors.NotFound, errors.Conflict, message_errors.FormatError):
-                    await self.stream(data)
-            else:
-                self.connection.outcomes.transmit(self, data)
+            with contextlib.suppress(errors.LimitExceeded):
+                self.check_size(data)
+                await self._show(data)
         self._drained()
+
+    async def _show(self, data: bytes) -> None:
+        if isinstance(data, message_codec.LargeMessage):
+            with contextlib.suppress(errors.NotFound, errors.Conflict, message_errors.FormatError):
+                await self.stream(data)
+        else:
+            self.connection.outcomes.transmit(self, data)
 
 
 class UnsubscribeLink(OutgoingLink):

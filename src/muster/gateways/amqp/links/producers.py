@@ -14,6 +14,8 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import proton
+
 from muster.core import errors
 from muster.core import messages as core_messages
 from muster.gateways.amqp.links import large_messages
@@ -49,6 +51,7 @@ class ProducerLink:
         self._connection = owner
         self._engine = amqp_engine
         self.link = amqp_engine.link_of(wrapper)
+        self.link.settles_second = wrapper.remote_rcv_settle_mode == proton.Link.RCV_SECOND
         self._destination = destination
         self._coordinator = coordinator
         direct = destination is not None and _is_direct(destination) and not coordinator

@@ -8,6 +8,7 @@ from typing import Any, Final
 import proton
 
 _SELECTOR: Final = ("apache.org:selector-filter:string", str(0x0000468C00000004))
+_DELETE_ON_CLOSE: Final = proton.ulong(0x2B)
 _NO_LOCAL: Final = ("apache.org:no-local-filter:list", str(0x0000468C00000003))
 
 
@@ -48,6 +49,12 @@ def filters(data: Any, *, topic: bool) -> Filters:
             continue
         read.applied[name] = value
     return read
+
+
+def set_lifetime(data: Any) -> None:
+    """State the lifetime of a temporary destination, whatever the client requested."""
+    data.clear()
+    data.put_object({proton.symbol("lifetime-policy"): proton.Described(_DELETE_ON_CLOSE, [])})
 
 
 def set_filters(data: Any, applied: dict[Any, Any]) -> None:

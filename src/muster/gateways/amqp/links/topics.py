@@ -146,6 +146,11 @@ class TopicLink(consumers.OutgoingLink):
             self.rejected += 1
             return
         data = message.amqp
+        try:
+            self.check_size(data)
+        except errors.LimitExceeded:
+            self.dropped += 1
+            return
         if self._streaming or self._waiting or self._returned or not self.engine.may_send(self.link):
             self._wait(data, message.expires_ms)
         else:

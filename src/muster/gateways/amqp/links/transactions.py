@@ -52,7 +52,7 @@ class TransactionCoordinator:
             raise message_errors.FormatError(f"not a transactional state: {error}") from error
         transaction = self._open.get(name)
         if transaction is None:
-            raise errors.InvalidInput("unknown transaction")
+            raise message_errors.UnknownTransaction("the transaction has ended, or never began")
         return name, transaction
 
     def send(self, state: bytes | None, send: protocol.SendMessage) -> bytes:
@@ -81,14 +81,14 @@ class TransactionCoordinator:
         """A message of the transaction was rejected: its commit fails, because the client may not have waited
         for the outcome.
         """
-        with contextlib.suppress(errors.InvalidInput):
+        with contextlib.suppress(message_errors.FormatError, message_errors.UnknownTransaction):
             self._named(state)[1].error = error
 
     def acknowledge(self, state: bytes | None, key: str, number: int) -> bool:
         """False: the transaction has ended, and the message is delivered again."""
         try:
             _, transaction = self._named(state)
-        except errors.InvalidInput:
+        except (message_errors.FormatError, message_errors.UnknownTransaction):
             return False
         outcome = frames.outcome_of(state)
         if outcome is not None and frames.code_of(outcome) in _REFUSED:
@@ -108,7 +108,7 @@ class TransactionCoordinator:
         """
         try:
             _, transaction = self._named(state)
-        except errors.InvalidInput:
+        except (message_errors.FormatError, message_errors.UnknownTransaction):
             topic_link.redeliver(number, data, counted=True)
             return
         try:
@@ -137,7 +137,7 @@ class TransactionCoordinator:
                 raise errors.InvalidInput("a discharge names no transaction")
             transaction = self._open.pop(name, None)
             if transaction is None:
-                raise errors.InvalidInput("unknown transaction")
+                raise message_errors.UnknownTransaction("the transaction has ended, or never began")
             self._connection.spawn(self._discharge(link, number, transaction, commit=not failed))
         else:
             raise errors.InvalidInput("a coordinator accepts declare and discharge only")

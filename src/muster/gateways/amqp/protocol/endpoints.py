@@ -142,6 +142,7 @@ class AmqpLink:
         "parts",
         "parts_bytes",
         "session",
+        "settles_second",
         "wrapper",
     )
 
@@ -154,6 +155,7 @@ class AmqpLink:
         self.credit = 0
         self.delivered = 0
         self.drain = False
+        self.settles_second = False  # of the messages that it receives: after the peer has settled them
         self.parts: list[bytes] = []
         self.parts_bytes = 0
         self.partial: tuple[int, bool, bytes | None] | None = None

@@ -160,7 +160,7 @@ class AmqpEngine(output.EngineOutput):
                 channel,
             )
         elif code == frames.ATTACH and session is not None:
-            fields, _ = frames.fields(frame, at, 3)
+            fields, _ = frames.fields(frame, at, 10)
             name, handle, receives = (*fields, None, None, None)[:3]
             if not isinstance(name, str) or type(handle) is not int:
                 raise ValueError("an attach needs a name and a handle")
@@ -170,7 +170,10 @@ class AmqpEngine(output.EngineOutput):
             if not self.budget.add_link():
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
                 return False
-            self._arriving, self._arriving_number = endpoints.AmqpLink(session, (name, not receives)), handle
+            attached = endpoints.AmqpLink(session, (name, not receives))
+            if not receives and len(fields) > 9 and type(fields[9]) is int:
+                attached.delivered = fields[9]  # a sender begins to count at any number
+            self._arriving, self._arriving_number = attached, handle
         arriving = self._arriving
         valid = self._control(frame)
         self._arriving = None

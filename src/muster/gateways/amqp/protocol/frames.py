@@ -260,15 +260,17 @@ def flow(
     return form.pack(form.size, 2, 0, channel, 0x53, FLOW, 0xC0, form.size - 13, count, *values)
 
 
-def disposition(channel: int, first: int, last: int, state: bytes, *, receiver: bool = True) -> bytes:
-    """Settle all deliveries from ``first`` to ``last``; ``receiver``: in the role of the receiver."""
+def disposition(
+    channel: int, first: int, last: int, state: bytes, *, receiver: bool = True, settled: bool = True
+) -> bytes:
+    """The outcome of all deliveries from ``first`` to ``last``; ``receiver``: in the role of the receiver."""
     content = (
         (b"\x41" if receiver else b"\x42")
         + b"\x70"
         + _U32.pack(first)
         + b"\x70"
         + _U32.pack(last)
-        + b"\x41"
+        + (b"\x41" if settled else b"\x42")
         + state
     )
     if len(content) < 255:

@@ -167,6 +167,9 @@ class EngineOutput:
 
     def accept(self, link: endpoints.AmqpLink, number: int) -> None:
         """Sent together with adjacent deliveries in the next `pull`."""
+        if link.settles_second:
+            self.settle(link, number, frames.ACCEPTED_STATE)
+            return
         session = link.session
         accepted = session.accepted
         if accepted is None:
@@ -185,6 +188,7 @@ class EngineOutput:
         session.accepted = None
 
     def settle(self, link: endpoints.AmqpLink, number: int, state: bytes) -> None:
-        """Settle with an outcome other than accepted."""
+        """Send an outcome, and settle unless the peer settles first."""
         if link.session.channel is not None:
-            self._put(frames.disposition(link.session.channel, number, number, state))
+            settled = not link.settles_second
+            self._put(frames.disposition(link.session.channel, number, number, state, settled=settled))

@@ -66,7 +66,10 @@ async def _measure(quick: bool) -> list[harness.Row]:
     with tempfile.TemporaryDirectory(prefix="bench-message") as folder:  # without earlier partitions
         settings = config.BrokerConfig(name="bench", directory=pathlib.Path(folder) / "broker")
         async with brokers.Broker(settings) as broker:
-            return rows + await asyncio.to_thread(_tried, message_partitions.rows, broker.url, quick)
+            assert broker.pid is not None
+            return rows + await asyncio.to_thread(
+                _tried, message_partitions.rows, broker.url, broker.pid, quick
+            )
 
 
 def _roads(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:

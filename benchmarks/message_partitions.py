@@ -2,19 +2,26 @@
 benchmarks.message_partitions ROLE URL [NUMBER]``; commands and answers in JSON.
 
 The clients use the protocol directly and handle hundreds of messages at a time, so that the dispatchers, not
-the clients, use most of the CPU: otherwise two cores are too few to show a difference.
+the clients, use most of the CPU: otherwise two cores are too few to show a difference. All processes share
+the cores of the machine, so two dispatchers can be at most so much faster than one as the cores exceed the
+CPU time of all processes together; the rows show both.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import os
+import statistics
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 
 import msgspec
 
-from benchmarks import harness, measure, message_worker
+from benchmarks import harness, measure, message_peers, message_worker
 from muster.bus import api
 from muster.bus.client import client as bus_client
 from muster.core import errors
@@ -50,45 +57,96 @@ class _Batch(msgspec.Struct, array_like=True):
 _decode = msgspec.msgpack.Decoder(_Batch).decode
 
 
-def rows(url: str, quick: bool) -> list[harness.Row]:
-    seconds = 3 if quick else 10
-    rates = {}
-    for processes in (1, 2):
-        workers = [measure.Worker(WORKER, "dispatcher", url, processes) for _ in range(processes)]
-        try:
-            for worker in workers:
-                worker.hear(timeout_s=60)
-            with measure.Worker(WORKER, "load", url) as load:
-                load.hear()
-                load.tell(1)  # warms up
-                load.hear()
-                load.tell(seconds)
-                rates[processes] = load.hear(timeout_s=60 + seconds)["rate"]
-        finally:
-            for worker in workers:
-                worker.__exit__()
+@dataclass(frozen=True)
+class _Round:
+    """What was measured with so many dispatcher processes; CPU time in µs for each message."""
+
+    rate: float
+    dispatchers_us: float
+    broker_us: float
+    clients_us: float
+
+    @property
+    def all_us(self) -> float:
+        return self.dispatchers_us + self.broker_us + self.clients_us
+
+
+def rows(url: str, broker_pid: int, quick: bool) -> list[harness.Row]:
+    seconds, rounds = (3, 3) if quick else (10, 5)
+    sides = {
+        f"{count}": functools.partial(_round, url, broker_pid, count, seconds) for count in (1, PARTITIONS)
+    }
+    measured = measure.in_turns(sides, rounds=rounds, seconds_max=240)
+    single, both = (_median(measured[name]) for name in sides)
+    cores = len(os.sched_getaffinity(0))
+    bound = cores * single.dispatchers_us / single.all_us
     return harness.under(
         f"{PARTITIONS} partitions, a queue in each; {SENDERS} senders of {WORK} messages at a time and a "
         f"consumer for each queue, in one process; 100 B, persistent, stored, delivered and acknowledged; "
-        f"{seconds} s; all on the same cores",
+        f"{seconds} s; median of {len(measured['1'])} rounds in turns; dispatchers, broker and clients on "
+        f"the same {cores} cores",
         [
-            harness.Row(
-                metric="queues in two dispatcher processes",
-                ours=rates[2],
-                unit="/s",
-                better="higher",
-                peer=rates[1],
-                peer_name="in one",
+            _row("queues in two dispatcher processes", both.rate, "/s", single.rate),
+            _row("two dispatchers / one", both.rate / single.rate, "times", goal=1.5),
+            _row(f"the same, at most: {cores} cores / CPU of all processes", max(1.0, bound), "times"),
+            _row(
+                "messages for each CPU second of the dispatchers, two processes",
+                1e6 / both.dispatchers_us,
+                "/s",
+                1e6 / single.dispatchers_us,
             ),
-            harness.Row(
-                metric="two dispatchers / one",
-                ours=rates[2] / rates[1],
-                unit="times",
-                better="higher",
-                goal=1.5,
+            *(
+                _row(f"CPU of a message, {name}", of(both), "µs", of(single), better="lower")
+                for name, of in _PARTS.items()
             ),
         ],
     )
+
+
+_PARTS: dict[str, Callable[[_Round], float]] = {
+    "all dispatchers": lambda measured: measured.dispatchers_us,
+    "broker": lambda measured: measured.broker_us,
+    "clients": lambda measured: measured.clients_us,
+}
+
+
+def _row(
+    metric: str,
+    ours: float,
+    unit: str,
+    peer: float | None = None,
+    goal: float | None = None,
+    better: measure.Better = "higher",
+) -> harness.Row:
+    peer_name = None if peer is None else "one process"
+    return harness.Row(
+        metric=metric, ours=ours, unit=unit, better=better, peer=peer, peer_name=peer_name, goal=goal
+    )
+
+
+def _median(measured: list[_Round]) -> _Round:
+    return _Round(*(statistics.median(values) for values in zip(*map(astuple, measured), strict=True)))
+
+
+def _round(url: str, broker_pid: int, processes: int, seconds: float) -> _Round:
+    workers = [measure.Worker(WORKER, "dispatcher", url, processes) for _ in range(processes)]
+    try:
+        for worker in workers:
+            worker.hear(timeout_s=60)
+        with measure.Worker(WORKER, "load", url) as load:
+            load.hear()
+            load.tell(1)  # warms up
+            load.hear()
+            parts = ([worker.pid for worker in workers], [broker_pid], [load.pid])
+            before = [message_peers.cpu_seconds(*pids) for pids in parts]
+            load.tell(seconds)
+            result = load.hear(timeout_s=60 + seconds)
+            used_s = [message_peers.cpu_seconds(*pids) for pids in parts]
+    finally:
+        for worker in workers:
+            worker.__exit__()
+    cpu_us = [1e6 * (after - start) / result["count"] for after, start in zip(used_s, before, strict=True)]
+    return _Round(result["count"] / result["took_s"], *cpu_us)
 
 
 async def dispatcher(url: str, processes: str) -> None:
@@ -108,7 +166,7 @@ async def dispatcher(url: str, processes: str) -> None:
 
 
 async def load(url: str) -> None:
-    """For each number of seconds, the rate of messages that were acknowledged."""
+    """For each number of seconds, how many messages were acknowledged, and the exact time."""
     bus = await bus_client.connect((url,), identity="load")
     queues = [
         QueueLoad(bus, next(name for name in _names() if partitions.of_queue(name, PARTITIONS) == partition))
@@ -116,12 +174,13 @@ async def load(url: str) -> None:
     ]
     for queue in queues:
         await queue.open()
+    await eventually.eventually(lambda: all(queue.acknowledged for queue in queues), timeout_s=60)
     message_worker.say({})
     while (seconds := await message_worker.hear()) is not None:
         before, began = sum(queue.acknowledged for queue in queues), time.perf_counter()
         await asyncio.sleep(seconds)
         done = sum(queue.acknowledged for queue in queues) - before
-        message_worker.say({"rate": done / (time.perf_counter() - began)})
+        message_worker.say({"count": done, "took_s": time.perf_counter() - began})
     for queue in queues:
         queue.stop()
     await bus.close()

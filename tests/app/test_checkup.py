@@ -17,7 +17,9 @@ import pytest
 
 from muster.app import domain, home, identities
 from muster.app import settings as app_settings
-from muster.app.operations import doctor
+from muster.app.components import dispatcher
+from muster.app.operations import doctor, queue_owners
+from muster.bus.brokers import broker as brokers
 from muster.bus.http import health as http_health
 from muster.bus.http import server as http_server
 from muster.core import errors, health
@@ -48,12 +50,13 @@ def clock_ahead(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
 
 async def test_a_healthy_domain(place: home.Home, monkeypatch: pytest.MonkeyPatch):
     loaded = loader.load(app_settings.Settings, file=place.settings_file)
-    async with domain.Domain(loaded):
+    async with domain.Domain(loaded, parts=[dispatcher.DispatcherComponent(loaded.message)]):
         seen = await run_doctor(place)
         faults = {name: result for name, result in seen.items() if result.state == doctor.FAULT}
         assert faults == {}
         assert seen["domain"].state == doctor.OK
         assert seen["brokers"].finding == "1 of 1 reply"
+        assert seen["queues"].finding == f"partition 0 by {socket.gethostname()}:{os.getpid()}"
         assert seen["keys"].state == doctor.OK
         assert "Java" in seen["java"].finding or "not needed" in seen["java"].finding
         with monkeypatch.context() as changed:
@@ -133,6 +136,18 @@ async def test_brokers_and_a_store_that_do_not_answer(place: home.Home):
     assert seen["brokers"].state == doctor.FAULT
     assert seen["store"].state == doctor.FAULT
     assert seen["store"].advice or seen["store"].finding
+
+
+async def test_a_partition_of_queues_without_a_dispatcher(
+    place: home.Home, broker: brokers.Broker, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(queue_owners, "WAIT_S", 0.0)
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    running = home.RunningDomain(
+        domain="local", pid=os.getpid(), started_at_s=0.0, version="", servers=(broker.url,)
+    )
+    state, words, _ = await doctor.queues(doctor.DoctorTarget(place, loaded, running))
+    assert (state, words) == (doctor.FAULT, "partition 0 has no dispatcher")
 
 
 async def test_brokers_that_are_down_while_the_domain_runs(place: home.Home):

@@ -385,7 +385,8 @@ READS: Final = (BrowseQueue, CountPartitions, ListQueues, ListSubscriptions, Lis
 class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     """A queue: waiting messages, consumers, and messages counted since the dispatcher started.
 
-    ``rejected``: messages that no selector of a consumer matched.
+    ``rejected``: messages that no selector of a consumer matched. ``owner``: host and process id of the
+    dispatcher of its partition.
     """
 
     queue: str
@@ -398,6 +399,8 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
     expired: int = 0
     matched: int = 0
     rejected: int = 0
+    partition: int = 0
+    owner: str = ""
 
 
 class SubscriptionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -438,12 +441,12 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     ignore such replies.
 
     ``partitions``: the number of partitions that the queues are divided into.
-    """
-
-    error: error_replies.ErrorReply | None = None
 
     ``delivered`` and ``notified``, in the reply to a ping: how many deliveries the connection was sent since
     its hello, and how many `COUNTED` notifications of it arrived; -1: unknown.
+    """
+
+    error: error_replies.ErrorReply | None = None
     epoch: int = 0
     key: str = ""  # of the backlog that the consumer is attached to
     count: int = 0
@@ -454,6 +457,9 @@ class DispatcherReply(msgspec.Struct, omit_defaults=True):
     data: bytes = b""
     continue_after: int = 0
     partitions: int = 1
+    delivered: int = -1
+    notified: int = -1
+    owner: str = ""  # in the reply to `CountPartitions`: host and process id of the dispatcher
 
 
 def failed(error: errors.MusterError) -> DispatcherReply:
@@ -478,14 +484,14 @@ class DeliveryBatch(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     deliveries: list[MessageDelivery]
     due: list[tuple[int, str]] = []
+    registration: int = 0
+    before: int = 0
 
 
 class DispatcherStarted(msgspec.Struct, frozen=True):
     epoch: int
 
 
-    registration: int = 0
-    before: int = 0
 encode: Final = msgspec.msgpack.Encoder().encode
 _requests: Final = msgspec.msgpack.Decoder(DispatcherRequest)
 decode_started: Final = msgspec.msgpack.Decoder(DispatcherStarted).decode

@@ -29,6 +29,7 @@ from muster import connection
 from muster.app import certificates, domain, home, identities
 from muster.app import settings as app_settings
 from muster.app.brokers import broker_configs
+from muster.app.operations import queue_owners
 from muster.bus import api
 from muster.bus.brokers import binary
 from muster.bus.client import client
@@ -343,9 +344,7 @@ async def reports(target: DoctorTarget) -> CheckOutcome:
     route = await asyncio.to_thread(_local_route, target)
     if target.running is None or not route.servers:
         return OK, "the domain is not running", ""
-    creds = await asyncio.to_thread(credentials_.Credentials.load, route.creds) if route.creds else None
-    tls_context = await asyncio.to_thread(ssl.create_default_context, cafile=route.ca) if route.ca else None
-    async with await connection.connect(route.servers, creds=creds, tls=tls_context) as bus:
+    async with await _connect(route) as bus:
         try:
             stream = await bus.open_stream(columns.REPORTS_STREAM)
             state = await stream.state()
@@ -385,6 +384,15 @@ def judge_reports(
     )
 
 
+async def queues(target: DoctorTarget) -> CheckOutcome:
+    """Whether each partition of the queues has a dispatcher."""
+    if not target.settings.message.enabled or target.running is None:
+        return OK, "no dispatcher runs here", ""
+    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
+        problem, finding, advice = await queue_owners.examine(bus, target.settings.message.partitions)
+    return FAULT if problem else WARNING if advice else OK, finding, advice
+
+
 MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
 CHECKS: tuple[Check, ...] = (
     *MACHINE,
@@ -396,6 +404,7 @@ CHECKS: tuple[Check, ...] = (
     processes,
     brokers,
     reports,
+    queues,
 )
 
 
@@ -409,6 +418,12 @@ def _local_route(target: DoctorTarget) -> ConnectionRoute:
     role = identities.OWN[identities.ADMINISTRATOR]
     creds = identities.credentials_file(trust, identities.ADMINISTRATOR, role)
     return ConnectionRoute(servers, creds=creds, ca=(running.ca or "") if running is not None else "")
+
+
+async def _connect(route: ConnectionRoute) -> api.Bus:
+    creds = await asyncio.to_thread(credentials_.Credentials.load, route.creds) if route.creds else None
+    tls_context = await asyncio.to_thread(ssl.create_default_context, cafile=route.ca) if route.ca else None
+    return await connection.connect(route.servers, creds=creds, tls=tls_context)
 
 
 async def _clocks(bus: api.Bus, brokers: int) -> dict[str, float]:

@@ -25,6 +25,8 @@ _QUEUES = (
     "matched?",
     "rejected?",
     "expired?",
+    "partition?",
+    "owner?",
 )
 _SUBSCRIPTIONS = (
     "subscription",

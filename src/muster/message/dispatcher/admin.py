@@ -91,6 +91,8 @@ class QueueAdmin:
                     expired=queue.expired,
                     matched=queue.matched,
                     rejected=queue.rejected,
+                    partition=self._state.partition,
+                    owner=self._state.owner,
                 )
             )
         return rows

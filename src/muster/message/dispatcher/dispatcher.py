@@ -324,7 +324,7 @@ class Dispatcher:
                 self._works.check_exists(destinations.Destination.parse(request.destination))
                 reply(protocol.DispatcherReply())
             case protocol.CountPartitions():
-                reply(protocol.DispatcherReply())
+                reply(protocol.DispatcherReply(owner=self._state.owner))
             case protocol.ListQueues():
                 reply(protocol.DispatcherReply(queues=self._admin.queue_rows(sender)))
             case protocol.ListSubscriptions():

@@ -88,6 +88,7 @@ class DispatcherState:
     ) -> None:
         self.partition = partition
         self.partition_count = partition_count
+        self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self.subjects = partitions.LogSubjects(partition)
         self.bus = bus
         self.stream = stream

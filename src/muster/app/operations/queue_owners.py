@@ -1,0 +1,59 @@
+"""Which processes dispatch the partitions of the queues."""
+
+from __future__ import annotations
+
+import asyncio
+
+from muster.bus import api
+from muster.bus.rpc import error_replies
+from muster.core import errors
+from muster.message import protocol
+
+ANSWER_S = 1.0
+WAIT_S = 5.0  # for a dispatcher that is being started
+RETRY_S = 0.1
+
+
+async def examine(bus: api.Bus, requested: int) -> tuple[bool, str, str]:
+    """Whether a partition has no owner; the finding and advice. ``requested``: the number of partitions that
+    the settings state.
+    """
+    owners = await _read(bus)
+    if "" in owners:
+        advice = "see `muster status` and the logs: another process takes over within 15 s"
+        return True, f"partition {owners.index('')} has no dispatcher", advice
+    finding = ", ".join(f"partition {number} by {owner}" for number, owner in enumerate(owners))
+    if len(owners) == requested:
+        return False, finding, ""
+    advice = f"the number is fixed when the domain first starts: set message.partitions = {len(owners)}"
+    return False, f"{finding}; message.partitions is {requested}", advice
+
+
+async def _read(bus: api.Bus) -> list[str]:
+    """Host and process id of the owner of each partition, up to the first that has none (an empty text)."""
+    owners: list[str] = []
+    count = 1
+    while len(owners) < count:
+        reply = await _ask(bus, len(owners))
+        owners.append(reply.owner)
+        if not reply.owner:
+            break
+        count = reply.partitions
+    return owners
+
+
+async def _ask(bus: api.Bus, partition: int) -> protocol.DispatcherReply:
+    subject, request = protocol.read_subject(bus.identity, partition), protocol.CountPartitions()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + WAIT_S
+    while True:
+        try:
+            message = await bus.request(subject, protocol.encode(request), timeout_s=ANSWER_S)
+            reply = protocol.decode_reply(message.data)
+            if reply.error is not None:
+                raise error_replies.from_error_reply(reply.error)
+            return reply
+        except errors.Unavailable:
+            if loop.time() > deadline:
+                return protocol.DispatcherReply()
+            await asyncio.sleep(RETRY_S)

@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.core import health
 from muster.manage import protocol
-from muster.manage.registry import assignments
+from muster.manage.registry import assignments, records
 
 State, Wanted = health.HealthState, protocol.DesiredState
 UP, DOWN, DRAINED = Wanted.UP, Wanted.DOWN, Wanted.DRAINED
@@ -39,10 +39,10 @@ def assign(core: assignments.AssignmentProcessor) -> dict[str, str]:
 
 
 def own(core: assignments.AssignmentProcessor, owners: dict[str, str]) -> None:
-    changes = assignments.RegistryChanges(epoch=core.epoch)
+    changes = records.RegistryChanges(epoch=core.epoch)
     for name, manager in owners.items():
         changes.epoch += 1
-        changes.owners[name] = assignments.ResourceOwner(manager=manager, epoch=changes.epoch, boot=1)
+        changes.owners[name] = records.ResourceOwner(manager=manager, epoch=changes.epoch, boot=1)
     core.accept(changes)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from muster.core import errors
 from muster.manage import manifest, protocol
-from muster.manage.registry import agent_selection, assignments, views
+from muster.manage.registry import agent_selection, assignments, records, views
 
 
 def entry(name: str, **more: Any) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_a_circle_is_found_through_what_is_there_already():
 
 def test_what_a_dependency_needs_may_have_been_forgotten_with_its_agent():
     state = having(entry("gone"), entry("b", depends_on=["gone"]))
-    state.accept(assignments.RegistryChanges(resources={"gone": None}))
+    state.accept(records.RegistryChanges(resources={"gone": None}))
     assert agent_selection.place_entries(state, [entry("new", depends_on=["b"])])
     with pytest.raises(errors.InvalidInput, match="'gone', which does not exist"):
         agent_selection.place_entries(state, [entry("b", depends_on=["gone"])])
@@ -56,7 +56,7 @@ def test_a_group_has_those_that_are_there_and_those_that_come_with_it():
 def test_resources_go_where_least_is_and_each_counts_for_the_next():
     state = having(entry("one"))
     for name in ("a", "b"):
-        state.agents[name] = assignments.AgentRecord(types=("memory",))
+        state.agents[name] = records.AgentRecord(types=("memory",))
     free = [{"name": f"n{number}", "type": "memory", "where": "zone = 'default'"} for number in range(3)]
     assert [place_entry.agent for place_entry in agent_selection.place_entries(state, free)] == [
         "b",
@@ -68,12 +68,12 @@ def test_resources_go_where_least_is_and_each_counts_for_the_next():
 def test_many_are_placed_without_looking_at_every_agent_for_each(monkeypatch):
     state, looked = having(), 0
     for number in range(200):
-        state.agents[f"a{number:03}"] = assignments.AgentRecord(
+        state.agents[f"a{number:03}"] = records.AgentRecord(
             types=("memory",), labels={"rack": str(number % 2)}
         )
     attributes = views.agent_attributes
 
-    def counted(name: str, agent: assignments.AgentRecord) -> dict[str, Any]:
+    def counted(name: str, agent: records.AgentRecord) -> dict[str, Any]:
         nonlocal looked
         looked += 1
         return attributes(name, agent)
@@ -132,7 +132,7 @@ def test_the_value_of_a_secret_is_refused_with_its_place():
 # Agents
 
 
-def fleet(**agents: assignments.AgentRecord) -> assignments.AssignmentProcessor:
+def fleet(**agents: records.AgentRecord) -> assignments.AssignmentProcessor:
     state = having()
     state.agents.update(agents)
     return state
@@ -147,9 +147,9 @@ def place(state: assignments.AssignmentProcessor, *names: str, where: str = "zon
     ("agent", "refused"),
     [
         (None, False),  # not enrolled yet
-        (assignments.AgentRecord(types=()), False),  # it has not said what it can do
-        (assignments.AgentRecord(types=("process", "memory")), False),
-        (assignments.AgentRecord(types=("process",)), True),
+        (records.AgentRecord(types=()), False),  # it has not said what it can do
+        (records.AgentRecord(types=("process", "memory")), False),
+        (records.AgentRecord(types=("process",)), True),
     ],
 )
 def test_a_named_agent_is_refused_only_if_it_is_known_to_lack_the_adapter(agent, refused):
@@ -169,37 +169,35 @@ def test_an_entry_selects_its_agent():
 @pytest.mark.parametrize(
     "other",
     [
-        assignments.AgentRecord(types=("memory",), cordoned=True),
-        assignments.AgentRecord(types=("process",)),
-        assignments.AgentRecord(types=()),
-        assignments.AgentRecord(types=("memory",), zone="south"),
+        records.AgentRecord(types=("memory",), cordoned=True),
+        records.AgentRecord(types=("process",)),
+        records.AgentRecord(types=()),
+        records.AgentRecord(types=("memory",), zone="south"),
     ],
 )
 def test_only_agents_that_fit_are_chosen(other):
-    state = fleet(a=other, b=assignments.AgentRecord(types=("memory", "process")))
+    state = fleet(a=other, b=records.AgentRecord(types=("memory", "process")))
     assert place(state, "n1", "n2") == ["b", "b"]
 
 
 def test_each_new_resource_counts_as_one():
     state = having(entry("one"), entry("two"))
     for name in ("a", "b"):
-        state.agents[name] = assignments.AgentRecord(types=("memory",))
+        state.agents[name] = records.AgentRecord(types=("memory",))
     assert place(state, "n1", "n2", "n3", "n4", "n5") == ["b", "b", "a", "b", "a"]
 
 
 def test_what_is_placed_stays_while_its_agent_fits_although_another_has_less():
     state = having(entry("one"), entry("two"))
-    state.agents["a"] = assignments.AgentRecord(types=("memory",))
-    state.agents["b"] = assignments.AgentRecord(types=("memory",), labels={"rack": "7"})
+    state.agents["a"] = records.AgentRecord(types=("memory",))
+    state.agents["b"] = records.AgentRecord(types=("memory",), labels={"rack": "7"})
     assert place(state, "one") == ["a"]
     assert place(state, "one", where="rack = '7'") == ["b"]
     assert place(state, "new") == ["b"]
 
 
 def test_expressions_that_select_the_same_agents_share_their_counts():
-    state = fleet(
-        **{name: assignments.AgentRecord(types=("memory",), labels={"rack": "7"}) for name in "abc"}
-    )
+    state = fleet(**{name: records.AgentRecord(types=("memory",), labels={"rack": "7"}) for name in "abc"})
     entries = [
         {"name": f"n{number}", "type": "memory", "where": where}
         for number, where in enumerate(["rack = '7'", "zone = 'default'"] * 3)
@@ -217,7 +215,7 @@ def test_expressions_that_select_the_same_agents_share_their_counts():
 )
 def test_where_nothing_fits_the_first_unknown_attribute_is_named(where, hint):
     with pytest.raises(errors.Unavailable, match="'n1': no known agent matches") as caught:
-        place(fleet(a=assignments.AgentRecord(types=("memory",))), "n1", where=where)
+        place(fleet(a=records.AgentRecord(types=("memory",))), "n1", where=where)
     assert caught.value.hint == hint
 
 

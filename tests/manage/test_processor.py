@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from muster.manage import protocol
-from muster.manage.registry import assignments
+from muster.manage.registry import assignments, records
 from tests.manage.assignment_cases import (
     DOWN,
     DRAINED,
@@ -26,13 +26,13 @@ from tests.manage.assignment_cases import (
 
 
 def test_changes_are_true_where_there_is_something_to_write():
-    assert not assignments.RegistryChanges(epoch=7)
-    record = assignments.ResourceRecord(spec=spec("x"), generation=1)
+    assert not records.RegistryChanges(epoch=7)
+    record = records.ResourceRecord(spec=spec("x"), generation=1)
     for changes in (
-        assignments.RegistryChanges(resources={"x": record}),
-        assignments.RegistryChanges(owners={"x": None}),
-        assignments.RegistryChanges(statuses={"x": None}),
-        assignments.RegistryChanges(agents={"a": None}),
+        records.RegistryChanges(resources={"x": record}),
+        records.RegistryChanges(owners={"x": None}),
+        records.RegistryChanges(statuses={"x": None}),
+        records.RegistryChanges(agents={"a": None}),
     ):
         assert changes
 
@@ -43,14 +43,14 @@ def test_changes_are_true_where_there_is_something_to_write():
 def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
     core = two()
     for agent, received in (
-        (assignments.AgentRecord(), set()),
-        (assignments.AgentRecord(cordoned=True), {"m"}),
-        (assignments.AgentRecord(cordoned=True, zone="north"), set()),
-        (assignments.AgentRecord(), {"m"}),
+        (records.AgentRecord(), set()),
+        (records.AgentRecord(cordoned=True), {"m"}),
+        (records.AgentRecord(cordoned=True, zone="north"), set()),
+        (records.AgentRecord(), {"m"}),
         (None, set()),
-        (assignments.AgentRecord(cordoned=True), {"m"}),
+        (records.AgentRecord(cordoned=True), {"m"}),
     ):
-        assert core.accept(assignments.RegistryChanges(agents={"a": agent})) == received
+        assert core.accept(records.RegistryChanges(agents={"a": agent})) == received
         assert core.agents.get("a") == agent
     assert core.epoch == 2, "what gives no epoch takes none back"
 
@@ -62,19 +62,19 @@ def test_managers_hear_of_a_change_of_a_resource_of_what_it_needs_and_of_what_ne
     changed = core.apply([spec("web", depends_on=("db",), group="g")], "ann")
     assert core.accept(changed) == {"m", "n"}
     assert core.accept(core.apply([spec("alone", agent="c", group="g")], "ann")) == set(), "it has no owner"
-    removed = assignments.RegistryChanges(resources={"web": None}, owners={"web": None})
+    removed = records.RegistryChanges(resources={"web": None}, owners={"web": None})
     assert core.accept(removed) == {"n"}
     core.check_invariants()
 
 
 def test_managers_hear_of_a_new_owner():
     core = two()
-    changes = assignments.RegistryChanges(
-        owners={"alone": assignments.ResourceOwner(manager="n", epoch=9, boot=1)}, epoch=9
+    changes = records.RegistryChanges(
+        owners={"alone": records.ResourceOwner(manager="n", epoch=9, boot=1)}, epoch=9
     )
     assert core.accept(changes) == {"n"}
     assert core.epoch == 9
-    core.accept(assignments.RegistryChanges(epoch=4))
+    core.accept(records.RegistryChanges(epoch=4))
     assert core.epoch == 9
 
 
@@ -89,7 +89,7 @@ def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
         (State.FAILED, set()),
     ):
         assert report(core, "db", state) == received, state
-    core.accept(assignments.RegistryChanges(statuses={"db": None, "web": None}))
+    core.accept(records.RegistryChanges(statuses={"db": None, "web": None}))
     assert core.statuses == {}
 
 
@@ -98,7 +98,7 @@ def test_the_names_stay_sorted():
     assert core.sorted_names == ["b", "c"]
     core.accept(core.apply([spec("a")], "ann"))
     assert core.sorted_names == ["a", "b", "c"]
-    core.accept(assignments.RegistryChanges(resources={"b": None}))
+    core.accept(records.RegistryChanges(resources={"b": None}))
     assert core.sorted_names == ["a", "c"]
     core.accept(core.apply([spec("a", group="g")], "ann"))
     assert core.sorted_names == ["a", "c"]
@@ -108,7 +108,7 @@ def test_the_names_stay_sorted():
 def test_with_a_resource_its_status_goes():
     core = two()
     report(core, "db")
-    core.accept(assignments.RegistryChanges(resources={"db": None}, owners={"db": None}))
+    core.accept(records.RegistryChanges(resources={"db": None}, owners={"db": None}))
     assert core.statuses == {}
     core.check_invariants()
 
@@ -268,7 +268,7 @@ def test_a_page_has_no_more_than_so_many_bytes_but_one_item_at_least(monkeypatch
 def test_on_a_drained_machine_nothing_runs(cordoned, desired, in_force):
     core = having(spec("web", desired=desired))
     if cordoned is not None:
-        core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord(cordoned=cordoned)}))
+        core.accept(records.RegistryChanges(agents={"a": records.AgentRecord(cordoned=cordoned)}))
     assert core.desired_state("web") is in_force
 
 
@@ -296,7 +296,7 @@ def test_what_ran_once_waits_for_nothing():
 
 def test_it_waits_for_what_is_not_there():
     core = two()
-    core.accept(assignments.RegistryChanges(resources={"db": None}, owners={"db": None}))
+    core.accept(records.RegistryChanges(resources={"db": None}, owners={"db": None}))
     assert core.waits_for("web") == ("db",)
 
 
@@ -305,7 +305,7 @@ def test_what_is_deleted_waits_for_what_needs_it_and_is_deleted_too():
     core.accept(core.delete(["db", "web"], "ann"))
     assert core.waits_for("db") == ("web",)
     assert core.waits_for("web") == ()
-    core.accept(assignments.RegistryChanges(resources={"web": None}, owners={"web": None}))
+    core.accept(records.RegistryChanges(resources={"web": None}, owners={"web": None}))
     assert core.waits_for("db") == ()
 
 
@@ -323,7 +323,7 @@ def test_only_the_first_names_it_waits_for_are_shown(monkeypatch):
 def test_an_assignment_contains_all_that_a_manager_needs():
     core = two()
     report(core, "db")
-    core.accept(assignments.RegistryChanges(agents={"b": assignments.AgentRecord(cordoned=True)}))
+    core.accept(records.RegistryChanges(agents={"b": records.AgentRecord(cordoned=True)}))
     core.accept(core.rename("db", "store", "bob"))
     renamed = core.assignment("store")
     assert (renamed.spec.name, renamed.spec.desired, renamed.generation) == ("store", DRAINED, 2)
@@ -393,16 +393,16 @@ def test_the_first_epoch_is_one():
     renew(core, "m", boot=7)
     changes = core.assign()
     assert changes.owners == {
-        "x": assignments.ResourceOwner(manager="m", epoch=1, boot=7),
-        "y": assignments.ResourceOwner(manager="m", epoch=2, boot=7),
+        "x": records.ResourceOwner(manager="m", epoch=1, boot=7),
+        "y": records.ResourceOwner(manager="m", epoch=2, boot=7),
     }
 
 
 def test_without_managers_nothing_is_assigned():
     core = having(spec("x"))
-    assert core.assign() == assignments.RegistryChanges(epoch=0)
+    assert core.assign() == records.RegistryChanges(epoch=0)
     renew(core, "m", leaving=True)
-    assert core.assign() == assignments.RegistryChanges(epoch=0)
+    assert core.assign() == records.RegistryChanges(epoch=0)
 
 
 def test_a_manager_that_leaves_was_restarted_or_expired_loses_what_it_has():
@@ -438,7 +438,7 @@ def test_an_epoch_is_above_the_last_of_its_resource_and_of_all():
     renew(core, "m")
     assign(core)
     raised = msgspec.structs.replace(core.owners["x"], epoch=900)
-    core.accept(assignments.RegistryChanges(owners={"x": raised}, epoch=2))
+    core.accept(records.RegistryChanges(owners={"x": raised}, epoch=2))
     renew(core, "m", boot=2)
     assign(core)
     assert {name: owner.epoch for name, owner in core.owners.items()} == {"x": 901, "y": 4}

@@ -8,7 +8,7 @@ import pytest
 
 from muster.core import errors
 from muster.manage import protocol
-from muster.manage.registry import assignments
+from muster.manage.registry import assignments, records
 from tests.manage.assignment_cases import DOWN, DRAINED, UP, State, having, report, spec, two
 
 # Applying
@@ -63,7 +63,7 @@ def test_draining_and_its_end(before, desired, then):
         assert not changes
     else:
         assert changes.resources == {
-            "x": assignments.ResourceRecord(spec=spec("x", desired=then), generation=2, by="bob")
+            "x": records.ResourceRecord(spec=spec("x", desired=then), generation=2, by="bob")
         }
     core.accept(core.delete(["x"], "ann"))
     assert not core.set_desired("x", desired, "bob"), "it is being deleted"
@@ -71,10 +71,10 @@ def test_draining_and_its_end(before, desired, then):
 
 def test_a_machine_is_drained_and_what_is_on_it_cannot_be_undrained():
     core = having(spec("x"), spec("down", desired=DOWN))
-    core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord(zone="north")}))
+    core.accept(records.RegistryChanges(agents={"a": records.AgentRecord(zone="north")}))
     assert not core.set_desired("a", UP, "ann")
     changes = core.set_desired("a", DRAINED, "ann")
-    assert changes.agents == {"a": assignments.AgentRecord(zone="north", cordoned=True)}
+    assert changes.agents == {"a": records.AgentRecord(zone="north", cordoned=True)}
     core.accept(changes)
     assert not core.set_desired("a", DRAINED, "ann")
     with pytest.raises(errors.Conflict, match="'x' is on 'a', which is drained"):
@@ -97,10 +97,10 @@ def test_a_renamed_resource_keeps_its_owner_and_status_under_a_higher_epoch():
     assert core.accept(changes) == {"m", "n"}
     assert "db" not in core.resources
     assert "db" not in core.statuses
-    assert core.resources["store"] == assignments.ResourceRecord(
+    assert core.resources["store"] == records.ResourceRecord(
         spec=spec("store", agent="b"), generation=2, by="bob", formerly="db"
     )
-    assert core.owners["store"] == assignments.ResourceOwner(manager="n", epoch=3, boot=1)
+    assert core.owners["store"] == records.ResourceOwner(manager="n", epoch=3, boot=1)
     assert core.statuses["store"].state is State.UP
     assert core.resources["web"].spec.depends_on == ("store",)
     assert core.resources["web"].generation == 1, "nothing else of it changed"
@@ -179,7 +179,7 @@ def test_by_force_it_is_removed_at_once():
 
 def test_with_a_machine_that_is_forgotten_its_resources_go():
     core = two()
-    core.accept(assignments.RegistryChanges(agents={"a": assignments.AgentRecord()}))
+    core.accept(records.RegistryChanges(agents={"a": records.AgentRecord()}))
     with pytest.raises(errors.NotFound, match="no agent 'b'"):
         core.forget("b")
     core.accept(core.forget("a"))
@@ -221,7 +221,7 @@ def test_an_agent_that_obeys_a_higher_epoch_gets_one_above():
         if epoch is None:
             assert list(changes.statuses) == ["web"], "that is its own"
         else:
-            assert changes.owners == {"web": assignments.ResourceOwner(manager="m", epoch=epoch, boot=1)}
+            assert changes.owners == {"web": records.ResourceOwner(manager="m", epoch=epoch, boot=1)}
             assert not changes.statuses
     changes, refused = checkpoint(core, "web", 1, superseded_by=assignments.EPOCH_MAX)
     assert (bool(changes), refused) == (False, {"web": 1})

@@ -20,7 +20,7 @@ from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
 from muster.manage.manager import manager, reconciler, zones
-from muster.manage.registry import assignments, endpoint, executed_requests, operations, record_store
+from muster.manage.registry import assignments, endpoint, executed_requests, operations, record_store, records
 from muster.store import api as store_api
 from muster.store import backup, database
 from muster.testing import virtual_clock
@@ -655,7 +655,7 @@ async def test_a_decision_of_any_size_is_stored_whole_or_not_at_all(tmp_path):
     async with await database.open(f"sqlite:{tmp_path / 'registry.db'}") as store:
         kept, core = record_store.RegistryRecords(store), assignments.AssignmentProcessor(term=1, ttl_s=15)
         await kept.load(core)
-        await kept.commit(core, assignments.RegistryChanges(agents={"a": assignments.AgentRecord()}))
+        await kept.commit(core, records.RegistryChanges(agents={"a": records.AgentRecord()}))
         specs = [protocol.ResourceSpec(name=f"r{i}", type="memory", agent="a") for i in range(1_200)]
         await kept.commit(core, core.apply(specs, "u"))
         core.renew("m", protocol.RenewRequest(boot=1), 0.0)
@@ -750,7 +750,7 @@ async def _rollout(world: RegistryWorld) -> Any:
 def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkeypatch, request_, result):
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
-        known = assignments.RegistryChanges(agents={"host-b": assignments.AgentRecord()})
+        known = records.RegistryChanges(agents={"host-b": records.AgentRecord()})
         await world.registry.commit(known)
         second = await world.start_registry("registry-2", world.store)
         respond = server.RpcServer._respond

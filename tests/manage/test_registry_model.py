@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from muster.core import errors, health
 from muster.manage import protocol
-from muster.manage.registry import assignments, record_store
+from muster.manage.registry import assignments, record_store, records
 from muster.store import api as store_api
 from muster.store import backup, database
 
@@ -152,7 +152,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self.core.check_invariants()
 
     def commit(
-        self, changes: assignments.RegistryChanges, after: RegistryModel, fate: str = "stored", turn: int = 1
+        self, changes: records.RegistryChanges, after: RegistryModel, fate: str = "stored", turn: int = 1
     ) -> bool:
         """Whether it was stored, as far as the registry knows."""
         if not changes:
@@ -176,7 +176,7 @@ class Registries(stateful.RuleBasedStateMachine):
         self._accepted(after)
         return True
 
-    async def _commit(self, changes: assignments.RegistryChanges, *, cancelled: bool) -> None:
+    async def _commit(self, changes: records.RegistryChanges, *, cancelled: bool) -> None:
         work = asyncio.ensure_future(record_store.finish(self.records.commit(self.core, changes)))
         if cancelled:
             await asyncio.sleep(0)
@@ -210,7 +210,7 @@ class Registries(stateful.RuleBasedStateMachine):
         after = self.next_model()
         after.agents.setdefault(agent, False)
         if agent not in self.model.agents:
-            self.commit(assignments.RegistryChanges(agents={agent: assignments.AgentRecord()}), after, fate)
+            self.commit(records.RegistryChanges(agents={agent: records.AgentRecord()}), after, fate)
 
     @stateful.rule(
         values=some_names, agent=agents, desired=st.sampled_from(["up", "down"]), fate=fates, turn=turns

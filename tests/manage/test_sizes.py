@@ -16,9 +16,9 @@ from muster.manage import rows as manage_rows
 from muster.manage.adapters import memory
 from muster.manage.registry import (
     agent_selection,
-    assignments,
     handlers,
     operations,
+    records,
     rollout,
     rollout_executor,
     secret_store,
@@ -35,10 +35,10 @@ MANIFEST = json.dumps({"resources": [{"name": "web", "type": "memory", "agent": 
 def test_lists_of_a_large_fleet_come_in_pages():
     async def scenario(world: RegistryWorld) -> None:
         core = world.registry.processor
-        agents: dict[str, assignments.AgentRecord | None] = {
-            f"{LONG}{i:05}": assignments.AgentRecord(facts={"text": "x" * 200}) for i in range(3_000)
+        agents: dict[str, records.AgentRecord | None] = {
+            f"{LONG}{i:05}": records.AgentRecord(facts={"text": "x" * 200}) for i in range(3_000)
         }
-        await world.registry.commit(assignments.RegistryChanges(agents=agents))
+        await world.registry.commit(records.RegistryChanges(agents=agents))
         assert len(await world.client.agents()) == 3_001
 
         specs = [
@@ -55,7 +55,7 @@ def test_lists_of_a_large_fleet_come_in_pages():
 
         # Reasons may be of any length and in any script.
         status = protocol.ResourceStatus(reason="\N{CJK UNIFIED IDEOGRAPH-4E00}" * 4_000)
-        core.accept(assignments.RegistryChanges(statuses=dict.fromkeys(names[:500], (1, status))))
+        core.accept(records.RegistryChanges(statuses=dict.fromkeys(names[:500], (1, status))))
         assert len(await world.client.get(*names[:500])) == 500
         assert len(await world.client.get()) == 3_000
 
@@ -170,7 +170,7 @@ def test_a_manifest_is_stored_together_with_what_it_makes_superfluous():
         await world.client._request(manage_rows.ApplyResult, "apply", entries=entries(3))
         commit, commits = world.registry.commit, []
 
-        async def counted(changes: assignments.RegistryChanges) -> None:
+        async def counted(changes: records.RegistryChanges) -> None:
             commits.append(set(changes.resources))
             await commit(changes)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.manage.registry import assignments, views
+from muster.manage.registry import records, views
 from tests.manage import assignment_cases
 
 
@@ -12,8 +12,8 @@ def test_an_agent_whose_resources_are_all_silent_is_unknown():
         assignment_cases.spec("db", agent="a"),
         assignment_cases.spec("x", agent="b"),
     )
-    agents: dict[str, assignments.AgentRecord | None] = {name: assignments.AgentRecord() for name in "abc"}
-    core.accept(assignments.RegistryChanges(agents=agents, epoch=core.epoch))
+    agents: dict[str, records.AgentRecord | None] = {name: records.AgentRecord() for name in "abc"}
+    core.accept(records.RegistryChanges(agents=agents, epoch=core.epoch))
     assignment_cases.renew(core, "m")
     assignment_cases.own(core, {"web": "m", "db": "m", "x": "m"})
 

@@ -16,7 +16,7 @@ from muster.app.components import web
 from muster.core import messages
 from muster.core.reports import columns
 from muster.manage import protocol
-from muster.manage.registry import assignments, record_store
+from muster.manage.registry import record_store, records
 from muster.monitor import protocol as monitor_protocol
 from muster.store import database
 from muster.trust.permissions import roles
@@ -40,7 +40,7 @@ async def fill_registry(running: Running) -> None:
                     spec = protocol.ResourceSpec(
                         name=f"r-{number:06}", type="memory", agent="elsewhere", group=f"g{number % 100}"
                     )
-                    made = assignments.ResourceRecord(spec=spec, generation=1, by="admin")
+                    made = records.ResourceRecord(spec=spec, generation=1, by="admin")
                     transaction.put(record_store.RESOURCES, spec.name, msgspec.json.encode(made))
 
 

@@ -1,8 +1,8 @@
 """The registry's state in memory and the decisions that follow from it. Pure.
 
 It assigns resources to managers evenly, expires managers that did not renew, and reassigns their resources
-with a higher epoch. Each decision is a `RegistryChanges`, which the endpoint commits to the store and then
-passes to `accept`: memory never contains what the store does not.
+with a higher epoch. Each decision is a `records.RegistryChanges`, which the endpoint commits to the store and
+then passes to `accept`: memory never contains what the store does not.
 
 Epochs come from one counter for all resources, so a resource that is deleted and created again has a higher
 epoch than before. A registry whose store was restored from a backup could assign epochs that agents have
@@ -17,13 +17,12 @@ import copy
 import heapq
 import itertools
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from muster.core import errors, health, subjects
 from muster.manage import protocol
-from muster.manage.registry import assignment_changes, executed_requests, resource_index
+from muster.manage.registry import assignment_changes, executed_requests, records
 
 EPOCH_MAX = 1 << 62  # bound for epochs that an agent reports: a higher one always exists
 # Owners changed in one commit; the rest follows in the next.
@@ -34,83 +33,28 @@ NAMED_MAX = 5  # names in an error message
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
-class ResourceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    spec: protocol.ResourceSpec
-    generation: int
-    by: str = ""
-    deleting: bool = False
-    formerly: str = ""  # the previous name, until the agent has renamed it
-
-
-class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``boot`` identifies the manager's process: a restarted manager gets higher epochs."""
-
-    manager: str
-    epoch: int
-    boot: int = 0
-
-
-class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``machine`` distinguishes a reinstalled machine from the one that was enrolled under this name."""
-
-    zone: str = "default"
-    labels: dict[str, str] = {}
-    facts: dict[str, msgspec.Raw | str | int | float | bool] = {}
-    types: tuple[str, ...] = ()
-    machine: str = ""
-    cordoned: bool = False
-
-
-@dataclass(slots=True)
-class RegistryChanges:
-    """Records to write; None deletes."""
-
-    resources: dict[str, ResourceRecord | None] = field(default_factory=dict)
-    owners: dict[str, ResourceOwner | None] = field(default_factory=dict)
-    statuses: dict[str, tuple[int, protocol.ResourceStatus] | None] = field(
-        default_factory=dict
-    )  # with its epoch
-    agents: dict[str, AgentRecord | None] = field(default_factory=dict)
-    requests: dict[str, int | None] = field(default_factory=dict)  # executed, with their number
-    epoch: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.resources or self.owners or self.statuses or self.agents)
-
-
-@dataclass(slots=True)
-class ManagerRecord:
-    """A manager with a valid renewal. ``expires_at`` uses the loop's clock."""
-
-    boot: int
-    expires_at: float
-    broker: str
-    connection: int
-    leaving: bool
-
-
 class AssignmentProcessor:
     def __init__(self, *, term: int, ttl_s: float, session: int = 0) -> None:
         """``session`` is random, so revisions of another processor are never taken for those of this one."""
         self.term = term  # the acting registry's epoch
         self.ttl_s = ttl_s
         self.session = session
-        self.resources: dict[str, ResourceRecord] = {}
-        self.owners: dict[str, ResourceOwner] = {}
+        self.resources: dict[str, records.ResourceRecord] = {}
+        self.owners: dict[str, records.ResourceOwner] = {}
         self.statuses: dict[str, protocol.ResourceStatus] = {}
-        self.agents: dict[str, AgentRecord] = {}
-        self.managers: dict[str, ManagerRecord] = {}
+        self.agents: dict[str, records.AgentRecord] = {}
+        self.managers: dict[str, records.ManagerRecord] = {}
         self.renewed: set[str] = set()  # managers that renewed in this term, including expired ones
         self.epoch = 0  # the highest assigned epoch
         self.requests = executed_requests.ExecutedRequests()
-        self._index = resource_index.ResourceIndex()
+        self._index = records.ResourceIndex()
         self._changes = assignment_changes.AssignmentChanges()
         self._expiries: dict[str, int] = {}  # by manager: how often its pending changes were discarded
         self._sorted_names: list[str] | None = None
 
     # Stored changes
 
-    def accept(self, changes: RegistryChanges) -> set[str]:
+    def accept(self, changes: records.RegistryChanges) -> set[str]:
         """Apply committed changes. Returns the managers to notify."""
         touched: set[str] = set()
         self.epoch = max(self.epoch, changes.epoch)
@@ -183,7 +127,7 @@ class AssignmentProcessor:
     def revision(self) -> int:
         return self._changes.revision
 
-    def _set_resource(self, name: str, resource: ResourceRecord | None) -> None:
+    def _set_resource(self, name: str, resource: records.ResourceRecord | None) -> None:
         before = self.resources.pop(name, None)
         if (before is None) != (resource is None):
             self._sorted_names = None
@@ -193,7 +137,7 @@ class AssignmentProcessor:
         else:
             self.resources[name] = resource
 
-    def _set_owner(self, name: str, owner: ResourceOwner | None) -> None:
+    def _set_owner(self, name: str, owner: records.ResourceOwner | None) -> None:
         before = self.owners.pop(name, None)
         self._index.set_owner(name, before, owner, exists=name in self.resources)
         if before is not None and (owner is None or owner.manager != before.manager):
@@ -207,7 +151,7 @@ class AssignmentProcessor:
         """Renew a manager. Returns whether assignments may change because of it."""
         before = self.managers.get(name)
         self.renewed.add(name)
-        self.managers[name] = ManagerRecord(
+        self.managers[name] = records.ManagerRecord(
             request.boot, now + self.ttl_s, request.broker, request.connection, request.leaving
         )
         return before is None or before.boot != request.boot or before.leaving != request.leaving
@@ -310,12 +254,12 @@ class AssignmentProcessor:
             self._expiries[name] = self._expiries.get(name, 0) + 1
         return late
 
-    def assign(self) -> RegistryChanges:
+    def assign(self) -> records.RegistryChanges:
         """Assign resources without an owner to the least loaded managers and balance the load, in bounded
         batches.
         """
         candidates = sorted(name for name, member in self.managers.items() if not member.leaving)
-        changes = RegistryChanges(epoch=self.epoch)
+        changes = records.RegistryChanges(epoch=self.epoch)
         if not candidates:
             return changes
         boots = {name: self.managers[name].boot for name in candidates}
@@ -340,15 +284,15 @@ class AssignmentProcessor:
             if before is not None and (before.manager, before.boot) == (manager, boots[manager]):
                 continue  # it returned to its previous owner
             epoch = _next_epoch(changes, before.epoch if before else 0)
-            changes.owners[name] = ResourceOwner(manager=manager, epoch=epoch, boot=boots[manager])
+            changes.owners[name] = records.ResourceOwner(manager=manager, epoch=epoch, boot=boots[manager])
             if len(changes.owners) == ASSIGNED_MAX:
                 break
         return changes
 
     # Resources
 
-    def apply(self, specs: Iterable[protocol.ResourceSpec], by: str) -> RegistryChanges:
-        changes = RegistryChanges(epoch=self.epoch)
+    def apply(self, specs: Iterable[protocol.ResourceSpec], by: str) -> records.RegistryChanges:
+        changes = records.RegistryChanges(epoch=self.epoch)
         for spec in specs:
             before = self.resources.get(spec.name)
             if spec.name in self._index.renamed:
@@ -370,18 +314,18 @@ class AssignmentProcessor:
                 )
             generation = before.generation + 1 if before else 1
             formerly = before.formerly if before else ""
-            changes.resources[spec.name] = ResourceRecord(
+            changes.resources[spec.name] = records.ResourceRecord(
                 spec=spec, generation=generation, by=by, formerly=formerly
             )
         return changes
 
-    def set_desired(self, name: str, desired: protocol.DesiredState, by: str) -> RegistryChanges:
+    def set_desired(self, name: str, desired: protocol.DesiredState, by: str) -> records.RegistryChanges:
         """Drain (``DRAINED``) or undrain (``UP``) a resource or a complete machine.
 
         A resource whose desired state is ``down`` stays down. A drained machine accepts no more resources;
         the desired states of its resources are kept for the undrain (see `desired_state`).
         """
-        changes, drain = RegistryChanges(epoch=self.epoch), desired is protocol.DesiredState.DRAINED
+        changes, drain = records.RegistryChanges(epoch=self.epoch), desired is protocol.DesiredState.DRAINED
         resource, agent = self.resources.get(name), self.agents.get(name)
         if resource is not None:
             if not drain and self.desired_state(name) is not resource.spec.desired:
@@ -401,7 +345,7 @@ class AssignmentProcessor:
             raise errors.NotFound(f"no resource or agent {name!r}")
         return changes
 
-    def rename(self, name: str, to: str, by: str) -> RegistryChanges:
+    def rename(self, name: str, to: str, by: str) -> records.RegistryChanges:
         """Rename a resource; its dependants refer to the new name.
 
         The registry uses the new name at once. The manager then has the agent rename the resource
@@ -425,7 +369,7 @@ class AssignmentProcessor:
             raise errors.Conflict(f"{name!r} is being {being}", hint=hint)
         if protocol.TOPOLOGY in resource.spec.labels:
             raise errors.Refused(f"{name!r} belongs to a topology, whose brokers refer to each other by name")
-        changes = RegistryChanges(epoch=self.epoch)
+        changes = records.RegistryChanges(epoch=self.epoch)
         changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         for dependant in self._index.dependants.get(name, ()):
             other = self.resources[dependant]
@@ -447,12 +391,12 @@ class AssignmentProcessor:
                 changes.statuses[to] = (epoch, self.statuses[name])
         return changes
 
-    def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> RegistryChanges:
+    def delete(self, names: Iterable[str], by: str, *, force: bool = False) -> records.RegistryChanges:
         """Mark resources for deletion. Their managers remove them, dependants first.
 
         ``force`` removes them at once, without their agents: for machines that are lost.
         """
-        changes, deleted = RegistryChanges(epoch=self.epoch), set(names)
+        changes, deleted = records.RegistryChanges(epoch=self.epoch), set(names)
         for name in sorted(deleted):
             resource = self.resources.get(name)
             if resource is None:
@@ -478,20 +422,20 @@ class AssignmentProcessor:
                 )
         return changes
 
-    def forget(self, agent: str) -> RegistryChanges:
+    def forget(self, agent: str) -> records.RegistryChanges:
         """Remove an agent that will not return, and its resources, without contacting it."""
         if agent not in self.agents:
             raise errors.NotFound(f"no agent {agent!r}")
-        changes = RegistryChanges(epoch=self.epoch, agents={agent: None})
+        changes = records.RegistryChanges(epoch=self.epoch, agents={agent: None})
         for name in self.hosted(agent):
             changes.resources[name] = changes.owners[name] = changes.statuses[name] = None
         return changes
 
     def apply_checkpoints(
         self, manager: str, items: dict[str, tuple[int, protocol.ResourceStatus]]
-    ) -> tuple[RegistryChanges, dict[str, int]]:
+    ) -> tuple[records.RegistryChanges, dict[str, int]]:
         """Changes from a manager's checkpoints, and the rejected ones with the valid epoch."""
-        changes, refused = RegistryChanges(epoch=self.epoch), {}
+        changes, refused = records.RegistryChanges(epoch=self.epoch), {}
         for name, (epoch, status) in items.items():
             owner = self.owners.get(name)
             if owner is None or name not in self.resources:
@@ -524,7 +468,7 @@ class AssignmentProcessor:
         assert set(self._changes.released) <= set(self.managers)
 
 
-def _next_epoch(changes: RegistryChanges, above: int) -> int:
+def _next_epoch(changes: records.RegistryChanges, above: int) -> int:
     """The next value of the counter, or a higher one if the epoch of the resource was raised separately."""
     changes.epoch += 1
     return max(changes.epoch, above + 1)

@@ -23,7 +23,7 @@ from muster.bus.rpc import request_audit, requests, server
 from muster.core import backoff, errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
-from muster.manage.registry import assignments, handlers, record_store, secret_store
+from muster.manage.registry import assignments, handlers, record_store, records, secret_store
 from muster.store import api as store_api
 from muster.store import database, transactions
 from muster.supervision import tasks
@@ -330,7 +330,7 @@ class RegistryEndpoint:
         async with self._write:
             acting = self._acting()
             before = acting.agents.get(name)
-            now = assignments.AgentRecord(
+            now = records.AgentRecord(
                 zone=hello.zone,
                 labels=hello.labels,
                 facts=hello.facts,
@@ -343,7 +343,7 @@ class RegistryEndpoint:
                     f"facts and labels of {name!r} exceed {protocol.AGENT_BYTES_MAX} bytes"
                 )
             if now != before:
-                await self.commit(assignments.RegistryChanges(agents={name: now}, epoch=acting.epoch))
+                await self.commit(records.RegistryChanges(agents={name: now}, epoch=acting.epoch))
         return {}
 
     async def _forwarded_secret(
@@ -379,17 +379,17 @@ class RegistryEndpoint:
         async with self._write:
             yield self._acting()
 
-    async def commit(self, changes: assignments.RegistryChanges) -> None:
+    async def commit(self, changes: records.RegistryChanges) -> None:
         """Store the changes, then apply them. Only within `writing`."""
         await self._commit(changes)
 
     async def write(self, fill: Callable[[transactions.Transaction], None]) -> None:
         """Write other records of the registry, fenced by the lease."""
-        await self._commit(assignments.RegistryChanges(), fill)
+        await self._commit(records.RegistryChanges(), fill)
 
     async def _commit(
         self,
-        changes: assignments.RegistryChanges,
+        changes: records.RegistryChanges,
         also: Callable[[transactions.Transaction], None] | None = None,
     ) -> None:
         acting = self._acting()

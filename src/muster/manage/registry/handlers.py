@@ -25,6 +25,7 @@ from muster.manage.registry import (
     agent_selection,
     assignments,
     record_store,
+    records,
     rollout,
     rollout_executor,
     secret_store,
@@ -380,7 +381,7 @@ class RegistryHandlers:
 
 def _decide(
     state: assignments.AssignmentProcessor, specs: list[protocol.ResourceSpec], by: str
-) -> tuple[list[rows.PlanStep], assignments.RegistryChanges]:
+) -> tuple[list[rows.PlanStep], records.RegistryChanges]:
     """The steps of the plan and the changes to store, computed together."""
     steps = registry_plan.plan(state.resources, specs)
     changes = state.apply(specs, by)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from muster.manage import dependencies, protocol, rows
-from muster.manage.registry import assignments
+from muster.manage.registry import records
 
 CHANGES_BYTES_MAX = 128 << 10  # for one line
 
 
 def plan(
-    before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
+    before: Mapping[str, records.ResourceRecord], specs: list[protocol.ResourceSpec]
 ) -> list[rows.PlanStep]:
     """A step for each resource, in the order of execution; those of one wave run at the same time."""
     steps, by_name = [], {spec.name: spec for spec in specs}
@@ -37,7 +37,7 @@ def plan(
 
 
 def removed_topology_brokers(
-    before: Mapping[str, assignments.ResourceRecord], specs: list[protocol.ResourceSpec]
+    before: Mapping[str, records.ResourceRecord], specs: list[protocol.ResourceSpec]
 ) -> list[str]:
     """Brokers that a topology no longer contains: they are deleted, because a topology is one unit.
 

@@ -21,7 +21,7 @@ import msgspec
 
 from muster.core.telemetry import log
 from muster.manage import protocol
-from muster.manage.registry import assignments
+from muster.manage.registry import assignments, records
 from muster.store import database, transactions
 
 events = log.EventLog("manage")
@@ -67,7 +67,7 @@ class RegistryRecords:
     async def commit(
         self,
         state: assignments.AssignmentProcessor,
-        changes: assignments.RegistryChanges,
+        changes: records.RegistryChanges,
         also: Callable[[transactions.Transaction], None] | None = None,
     ) -> set[str]:
         """Store the changes, then apply them. Returns the managers to notify.
@@ -92,7 +92,7 @@ class RegistryRecords:
     async def load(self, loaded: assignments.AssignmentProcessor) -> None:
         """Load all records into a new processor."""
         await self.write(loaded.term, lambda _: None)  # from now on, earlier terms cannot write
-        changes, identity = assignments.RegistryChanges(), ""
+        changes, identity = records.RegistryChanges(), ""
         async with self._store.snapshot() as snapshot:
             async for page in snapshot.load(REQUESTS):
                 changes.requests |= {record.key: int(record.value) for record in page}
@@ -104,19 +104,15 @@ class RegistryRecords:
                         identity = record.value.decode()
             async for page in snapshot.load(AGENTS):
                 for record in page:
-                    changes.agents[record.key] = msgspec.json.decode(
-                        record.value, type=assignments.AgentRecord
-                    )
+                    changes.agents[record.key] = msgspec.json.decode(record.value, type=records.AgentRecord)
             async for page in snapshot.load(RESOURCES):
                 for record in page:
                     changes.resources[record.key] = msgspec.json.decode(
-                        record.value, type=assignments.ResourceRecord
+                        record.value, type=records.ResourceRecord
                     )
             async for page in snapshot.load(OWNERS):
                 for record in page:
-                    changes.owners[record.key] = msgspec.json.decode(
-                        record.value, type=assignments.ResourceOwner
-                    )
+                    changes.owners[record.key] = msgspec.json.decode(record.value, type=records.ResourceOwner)
             async for page in snapshot.load(STATUSES):
                 for record in page:
                     status = msgspec.json.decode(record.value, type=protocol.ResourceStatus)
@@ -135,7 +131,7 @@ class RegistryRecords:
         tx.put(META, IDENTITY, self._store.identity.encode())
 
 
-def _writes(changes: assignments.RegistryChanges) -> Iterator[tuple[str, str, bytes | None, int | None]]:
+def _writes(changes: records.RegistryChanges) -> Iterator[tuple[str, str, bytes | None, int | None]]:
     encode = msgspec.json.encode
     for request, number in changes.requests.items():
         yield REQUESTS, request, None if number is None else b"%d" % number, None

@@ -12,7 +12,7 @@ import msgspec
 
 from muster.core import errors, health
 from muster.manage import rows
-from muster.manage.registry import assignments
+from muster.manage.registry import assignments, records
 from muster.predicates import ast
 from muster.predicates.analysis import type_check
 from muster.predicates.backends import python
@@ -67,7 +67,7 @@ def condition(state: assignments.AssignmentProcessor, where: str) -> ast.Conditi
     return parsed
 
 
-def agent_attributes(name: str, agent: assignments.AgentRecord) -> dict[str, Any]:
+def agent_attributes(name: str, agent: records.AgentRecord) -> dict[str, Any]:
     return {**agent.facts, **agent.labels, "agent": name, "zone": agent.zone}
 
 

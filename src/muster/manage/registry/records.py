@@ -1,16 +1,73 @@
-"""Indexes of the registry's resources: by agent, by manager, by dependency and by former name. Pure.
+"""The records of the registry, and indexes of its resources: by agent, manager, dependency and former name.
 
-With them, the work for a change depends on the change and not on the size of the fleet.
+With the indexes, the work for a change depends on the change and not on the size of the fleet. Pure.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass, field
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from muster.manage.registry import assignments
+import msgspec
+
+from muster.manage import protocol
 
 K = TypeVar("K")
+
+
+class ResourceRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    spec: protocol.ResourceSpec
+    generation: int
+    by: str = ""
+    deleting: bool = False
+    formerly: str = ""  # the previous name, until the agent has renamed it
+
+
+class ResourceOwner(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``boot`` identifies the manager's process: a restarted manager gets higher epochs."""
+
+    manager: str
+    epoch: int
+    boot: int = 0
+
+
+class AgentRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``machine`` distinguishes a reinstalled machine from the one that was enrolled under this name."""
+
+    zone: str = "default"
+    labels: dict[str, str] = {}
+    facts: dict[str, msgspec.Raw | str | int | float | bool] = {}
+    types: tuple[str, ...] = ()
+    machine: str = ""
+    cordoned: bool = False
+
+
+@dataclass(slots=True)
+class RegistryChanges:
+    """Records to write; None deletes."""
+
+    resources: dict[str, ResourceRecord | None] = field(default_factory=dict)
+    owners: dict[str, ResourceOwner | None] = field(default_factory=dict)
+    statuses: dict[str, tuple[int, protocol.ResourceStatus] | None] = field(
+        default_factory=dict
+    )  # with its epoch
+    agents: dict[str, AgentRecord | None] = field(default_factory=dict)
+    requests: dict[str, int | None] = field(default_factory=dict)  # executed, with their number
+    epoch: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.resources or self.owners or self.statuses or self.agents)
+
+
+@dataclass(slots=True)
+class ManagerRecord:
+    """A manager with a valid renewal. ``expires_at`` uses the loop's clock."""
+
+    boot: int
+    expires_at: float
+    broker: str
+    connection: int
+    leaving: bool
 
 
 class ResourceIndex:
@@ -24,8 +81,8 @@ class ResourceIndex:
     def set_resource(
         self,
         name: str,
-        before: assignments.ResourceRecord | None,
-        resource: assignments.ResourceRecord | None,
+        before: ResourceRecord | None,
+        resource: ResourceRecord | None,
         *,
         has_owner: bool,
     ) -> None:
@@ -49,8 +106,8 @@ class ResourceIndex:
     def set_owner(
         self,
         name: str,
-        before: assignments.ResourceOwner | None,
-        owner: assignments.ResourceOwner | None,
+        before: ResourceOwner | None,
+        owner: ResourceOwner | None,
         *,
         exists: bool,
     ) -> None:
@@ -64,8 +121,8 @@ class ResourceIndex:
 
     def check(
         self,
-        resources: dict[str, assignments.ResourceRecord],
-        owners: dict[str, assignments.ResourceOwner],
+        resources: dict[str, ResourceRecord],
+        owners: dict[str, ResourceOwner],
     ) -> None:
         """For tests: compare with an index that is made anew."""
         anew = ResourceIndex()

@@ -102,7 +102,7 @@ FILES = {
     "tests/notify/test_scopes.py": "several notifiers",
     "tests/notify/test_shards.py": "several notifiers",
     "tests/notify/test_worm.py": "long scenarios",
-    "tests/pipeline/test_history*.py": "Delta tables",
+    "tests/pipeline/test_*history*.py": "Delta tables",
     "tests/pipeline/test_latest.py": "Delta tables",
     "tests/pipeline/test_requests.py": "thousands of alerts",
     "tests/pipeline/test_shard_changes.py": "random models",

@@ -4,7 +4,7 @@ The broker, the channels and the pipeline have the settings that the product has
 runs on the same cores; its CPU is measured and not counted, but it leaves that much less to the rest.
 
 One fleet by itself: ``python -m benchmarks.pipeline_domain realistic 20000 4 6``, 4 periods of warm-up and
-6 that are measured.
+6 that are measured; a further 0: without channels, straight into the stream.
 """
 
 from __future__ import annotations
@@ -354,17 +354,21 @@ async def _follow_system(bus: client.NatsBus, late_s: list[float]) -> None:
                 late_s.append(time.time() - decoded.to_ms / 1000)
 
 
-def main(profile: str, machines: int, warm: int, periods: int) -> None:
+def main(profile: str, machines: int, warm: int, periods: int, channels: int = CHANNELS) -> None:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
-        Domain(pathlib.Path(folder), channels=CHANNELS) as domain,
+        Domain(pathlib.Path(folder), channels=channels) as domain,
     ):
         played = domain.play(profile, machines, warm=warm, periods=periods)
         for name, used_s in played.cpu_s.items():
             print(f"    {name}: {1e6 * used_s / played.rows:.1f} µs of CPU a report")
+        last = played.batches[-1].cpu_ms if played.batches else {}
+        for stage, used_ms in last.items():
+            spent_us = 1000 * (used_ms - played.before.cpu_ms.get(stage, 0))
+            print(f"    of the workers, {stage}: {spent_us / played.rows:.1f} µs")
         domain.stop()
         print(f"    {domain.wrong_rows():,} reports lost or doubled")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:5]))
+    main(sys.argv[1], *map(int, sys.argv[2:6]))

@@ -15,7 +15,7 @@ import pytest
 from muster.core import health, messages
 from muster.core.reports import columns
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import blocks, node_columns, node_rules, rollups, state
+from muster.pipeline.fleet import blocks, node_columns, node_rules, rollups, shards, state
 from tests.pipeline import traffic
 from tests.pipeline.test_fleet import T0, again, arrival, closed, piece, summary
 
@@ -36,19 +36,19 @@ def report(machine: str = "a", sequence: int = 1, at_ms: int = T0, **more: Any) 
 def test_any_fleet_is_divided_evenly():
     for pattern in ("web-{}", "10.0.{}.7", "ü{}", "{:08}", "{}"):
         names = pa.array([pattern.format(number) for number in range(8000)])
-        counts = np.bincount(state.shards_of(names, 8), minlength=8)
+        counts = np.bincount(shards.shards_of(names, 8), minlength=8)
         assert counts.min() > 850, pattern
         assert counts.max() < 1150, pattern
 
 
 def test_the_shard_of_a_machine_depends_on_its_name_only():
     names = pa.array(["a", "", "bc", "a", "ünter", "b" * 2000, ""])
-    shards = state.shards_of(names, 1000)
+    together = shards.shards_of(names, 1000)
     for place, name in enumerate(names.to_pylist()):
-        assert state.shards_of(pa.array([name]), 1000)[0] == shards[place]
-        assert state.shards_of(names.slice(place), 1000)[0] == shards[place]
+        assert shards.shards_of(pa.array([name]), 1000)[0] == together[place]
+        assert shards.shards_of(names.slice(place), 1000)[0] == together[place]
     # Of a stored state: another value would count machines twice after an upgrade.
-    assert state.shards_of(pa.array(["web-1", "web-2", "db-1"]), 4096).tolist() == [266, 1948, 3114]
+    assert shards.shards_of(pa.array(["web-1", "web-2", "db-1"]), 4096).tolist() == [266, 1948, 3114]
 
 
 # Windows.

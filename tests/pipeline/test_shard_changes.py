@@ -12,7 +12,7 @@ from hypothesis import strategies
 from muster.core import duplicates, messages
 from muster.core.reports import columns
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import blocks, node_columns, resharding, rollups, state, window_grid
+from muster.pipeline.fleet import blocks, node_columns, resharding, rollups, shards, state, window_grid
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
@@ -56,7 +56,7 @@ class Fleet:
             if rows:
                 batch = columns.to_batch(rows)
                 mine = batch.filter(
-                    pa.array(state.shards_of(batch.column("machine"), len(self.shards)) == number)
+                    pa.array(shards.shards_of(batch.column("machine"), len(self.shards)) == number)
                 )
                 if mine.num_rows:
                     facts = columns.BatchInfo(channel="c")
@@ -122,7 +122,7 @@ def test_shards_are_divided_by_machine_and_rankings_follow_their_machines():
     fleet.rescale(4)
     assert all(30 < len(shard.nodes) < 70 for shard in fleet.shards)
     for number, shard in enumerate(fleet.shards):
-        assert (state.shards_of(shard.nodes.names.array, 4) == number).all()
+        assert (shards.shards_of(shard.nodes.names.array, 4) == number).all()
     outputs = fleet.feed([], T0 + 30_000)
     system = next(
         many for many in rollups.scope_totals(w for o in outputs for w in o.closed) if many.scope == "system"

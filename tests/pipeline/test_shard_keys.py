@@ -7,7 +7,7 @@ import pytest
 
 from muster.bus import api
 from muster.core.reports import columns
-from muster.pipeline.fleet import blocks, state
+from muster.pipeline.fleet import blocks, shards
 from muster.pipeline.source import shard_keys
 from tests.pipeline import traffic
 
@@ -51,18 +51,18 @@ def test_messages_are_joined_and_divided_by_machine():
     assert sorted(name for row in parts for name in machines_of(row)) == sorted(names * 2)
     for row in parts:
         batch = piece_of(row).batch
-        shards = state.shards_of(batch.column("machine"), 2)
-        assert {(7, 9)[shard] for shard in shards.tolist()} == {row["shard"]}
+        numbers = shards.shards_of(batch.column("machine"), 2)
+        assert {(7, 9)[shard] for shard in numbers.tolist()} == {row["shard"]}
         half = batch.num_rows // 2
         assert batch.column("stream_sequence").to_pylist() == [1] * half + [3] * half
         assert batch.column("stored_ms").to_pylist() == [1000] * half + [3000] * half
         assert batch.column("partial").to_pylist() == [False] * half + [True] * half
     dropped = {row["shard"]: piece_of(row).dropped for row in parts}
-    first = (7, 9)[state.shards_of(pa.array(names[:1]), 2)[0]]
+    first = (7, 9)[shards.shards_of(pa.array(names[:1]), 2)[0]]
     assert dropped == {7: [], 9: [], first: [(0, {"late": 3})]}, "reported once"
     clocks = [row for row in rows if row["reports"] is None]
     assert {(row["shard"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
-    assert [row["counts"] for row in clocks] == ['{"malformed":1}', None]
+    assert [row["counts"] for row in clocks] == ['{"channel late":3,"malformed":1}', None]
     assert [row["activity"] for row in clocks] == ["[[1000,4000]]"] * 2
 
 
@@ -111,3 +111,13 @@ def test_the_hash_is_sparks_own():
         29417773,
         -1604776387,
     ]
+
+
+def test_what_channels_dropped_is_counted_by_reason():
+    bodies = [
+        traffic.body([traffic.report("m1", number, 1)], dropped={"overload": number, "Strange": 1})
+        for number in (1, 2)
+    ]
+    rows = opened(*(stored(body, number) for number, body in enumerate(bodies, 1)))
+    (counts,) = [row["counts"] for row in rows if row["counts"]]
+    assert counts == '{"channel overload":3,"channel other":2}'

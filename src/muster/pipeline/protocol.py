@@ -34,7 +34,8 @@ MARKER = "@driver"  # in subjects of messages that only end the publications of 
 Counts = dict[str, int]
 
 #: Descriptions of the counters in `BatchProgress.counts`. In addition ``deferred RULE``: alerts of a rule
-#: that were raised in a later batch because too many began at once.
+#: that were raised in a later batch because too many began at once; ``channel REASON``: reports that channels
+#: dropped, by their reason.
 COUNTED = {
     "lost-messages": "messages that the retention of the stream removed before they were read",
     "malformed": "messages that could not be decoded",
@@ -60,6 +61,7 @@ COUNTED = {
     "bus-errors": "times the brokers did not accept a tick or an alert; it is retried",
     "progress-not-stored": "progress samples that could not be stored for `muster pipeline fit`",
     "not-compacted": "times the history could not be compacted; it is retried",
+    "other": "events whose reason is not listed: there are too many different ones",
     "alerts-not-saved": "times the alert state could not be saved; it is retried",
 }
 
@@ -103,6 +105,7 @@ class BatchProgress(
     state_rows: int = 0
     machines: int = 0
     stages_ms: Counts = msgspec.field(default_factory=dict)
+    start_ms: Counts = msgspec.field(default_factory=dict)  # from the driver's lease to its first batch
     cpu_ms: Counts = msgspec.field(default_factory=dict)  # of Spark's Python workers, since the start
     counts: Counts = msgspec.field(
         default_factory=dict

@@ -13,7 +13,7 @@ most `RELATIVE_ERROR`.  Only non-empty buckets are stored.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from muster.core import health
 from muster.core.reports import columns, sketches
+from muster.pipeline.fleet import cell_arrays
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -38,8 +39,8 @@ _FIRST = -10 << MANTISSA_BITS  # the bucket of 2^-10: smaller values count as ze
 BUCKETS = 60 << MANTISSA_BITS  # so the last one is that of 2^50, about 10^15
 _WIDTH = len(METRICS) * BUCKETS  # the buckets of a metric follow those of the previous one
 _MIDDLES = np.r_[0.0, sketches.middles(np.arange(BUCKETS - 1) + _FIRST, MANTISSA_BITS)]
+_NO_INTS = np.zeros(0, np.int64)
 _NEVER = np.iinfo(np.int64).max  # in `CellTable.oldest_ms`: there is no report
-_CODEC = "lz4"
 
 SHARES = (0.5, 0.95, 0.99)
 #: The rows of `WindowCell.figures`.
@@ -58,8 +59,6 @@ _ARRAYS: Mapping[str, tuple[int, Any, Any, np.ufunc]] = {
     "min": (len(METRICS), np.float64, np.inf, np.minimum),
     "max": (len(METRICS), np.float64, -np.inf, np.maximum),
 }
-
-Ranks = tuple[Ints, Floats, Array]  # rows, values, and machines as numbers or names
 
 
 class ExtraMetric(msgspec.Struct, gc=False):
@@ -93,7 +92,7 @@ class CellTable:
         self._extra: list[tuple[Ints, Ints, Floats]] = []  # rows, codes, figures
         # Keys are row * _WIDTH + metric * BUCKETS + bucket.
         self._histogram: list[tuple[Ints, Ints]] = []
-        self._ranks: dict[str, list[Ranks]] = {}
+        self._ranks: dict[str, list[cell_arrays.Ranks]] = {}
         self._figures: Floats | None = None
         self._extras: list[dict[str, ExtraMetric]] | None = None
         self._rollups: list[dict[str, columns.MetricRollup]] | None = None
@@ -129,7 +128,7 @@ class CellTable:
             order = np.argsort(row, kind="stable")
             row, metrics, reported_ms = row[order], metrics[:, order], reported_ms[order]
             state, partial, is_first = state[order], partial[order], is_first[order]
-        starts = _starts(row)
+        starts = cell_arrays.starts_of(row)
         sizes = np.diff(starts, append=len(row))
         known = np.isfinite(metrics)  # no sum survives an infinity
         everywhere = bool(known.all())
@@ -162,14 +161,16 @@ class CellTable:
         place += row * _WIDTH
         codes = place.ravel() if everywhere else place[known]
         if len(codes):
-            self._histogram.append(_counted(codes, len(self) * _WIDTH))
+            self._histogram.append(cell_arrays.counted(codes, len(self) * _WIDTH))
 
     def add_extra(self, row: Ints, word: Ints, value: Floats, words: Sequence[str]) -> None:
         """Add values of metrics that are not standard; ``word`` is an index of ``words``."""
         if len(row):
             codes = np.array([self._words.setdefault(name, len(self._words)) for name in words], np.int64)
             ones = np.ones(len(row))
-            self._extra.append(_reduced_extra([(row, codes[word], np.stack([ones, value, value, value]))]))
+            self._extra.append(
+                cell_arrays.reduced_extra([(row, codes[word], np.stack([ones, value, value, value]))])
+            )
 
     def add_metric(self, row: int, name: str, metric: ExtraMetric) -> None:
         """Add an aggregated metric that is not standard."""
@@ -194,7 +195,7 @@ class CellTable:
         if not measured.all():
             row, values, machines = row[measured], values[measured], machines[measured]
         if len(row):
-            self._ranks.setdefault(name, []).append(_highest([(row, values, machines)], most))
+            self._ranks.setdefault(name, []).append(cell_arrays.highest([(row, values, machines)], most))
 
     def add(self, other: CellTable, rows: Ints) -> None:
         """Merge: row i of ``other`` is added to row ``rows[i]``."""
@@ -203,7 +204,7 @@ class CellTable:
         self._figures = None
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
-        starts = _starts(ordered)
+        starts = cell_arrays.starts_of(ordered)
         targets = ordered[starts]
         for name, (_, _, _, merge) in _ARRAYS.items():
             array, values = getattr(self, name), getattr(other, name)[..., order]
@@ -213,10 +214,10 @@ class CellTable:
         is_sorted = bool((np.diff(rows) > 0).all())
         for keys, counts in other._histogram:
             part = (rows[keys // _WIDTH] * _WIDTH + keys % _WIDTH, counts)
-            self._histogram.append(part if is_sorted else _reduced_histogram([part]))
+            self._histogram.append(part if is_sorted else cell_arrays.reduced_histogram([part]))
         codes = np.array([self._words.setdefault(name, len(self._words)) for name in other._words], np.int64)
         for row, word, figures in other._extra:
-            self._extra.append(_reduced_extra([(rows[row], codes[word], figures)]))
+            self._extra.append(cell_arrays.reduced_extra([(rows[row], codes[word], figures)]))
         for name, parts in other._ranks.items():
             self._ranks.setdefault(name, []).extend((rows[row], *rest) for row, *rest in parts)  # type: ignore[misc]
         for source, dropped in other.dropped.items():
@@ -257,11 +258,11 @@ class CellTable:
     def compact(self, most: int) -> None:
         """Join what was added in parts. ``most``: the length of rankings; 0: they stay as they are."""
         if len(self._histogram) > 1:
-            self._histogram = [_reduced_histogram(self._histogram)]
+            self._histogram = [cell_arrays.reduced_histogram(self._histogram)]
         if len(self._extra) > 1:
-            self._extra = [_reduced_extra(self._extra)]
+            self._extra = [cell_arrays.reduced_extra(self._extra)]
         if most:
-            self._ranks = {name: [_highest(parts, most)] for name, parts in self._ranks.items()}
+            self._ranks = {name: [cell_arrays.highest(parts, most)] for name, parts in self._ranks.items()}
 
     def rename_machines(self, names: pa.StringArray) -> None:
         """Replace the numbers of machines in rankings by their names."""
@@ -288,7 +289,7 @@ class CellTable:
         """For each row: the highest values of each ranked metric, and their machines."""
         rankings: list[dict[str, list[tuple[float, Any]]]] = [{} for _ in range(len(self))]
         for name, parts in self._ranks.items():
-            rows, values, machines = _highest(parts, most)
+            rows, values, machines = cell_arrays.highest(parts, most)
             for row, value, machine in zip(rows.tolist(), values.tolist(), machines.tolist(), strict=True):
                 rankings[row].setdefault(name, []).append((value, machine))
         return rankings
@@ -299,14 +300,24 @@ class CellTable:
             return self._extras
         extras = self._extras = [{} for _ in range(len(self))]
         names = list(self._words)
-        self.compact(0)
-        for rows, codes, figures in self._extra:
-            lists = [line.tolist() for line in figures]
-            for row, code, count, total, least, most in zip(
-                rows.tolist(), codes.tolist(), *lists, strict=True
-            ):
-                extras[row][names[code]] = ExtraMetric(int(count), total, least, most)
+        for row, code, count, total, least, most in self._extra_values():
+            extras[row][names[code]] = ExtraMetric(int(count), total, least, most)
         return extras
+
+    def _extra_values(self) -> Iterator[tuple[Any, ...]]:
+        """Row, code, count, sum, minimum and maximum of each metric that is not standard."""
+        rows, codes, figures = self.extra_arrays()
+        return zip(rows.tolist(), codes.tolist(), *figures.tolist(), strict=True)
+
+    @property
+    def extra_names(self) -> list[str]:
+        """Of metrics that are not standard, by their codes."""
+        return list(self._words)
+
+    def extra_arrays(self) -> tuple[Ints, Ints, Floats]:
+        """Metrics that are not standard: their rows, codes, and a line for each figure of `ExtraMetric`."""
+        self.compact(0)
+        return self._extra[0] if self._extra else (_NO_INTS, _NO_INTS, np.zeros((4, 0)))
 
     def rollups(self) -> list[dict[str, columns.MetricRollup]]:
         """For each row: its metrics, as in reports. The table must not change afterwards."""
@@ -321,9 +332,9 @@ class CellTable:
                 self._rollups[at // len(METRICS)][METRICS[at % len(METRICS)]] = make(
                     count=int(count), sum=total, min=least, max=most, p50=p50, p95=p95, p99=p99
                 )
-            for metrics, extras in zip(self._rollups, self.extras(), strict=True):
-                for name, extra in extras.items():
-                    metrics[name] = make(count=extra.count, sum=extra.sum, min=extra.min, max=extra.max)
+            names = list(self._words)
+            for row, code, count, total, least, most in self._extra_values():
+                self._rollups[row][names[code]] = make(count=int(count), sum=total, min=least, max=most)
         return self._rollups
 
     def figures(self) -> Floats:
@@ -357,10 +368,15 @@ class CellTable:
 
     def pack(self) -> list[Any]:
         self.compact(0)
-        arrays = [_packed(getattr(self, name)) for name in _ARRAYS]
-        histogram = [(_packed(np.diff(keys, prepend=0)), _packed(counts)) for keys, counts in self._histogram]
+        arrays = [cell_arrays.packed(getattr(self, name)) for name in _ARRAYS]
+        histogram = [
+            (cell_arrays.packed(np.diff(keys, prepend=0)), cell_arrays.packed(counts))
+            for keys, counts in self._histogram
+        ]
         extra = [[array.tobytes() for array in part] for part in self._extra]
-        ranks = {name: [_packed_ranks(part) for part in parts] for name, parts in self._ranks.items()}
+        ranks = {
+            name: [cell_arrays.packed_ranks(part) for part in parts] for name, parts in self._ranks.items()
+        }
         merged = {row: bytes(sketch) for row, sketch in self.merged.items()}
         return [len(self), arrays, histogram, list(self._words), extra, ranks, self.dropped, merged]
 
@@ -369,10 +385,11 @@ class CellTable:
         rows, arrays, histogram, words, extra, ranks, dropped, merged = packed
         table = cls(0)
         for (name, (height, kind, _, _)), data in zip(_ARRAYS.items(), arrays, strict=True):
-            array = _unpacked(data, kind)
+            array = cell_arrays.unpacked(data, kind)
             setattr(table, name, array.reshape(height, rows) if height else array)
         table._histogram = [
-            (np.cumsum(_unpacked(keys, np.int64)), _unpacked(counts, np.int64)) for keys, counts in histogram
+            (np.cumsum(cell_arrays.unpacked(keys, np.int64)), cell_arrays.unpacked(counts, np.int64))
+            for keys, counts in histogram
         ]
         table._words = {name: code for code, name in enumerate(words)}
         table._extra = [
@@ -383,7 +400,9 @@ class CellTable:
             )
             for row, code, figures in extra
         ]
-        table._ranks = {name: [_unpacked_ranks(part) for part in parts] for name, parts in ranks.items()}
+        table._ranks = {
+            name: [cell_arrays.unpacked_ranks(part) for part in parts] for name, parts in ranks.items()
+        }
         table.dropped = dropped
         table.merged = {row: sketches.DistinctSketch.from_bytes(sketch) for row, sketch in merged.items()}
         return table
@@ -392,68 +411,68 @@ class CellTable:
 class WindowCell:
     """One row of a table; without a table, a new one."""
 
-    __slots__ = ("_row", "table")
+    __slots__ = ("row", "table")
 
     def __init__(self, table: CellTable | None = None, row: int = 0) -> None:
         self.table = CellTable(1) if table is None else table
-        self._row = row
+        self.row = row
 
     def fold(self, values: Floats) -> None:
         """Add reports: a row for each of `METRICS`, a column for each report; NaN where not measured."""
         reports = values.shape[1]
         zeros = np.zeros(reports, np.int64)
-        rows, no = np.full(reports, self._row), np.zeros(reports, np.bool_)
+        rows, no = np.full(reports, self.row), np.zeros(reports, np.bool_)
         self.table.add_reports(rows, values, zeros, zeros, no, no)
 
     @property
     def total(self) -> int:
-        return int(self.table.total[self._row])
+        return int(self.table.total[self.row])
 
     @property
     def machines(self) -> int:
-        return int(self.table.machines[self._row])
+        return int(self.table.machines[self.row])
 
     @property
     def count(self) -> Ints:
-        return self.table.count[:, self._row]
+        return self.table.count[:, self.row]
 
     @property
     def sum(self) -> Floats:
-        return self.table.sum[:, self._row]
+        return self.table.sum[:, self.row]
 
     @property
     def states(self) -> dict[str, int]:
-        counts = self.table.states[:, self._row].tolist()
+        counts = self.table.states[:, self.row].tolist()
         return {name: count for name, count in zip(STATES, counts, strict=True) if count}
 
     @property
     def extra(self) -> dict[str, ExtraMetric]:
-        return self.table.extras()[self._row]
+        return self.table.extras()[self.row]
 
     @property
     def dropped(self) -> dict[str, int]:
-        return self.table.dropped.get(self._row, {})
+        return self.table.dropped.get(self.row, {})
 
     @property
     def oldest_ms(self) -> int | None:
-        oldest = int(self.table.oldest_ms[self._row])
+        oldest = int(self.table.oldest_ms[self.row])
         return None if oldest == _NEVER else oldest
 
     @property
     def partial(self) -> bool:
-        return bool(self.table.partial[self._row])
+        return bool(self.table.partial[self.row])
 
     def machine_count(self) -> int:
         """Number of different machines."""
-        merged = self.table.merged.get(self._row)
+        merged = self.table.merged.get(self.row)
         return self.machines + (merged.count() if merged is not None else 0)
 
     def rollups(self) -> dict[str, columns.MetricRollup]:
-        return self.table.rollups()[self._row]
+        return self.table.rollups()[self.row]
 
     def figures(self) -> Floats:
         """A row for each of `FIGURES`, a column for each metric; NaN where nothing was measured."""
-        figures: Floats = self.table.figures()[self._row]
+        figures: Floats = self.table.figures()[self.row]
         return figures
 
 
@@ -468,109 +487,9 @@ def add_counts(into: dict[str, int], other: Mapping[str, int] | Iterable[tuple[s
         into[name] = into.get(name, 0) + count
 
 
-def _counted(codes: Ints, bins: int) -> tuple[Ints, Ints]:
-    """The distinct codes, in order, and their counts."""
-    if bins <= 8 * len(codes):
-        counts = np.bincount(codes, minlength=bins)
-        filled = np.flatnonzero(counts)
-        return filled, counts[filled]
-    if bins <= np.iinfo(np.int32).max:  # sorted in half the time
-        distinct, counts = np.unique(codes.astype(np.int32), return_counts=True)
-        return distinct.astype(np.int64), counts
-    return np.unique(codes, return_counts=True)
-
-
 def _with_none(values: Floats) -> list[float | None]:
     """As a list, with None instead of NaN."""
     listed: list[float | None] = values.tolist()
     for place in np.flatnonzero(np.isnan(values)).tolist():
         listed[place] = None
     return listed
-
-
-def _starts(*keys: Array) -> Ints:
-    """Where runs of equal keys start; keys are sorted."""
-    if not len(keys[0]):
-        return np.zeros(0, np.int64)
-    changed = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.flatnonzero(np.r_[True, changed])
-
-
-def _reduced_histogram(parts: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    keys, counts = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
-    bins = int(keys.max()) + 1 if len(keys) else 0
-    if bins <= 8 * len(keys):
-        summed = np.bincount(keys, weights=counts, minlength=bins)
-        filled = np.flatnonzero(summed)
-        return filled, summed[filled].astype(np.int64)
-    order = np.argsort(keys, kind="stable")  # parts are sorted: this merges them
-    keys = keys[order]
-    starts = _starts(keys)
-    return keys[starts], np.add.reduceat(counts[order], starts)
-
-
-def _reduced_extra(parts: Sequence[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Ints, Floats]:
-    row, word, figures = (np.concatenate(columns_, axis=-1) for columns_ in zip(*parts, strict=True))
-    width = int(word.max()) + 1 if len(word) else 1
-    key = row * width + word
-    bins = int(key.max()) + 1 if len(key) else 0
-    merges = (np.add, np.add, np.minimum, np.maximum)
-    if bins <= 8 * len(key):
-        filled = np.flatnonzero(np.bincount(key, minlength=bins))
-        sums = [np.bincount(key, weights=line, minlength=bins)[filled] for line in figures[:2]]
-        for merge, line, start in zip(merges[2:], figures[2:], (np.inf, -np.inf), strict=True):
-            dense = np.full(bins, start)
-            merge.at(dense, key, line)
-            sums.append(dense[filled])
-        return filled // width, filled % width, np.stack(sums)
-    order = np.argsort(key, kind="stable")
-    key, figures = key[order], figures[:, order]
-    starts = _starts(key)
-    reduced = [merge.reduceat(line, starts) for merge, line in zip(merges, figures, strict=True)]
-    return key[starts] // width, key[starts] % width, np.stack(reduced)
-
-
-def _highest(parts: Sequence[Ranks], most: int) -> Ranks:
-    """The highest values of each row, in order; of each machine its highest."""
-    row, values, machines = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
-    if not len(row):
-        return row, values, machines
-    if machines.dtype == object:
-        codes = pa.array(machines, pa.string()).dictionary_encode().indices.to_numpy()
-    else:
-        codes = machines
-    order = np.lexsort((-values, codes, row))
-    kept = order[_starts(row[order], codes[order])]
-    kept = kept[np.lexsort((codes[kept], -values[kept], row[kept]))]
-    starts = _starts(row[kept])
-    position = np.arange(len(kept)) - np.repeat(starts, np.diff(starts, append=len(kept)))
-    kept = kept[position < most]
-    return row[kept], values[kept], machines[kept]
-
-
-def _packed(array: Array) -> tuple[int, str, bytes]:
-    """Compressed; integers in the smallest type that holds them."""
-    if array.dtype == np.int64 and array.size:
-        least, most = int(array.min()), int(array.max())
-        kinds = (np.uint8, np.uint16, np.uint32) if least >= 0 else ()
-        array = array.astype(next((kind for kind in kinds if most <= np.iinfo(kind).max), np.int64))
-    data = np.ascontiguousarray(array)
-    return data.nbytes, data.dtype.str, pa.compress(data, codec=_CODEC, asbytes=True)
-
-
-def _unpacked(packed: Sequence[Any], kind: Any) -> Array:
-    size, stored, data = packed
-    raw = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True)
-    return np.frombuffer(raw, stored).astype(kind)  # a copy that can be changed
-
-
-def _packed_ranks(part: Ranks) -> list[Any]:
-    row, values, machines = part
-    names = machines.tolist() if machines.dtype == object else machines.tobytes()
-    return [row.tobytes(), values.tobytes(), names]
-
-
-def _unpacked_ranks(packed: Sequence[Any]) -> Ranks:
-    row, values, names = packed
-    machines = np.frombuffer(names, np.int64) if isinstance(names, bytes) else np.array(names, object)
-    return np.frombuffer(row, np.int64), np.frombuffer(values), machines

@@ -12,11 +12,12 @@ import pyarrow as pa
 
 from muster.core import duplicates
 from muster.pipeline.fleet import cells, node_columns, state
+from muster.pipeline.fleet import shards as shards_
 
 
 def split(fleet: state.FleetState, shards: int, *, cells_to: int = 0) -> dict[int, state.FleetState]:
     """The parts of a shard by new shard; ``cells_to`` receives the cells of open windows."""
-    shard = state.shards_of(fleet.nodes.names.array, shards)
+    shard = shards_.shards_of(fleet.nodes.names.array, shards)
     parts = {}
     for number in sorted({cells_to, *shard.tolist()}):
         part = _select(fleet, shard == number)

@@ -1,6 +1,6 @@
 """The state of the fleet in columns, compact enough for Spark's state store. Pure.
 
-The machines of the fleet are divided into shards by a hash of their names (`shards_of`), so that shards are
+The machines of the fleet are divided into shards by a hash of their names (`shards`), so that shards are
 of equal size whatever the groups are, and a machine stays in its shard when it moves to another group or
 zone.  A shard is one key of Spark's state store: one `FleetState` that is read, updated with the messages of
 a micro-batch, advanced to the clock of the batch, and written back.  Each machine has a few numbers
@@ -63,9 +63,6 @@ UNREADABLE = (
 
 CHANNELS_MAX = 10_000  # that send summaries, tracked by one shard
 
-# Powers of an odd number, for the hash of names of up to 256 characters.
-_POWERS = np.multiply.accumulate(np.full(1024, 0x9E3779B97F4A7C15, np.uint64))
-
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 SCOPES = ("group", "zone")
@@ -123,25 +120,6 @@ class StateUnreadable(errors.Conflict):
     """State that another version wrote, although the checkpoint label has this version."""
 
     code = "state-unreadable"
-
-
-def shards_of(names: pa.StringArray, shards: int) -> Ints:
-    """The shard of each machine: the same in every process and version."""
-    _, offsets, data = names.buffers()
-    ends = np.frombuffer(offsets, np.int32)[names.offset : names.offset + len(names) + 1].astype(np.int64)
-    size = np.diff(ends)
-    starts = ends[:-1] - ends[0]
-    letters = np.zeros(ends[-1] - ends[0] + 1, np.uint64)  # the last is read for an empty name at the end
-    if data is not None:
-        letters[:-1] = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]]
-    position = np.arange(len(letters)) - np.repeat(np.r_[starts, ends[-1] - ends[0]], np.r_[size, 1])
-    letters = (letters + np.uint64(1)) * _POWERS[position % len(_POWERS)]
-    hashed = np.add.reduceat(letters, np.r_[starts, ends[-1] - ends[0]])[:-1]
-    hashed[size == 0] = 0
-    hashed ^= hashed >> np.uint64(32)
-    hashed *= np.uint64(0xD6E8FEB86659FD93)
-    hashed ^= hashed >> np.uint64(32)
-    return (hashed % np.uint64(shards)).astype(np.int64)
 
 
 class FleetState:
@@ -282,7 +260,7 @@ class FleetState:
                 new[selected],
             )
             if len(block.extra_row):
-                listed = inside[block.extra_row]
+                listed: Any = slice(None) if isinstance(selected, slice) else inside[block.extra_row]
                 table.add_extra(
                     code[block.extra_row[listed]], block.extra_word[listed], block.extra_value[listed], words
                 )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,6 +15,7 @@ from muster.pipeline.fleet import cells, rollups
 from muster.pipeline.history import delta, storage, tables
 
 _MS = pa.timestamp("ms", tz="UTC")
+_OTHER = ("count", "mean", "min", "max")  # statistics of metrics that are not standard
 
 
 def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
@@ -36,7 +38,7 @@ def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
         "known": pa.array([many.known for many in totals]),
         "stale": pa.array([many.stale for many in totals]),
         "partial": pa.array([many.cell.partial for many in totals]),
-        "metrics": pa.array([_other_metrics(many) for many in totals], tables.METRICS),
+        "metrics": _other_metrics(totals),
     }
     for at, metric in enumerate(cells.METRICS):
         for statistic in tables.STATISTICS:
@@ -46,18 +48,34 @@ def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
     return _table(named, tables.GROUPS)
 
 
-def _other_metrics(many: rollups.ScopeTotals) -> list[tuple[str, float]]:
-    return [
-        (f"{name}_{statistic}", float(value))
-        for name, metric in sorted(many.cell.extra.items())
-        if metric.count
-        for statistic, value in (
-            ("count", metric.count),
-            ("mean", metric.sum / metric.count),
-            ("min", metric.min),
-            ("max", metric.max),
-        )
-    ]
+def _other_metrics(totals: Sequence[rollups.ScopeTotals]) -> pa.MapArray:
+    """The metrics that are not standard, in columns: there are dozens of them for each of many groups."""
+    places: dict[int, tuple[cells.CellTable, npt.NDArray[np.int64]]] = {}
+    for position, many in enumerate(totals):
+        table = many.cell.table
+        if id(table) not in places:
+            places[id(table)] = table, np.full(len(table), -1)
+        places[id(table)][1][many.cell.row] = position
+    names = sorted({name for table, _ in places.values() for name in table.extra_names})
+    rank = {name: number for number, name in enumerate(names)}
+    parts = []
+    for table, place_of in places.values():
+        row, code, figures = table.extra_arrays()
+        ranks = np.array([rank[name] for name in table.extra_names], np.int64)
+        known = (figures[0] > 0) & (place_of[row] >= 0)
+        parts.append((place_of[row[known]], ranks[code[known]], figures[:, known]))
+    place, name, figures = (np.concatenate(column, axis=-1) for column in zip(*parts, strict=True))
+    order = np.argsort(place * max(1, len(names)) + name)
+    count, total, least, most = figures[:, order]
+    keys = pa.array([f"{key}_{statistic}" for key in names for statistic in _OTHER], pa.string())
+    number = name[order, None] * len(_OTHER) + np.arange(len(_OTHER))
+    values = np.stack([count, total / count, least, most], axis=1)
+    ends = np.cumsum(np.bincount(place, minlength=len(totals))) * len(_OTHER)
+    return pa.MapArray.from_arrays(
+        pa.array(np.r_[0, ends].astype(np.int32)),
+        keys.take(pa.array(number.ravel())),
+        pa.array(values.ravel()),
+    )
 
 
 def alert_rows(changed: Sequence[messages.Alert]) -> pa.Table:

@@ -25,7 +25,8 @@ from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rules, tracker
 from muster.pipeline.fleet import rollups, state
 from muster.pipeline.history import data_files, delta, rollup_rows, tables
-from muster.pipeline.job import commit_state, driver_lease, fenced_stream, query
+from muster.pipeline.job import commit_state, query
+from muster.pipeline.job.driver import driver_lease, fenced_stream
 from muster.pipeline.source import shard_keys
 
 #: Positions in the streams up to which the history has every message: stored with commits of `nodes`.
@@ -39,6 +40,7 @@ LOSS = rules.AlertRule(
     severity=messages.Severity.CRITICAL,
     summary="the retention of the stream removed {value:.0f} messages with reports before they were read",
 )
+REASONS_MAX = 256  # counters
 REMOVED = "removed"  # scope of messages about removed machines
 REMOVED_AT_ONCE = 1000  # in one message: names have up to 256 characters
 RECONCILE_MS = 60_000  # after a new checkpoint: time for rules to become true again
@@ -160,6 +162,8 @@ class BatchCommitter:
         await self._alerts.fence(protocol.alert(self.bus.identity, protocol.MARKER))
 
     def count(self, reason: str, count: int = 1) -> None:
+        if reason not in self.counts and len(self.counts) >= REASONS_MAX:  # channels name their own
+            reason = "other"
         self.counts[reason] = self.counts.get(reason, 0) + count
 
     def remove_former_state(self) -> None:

@@ -1,6 +1,6 @@
 """The first step of the query: checks messages, and divides their reports by shard.
 
-A machine belongs to the shard that the hash of its name selects (`fleet.state.shards_of`), a row of a summary
+A machine belongs to the shard that the hash of its name selects (`fleet.shards`), a row of a summary
 to the shard of its group.  Successive messages are joined first, so that a row of Spark has thousands of
 reports of one shard.  Every shard also receives the time of the broker's clock and the periods in which
 messages were stored, and one shard the counts of rejected messages.
@@ -8,6 +8,7 @@ messages were stored, and one shard the counts of rejected messages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -19,7 +20,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.fleet import blocks, removal
+from muster.pipeline.fleet import blocks, removal, shards
 from muster.pipeline.fleet import state as fleet_state
 
 SCHEMA = pa.schema(
@@ -41,6 +42,8 @@ COLUMNS = (
 
 LOST = "lost-messages"
 MALFORMED = "malformed"
+DROPPED = "channel "  # prefix of the counters of what channels dropped, by their reasons
+_REASON = re.compile(r"[a-z][a-z-]{0,31}")
 ROWS = 16_384  # that are joined: a few megabytes
 
 Row = tuple[int, int, int, bytes | None, bytes | None, str | None, str | None, str | None]
@@ -79,6 +82,9 @@ def with_shard_key(
         except errors.MusterError as error:
             counts[error.code] = counts.get(error.code, 0) + 1
             continue
+        for reason, number in facts.dropped.items():
+            counter = f"{DROPPED}{reason if _REASON.fullmatch(reason) else 'other'}"
+            counts[counter] = counts.get(counter, 0) + number
         if facts.schema == columns.NODE_SCHEMA:
             if batch.num_rows:
                 waiting.add(message.sequence, stored_ms, batch, facts)
@@ -116,7 +122,7 @@ class _Waiting:
 
     def divided(self, keys: Sequence[int]) -> Iterator[Row]:
         table = pa.Table.from_batches(self._batches)
-        shard = fleet_state.shards_of(table["machine"].combine_chunks(), len(keys))
+        shard = shards.shards_of(table["machine"].combine_chunks(), len(keys))
         order = np.argsort(shard, kind="stable")
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
@@ -135,7 +141,7 @@ class _Waiting:
 def _divided_summaries(
     sequence: int, stored_ms: int, batch: pa.RecordBatch, facts: columns.BatchInfo, keys: Sequence[int]
 ) -> Iterator[Row]:
-    shard = fleet_state.shards_of(batch.column("group"), len(keys))
+    shard = shards.shards_of(batch.column("group"), len(keys))
     for number in np.unique(shard).tolist():
         rows = batch.filter(pa.array(shard == number))
         yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None, None, None
@@ -158,7 +164,7 @@ def _rows(rows: Iterable[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def keys(shards: int, partitions: int) -> tuple[int, ...]:
+def keys(count: int, partitions: int) -> tuple[int, ...]:
     """A key for each shard, so that each of Spark's partitions has the same number of shards.
 
     Spark selects the partition by the hash of the key (Murmur3 of a 32-bit integer, seed 42); the first few
@@ -166,7 +172,7 @@ def keys(shards: int, partitions: int) -> tuple[int, ...]:
     """
     chosen: list[int] = []
     candidate = 0
-    while len(chosen) < shards:
+    while len(chosen) < count:
         if _hash(candidate) % partitions == len(chosen) % partitions:
             chosen.append(candidate)
         candidate += 1

@@ -228,6 +228,8 @@ def _counted(reason: str) -> str:
     word, _, rule = reason.partition(" ")
     if word == "deferred":
         return f"alerts of {rule} that were raised in a later batch: too many began at once"
+    if word == "channel":
+        return f"reports that channels dropped: {rule}"
     return protocol.COUNTED.get(reason, "")
 
 

@@ -1,0 +1,176 @@
+"""CPU of the pipeline's own code in one process, without Spark, brokers and channels.
+
+    python -m benchmarks.pipeline_state realistic 100000 6 [--profile]
+
+Plays a fleet for some periods through the steps of the query: messages by shard (the source), shards of
+machines (decode, history, fleet state, packing), and the merge and the commit of results at the driver.
+Prints CPU time for each report, by step; the first two periods do not count.  ``--groups N`` sets the number
+of groups, for the merge of many of them; ``--profile`` prints where the time goes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import cProfile
+import gc
+import pathlib
+import pstats
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from benchmarks import monitor_rows
+from muster.bus import api
+from muster.core import messages
+from muster.core.reports import columns
+from muster.pipeline.fleet import node_columns, rollups, state
+from muster.pipeline.history import rollup_rows
+from muster.pipeline.job import main as driver
+from muster.pipeline.job import query
+from muster.pipeline.source import shard_keys
+from muster.simulate import fleet
+
+WARM = 2
+START_MS = 1_700_000_000_000
+SHARDS, PARTITIONS, SPLITS = 4, 2, 2  # as with two cores
+
+
+@dataclass
+class Stages:
+    """CPU seconds by step."""
+
+    spent_s: dict[str, float] = field(default_factory=lambda: collections.defaultdict(float))
+    rows: int = 0
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        started = time.process_time()
+        yield
+        self.spent_s[name] += time.process_time() - started
+
+    def lines(self) -> Iterator[str]:
+        for name, spent_s in {**self.spent_s, "all": sum(self.spent_s.values())}.items():
+            yield f"{name:28} {1e6 * spent_s / max(1, self.rows):8.2f} µs"
+
+
+class OneProcess:
+    """The query's steps, called directly."""
+
+    def __init__(self, folder: pathlib.Path, plan: state.FleetStatePlan) -> None:
+        self.stages = Stages()
+        self._folder = folder
+        self._plan = plan
+        self._keys = shard_keys.keys(SHARDS, PARTITIONS)
+        self._states: dict[int, tuple[str, bytes]] = {}
+        self._names: dict[int, node_columns.NodeNames] = {}
+        self._batch = 0
+
+    def feed(self, stored: list[api.StoredMessage]) -> int:
+        """Process a micro-batch; the number of groups, zones and systems that were reported."""
+        self._batch += 1
+        by_shard: dict[int, list[dict[str, object]]] = {key: [] for key in self._keys}
+        share = -(-len(stored) // SPLITS)
+        for start in range(0, len(stored), share):
+            with self.stages.step("source: by shard"):
+                for batch in shard_keys.with_shard_key(stored[start : start + share], self._keys):
+                    for row in batch.to_pylist():
+                        by_shard[row["shard"]].append(row)
+        outputs = [self._shard(key, rows) for key, rows in by_shard.items()]
+        with self.stages.step("results to the driver"):
+            sent = [msgspec.msgpack.encode(output) for output in outputs]
+            received = [msgspec.msgpack.decode(data, type=state.ShardOutput) for data in sent]
+        with self.stages.step("driver: merge"):
+            totals = rollups.scope_totals((closed for output in received for closed in output.closed), 10)
+        with self.stages.step("driver: rows of the history"):
+            if totals:
+                rollup_rows.rows(totals)
+        with self.stages.step("driver: reports"):
+            for many in totals:
+                if many.scope != "system":
+                    messages.encode(rollups.group_report(many))
+                else:
+                    messages.encode(rollups.system_report(many, totals))
+        return len(totals)
+
+    def _shard(self, key: int, rows: list[dict[str, object]]) -> state.ShardOutput:
+        with self.stages.step("shard: state unpacked"):
+            if key in self._states:
+                known = state.FleetState.unpack(self._states[key][1], self._plan, self._names[key])
+            else:
+                known = state.FleetState(self._plan)
+        processor = query.ShardProcessor(known)
+        with self.stages.step("shard: open"):
+            pieces, summaries = processor.open(rows)
+        with self.stages.step("shard: history"):
+            processor.write_history(pieces, str(self._folder), f"{self._batch}-{key}")
+        with self.stages.step("shard: fleet"):
+            output = processor.feed(pieces, summaries)
+        with self.stages.step("shard: state packed"):
+            self._names[key] = known.nodes.names
+            self._states[key] = known.nodes.names.version, known.pack()
+        return output
+
+
+def play(plan: fleet.FleetPlan, periods: int, *, profile: bool) -> None:
+    gc.set_threshold(driver.GC_OBJECTS, 20, 20)  # as in the driver
+    made = fleet.VirtualFleet(plan, boot=1)
+    profiler = cProfile.Profile()
+    with tempfile.TemporaryDirectory() as folder:
+        process = OneProcess(pathlib.Path(folder), state.FleetStatePlan())
+        totals = 0
+        for tick in range(WARM + periods):
+            if tick == WARM:
+                process.stages = Stages()
+            stored = _stored(made, tick)
+            if profile and tick >= WARM:
+                profiler.enable()
+            totals = process.feed(stored)
+            profiler.disable()
+            process.stages.rows += plan.machines
+    print(f"{plan.describe()}; {periods} periods, {totals:,} results a period")
+    print("\n".join(process.stages.lines()))
+    if profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+
+
+def _stored(made: fleet.VirtualFleet, tick: int) -> list[api.StoredMessage]:
+    """What channels store in one period."""
+    at_ms = START_MS + int(tick * made.plan.period_s * 1000)
+    stored = []
+    for number, slot in enumerate(made.slots):
+        info = columns.BatchInfo(
+            schema=columns.NODE_SCHEMA, channel="c1", boot=1, sequence=tick * len(made.slots) + number
+        )
+        stored.append(
+            api.StoredMessage(
+                subject="muster.monitor.from.c1.batch.root.nodes",
+                data=columns.encode(made.batch(slot, tick, at_ms), info),
+                headers={},
+                sequence=tick * len(made.slots) + number + 1,
+                stored_at_ns=(at_ms + 5000) * 1_000_000,
+            )
+        )
+    return stored
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("plain", "realistic"))
+    parser.add_argument("machines", type=int)
+    parser.add_argument("periods", type=int)
+    parser.add_argument("--groups", type=int)
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    plan = monitor_rows.plan(given.machines, given.kind)
+    if given.groups:
+        plan = replace(plan, groups=given.groups)
+    play(plan, given.periods, profile=given.profile)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Arithmetic on the arrays of cells: grouping, merging, ranking, and packing for Spark's state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Array = npt.NDArray[Any]
+
+Ranks = tuple[Ints, Floats, Array]  # rows, values, and machines as numbers or names
+
+_CODEC = "lz4"
+
+
+def counted(codes: Ints, bins: int) -> tuple[Ints, Ints]:
+    """The distinct codes, in order, and their counts."""
+    if bins <= 8 * len(codes):
+        counts = np.bincount(codes, minlength=bins)
+        filled = np.flatnonzero(counts)
+        return filled, counts[filled]
+    if bins <= np.iinfo(np.int32).max:  # sorted in half the time
+        distinct, counts = np.unique(codes.astype(np.int32), return_counts=True)
+        return distinct.astype(np.int64), counts
+    return np.unique(codes, return_counts=True)
+
+
+def starts_of(*keys: Array) -> Ints:
+    """Where runs of equal keys start; keys are sorted."""
+    if not len(keys[0]):
+        return np.zeros(0, np.int64)
+    changed = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
+    return np.flatnonzero(np.r_[True, changed])
+
+
+def reduced_histogram(parts: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    keys, counts = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
+    bins = int(keys.max()) + 1 if len(keys) else 0
+    if bins <= 8 * len(keys):
+        summed = np.bincount(keys, weights=counts, minlength=bins)
+        filled = np.flatnonzero(summed)
+        return filled, summed[filled].astype(np.int64)
+    order = np.argsort(keys, kind="stable")  # parts are sorted: this merges them
+    keys = keys[order]
+    starts = starts_of(keys)
+    return keys[starts], np.add.reduceat(counts[order], starts)
+
+
+def reduced_extra(parts: Sequence[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Ints, Floats]:
+    row, word, figures = (np.concatenate(columns_, axis=-1) for columns_ in zip(*parts, strict=True))
+    width = int(word.max()) + 1 if len(word) else 1
+    key = row * width + word
+    bins = int(key.max()) + 1 if len(key) else 0
+    merges = (np.add, np.add, np.minimum, np.maximum)
+    if bins <= 8 * len(key):
+        filled = np.flatnonzero(np.bincount(key, minlength=bins))
+        sums = [np.bincount(key, weights=line, minlength=bins)[filled] for line in figures[:2]]
+        for merge, line, start in zip(merges[2:], figures[2:], (np.inf, -np.inf), strict=True):
+            dense = np.full(bins, start)
+            merge.at(dense, key, line)
+            sums.append(dense[filled])
+        return filled // width, filled % width, np.stack(sums)
+    order = np.argsort(key, kind="stable")
+    key, figures = key[order], figures[:, order]
+    starts = starts_of(key)
+    reduced = [merge.reduceat(line, starts) for merge, line in zip(merges, figures, strict=True)]
+    return key[starts] // width, key[starts] % width, np.stack(reduced)
+
+
+def highest(parts: Sequence[Ranks], most: int) -> Ranks:
+    """The highest values of each row, in order; of each machine its highest."""
+    row, values, machines = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
+    if not len(row):
+        return row, values, machines
+    if machines.dtype == object:
+        codes = pa.array(machines, pa.string()).dictionary_encode().indices.to_numpy()
+    else:
+        codes = machines
+    order = _by_row(row, _descending(values, codes))
+    if np.bincount(codes).max() > 1:
+        key = row[order] * (int(codes.max()) + 1) + codes[order]
+        order = order[np.sort(np.unique(key, return_index=True)[1])]
+    starts = starts_of(row[order])
+    position = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    kept = order[position < most]
+    return row[kept], values[kept], machines[kept]
+
+
+def _descending(values: Floats, codes: Ints) -> Ints:
+    """The order of values, the highest first; equal ones by their codes."""
+    order = np.argsort(-values)
+    ordered = values[order]
+    return np.lexsort((codes, -values)) if (ordered[1:] == ordered[:-1]).any() else order
+
+
+def _by_row(row: Ints, order: Ints) -> Ints:
+    """The order by row, and by ``order`` in each row: one sort of distinct integers."""
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return np.argsort(row * len(order) + rank)
+
+
+def packed(array: Array) -> tuple[int, str, bytes]:
+    """Compressed; integers in the smallest type that holds them."""
+    if array.dtype == np.int64 and array.size:
+        least, most = int(array.min()), int(array.max())
+        kinds = (np.uint8, np.uint16, np.uint32) if least >= 0 else ()
+        array = array.astype(next((kind for kind in kinds if most <= np.iinfo(kind).max), np.int64))
+    data = np.ascontiguousarray(array)
+    return data.nbytes, data.dtype.str, pa.compress(data, codec=_CODEC, asbytes=True)
+
+
+def unpacked(packed: Sequence[Any], kind: Any) -> Array:
+    size, stored, data = packed
+    raw = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True)
+    return np.frombuffer(raw, stored).astype(kind)  # a copy that can be changed
+
+
+def packed_ranks(part: Ranks) -> list[Any]:
+    row, values, machines = part
+    names = machines.tolist() if machines.dtype == object else machines.tobytes()
+    return [row.tobytes(), values.tobytes(), names]
+
+
+def unpacked_ranks(packed: Sequence[Any]) -> Ranks:
+    row, values, names = packed
+    machines = np.frombuffer(names, np.int64) if isinstance(names, bytes) else np.array(names, object)
+    return np.frombuffer(row, np.int64), np.frombuffer(values), machines

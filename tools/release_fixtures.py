@@ -38,7 +38,8 @@ from muster.message.client import api as message_api
 from muster.pipeline.alerts import tracker
 from muster.pipeline.fleet import blocks, state
 from muster.pipeline.history import data_files, delta, tables
-from muster.pipeline.job import batch_commit, checkpoint_label, commit_state, driver_terms, query
+from muster.pipeline.job import batch_commit, checkpoint_label, commit_state, query
+from muster.pipeline.job.driver import driver_terms
 from muster.trust.permissions import roles
 from tools.reference import wire
 

@@ -22,7 +22,8 @@ from muster.bus import api
 from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core.settings import loader
-from muster.pipeline.job import checkpoint_label, driver_terms, state_copy
+from muster.pipeline.job import checkpoint_label, state_copy
+from muster.pipeline.job.driver import driver_terms
 from muster.store import backup as store_backup
 from muster.store import database
 from muster.testing import postgres

@@ -25,7 +25,8 @@ from muster.message.client import api as message_api
 from muster.pipeline.alerts import tracker
 from muster.pipeline.fleet import node_columns, state
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import checkpoint_label, commit_state, driver_terms
+from muster.pipeline.job import checkpoint_label, commit_state
+from muster.pipeline.job.driver import driver_terms
 from muster.trust.permissions import roles
 from tests.cli import driver
 from tools import release_fixtures

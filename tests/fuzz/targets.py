@@ -42,7 +42,7 @@ from muster.monitor.channel import aggregator, report_rows
 from muster.notify import documents, documents_xml, models
 from muster.pipeline.alerts import notifications, rules
 from muster.pipeline.fleet import node_columns, state
-from muster.pipeline.job import driver_terms
+from muster.pipeline.job.driver import driver_terms
 from muster.predicates import types
 from muster.predicates.syntax import parser, printer
 from muster.trust import credentials, grants, jwt, nkeys

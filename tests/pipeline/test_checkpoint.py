@@ -10,7 +10,7 @@ from muster.bus.client import client
 from muster.core import messages
 from muster.pipeline import settings
 from muster.pipeline.fleet import node_columns, state
-from muster.pipeline.job import checkpoint_label, query, service
+from muster.pipeline.job import checkpoint_label, query, query_plan, service
 from muster.testing.eventually import eventually
 from tests.pipeline import test_history, test_job, traffic
 
@@ -85,7 +85,7 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
     assert stored(root) == sorted((f"m{n}", 1) for n in range(20))
 
 
-def another_version(plan: query.QueryPlan):
+def another_version(plan: query_plan.QueryPlan):
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Other(StatefulProcessor):

@@ -10,7 +10,8 @@ from muster.core import errors
 from muster.pipeline import protocol
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state, driver_lease, driver_terms, fenced_stream
+from muster.pipeline.job import commit_state
+from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream
 from muster.testing.eventually import eventually
 
 
@@ -65,7 +66,26 @@ def test_terms_are_read_from_sparks_files(tmp_path):
     assert driver_terms.read_last(checkpoint, "renewed") is None
     driver_terms.begin(checkpoint, T(epoch=3))
     driver_terms.remove_before(checkpoint, 3)
-    assert driver_terms.epochs(checkpoint) == [3]
+    last = driver_terms.read_last(checkpoint, "r")
+    assert last is not None
+    assert last.term.epoch == 3
+
+
+def test_a_former_driver_cannot_write_to_its_checkpoint_any_more(tmp_path):
+    for epoch in range(1, 4 + driver_terms.FENCED):
+        driver_terms.begin(str(tmp_path), T(epoch=epoch))
+        offsets = tmp_path / "drivers" / f"{epoch:08}" / "spark" / "offsets"
+        offsets.mkdir(parents=True)
+        (offsets / "0").write_text("v1\n{}\n{}")
+        for _ in range(2):
+            driver_terms.remove_before(str(tmp_path), epoch)
+    terms = sorted((tmp_path / "drivers").iterdir())
+    assert len(terms) == driver_terms.FENCED + 1
+    for former in terms[:-1]:
+        assert [path.name for path in former.iterdir()] == ["spark"]
+        with pytest.raises(NotADirectoryError):
+            (former / "spark" / "offsets").mkdir(parents=True)
+    assert (terms[-1] / "spark" / "offsets" / "0").is_file()
 
 
 def test_a_table_refuses_the_commits_of_a_former_driver_and_the_same_epoch_twice(tmp_path):
@@ -169,6 +189,8 @@ async def test_a_standby_is_listed_and_takes_over_and_the_former_driver_notices(
         driver.keep(current)
         assert not await standby.try_acquire()
         waiting = asyncio.create_task(standby.acquire())
+        await eventually(lambda: driver.standbys == (f"{standby.process} (starting)",))
+        standby.prepared = True
         await eventually(lambda: driver.standbys == (standby.process,))
         await driver.confirm()
         # As a process that was stopped: its lease expires although it knows nothing of it.

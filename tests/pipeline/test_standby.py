@@ -1,7 +1,7 @@
 """Two drivers as processes: the standby takes over, and a driver that wakes up again changes nothing."""
 
 import asyncio
-import signal
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -10,6 +10,7 @@ import msgspec
 import psutil
 import pytest
 
+from muster.bus import leases
 from muster.bus.client import client
 from muster.core import errors
 from muster.core.reports import columns
@@ -71,19 +72,65 @@ async def status(ask: pipeline_client.PipelineClient) -> protocol.BatchProgress 
         return None
 
 
-def signal_all(pid: int, number: signal.Signals) -> list[psutil.Process]:
+def pause(pid: int) -> list[psutil.Process]:
     """The process, Java and Spark's Python workers, as when a machine or container is paused."""
     process = psutil.Process(pid)
     family = [process, *process.children(recursive=True)]
     for member in family:
-        member.send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):  # Spark ends idle workers
+            member.suspend()
     return family
 
 
+def resume(family: list[psutil.Process]) -> None:
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.resume()
+
+
+def in_batch(term: Path) -> bool:
+    """Whether Spark has planned a batch and not committed it."""
+    offsets, commits = (
+        {int(path.name) for path in (term / "spark" / name).iterdir() if path.name.isdecimal()}
+        for name in ("offsets", "commits")
+    )
+    return bool(offsets - commits)
+
+
 def snapshot(folder: Path) -> dict[str, int]:
-    return {
-        str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()
-    }
+    """Files, and when they were changed."""
+    files = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
+            if path.is_file():
+                files[str(path.relative_to(folder))] = path.stat().st_mtime_ns
+    return files
+
+
+async def test_a_driver_whose_java_process_hangs_gives_up_its_lease(broker, tmp_path):
+    """Its Python still renews the lease, but nothing is processed any more."""
+    await traffic.store(broker.url)
+    async with (
+        await client.connect([broker.url], identity="ann") as bus,
+        await driver(tmp_path, broker.url) as first,
+    ):
+        ask = pipeline_client.PipelineClient(bus)
+
+        async def runs() -> bool:
+            progress = await status(ask)
+            return progress is not None and progress.batch >= 0
+
+        await eventually(runs, timeout_s=300)
+        (java,) = [
+            child for child in psutil.Process(first.pid).children(recursive=True) if child.name() == "java"
+        ]
+        java.suspend()
+        started = time.monotonic()
+        assert await first.wait(timeout_s=120) == errors.Unavailable.exit_code
+        sys.stderr.write(f"\ngave up {time.monotonic() - started:.1f} s after Java was stopped\n")
+        assert any("did not respond" in line for line in first.lines)
+        async with await leases.Leases.open(bus) as all_leases:
+            assert await all_leases.holder(protocol.driver_lease("pipeline")) is None
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
@@ -113,26 +160,34 @@ async def test_a_standby_takes_over_and_the_former_driver_changes_nothing(broker
                     process.endswith(f":{second.pid}") for process in progress.standbys
                 )
 
-            await eventually(is_standby, timeout_s=300)
+            await eventually(is_standby, timeout_s=300)  # and prepared
+            assert before is not None
+            old = terms / f"{before.epoch:08}"
+            await eventually(lambda: in_batch(old), timeout_s=60)
             started = time.monotonic()
+            paused: list[psutil.Process] = []
             if how == "killed":
                 await first.kill()
             else:
-                signal_all(first.pid, signal.SIGSTOP)
+                paused = pause(first.pid)
             after = await eventually(lambda: is_driver(second.pid), timeout_s=240)
             took_s = time.monotonic() - started
-            sys.stderr.write(f"\ntakeover after {how}: {took_s:.1f} s (goal {TAKEOVER_S:g} s)\n")
             assert after is not None
-            assert before is not None
+            stages = ", ".join(f"{stage} {taken_ms / 1000:.1f}" for stage, taken_ms in after.start_ms.items())
+            lease_s = took_s - sum(after.start_ms.values()) / 1000
+            sys.stderr.write(
+                f"\ntakeover after {how}: {took_s:.1f} s (goal {TAKEOVER_S:g} s): "
+                f"lease and answer {lease_s:.1f}, {stages}\n"
+            )
             assert after.epoch > before.epoch
             if how == "stopped":
-                old = terms / f"{before.epoch:08}"
-                await eventually(lambda: not old.exists(), timeout_s=120)
-                signal_all(first.pid, signal.SIGCONT)
+                await eventually(lambda: list(snapshot(old)) == ["spark"], timeout_s=120)
+                left = {item for item in snapshot(tmp_path).items() if _is_of(item[0], before.epoch)}
+                resume(paused)
                 code = await first.wait(timeout_s=120)
                 assert code == errors.StaleEpoch.exit_code
-                left = snapshot(old) if old.exists() else {}
-                assert not [name for name in left if "/commits/" in name or "/offsets/" in name]
+                now = {item for item in snapshot(tmp_path).items() if _is_of(item[0], before.epoch)}
+                assert now <= left, "it wrote to its checkpoint or its alert state"
             fleet.stop.set()
             await sending
             await eventually(lambda: _rolled_up(root, fleet.sent), timeout_s=240)
@@ -150,6 +205,13 @@ async def test_a_standby_takes_over_and_the_former_driver_changes_nothing(broker
             ]
             # One marker for each driver.
             assert sum(subject.endswith(f".{protocol.MARKER}") for subject in subjects) == 2
+
+
+def _is_of(path: str, epoch: int) -> bool:
+    """Whether a file is in the checkpoint or the alert state of a driver."""
+    return path.startswith(f"pipeline/checkpoint/drivers/{epoch:08}/") or path.endswith(
+        f"alerts-{epoch:08}.json"
+    )
 
 
 def _rolled_up(root: Path, expected: int) -> bool:

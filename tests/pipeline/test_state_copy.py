@@ -13,7 +13,8 @@ from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import checkpoint_label, commit_state, driver_terms, service, state_copy
+from muster.pipeline.job import checkpoint_label, commit_state, service, state_copy
+from muster.pipeline.job.driver import continuation, driver_terms
 from muster.testing.eventually import eventually
 from tests.pipeline import test_checkpoint, test_history, test_job, traffic
 
@@ -128,9 +129,9 @@ async def test_the_first_new_message_of_a_stream_is_found_by_its_time(broker):
         stored = [message.stored_at_ns // 1_000_000 async for message in stream.read(1)]
         for clock_ms in (0, *stored, stored[-1] + 1):
             expected = sum(at_ms <= clock_ms for at_ms in stored)
-            assert await service._last_stored_by(stream, clock_ms) == expected
+            assert await continuation.last_stored_by(stream, clock_ms) == expected
         await stream.purge(before=4)
-        assert await service._last_stored_by(stream, 0) == 3
+        assert await continuation.last_stored_by(stream, 0) == 3
 
 
 @pytest.mark.slow

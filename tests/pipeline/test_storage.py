@@ -23,7 +23,8 @@ from muster.core import errors
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, maintenance, sql, storage, tables
-from muster.pipeline.job import checkpoint_label, commit_state, driver_terms, service
+from muster.pipeline.job import checkpoint_label, commit_state, service
+from muster.pipeline.job.driver import driver_terms
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 from muster.testing.plugin import require_part

@@ -37,7 +37,8 @@ from muster.message import destinations
 from muster.message.client import api as client_api
 from muster.pipeline import protocol
 from muster.pipeline import settings as pipeline_settings
-from muster.pipeline.job import driver_lease, service
+from muster.pipeline.job import service
+from muster.pipeline.job.driver import driver_lease
 from muster.store import api as store_api
 from muster.store import database
 from muster.supervision import tasks
@@ -157,6 +158,7 @@ NOT_STARTED = {
     "manage/adapters/spark.py: progress": "needs Spark",
     "pipeline/job/main.py: input": "in a process of its own",
     "pipeline/job/service.py: maintenance": "needs Spark",
+    "pipeline/job/service.py: prepare": "needs Spark",
 }
 
 

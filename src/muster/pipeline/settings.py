@@ -32,6 +32,20 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         ),
     ] = "local[*]"
     memory: Annotated[str, doc("Spark's heap. Messages and the state of shards pass through it.")] = "1g"
+    ui_port: Annotated[
+        int,
+        doc(
+            "Port of Spark's pages, with its metrics for Prometheus at `/metrics/prometheus` and "
+            "`/metrics/executors/prometheus`. They have no login: with a local master they listen on "
+            "loopback. 0: none with a local master, Spark's default port on a cluster.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 0
+    spark: Annotated[
+        tuple[str, ...],
+        doc("Further settings of Spark, as NAME=VALUE; they override those of Muster."),
+    ] = ()
     trigger_s: Annotated[
         float,
         doc(
@@ -61,6 +75,15 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
             le=86400,
         ),
     ] = 9.0
+    lease_s: Annotated[
+        float,
+        doc(
+            "A driver that hangs is replaced by a standby after this time. A driver that is only slow for "
+            "longer is replaced, too: it loses nothing, but the takeover takes some seconds.",
+            ge=2,
+            le=60,
+        ),
+    ] = 6.0
     skew_s: Annotated[
         float,
         doc("A report whose time is further ahead of the broker's clock than this is refused.", ge=0),
@@ -185,7 +208,16 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
             return str(self.state_folder(domain_folder))
         return storage.join(self.history_root(domain_folder), "_alerts")
 
+    def spark_settings(self) -> dict[str, str]:
+        """The settings of Spark in ``spark``."""
+        pairs = [setting.partition("=") for setting in self.spark]
+        for name, equals, _ in pairs:
+            if not equals or not name.startswith("spark."):
+                raise errors.InvalidInput(f"spark: {name[:60]!r} is not spark.NAME=VALUE")
+        return {name: value for name, _, value in pairs}
+
     def __post_init__(self) -> None:
+        self.spark_settings()
         storage.normalize(self.history_dir)
         storage.normalize(self.checkpoint_dir, setting="checkpoint_dir", checkpoint=True)
         if self.stale_after * 1.0 < 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import os
 import signal
 import ssl
@@ -28,6 +29,8 @@ from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
 from muster.pipeline.job import progress_metrics, service
 from muster.supervision import tasks
+
+GC_OBJECTS = 100_000  # created before the garbage collector looks for cycles
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +137,8 @@ def _stopping(running: service.PipelineService) -> Iterator[None]:
 
 
 def main(path: str) -> int:
+    # The results of thousands of groups are many small objects without cycles.
+    gc.set_threshold(GC_OBJECTS, 20, 20)
     end_log = log.configure(sys.stderr)
     try:
         asyncio.run(run(msgspec.json.decode(Path(path).read_bytes(), type=PipelineOptions)))

@@ -14,9 +14,9 @@ An invalid message never fails the query: it is counted by reason.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +27,7 @@ from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.fleet import blocks, node_columns, removal, resharding, state
 from muster.pipeline.history import data_files, storage, tables
-from muster.pipeline.job import state_transfer
+from muster.pipeline.job import query_plan, state_transfer
 from muster.pipeline.source import shard_keys
 
 if TYPE_CHECKING:
@@ -43,35 +43,11 @@ HISTORY_FULL, HISTORY_FAILED = "history-full", "history-failed"  # times
 CPU = "cpu-us "  # prefix of the counters of CPU time
 
 
-@dataclass(frozen=True, slots=True)
-class QueryPlan:
-    """The parameters of a query: plain data, because it is sent to the executors."""
-
-    plan: state.FleetStatePlan
-    servers: tuple[str, ...]
-    checkpoint: str
-    history: str
-    run: str
-    pipeline: str = "pipeline"  # its identity on the bus
-    epoch: int = 0
-    first: int = 0  # number of the first batch: Spark counts from 0
-    transferred: tuple[str, int] | None = None  # a checkpoint of Spark and its batch that have the state
-    credentials: str | None = None
-    ca: str | None = None
-    streams: tuple[str, ...] = (columns.REPORTS_STREAM, columns.SUMMARIES_STREAM)
-    shards: int = 4
-    partitions: int = 2
-    splits: int = 2
-    max_messages: int = 4000
-    after: tuple[int, ...] = (0, 0)  # where a new checkpoint starts in each stream; -1: at the end
-    until: tuple[int, ...] = (0, 0)  # where its first batch ends; 0: anywhere
-
-
 CommitBatch = Callable[[int, list[state.ShardOutput], dict[str, int]], None]
 
 
 def start(
-    spark: SparkSession, job: QueryPlan, commit: CommitBatch, *, trigger_s: float | None
+    spark: SparkSession, job: query_plan.QueryPlan, commit: CommitBatch, *, trigger_s: float | None
 ) -> StreamingQuery:
     """Run until stopped, a batch every ``trigger_s``; None: process the available messages, then end.
 
@@ -115,6 +91,11 @@ def start(
         else writer.trigger(processingTime=f"{max(1, int(trigger_s * 1000))} milliseconds")
     )
     return chosen.start()
+
+
+def stop(query: StreamingQuery) -> None:
+    with contextlib.suppress(Exception):  # Spark reports a batch that was interrupted as an error
+        query.stop()
 
 
 def _commit_batch(frame: DataFrame, number: int, commit: CommitBatch) -> None:
@@ -224,7 +205,7 @@ def history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 _NAMES: dict[tuple[str, int, int], node_columns.NodeNames] = {}
 
 
-def processor(job: QueryPlan) -> Any:
+def processor(job: query_plan.QueryPlan) -> Any:
     """The stateful step. A function, because its base class needs Spark."""
     from pyspark import TaskContext
     from pyspark.sql import Row

@@ -1,8 +1,9 @@
 """The process that runs the job: Spark in its own threads, the bus on the event loop.
 
-It waits until it is the driver (`driver_lease`), with Spark already started.  Then it begins a term of its
-own in the checkpoint (`driver_terms`).  A driver that another process has replaced ends its Java process at
-once, and itself with `errors.StaleEpoch`.
+It waits until it is the driver (`driver_lease`), with Spark already started and rehearsed (`standby`).  Then
+it begins a term of its own in the checkpoint (`continuation`).  A driver that another process has replaced
+ends its Java process at once, and itself with `errors.StaleEpoch`; one whose Java process no longer responds
+ends so that a standby takes over.
 
 Each micro-batch ends in `batch_commit`; requests are handled by `request_handler`.  The event loop publishes
 ticks and progress, advances the clock of the alert tracker, sends notifications, and maintains the history.
@@ -15,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,18 +33,20 @@ from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
+from muster.pipeline.alerts import rules
 from muster.pipeline.batch import cost_fit
 from muster.pipeline.fleet import state
-from muster.pipeline.history import delta, maintenance, storage, tables
+from muster.pipeline.history import maintenance, storage
 from muster.pipeline.job import (
     batch_commit,
+    batch_measure,
     checkpoint_label,
-    driver_lease,
-    driver_terms,
+    history_upkeep,
+    query_plan,
     request_handler,
-    state_copy,
 )
 from muster.pipeline.job import query as job_query
+from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, standby
 from muster.pipeline.source import session
 from muster.supervision import tasks
 
@@ -53,10 +57,9 @@ if TYPE_CHECKING:
 POLL_S = 0.25
 TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
-MAINTAIN_S = 300.0
-VACUUM_S = 3600.0
 STREAM_SHORTER = "stream-shorter"  # counts streams that end before the position of the checkpoint
-CLAIM_ATTEMPTS = 10
+PROBE_S = 1.0  # between calls of Java
+RESPONSE_S = 10.0  # a longer pause of Java is a failure
 #: Why a query ended: its first batch has the state of the former term. The next one does not depend on that.
 TRANSFERRED = "transferred"
 BATCHES_KEPT = 400  # for requests about recent batches
@@ -98,17 +101,19 @@ class PipelineService:
         storage.check(self._checkpoint, setting="checkpoint_dir", checkpoint=True)
         self._folder = settings.state_folder(paths.folder)
         self._driver: driver_lease.DriverLease
-        self._label: checkpoint_label.CheckpointLabel
-        self._term: driver_terms.DriverTerm
+        self._continuation: continuation.Continuation
         self._committer: batch_commit.BatchCommitter
         self._spark: SparkSession | None = spark
+        self._starting: asyncio.Task[SparkSession] | None = None
+        self._rehearsal = standby.QueryRehearsal(self._checkpoint)
         self._parallelism: tuple[int, int, int] | None = None  # shards, partitions, splits
         self._transfers = False  # whether the query reads the state of an earlier term
         self._progress = protocol.BatchProgress(state="starting")
         self._batches: collections.deque[protocol.BatchProgress] = collections.deque(maxlen=BATCHES_KEPT)
         self._seen_batch = -1
         self._rows_before = 0
-        self._first_sequence = 0  # of the stream, when this process began
+        self._stages = batch_measure.StartTimes()
+        self._killed_java = False
         self._stop = asyncio.Event()
         self._tasks = tasks.TaskSupervisor(f"pipeline {bus.identity}")
 
@@ -120,15 +125,18 @@ class PipelineService:
             stack.push_async_callback(self._end_spark)
             replicas = self._paths.streams[0].replicas
             all_leases = await stack.enter_async_context(
-                await leases.Leases.open(self._bus, replicas=replicas)
+                await leases.Leases.open(self._bus, ttl_s=self._settings.lease_s, replicas=replicas)
             )
             self._driver = driver_lease.DriverLease(self._bus, all_leases)
             stack.push_async_callback(self._driver.close)
             if not await self._become_driver():
                 return
+            self._stages.begin()
             await asyncio.to_thread(self._begin)
-            self._driver.keep(self._is_current)
+            self._driver.keep(self._continuation.is_current)
+            self._stages.end("claim")
             await self._committer.open(self._paths.streams)
+            self._stages.end("fence")
             handler = self._request_handler()
             await stack.enter_async_context(
                 server.RpcServer(self._bus, protocol.PART, handler.operations(), authorize=handler.authorize)
@@ -136,20 +144,27 @@ class PipelineService:
             tick_s = min(TICK_S, self._settings.trigger_s / 2)
             advance, send = self._committer.advance_clock, self._committer.sender.run
             self._tasks.loop("superseded", self._end_when_superseded)
+            self._tasks.loop("java", self._end_when_unresponsive)
             self._tasks.loop("tick", functools.partial(self._every, tick_s, self._tick))
             self._tasks.loop("clock", functools.partial(self._every, 1.0, advance))
             self._tasks.loop("notifications", functools.partial(send, self._committer.save))
             try:
                 await self._run_query()
+            except Exception as error:
+                if not self._killed_java:
+                    raise
+                self._log.info("query-ended", error=error)  # calls of a Java process that has ended
             finally:
                 self._stop.set()
                 await self._tasks.close()
             if self._driver.superseded.is_set():
                 raise errors.StaleEpoch(
                     "another process has become the driver of the pipeline",
-                    epoch=self._term.epoch,
-                    current=self._term.epoch + 1,
+                    epoch=self._driver.epoch,
+                    current=self._driver.epoch + 1,
                 )
+            if self._killed_java:
+                raise errors.Unavailable(f"Spark's Java process did not respond for {RESPONSE_S:g} s")
             await asyncio.to_thread(self._committer.save)
 
     def _request_handler(self) -> request_handler.PipelineRequestHandler:
@@ -174,7 +189,7 @@ class PipelineService:
     # The driver
 
     async def _become_driver(self) -> bool:
-        """Wait for the lease; False if stopped. A standby starts Spark while it waits."""
+        """Wait for the lease; False if stopped. A standby prepares Spark while it waits."""
         if await self._driver.try_acquire():
             return True
         self._progress = msgspec.structs.replace(
@@ -182,88 +197,87 @@ class PipelineService:
         )
         if self._on_progress is not None:
             self._on_progress(self._progress)
-        await self._ensure_spark()
         waiting = self._tasks.spawn("acquire", self._driver.acquire())
         stopping = self._tasks.spawn("stop", self._stop.wait())
+        preparing = self._tasks.loop("prepare", self._prepare)
         await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        preparing.cancel()
+        await asyncio.to_thread(self._rehearsal.stop)
         if not waiting.done():
             waiting.cancel()
             return False
         stopping.cancel()
         await waiting
+        self._parallelism = None  # executors may have come and gone
         self._progress = msgspec.structs.replace(self._progress, state="starting", reason="")
         return True
 
+    async def _prepare(self) -> None:
+        """Start Spark, and rehearse the query again and again."""
+        spark = await self._ensure_spark()
+        known, _ = batch_commit.load_rules(self._settings)
+        while True:
+            try:
+                after = await standby.positions(self._bus, batch_commit.POSITIONS)
+                parallelism = await asyncio.to_thread(self._divide, spark)
+                plan = self._plan(known, parallelism)
+                self._driver.prepared = await asyncio.to_thread(self._rehearsal.run, spark, plan, after)
+            except errors.Unavailable as error:
+                self._log.warning("not-rehearsed", error=error)
+            await asyncio.sleep(standby.REPEAT_S)
+
     def _begin(self) -> None:
-        """Claim an epoch, then read where the last driver stopped: it can commit nothing any more."""
-        self._label = checkpoint_label.open_(self._checkpoint)
-        is_renewed = self._follow_restored_streams()
-        self._begin_term()
+        self._continuation = continuation.Continuation(
+            self._driver,
+            self._log,
+            folder=self._paths.folder,
+            checkpoint=self._checkpoint,
+            history=self._history,
+            keep_s=self._settings.as_of_s,
+        )
+        is_renewed = self._continuation.begin()
         self._committer = batch_commit.BatchCommitter(
             self._bus,
             self._settings,
             history=self._history,
-            run=self._label.run,
+            run=self._continuation.label.run,
             state_root=self._settings.state_root(self._paths.folder),
             authority=self._driver,
         )
         if is_renewed:
             self._committer.count(STREAM_SHORTER)
 
-    def _begin_term(self) -> None:
-        epoch, run = self._claim_epoch(), self._label.run
-        last = driver_terms.read_last(self._checkpoint, run)
-        self._term = driver_terms.next_term(epoch, run, last, self._stored_positions())
-        if self._term.state is not None:
-            driver_terms.relocate(self._checkpoint, self._term.state.epoch)
-        driver_terms.begin(self._checkpoint, self._term)
-        self._driver.epoch = epoch
-        self._parallelism = None
-        self._log.info("term-begun", epoch=epoch, batch=self._term.first)
-
-    def _claim_epoch(self) -> int:
-        """Higher than every epoch in the checkpoint and the history, and than that of the lease."""
-        for _ in range(CLAIM_ATTEMPTS):
-            try:
-                written = [
-                    delta.HistoryTable(self._history, name, keep_s=self._settings.as_of_s)
-                    for name in (tables.NODES, tables.GROUPS, tables.ALERTS)
-                ]
-                claimed = [table.transaction_version(delta.DRIVER) or 0 for table in written]
-                epoch = 1 + max([*claimed, *driver_terms.epochs(self._checkpoint), self._driver.lease_epoch])
-                for table in written:
-                    table.claim(epoch)
-                return epoch
-            except (storage.ConcurrentChange, errors.StaleEpoch):
-                self._driver.check()
-            except (storage.HistoryFull, storage.StorageUnavailable) as error:
-                # The pipeline runs without a history that cannot be written; then only the lease protects it.
-                self._log.error("epoch-not-claimed", error=error)
-                return 1 + max([*driver_terms.epochs(self._checkpoint), self._driver.lease_epoch])
-        raise errors.Unavailable("the history changes too often to begin as its driver")
-
-    async def _is_current(self) -> bool:
-        last = await asyncio.to_thread(driver_terms.read_last, self._checkpoint, self._label.run)
-        return last is not None and last.term.epoch == self._term.epoch
-
     async def _end_when_superseded(self) -> None:
         await self._driver.superseded.wait()
-        self._log.error("superseded", epoch=self._term.epoch)
-        if self._given_spark is None and self._spark is not None:
-            session.kill(self._spark)
-            self._spark = None
+        self._log.error("superseded", epoch=self._driver.epoch)
+        self._kill_java()
         self._stop.set()
 
-    async def _has_committed(self) -> bool:
-        """Whether Spark has committed a batch of this term."""
-        last = await asyncio.to_thread(driver_terms.read_last, self._checkpoint, self._label.run)
-        return last is not None and last.term.epoch == self._term.epoch and last.committed is not None
+    async def _end_when_unresponsive(self) -> None:
+        """A Java process that is paused, or busy with garbage only, must not keep the lease."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            if self._spark is None:
+                continue
+            call = self._tasks.spawn("probe", asyncio.to_thread(session.probe, self._spark))
+            done, _ = await asyncio.wait((call,), timeout=RESPONSE_S)
+            if not done:
+                self._log.error("java-unresponsive", epoch=self._driver.epoch)
+                self._kill_java()
+                self._stop.set()
+                return
+
+    def _kill_java(self) -> None:
+        if self._given_spark is None and self._spark is not None:
+            self._killed_java = True
+            session.kill(self._spark)
+            self._spark = None
 
     async def _remove_former(self) -> None:
         """Remove the terms of earlier drivers, which nothing reads any more."""
         try:
             self._driver.check()
-            await asyncio.to_thread(driver_terms.remove_before, self._checkpoint, self._term.epoch)
+            await asyncio.to_thread(self._continuation.remove_former)
             await asyncio.to_thread(self._committer.remove_former_state)
         except (errors.MusterError, OSError) as error:
             self._log.warning("former-term-not-removed", error=error)
@@ -272,10 +286,14 @@ class PipelineService:
 
     async def _ensure_spark(self) -> SparkSession:
         if self._spark is None:
-            self._spark = await asyncio.to_thread(self._start_spark)
+            if self._starting is None:
+                self._starting = self._tasks.spawn("spark", asyncio.to_thread(self._start_spark))
+            self._spark = await asyncio.shield(self._starting)  # a standby that becomes the driver waits on
         return self._spark
 
     async def _end_spark(self) -> None:
+        if self._starting is not None and not self._starting.done():
+            self._spark = await self._starting
         if self._given_spark is None and self._spark is not None:
             await asyncio.to_thread(self._spark.stop)
 
@@ -284,17 +302,25 @@ class PipelineService:
             return
         spark = await self._ensure_spark()
         if self._settings.compact:
-            self._tasks.loop("maintenance", self._maintain)
+            limits = maintenance.MaintenanceLimits(
+                self._paths.history_max_bytes, self._paths.history_max_age_s, self._settings.as_of_s
+            )
+            upkeep = history_upkeep.HistoryUpkeep(self._history, limits, self._driver, self._log)
+            self._tasks.loop("maintenance", functools.partial(upkeep.run, self._not_maintained))
         try:
             wait_s = 1.0
             while not self._stop.is_set():
-                await self._check_positions()
+                if await self._continuation.follow_shorter_streams(self._bus, self._committer.clock_ms):
+                    self._parallelism = None
+                    self._committer.follow(self._continuation.label.run)
+                    self._committer.count(STREAM_SHORTER)
                 query = await asyncio.to_thread(self._start_query, spark)
+                self._stages.end("query")
                 started = time.monotonic()
                 try:
                     reason = await self._watch(query)
                 finally:
-                    await asyncio.to_thread(_stop_query, query)
+                    await asyncio.to_thread(job_query.stop, query)
                 if reason is None:
                     break
                 if reason == TRANSFERRED:
@@ -321,12 +347,15 @@ class PipelineService:
         finally:
             await self._tasks.close()
 
+    def _not_maintained(self, error: Exception) -> None:
+        self._committer.count("not-compacted")
+        self._tasks.record_failure("maintenance", error)
+
     async def _wait_for_stream(self) -> bool:
         """Channels create the stream, possibly later than this process starts."""
         while not self._stop.is_set():
             try:
-                stream = await self._bus.open_stream(columns.REPORTS_STREAM)
-                self._first_sequence = (await stream.state()).first_sequence
+                await self._bus.open_stream(columns.REPORTS_STREAM)
                 return True
             except errors.NotFound:
                 self._progress = msgspec.structs.replace(
@@ -344,77 +373,14 @@ class PipelineService:
             extra={
                 "spark.driver.memory": self._settings.memory,
                 "spark.executor.memory": self._settings.memory,
+                **session.ui_settings(self._settings.ui_port),
+                **self._settings.spark_settings(),
             },
         )
 
-    def _positions(self) -> dict[str, int]:
-        """The last position that was read or planned, by stream."""
-        last = driver_terms.read_last(self._checkpoint, self._label.run)
-        return {
-            **dict.fromkeys(batch_commit.POSITIONS, 0),
-            **((last and (last.planned or last.end)) or self._term.until or self._term.after),
-        }
-
-    def _stored_positions(self) -> dict[str, int]:
-        """Where a new checkpoint starts: after what the history has, unless the label names positions."""
-        return {
-            stream: self._label.after.get(stream, delta.position(self._history, tables.NODES, name) or 0)
-            for stream, name in batch_commit.POSITIONS.items()
-        }
-
-    def _follow_restored_streams(self) -> bool:
-        """Continue where restored streams end, if the checkpoint or the history is not of the same backup.
-
-        What was read after the backup is in the history, but not in the streams: their sequences are used
-        again.
-        """
-        restored = state_copy.read_restored(self._paths.folder)
-        if restored is None:
-            return False
-        last = driver_terms.read_last(self._checkpoint, self._label.run)
-        positions = (last and (last.planned or last.end)) or self._stored_positions()
-        after = {
-            stream: min(positions.get(stream, 0), restored.streams.get(stream, 0))
-            for stream in batch_commit.POSITIONS
-        }
-        self._renew_checkpoint(after, "restored")
-        state_copy.forget_restored(self._paths.folder)
-        return True
-
-    async def _check_positions(self) -> None:
-        """Read a stream that ends before the position of the checkpoint from its first new message.
-
-        It was created again or lost its last messages.  New are those stored later than the newest message
-        that was read; until the next message is stored, the pipeline would skip them.
-        """
-        positions = await asyncio.to_thread(self._positions)
-        after = dict(positions)
-        for name, position in positions.items():
-            try:
-                stream = await self._bus.open_stream(name)
-            except errors.NotFound:
-                after[name] = 0
-                continue
-            if (await stream.state()).last_sequence < position:
-                after[name] = await _last_stored_by(stream, self._committer.clock_ms)
-        if after == positions:
-            return
-        await asyncio.to_thread(self._renew_checkpoint, after, "shorter")
-        await asyncio.to_thread(self._begin_term)
-        self._committer.follow(self._label.run)
-        self._committer.count(STREAM_SHORTER)
-
-    def _renew_checkpoint(self, after: dict[str, int], reason: str) -> None:
-        self._label = checkpoint_label.renew(self._checkpoint, after)
-        self._log.warning("checkpoint-renewed", reason=f"streams-{reason}", run=self._label.run, **after)
-
     def _start_query(self, spark: SparkSession) -> StreamingQuery:
-        settings, term = self._settings, self._term
-        session.activate(spark)
-        if self._parallelism is None:  # fixed for the term
-            self._parallelism = settings.parallelism(session.cores(spark))
-        shards, partitions, splits = self._parallelism
-        last = driver_terms.read_last(self._checkpoint, self._label.run)
+        term = self._continuation.term
+        last = self._continuation.last()
         is_new = last is None or last.committed is None
         transferred = None
         if is_new and term.state is not None:
@@ -424,35 +390,39 @@ class PipelineService:
             tuple(offsets.get(stream, 0) for stream in batch_commit.POSITIONS)
             for offsets in (term.after, term.until)
         )
-        plan = job_query.QueryPlan(
-            plan=state.FleetStatePlan(
-                window_s=settings.window_s,
-                delay_s=settings.delay_s,
-                skew_s=settings.skew_s,
-                stale_after=settings.stale_after,
-                forget_s=settings.forget_s,
-                top=settings.top,
-                top_metrics=settings.top_metrics,
-                rules=tuple(rule for rule in self._committer.rules if rule.scope == "node"),
-            ),
-            servers=self._paths.servers,
-            credentials=self._paths.credentials,
-            ca=self._paths.ca,
+        plan = dataclasses.replace(
+            self._plan(self._committer.rules, self._divide(spark)),
+            run=self._continuation.label.run,
             checkpoint=driver_terms.spark_folder(self._checkpoint, term.epoch),
-            history=self._history,
-            run=self._label.run,
-            pipeline=self._bus.identity,
             epoch=term.epoch,
             first=term.first,
             transferred=transferred,
-            shards=shards,
-            partitions=partitions,
-            splits=splits,
-            max_messages=settings.max_messages,
             after=after,
             until=until,
         )
-        return job_query.start(spark, plan, self._committer.commit, trigger_s=settings.trigger_s)
+        return job_query.start(spark, plan, self._committer.commit, trigger_s=self._settings.trigger_s)
+
+    def _divide(self, spark: SparkSession) -> tuple[int, int, int]:
+        """Shards, partitions and splits: fixed for the term."""
+        session.activate(spark)
+        if self._parallelism is None:
+            self._parallelism = self._settings.parallelism(session.cores(spark))
+        return self._parallelism
+
+    def _plan(
+        self, known: Sequence[rules.AlertRule], parallelism: tuple[int, int, int]
+    ) -> query_plan.QueryPlan:
+        paths = self._paths
+        return query_plan.from_settings(
+            self._settings,
+            known,
+            parallelism,
+            servers=paths.servers,
+            credentials=paths.credentials,
+            ca=paths.ca,
+            history=self._history,
+            pipeline=self._bus.identity,
+        )
 
     async def _watch(self, query: StreamingQuery) -> str | None:
         """Wait until the service stops (None) or the query ended by itself (the reason)."""
@@ -462,16 +432,32 @@ class PipelineService:
                 return report or "the query ended"
             if report is not None and report["batchId"] != self._seen_batch:
                 self._seen_batch = report["batchId"]
-                self._progress = self._measure(report)
+                self._progress = self._measured(report)
                 self._batches.append(self._progress)
                 await self._publish_progress()
                 await asyncio.to_thread(self._store_progress)
-                if self._transfers and await self._has_committed():
+                if self._transfers and await self._continuation.has_committed():
                     return TRANSFERRED
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), POLL_S)
         self._progress = msgspec.structs.replace(self._progress, state="stopping")
         return None
+
+    def _measured(self, report: dict[str, Any]) -> protocol.BatchProgress:
+        done = self._committer
+        rows, self._rows_before = done.total_rows - self._rows_before, done.total_rows
+        if self._stages.end("batch", last=True):
+            self._log.info("driver-started", **self._stages.taken_ms)
+        return msgspec.structs.replace(
+            batch_measure.measure(
+                report,
+                done,
+                first=self._continuation.term.first,
+                rows=rows,
+                trigger_s=self._settings.trigger_s,
+            ),
+            start_ms=self._stages.taken_ms,
+        )
 
     async def _every(self, period_s: float, work: Callable[[], Any]) -> None:
         while True:
@@ -504,104 +490,9 @@ class PipelineService:
             self._committer.count("progress-not-stored")
             self._log.warning("progress-not-stored", error=error)
 
-    async def _maintain(self) -> None:
-        """Maintain the tables of the history every few minutes. A failure is retried the next time."""
-        limits = maintenance.MaintenanceLimits(
-            self._paths.history_max_bytes, self._paths.history_max_age_s, self._settings.as_of_s
-        )
-        vacuumed = time.monotonic()
-        while True:
-            await asyncio.sleep(MAINTAIN_S)
-            due = time.monotonic() - vacuumed >= VACUUM_S
-            try:
-                done = await asyncio.to_thread(
-                    maintenance.run,
-                    self._history,
-                    time.time(),
-                    limits,
-                    with_vacuum=due,
-                    check=self._driver.check,
-                )
-                if any(done.values()):
-                    self._log.info("history-maintained", **done)
-                if due:
-                    vacuumed = time.monotonic()
-            except Exception as error:  # noqa: BLE001 (Arrow, DuckDB and delta-rs raise exceptions of many types)
-                self._committer.count("not-compacted")
-                self._tasks.record_failure("maintenance", error)
-
-    def _measure(self, report: dict[str, Any]) -> protocol.BatchProgress:
-        """Convert Spark's progress report of a batch."""
-        source = report["sources"][0]
-        states = report.get("stateOperators") or [{}]
-        duration_ms = report.get("durationMs") or {}
-        batch_s = duration_ms.get("triggerExecution", 0) / 1000
-        done = self._committer
-        rows, self._rows_before = done.total_rows - self._rows_before, done.total_rows
-        shown = {
-            name: count
-            for name, count in done.counts.items()
-            if name != "rows" and not name.startswith(job_query.CPU)
-        }
-        cpu = {
-            name.removeprefix(job_query.CPU): count // 1000
-            for name, count in done.counts.items()
-            if name.startswith(job_query.CPU)
-        }
-        return protocol.BatchProgress(
-            state="running",
-            at_ms=done.done_ms or int(time.time() * 1000),
-            newest_ms=done.clock_ms,
-            trigger_s=self._settings.trigger_s,
-            batch=self._term.first + report["batchId"],
-            batch_s=batch_s,
-            rows=rows,
-            rows_s=rows / max(self._settings.trigger_s, batch_s),
-            messages=int(source.get("numInputRows") or 0),
-            lag_messages=_lag_messages(source),
-            lag_s=max(0, done.done_ms - done.clock_ms) / 1000,
-            state_bytes=int(states[0].get("memoryUsedBytes") or 0),
-            state_rows=int(states[0].get("numRowsTotal") or 0),
-            machines=done.machines,
-            stages_ms={name: int(took) for name, took in duration_ms.items()},
-            cpu_ms=cpu,
-            counts=shown,
-            total_rows=done.total_rows,
-        )
-
-
-async def _last_stored_by(stream: api.Stream, clock_ms: int) -> int:
-    """The sequence of the last message that was stored at this time or before."""
-    state_ = await stream.state()
-    low, high = state_.first_sequence - 1, state_.last_sequence
-    while low < high:
-        middle = (low + high + 1) // 2
-        try:
-            is_old = (await stream.get(middle)).stored_at_ns // 1_000_000 <= clock_ms
-        except errors.NotFound:  # removed meanwhile by the retention of the stream
-            is_old = True
-        low, high = (middle, high) if is_old else (low, middle - 1)
-    return low
-
 
 def _poll(query: StreamingQuery) -> tuple[bool, Any]:
     if not query.isActive:
         error = query.exception()
         return False, str(error) if error else ""
     return True, query.lastProgress
-
-
-def _stop_query(query: StreamingQuery) -> None:
-    with contextlib.suppress(Exception):  # Spark reports a batch that was interrupted as an error
-        query.stop()
-
-
-def _lag_messages(source: dict[str, Any]) -> int:
-    """Messages stored and not read yet. Spark reports offsets as JSON text or as decoded JSON."""
-    latest, end = (
-        msgspec.json.decode(offset) if isinstance(offset, str) else offset
-        for offset in (source.get("latestOffset"), source.get("endOffset"))
-    )
-    if not isinstance(latest, dict) or not isinstance(end, dict):
-        return 0
-    return sum(max(0, int(latest[name]) - int(end.get(name, 0))) for name in latest)

@@ -31,7 +31,8 @@ import msgspec
 from muster.core import errors, files
 from muster.pipeline import settings as settings_
 from muster.pipeline.history import storage
-from muster.pipeline.job import checkpoint_label, commit_state, driver_terms
+from muster.pipeline.job import checkpoint_label, commit_state
+from muster.pipeline.job.driver import driver_terms
 
 HISTORY, CHECKPOINT, STATE = "history", "checkpoint", "state"  # folders of the copy
 RESTORED_NAME = "restored.json"

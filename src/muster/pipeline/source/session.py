@@ -1,4 +1,10 @@
-"""Starts Spark, with the same settings and the same Java for every job."""
+"""Starts Spark, with the same settings and the same Java for every job.
+
+With a local master Spark is tuned for one machine.  On a cluster its own defaults apply, and the job brings
+what executors need: Muster's code as an archive (`code_archive`).  The executors' Python needs Muster's
+dependencies (``muster-fabric[spark]``): installed on the workers, in an image, or in an archive that
+``pipeline.spark`` names (``spark.archives``).  Credentials travel with the tasks (`reader.StreamAccess`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from muster.core import errors
 from muster.pipeline.history import storage
-from muster.pipeline.source import java_runtime
+from muster.pipeline.source import code_archive, java_runtime
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,7 +53,6 @@ def start(
 
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
@@ -56,28 +61,17 @@ def start(
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # readable for every reader
         # A row is a message of a thousand reports: the default of 10,000 rows would need too much memory.
         "spark.sql.execution.arrow.maxRecordsPerBatch": "200",
-        "spark.shuffle.compress": "false",  # Arrow data hardly compresses, and the shuffle is local
         "spark.sql.streaming.minBatchesToRetain": "10",
         "spark.python.authenticate.socketTimeout": "120s",  # Python starts slowly on a busy machine
-        "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
-        "spark.local.dir": str(work_dir / "scratch"),
+        **(_local_settings(work_dir) if is_local(master) else _cluster_settings(master)),
+        **(extra or {}),
     }
-    if master.startswith("local"):
-        settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-    else:
-        # Executors need the same Python with Muster installed.
-        settings |= {
-            "spark.pyspark.python": sys.executable,
-            "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            **{
-                f"spark.executorEnv.{name}": value
-                for name, value in os.environ.items()
-                if name.startswith(storage.ENVIRONMENT)
-            },
-        }
-    settings |= extra or {}
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # Spark's pages listen there
+    if python := settings.get("spark.pyspark.python"):
+        os.environ["PYSPARK_PYTHON"] = python  # which wins over the setting
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -88,8 +82,59 @@ def start(
         printed = output.read_text(errors="replace")[-2000:] if output and output.exists() else ""
         raise errors.Unavailable(f"Spark does not start: {error}\n{printed}".rstrip()) from error
     session.sparkContext.setLogLevel("ERROR")
+    if not is_local(master):
+        session.sparkContext.addPyFile(str(code_archive.write(work_dir)))
     session.dataSource.register(data_source.MusterDataSource)
     return session
+
+
+def is_local(master: str) -> bool:
+    """Whether executors are threads of the driver's Java process."""
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def ui_settings(port: int) -> dict[str, str]:
+    """Spark's pages on a port, with its metrics for Prometheus; 0: as is the default for the master."""
+    if not port:
+        return {}
+    return {
+        "spark.ui.enabled": "true",
+        "spark.ui.port": str(port),
+        "spark.ui.killEnabled": "false",
+        "spark.ui.prometheus.enabled": "true",  # of executors: /metrics/executors/prometheus
+        "spark.sql.streaming.metricsEnabled": "true",
+        "spark.metrics.conf.*.sink.prometheusServlet.class": (
+            "org.apache.spark.metrics.sink.PrometheusServlet"
+        ),
+        "spark.metrics.conf.*.sink.prometheusServlet.path": "/metrics/prometheus",  # of the driver
+    }
+
+
+def _local_settings(work_dir: Path) -> dict[str, str]:
+    return {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.local.dir": str(work_dir / "scratch"),
+        "spark.shuffle.compress": "false",  # Arrow data hardly compresses, and the shuffle is local
+        "spark.sql.shuffle.partitions": "2",  # of batch jobs; the query sets its own
+        "spark.ui.enabled": "false",
+    }
+
+
+def _cluster_settings(master: str) -> dict[str, str]:
+    # On Kubernetes they would be in the description of the pods: `secretKeyRef` is the way there.
+    passed = () if master.startswith("k8s:") else storage.ENVIRONMENT
+    return {
+        "spark.pyspark.python": sys.executable,
+        "spark.ui.killEnabled": "false",
+        # The environment page shows properties: not those with credentials of the storage.
+        "spark.redaction.regex": r"(?i)secret|password|passwd|token|access[._]?key|credential|executorEnv",
+        **{
+            f"spark.executorEnv.{name}": value
+            for name, value in os.environ.items()
+            if passed and name.startswith(passed)
+        },
+    }
 
 
 @contextlib.contextmanager
@@ -141,7 +186,7 @@ def cores(session: SparkSession) -> int:
     """The cores of Spark. Executors of a cluster register one by one: wait until their number is stable."""
     context = session.sparkContext
     count = context.defaultParallelism
-    if not str(context.master).startswith("local"):
+    if not is_local(str(context.master)):
         deadline_s = time.monotonic() + CORES_WAIT_S
         stable = 0
         while stable < CORES_STABLE and time.monotonic() < deadline_s:
@@ -153,8 +198,19 @@ def cores(session: SparkSession) -> int:
     return int(count)
 
 
+def probe(session: SparkSession) -> None:
+    """Call Java; returns when it has responded."""
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    jvm.java.lang.System.nanoTime()
+
+
 def kill(session: SparkSession) -> None:
     """End Java at once, without letting it finish what it does."""
-    process = getattr(session.sparkContext._gateway, "proc", None)
+    context = session.sparkContext
+    process = getattr(context._gateway, "proc", None)
     if process is not None:
         process.kill()
+    elif context._jvm is not None:  # started by spark-submit
+        with contextlib.suppress(Exception):  # the connection ends before the reply
+            context._jvm.java.lang.Runtime.getRuntime().halt(1)

@@ -31,7 +31,7 @@ from muster.core.telemetry import log
 from muster.pipeline import protocol
 from muster.supervision import tasks
 
-ANNOUNCE_S = 5.0
+ANNOUNCE_S = 2.0
 
 
 class DriverAuthority(Protocol):
@@ -55,6 +55,7 @@ class DriverLease:
         self.standbys: tuple[str, ...] = ()
         self.epoch = 0  # of the term; set when it begins
         self.superseded = asyncio.Event()
+        self.prepared = False  # whether this process, a standby, could begin at once
         self._name = protocol.driver_lease(bus.identity)
         self._leases = all_leases
         self._lease: leases.Lease | None = None
@@ -129,7 +130,8 @@ class DriverLease:
         key = f"{self._name}.standby.{secrets.token_hex(8)}"
         while True:
             with contextlib.suppress(errors.Unavailable):
-                await self._leases.announce(key, self.process)
+                state = "" if self.prepared else " (starting)"
+                await self._leases.announce(key, f"{self.process}{state}")
             await asyncio.sleep(ANNOUNCE_S)
 
     async def _list_standbys(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from muster.bus import api
 from muster.core import errors
-from muster.pipeline.job import driver_lease
+from muster.pipeline.job.driver import driver_lease
 
 BATCH = 500  # the broker allows 1,000
 BATCH_BYTES = 4 << 20

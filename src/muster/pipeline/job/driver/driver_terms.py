@@ -5,9 +5,10 @@
     <checkpoint>/drivers/00000007/spark/          Spark's checkpoint of this term
 
 Each driver has a folder of its own, named by its epoch, and writes to no other.  So a former driver that
-wakes up cannot damage the checkpoint of its successor, and the number of shards, partitions and splits is
-free at each start: Spark fixes them for a checkpoint, and every term begins a new one.  Its state is copied
-from the term before, as of the last batch that Spark committed there (`state_transfer`).
+wakes up cannot damage the checkpoint of its successor.  On a file system its successor replaces the folder
+of its Spark by a file, so that it cannot write there either.  And the number of shards, partitions and splits
+is free at each start: Spark fixes them for a checkpoint, and every term begins a new one.  Its state is
+copied from the term before, as of the last batch that Spark committed there (`state_transfer`).
 
 The batch after that may have been interrupted after its results were committed to the history.  It is
 repeated with exactly the same messages and the same number, so the history refuses what it has already.
@@ -17,6 +18,7 @@ Numbers of batches continue over all terms: a batch of Spark has ``first`` added
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ from muster.pipeline.job import checkpoint_label
 FOLDER = "drivers"
 RECORD = "driver.json"
 SPARK = "spark"
+FENCED = 16  # terms before this one whose drivers may be paused and wake up again
 _SCHEMA_PATH = re.compile(r'"file:[^"]*?/(state/\d+/_stateSchema/[^"]*)"')
 
 Offsets = dict[str, int]  # the last sequence read, by stream
@@ -134,11 +137,26 @@ def relocate(checkpoint: str, epoch: int) -> None:
 
 def remove_before(checkpoint: str, epoch: int) -> None:
     """Remove the folders of earlier terms: nothing reads them once this term has a committed batch."""
+    local = storage.local_path(checkpoint)
     with storage.translated(checkpoint):
         store = storage.filesystem(checkpoint)
-        for earlier in epochs(checkpoint):
-            if earlier < epoch:
-                store.delete_dir(f"{FOLDER}/{earlier:08}")
+        earlier = [other for other in epochs(checkpoint) if other < epoch]
+        for other in earlier:
+            if local is None or other in earlier[:-FENCED]:
+                store.delete_dir(f"{FOLDER}/{other:08}")
+            else:
+                _replace_by_file(Path(folder_of(str(local), other)))
+
+
+def _replace_by_file(term: Path) -> None:
+    """Remove what a term has stored, and let its driver, which may be paused, store nothing more."""
+    spark, former = term / SPARK, term / f"{SPARK}.former"
+    if spark.is_dir():
+        spark.rename(former)
+    spark.touch()
+    (term / RECORD).unlink(missing_ok=True)
+    if former.exists():
+        shutil.rmtree(former)
 
 
 def _progress(store: Any, term: DriverTerm) -> TermProgress:

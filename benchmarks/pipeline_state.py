@@ -97,6 +97,11 @@ class OneProcess:
                     messages.encode(rollups.system_report(many, totals))
         return len(totals)
 
+    def state_bytes(self) -> int:
+        """Of all shards, with the names of machines."""
+        names = sum(len(names.pack()) for names in self._names.values())
+        return names + sum(len(data) for _, data in self._states.values())
+
     def _shard(self, key: int, rows: list[dict[str, object]]) -> state.ShardOutput:
         with self.stages.step("shard: state unpacked"):
             if key in self._states:
@@ -122,18 +127,26 @@ def play(plan: fleet.FleetPlan, periods: int, *, profile: bool) -> None:
     profiler = cProfile.Profile()
     with tempfile.TemporaryDirectory() as folder:
         process = OneProcess(pathlib.Path(folder), state.FleetStatePlan())
-        totals = 0
+        totals = stream_bytes = 0
         for tick in range(WARM + periods):
             if tick == WARM:
                 process.stages = Stages()
             stored = _stored(made, tick)
+            stream_bytes += sum(len(message.data) for message in stored)
             if profile and tick >= WARM:
                 profiler.enable()
             totals = process.feed(stored)
             profiler.disable()
             process.stages.rows += plan.machines
+        files = [path.stat().st_size for path in pathlib.Path(folder).rglob("*.parquet")]
     print(f"{plan.describe()}; {periods} periods, {totals:,} results a period")
     print("\n".join(process.stages.lines()))
+    driver_s = sum(spent_s for name, spent_s in process.stages.spent_s.items() if name.startswith("driver"))
+    print(f"{'driver, for each result':28} {1e6 * driver_s / periods / max(1, totals):8.2f} µs")
+    rows = plan.machines * (WARM + periods)
+    print(f"{'a report in the stream':28} {stream_bytes / rows:8.0f} bytes")
+    print(f"{'a report in the history':28} {sum(files) / rows:8.0f} bytes")
+    print(f"{'a machine in the state':28} {process.state_bytes() / plan.machines:8.0f} bytes")
     if profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
@@ -149,7 +162,7 @@ def _stored(made: fleet.VirtualFleet, tick: int) -> list[api.StoredMessage]:
         stored.append(
             api.StoredMessage(
                 subject="muster.monitor.from.c1.batch.root.nodes",
-                data=columns.encode(made.batch(slot, tick, at_ms), info),
+                data=columns.encode(made.batch(slot, tick, at_ms), info, compression="lz4"),
                 headers={},
                 sequence=tick * len(made.slots) + number + 1,
                 stored_at_ns=(at_ms + 5000) * 1_000_000,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
+import venv
 from pathlib import Path
 
 import click
@@ -20,7 +23,9 @@ from muster.bus.client import counters
 from muster.cli import main
 from muster.core.telemetry import metrics
 from muster.pipeline.job import progress_metrics
+from muster.testing.plugin import require_part
 from tests import debian
+from tests.gateways.amqp import java_project
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -216,3 +221,48 @@ def test_the_containers_ports_are_those_that_muster_has_by_itself():
     (health,) = (word.partition("health.port=")[2] for word in domain["command"] if "health.port=" in word)
     (exposed,) = re.findall(r"^EXPOSE (.*)$", (DEPLOY / "container/Containerfile").read_text(), re.MULTILINE)
     assert exposed.split() == [str(clients), str(web), health]
+
+
+def test_the_manifest_of_the_pipeline_names_what_it_defines():
+    documents = {
+        document["kind"]: document
+        for document in yaml.safe_load_all((DEPLOY / "kubernetes/pipeline.yaml").read_text())
+    }
+    assert set(documents) == {"ServiceAccount", "Role", "RoleBinding", "StatefulSet", "Service"}
+    assert {document["metadata"]["namespace"] for document in documents.values()} == {"muster"}
+    drivers, service = documents["StatefulSet"]["spec"], documents["Service"]["spec"]
+    pod = drivers["template"]["spec"]
+    assert drivers["replicas"] == 2
+    assert service["selector"] == drivers["template"]["metadata"]["labels"]
+    assert pod["serviceAccountName"] == documents["ServiceAccount"]["metadata"]["name"]
+    (container,) = pod["containers"]
+    assert importlib.util.find_spec(container["command"][2]) is not None
+    assert {mount["name"] for mount in container["volumeMounts"]} == {
+        volume["name"] for volume in pod["volumes"]
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_the_manifest_of_the_pipeline_fits_the_schema_of_kubernetes():
+    """With a validator that contains the schemas; installed once, in an environment of its own."""
+    folder = Path.home() / ".cache" / "muster" / "kubernetes-validate"
+    python = folder / "bin" / "python"
+    if not (folder / "done").exists():
+        await asyncio.to_thread(venv.create, folder, with_pip=True)
+        code, text = await java_project.output(
+            str(python), "-m", "pip", "install", "-q", "kubernetes-validate==1.37.0", cwd=folder
+        )
+        require_part("kubernetes-validate", not code, hint=text[-300:])
+        (folder / "done").touch()
+    manifest = DEPLOY / "kubernetes/pipeline.yaml"
+    code, text = await java_project.output(
+        str(python), "-m", "kubernetes_validate", "--strict", str(manifest), cwd=folder
+    )
+    assert code == 0, text
+    broken = manifest.read_text().replace("replicas: 2", "replicas: two")
+    (folder / "broken.yaml").write_text(broken)
+    code, text = await java_project.output(
+        str(python), "-m", "kubernetes_validate", "--strict", "broken.yaml", cwd=folder
+    )
+    assert code != 0

@@ -1,22 +1,34 @@
-"""The same job on a standalone cluster: a master and two workers, each a process of its own."""
+"""The same job on a standalone cluster: a master and three workers, each a process of its own."""
 
 import asyncio
+import contextlib
+import os
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import psutil
+import pyspark
 import pytest
 
 import muster
+from muster.bus import api
 from muster.bus.client import client
+from muster.bus.http import client as http_client
+from muster.core import files
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import settings
 from muster.pipeline.job import main
 from muster.pipeline.source import java_runtime
 from muster.testing import child_process
 from muster.testing.eventually import eventually
+from muster.trust import keyring
+from muster.trust.permissions import roles
+from tests.gateways.amqp import java_project
+from tests.manage import test_drills
 from tests.pipeline import test_history, traffic
+from tests.trust import servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,48 +37,70 @@ SOURCE = str(Path(muster.__file__).parents[1])
 
 async def part(name: str, *arguments: str, env: dict[str, str]) -> child_process.ChildProcess:
     """The wheel has no start scripts: its launcher runs the classes."""
-    import pyspark
-
     launcher = Path(pyspark.__file__).parent / "bin" / "spark-class"
     return await child_process.start(
         launcher, f"org.apache.spark.deploy.{name}", *arguments, env=env, name=name
     )
 
 
-async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(broker, tmp_path):
-    matches = await asyncio.to_thread(java_runtime.find, tmp_path)
+@contextlib.asynccontextmanager
+async def cluster(folder: Path, workers: int) -> AsyncIterator[tuple[str, list[child_process.ChildProcess]]]:
+    """The master's address, and the workers. Their Python has Muster's dependencies, but not Muster."""
+    java = await asyncio.to_thread(java_runtime.find, folder)
     env = {
-        "JAVA_HOME": str(matches.home),
-        "PYSPARK_PYTHON": sys.executable,
+        "JAVA_HOME": str(java.home),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
-        "PYTHONPATH": SOURCE,
+        "SPARK_LOCAL_DIRS": str(folder / "scratch"),
+        "PYTHONPATH": "",
     }
     here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    async with await part("master.Master", *here, env=env) as master:
+    async with contextlib.AsyncExitStack() as stack:
+        master = await stack.enter_async_context(await part("master.Master", *here, env=env))
         url = (await master.line(r"Starting Spark master at (spark://\S+)", timeout_s=120))[1]
-        workers = [
-            await part(
-                "worker.Worker",
-                *here,
-                "--cores",
-                "1",
-                "--memory",
-                "1g",
-                "--work-dir",
-                str(tmp_path / f"w{n}"),
-                url,
-                env=env,
-            )
-            for n in range(2)
-        ]
-        try:
-            for worker in workers:
-                await worker.line("Successfully registered with master", timeout_s=120)
-            await runs(broker.url, url, tmp_path, workers)
-        finally:
-            for worker in workers:
-                await worker.close()
+        started = []
+        for number in range(workers):
+            arguments = ("--cores", "1", "--memory", "1g", "--work-dir", str(folder / f"w{number}"), url)
+            worker = await part("worker.Worker", *here, *arguments, env=env)
+            started.append(await stack.enter_async_context(worker))
+        for worker in started:
+            await worker.line("Successfully registered with master", timeout_s=120)
+        yield url, started
+
+
+def bare_python(folder: Path) -> Path:
+    """A Python that has Muster's dependencies, but not Muster: executors get that from the job."""
+    packages = ":".join(path for path in sys.path if path.endswith("site-packages"))
+    path = folder / "bare-python"
+    path.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+async def secured(folder: Path, stack: contextlib.AsyncExitStack) -> tuple[str, keyring.Keyring]:
+    """A broker that demands credentials."""
+    trust = keyring.Keyring.create(folder / "keys", "north")
+    for identity, role in (
+        ("pipeline", roles.Role.PIPELINE),
+        ("c1", roles.Role.CHANNEL),
+        ("ann", roles.Role.OPERATOR),
+    ):
+        trust.issue(identity, role)
+    (folder / "broker").mkdir()
+    server = await stack.enter_async_context(servers.server(folder / "broker", trust))
+    return server.url, trust
+
+
+@pytest.mark.parametrize("how", ["python", "spark-submit"])
+async def test_the_job_runs_on_a_standalone_cluster_and_outlives_a_worker(tmp_path, how):
+    """The workers have neither Muster nor the credentials."""
+    python = bare_python(tmp_path)
+    env = {**os.environ, "PYTHONPATH": ""}
+    _, lacking = await java_project.output(str(python), "-c", "import muster", cwd=tmp_path, env=env)
+    assert "No module named 'muster'" in lacking
+    async with contextlib.AsyncExitStack() as stack:
+        broker_url, trust = await secured(tmp_path, stack)
+        master, workers = await stack.enter_async_context(cluster(tmp_path, 3))
+        await runs(broker_url, trust, master, tmp_path, workers, how=how, python=python)
 
 
 def command_line(process: psutil.Process) -> str:
@@ -76,36 +110,59 @@ def command_line(process: psutil.Process) -> str:
         return ""
 
 
-async def runs(broker_url: str, master: str, folder: Path, workers: list[child_process.ChildProcess]) -> None:
+async def runs(
+    broker_url: str,
+    trust: keyring.Keyring,
+    master: str,
+    folder: Path,
+    workers: list[child_process.ChildProcess],
+    *,
+    how: str,
+    python: Path,
+) -> None:
+    credentials = folder / "pipeline.creds"
+    files.write(credentials, trust.credentials("pipeline").render().encode())
     options = main.PipelineOptions(
         folder=str(folder),
         servers=(broker_url,),
+        credentials=str(credentials),
         settings=settings.PipelineSettings(
-            master=master, memory="600m", trigger_s=1.0, window_s=1.0, delay_s=1.0, shards=4, operators=("*",)
+            master=master,
+            memory="600m",
+            trigger_s=1.0,
+            window_s=1.0,
+            delay_s=1.0,
+            operators=("*",),
+            ui_port=test_drills.free_port(),
+            spark=(f"spark.pyspark.python={python}",),
         ),
     )
     path = folder / "options.json"
     path.write_bytes(msgspec.json.encode(options))
     root = folder / "history"
 
+    async with await client.connect([broker_url], creds=trust.credentials("c1")) as channel:
+        await channel.stream(traffic.STREAM)
+
     async def report(sequence: int) -> None:
         at_ms = traffic.now_ms()
         rows = [traffic.report(f"m{n}", sequence, at_ms, group=f"g{n % 7}") for n in range(100)]
-        await traffic.store(broker_url, *(traffic.body(rows[n : n + 10]) for n in range(0, 100, 10)))
+        async with await client.connect([broker_url], creds=trust.credentials("c1")) as channel:
+            stream = await channel.open_stream(traffic.STREAM.name)
+            await stream.publish_batch(
+                [
+                    api.OutgoingMessage(traffic.SUBJECT, traffic.body(rows[n : n + 10]))
+                    for n in range(0, 100, 10)
+                ]
+            )
 
     def stored() -> int:
         return len(test_history.read(root))
 
     await report(1)
     async with (
-        await child_process.start(
-            sys.executable,
-            "-m",
-            "muster.pipeline.job.main",
-            path,
-            env={"PYTHONPATH": SOURCE, "SPARK_LOCAL_IP": "127.0.0.1"},
-        ) as driver,
-        await client.connect([broker_url], identity="ann") as bus,
+        await submit(how, path, folder) as driver,
+        await client.connect([broker_url], creds=trust.credentials("ann")) as bus,
     ):
         ask = pipeline_client.PipelineClient(bus)
         await eventually(lambda: stored() == 100, timeout_s=300)
@@ -115,7 +172,9 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
             for child in psutil.Process(worker.pid).children(recursive=True)
             if "CoarseGrainedExecutorBackend" in command_line(child)
         ]
-        assert len(executors) == 2
+        assert len(executors) == 3
+        await check_pages(options.settings.ui_port, trust.credentials("pipeline").seed)
+        credentials.rename(folder / "moved.creds")  # executors do not read it
         await workers[0].close()
         await report(2)
         await eventually(lambda: stored() == 200, timeout_s=300)
@@ -129,3 +188,40 @@ async def runs(broker_url: str, master: str, folder: Path, workers: list[child_p
         assert await driver.wait(timeout_s=120) == 0
     rows = [(row["machine"], row["sequence"]) for row in test_history.read(root)]
     assert len(rows) == len(set(rows)) == 200
+    assert readable_secrets(folder, trust.credentials("pipeline").seed) == []
+
+
+def readable_secrets(folder: Path, seed: str) -> list[Path]:
+    """Files that others may read, and that contain the seed."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.stat().st_mode & 0o077 and seed.encode() in path.read_bytes()
+    ]
+
+
+async def submit(how: str, options: Path, folder: Path) -> child_process.ChildProcess:
+    env = {"PYTHONPATH": SOURCE, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if how == "python":
+        return await child_process.start(sys.executable, "-m", "muster.pipeline.job.main", options, env=env)
+    java = await asyncio.to_thread(java_runtime.find, folder)
+    program = Path(__file__).parents[2] / "deploy" / "spark" / "pipeline.py"
+    submit_ = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    env |= {"JAVA_HOME": str(java.home), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    return await child_process.start(submit_, program, options, env=env)
+
+
+async def check_pages(port: int, seed: str) -> None:
+    """Spark's pages and metrics are there, and show no secret."""
+    base = f"http://127.0.0.1:{port}"
+    for page, content in (
+        ("/environment/", "spark.redaction.regex"),
+        ("/metrics/prometheus/", "metrics_"),
+        ("/metrics/executors/prometheus/", "executor_id"),
+        ("/StreamingQuery/", "fleet"),
+        ("/SQL/", "Completed"),
+    ):
+        answer = await http_client.get(f"{base}{page}", timeout_s=60)
+        text = answer.body.decode()
+        assert content in text, page
+        assert seed not in text, page

@@ -28,9 +28,9 @@ def _digest(*projects: str) -> str:
     return actual.hexdigest()[:12]
 
 
-async def output(*command: str, cwd: Path) -> tuple[int, str]:
+async def output(*command: str, cwd: Path, env: dict[str, str] | None = None) -> tuple[int, str]:
     made = await asyncio.create_subprocess_exec(
-        *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        *command, cwd=cwd, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )
     replies, _ = await made.communicate()
     return made.returncode or 0, replies.decode()

@@ -35,10 +35,17 @@ def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
     Reads the stream of reports, aggregates them, raises alerts and writes the history. After a crash the next
     run continues where this one stopped, without loss or duplicates.
     """
+    from muster.pipeline.job import main as run_
+
+    options = run_.PipelineOptions(**_options(invocation, overrides))
+    invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the current batch")
+    command.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))
+
+
+def _options(invocation: command.Invocation, overrides: tuple[str, ...]) -> dict[str, Any]:
     from muster.app import home, identities
     from muster.app.components import pipeline as pipeline_
     from muster.core import errors
-    from muster.pipeline.job import main as run_
 
     settings = config_.load(invocation, overrides)
     folder = home.DomainFolder(settings.domain.folder)
@@ -47,12 +54,34 @@ def run(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
         raise errors.Unavailable(
             f"the domain {settings.domain.name} is not running", hint="start it with `muster up --detach`"
         )
-    arguments = pipeline_.pipeline_options(
+    return pipeline_.pipeline_options(
         settings, settings.pipeline, folder, identities.open_keyring(settings), running
     )
-    options = run_.PipelineOptions(**arguments)
-    invocation.printer.note("starting Spark; Ctrl-C ends the pipeline after the current batch")
-    command.run(run_.run(options, on_progress=lambda progress: _show(invocation, progress)))
+
+
+@pipeline.command(
+    examples=[
+        ("muster pipeline options options.json", ""),
+        ("muster pipeline options options.json --set pipeline.master=k8s://https://10.0.0.5", ""),
+    ]
+)
+@click.argument("file", type=click.Path(dir_okay=False))
+@config_.set_option
+@command.pass_invocation
+def options(invocation: command.Invocation, file: str, overrides: tuple[str, ...]) -> None:
+    """Write the options of the pipeline's process to FILE, for spark-submit and containers.
+
+    FILE may contain passwords, and only you can read it. It names the file of the pipeline's credentials.
+    """
+    import pathlib
+
+    import msgspec
+
+    from muster.core import files
+
+    content = msgspec.json.encode(_options(invocation, overrides))
+    files.write(pathlib.Path(file), msgspec.json.format(content) + b"\n")
+    invocation.printer.done({"file": file}, f"wrote {file}")
 
 
 @pipeline.command(examples=[("muster pipeline status", ""), ("muster pipeline status --follow", "live")])
@@ -230,6 +259,59 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
         ("key", "total", "place_in", "by_zone"),
         empty="no demand was reported",
     )
+
+
+@pipeline.command(
+    examples=[
+        ("muster pipeline size --machines 10000000", ""),
+        ("muster pipeline size --machines 1000000 --groups 5000 --hours 12", ""),
+    ]
+)
+@click.option("--machines", type=click.IntRange(1, 10**9), required=True, help="Machines of the fleet.")
+@click.option(
+    "--groups", type=click.IntRange(1, 10**9), help="Groups of the fleet (default: 20 machines each)."
+)
+@command.duration("--period", "10s", "Interval between the reports of a machine.")
+@click.option(
+    "--hours",
+    type=click.FloatRange(0, 24 * 365, min_open=True),
+    default=4.0,
+    show_default=True,
+    help="Hours of reports that the stream holds.",
+)
+@click.option("--replicas", type=click.IntRange(1, 5), default=3, show_default=True, help="Of the stream.")
+@command.duration("--trigger", "10s", "Trigger interval of Spark.")
+@command.duration("--window", "10s", "Length of the windows.")
+@command.pass_invocation
+def size(
+    invocation: command.Invocation,
+    machines: int,
+    groups: int | None,
+    period_s: float,
+    hours: float,
+    replicas: int,
+    trigger_s: float,
+    window_s: float,
+) -> None:
+    """Show how large streams, Spark's cluster and the history must be for a fleet.
+
+    The arithmetic uses costs that the benchmarks measured with a realistic fleet, on one core of their
+    machine; `docs/guides/pipeline-cluster.md` explains it.
+    """
+    import dataclasses
+
+    from muster.pipeline import cluster_size
+
+    needed = cluster_size.cluster_size(
+        machines,
+        groups or max(1, machines // 20),
+        period_s=period_s,
+        trigger_s=trigger_s,
+        window_s=window_s,
+        hours=hours,
+        replicas=replicas,
+    )
+    invocation.printer.facts(dataclasses.asdict(needed))
 
 
 @pipeline.command(examples=[("muster pipeline fit", "the cost of a batch and of a report")])

@@ -39,7 +39,8 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -58,6 +59,7 @@ from muster.bus.client import client
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline.source import shard_keys
+from muster.trust import credentials as credentials_
 
 SEQUENCE = "stream_sequence"
 FAULT = "fault"
@@ -71,11 +73,17 @@ ROWS_MAX = 10_000_000  # of one message: an Arrow header of a few bytes can clai
 
 @dataclass(frozen=True, slots=True)
 class StreamAccess:
-    """Connection data: plain data, because it is sent to the executors."""
+    """Connection data: plain data, because it is sent to the executors.
+
+    The content of the files of the options is read on the driver and travels with the tasks, so executors
+    need no files, and no page of Spark shows them.  Where the file of the credentials exists, it is read for
+    each connection, because credentials are renewed.
+    """
 
     servers: tuple[str, ...]
-    credentials: str | None
-    ca: str | None = None
+    file: str | None = None  # with the credentials
+    credentials: credentials_.Credentials | None = field(default=None, repr=False)
+    ca: str | None = field(default=None, repr=False)
 
     async def connect(self) -> client.NatsBus:
         """Connect with retries: a failed call ends the query, and brokers recover within seconds."""
@@ -84,19 +92,27 @@ class StreamAccess:
             try:
                 return await connection.connect(
                     self.servers,
-                    creds=self.credentials,
+                    creds=self._newest_credentials(),
                     identity=None if self.credentials else "spark",
-                    tls=ssl.create_default_context(cafile=self.ca) if self.ca else None,
+                    tls=ssl.create_default_context(cadata=self.ca) if self.ca else None,
                 )
             except errors.Unavailable:
                 if time.monotonic() > deadline_s:
                     raise
             await asyncio.sleep(RETRY_S)
 
+    def _newest_credentials(self) -> str | credentials_.Credentials | None:
+        return self.file if self.file and Path(self.file).is_file() else self.credentials
+
     @classmethod
     def from_options(cls, options: MutableMapping[str, str]) -> StreamAccess:
-        servers = _names(options, "servers")
-        return cls(servers, options.get("credentials") or None, options.get("ca") or None)
+        creds, ca = options.get("credentials"), options.get("ca")
+        return cls(
+            _names(options, "servers"),
+            creds,
+            credentials_.Credentials.load(Path(creds)) if creds else None,
+            Path(ca).read_text() if ca else None,
+        )
 
 
 @dataclass

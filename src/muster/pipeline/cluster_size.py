@@ -1,0 +1,89 @@
+"""How large streams, Spark's cluster and the history must be for a fleet, from measured costs. Pure.
+
+The costs are those of a realistic fleet (20 machines a group, 20 to 50 metrics a report), in CPU time of one
+core of the machine of `benchmarks/results`:
+
+- `SOURCE_US`, `SHARD_US`: `python -m benchmarks.pipeline_state realistic 100000 6`, for each report;
+- `MERGE_US`: the same with ``--groups``, for each group of a window at the driver, which is one process;
+- `SPARK_US`: Spark's Java process, from `benchmarks/results/pipeline.json`;
+- `STREAM_BYTES`, `HISTORY_BYTES`, `STATE_BYTES`: bytes of a report in the stream and in the history, and of a
+  machine in Spark's state.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from muster.core.settings import retention
+
+SOURCE_US = 2.6
+SHARD_US = 12.5
+SPARK_US = 3.0
+MERGE_US = 205.0
+STREAM_BYTES = retention.REPORT_BYTES
+HISTORY_BYTES = 220
+STATE_BYTES = 1000
+USED = 0.6  # share of the cores that are busy, so that a batch catches up
+EXECUTOR_CORES = 4
+SHARD_MACHINES = 100_000  # of one shard: some 100 MB in a Python worker while it is processed
+MESSAGE_REPORTS = 1000
+DAY_S = 86400
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSize:
+    """``driver_s``: the driver's time for the results of a window; it must be shorter than the window."""
+
+    machines: int
+    groups: int
+    reports_s: float
+    stream_bytes_s: float
+    stream_bytes: int
+    broker_bytes_s: float
+    executor_cores: int
+    executors: int
+    partitions: int
+    shards: int
+    splits: int
+    max_messages: int
+    state_bytes: int
+    history_day_bytes: int
+    driver_s: float
+    holds: bool
+
+
+def cluster_size(
+    machines: int,
+    groups: int,
+    *,
+    period_s: float,
+    trigger_s: float,
+    window_s: float,
+    hours: float,
+    replicas: int,
+) -> ClusterSize:
+    """``hours``: of reports in the stream; ``replicas``: of the stream."""
+    reports_s = machines / period_s
+    cores = max(2, math.ceil(reports_s * (SOURCE_US + SHARD_US + SPARK_US) / 1e6 / USED))
+    partitions = cores
+    shards = partitions * max(2, math.ceil(machines / SHARD_MACHINES / partitions))
+    driver_s = groups * MERGE_US / 1e6
+    return ClusterSize(
+        machines=machines,
+        groups=groups,
+        reports_s=reports_s,
+        stream_bytes_s=reports_s * STREAM_BYTES,
+        stream_bytes=retention.report_bytes(machines, period_s, hours),
+        broker_bytes_s=reports_s * STREAM_BYTES * (replicas + 1),  # stored on each replica, and read once
+        executor_cores=cores,
+        executors=math.ceil(cores / EXECUTOR_CORES),
+        partitions=partitions,
+        shards=shards,
+        splits=cores,
+        max_messages=math.ceil(3 * reports_s * trigger_s / MESSAGE_REPORTS),  # to catch up
+        state_bytes=machines * STATE_BYTES,
+        history_day_bytes=int(reports_s * DAY_S * HISTORY_BYTES),
+        driver_s=driver_s,
+        holds=driver_s < window_s,
+    )

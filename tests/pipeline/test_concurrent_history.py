@@ -209,6 +209,7 @@ def forget_again_and_again(root: Path, until: Path) -> None:  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.may_leak("files", reason="multiprocessing keeps the process that tracks its resources")
 def test_drivers_maintenance_and_deletion_in_processes_of_their_own(tmp_path):
     root, until = tmp_path / "history", tmp_path / "done"  # noqa: F811
     spawn = multiprocessing.get_context("spawn")

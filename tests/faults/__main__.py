@@ -38,6 +38,8 @@ def main() -> int:
     folder = arguments.folder or Path("tests") / "artefacts" / "faults" / time.strftime("%Y%m%d-%H%M%S")
     if arguments.command == "check":
         results = [result for file in sorted(folder.glob("*.jsonl")) for result in checker.check(file)]
+        if arguments.save:
+            table.save(results)
     else:
         network.enter()
         folder = folder.absolute()
@@ -47,8 +49,6 @@ def main() -> int:
     for violation in violations:
         sys.stdout.write(f"VIOLATION {violation}\n")
     sys.stdout.write(f"{len(violations)} violations; histories in {folder}\n")
-    if arguments.save:
-        table.save(results)
     return 1 if violations else 0
 
 
@@ -65,17 +65,23 @@ async def run(arguments: argparse.Namespace, folder: Path) -> list[checker.Resul
         if not names:
             continue
         began_s = time.monotonic()
-        async with runner.running(kind, arguments.seed, folder / "logs") as domain:
+        async with runner.running(kind, arguments.seed) as domain:
             deployment.report(f"{kind}: up after {time.monotonic() - began_s:.0f} s")
             for number, (name, turn) in enumerate(
                 ((name, turn) for turn in range(arguments.runs) for name in names), 1
             ):
                 file = folder / f"{name}-{turn}.jsonl"
-                await runner.Run(domain, file, name, workloads, arguments.seed + turn).execute(
-                    arguments.seconds
-                )
+                try:
+                    await runner.Run(domain, file, name, workloads, arguments.seed + turn).execute(
+                        arguments.seconds
+                    )
+                except Exception as error:  # noqa: BLE001  (the history shows that the run is incomplete)
+                    deployment.report(f"{name}: {type(error).__name__}: {error}")
+                await asyncio.to_thread(runner.keep_logs, domain, folder / "logs")
                 checked = list(checker.check(file))
                 results += checked
+                if arguments.save:
+                    table.save(results)
                 deployment.report(
                     f"{kind} {number} of {len(names) * arguments.runs}: {name}: "
                     + ", ".join(f"{each.workload} {each.unavailable_s:.1f} s" for each in checked)

@@ -23,8 +23,8 @@ DISK_BYTES = "384m"
 
 
 @contextlib.asynccontextmanager
-async def running(kind: str, seed: int, logs: Path) -> AsyncIterator[deployment.Deployment]:
-    """A domain, on a small disk of its own where the machine allows. Its logs are kept."""
+async def running(kind: str, seed: int) -> AsyncIterator[deployment.Deployment]:
+    """A domain, on a small disk of its own where the machine allows."""
     with tempfile.TemporaryDirectory(prefix="muster-faults-", ignore_cleanup_errors=True) as name:
         folder = Path(name, "disk")
         await asyncio.to_thread(folder.mkdir)
@@ -36,16 +36,17 @@ async def running(kind: str, seed: int, logs: Path) -> AsyncIterator[deployment.
             yield domain
         finally:
             await domain.stop()
-            await asyncio.to_thread(_keep_logs, folder, logs, kind)
             if network.missing() is None:
                 network.run("umount", "-l", str(folder))
 
 
-def _keep_logs(folder: Path, logs: Path, kind: str) -> None:
+def keep_logs(domain: deployment.Deployment, logs: Path) -> None:
+    """Copy what its processes have logged."""
     logs.mkdir(parents=True, exist_ok=True)
     for pattern in ("*.log", "*/*/logs/*", "**/brokers/*/*.log"):
-        for file in folder.glob(pattern):
-            shutil.copyfile(file, logs / f"{kind}-{'-'.join(file.relative_to(folder).parts)}")
+        for file in domain.folder.glob(pattern):
+            name = "-".join((domain.kind, *file.relative_to(domain.folder).parts))
+            shutil.copyfile(file, logs / name)
 
 
 class Run:
@@ -87,15 +88,17 @@ class Run:
                 self._history.event(name, "not-restored", text=", ".join(late))
             self._history.event("nemesis", "load-ended")
             await asyncio.gather(*(each.stop() for each in self._workloads.values()))
-            for name, each in self._workloads.items():
-                try:
-                    await each.finish()
-                except Exception as error:  # noqa: BLE001  (a violation)
-                    self._history.event(name, "failure", error=f"{type(error).__name__}: {error}")
+            await asyncio.gather(*(self._finish(each) for each in self._workloads.values()))
         finally:
             for each in self._workloads.values():
                 await each.close()
             self._history.close()
+
+    async def _finish(self, each: workload.Workload) -> None:
+        try:
+            await each.finish()
+        except Exception as error:  # noqa: BLE001  (a violation)
+            self._history.event(each.name, "failure", error=f"{type(error).__name__}: {error}")
 
     async def _wait_for_work(self, since_s: float, timeout_s: float) -> dict[str, list[str]]:
         """Until each client has succeeded in each of its actions a few times. Returns what has not."""

@@ -18,9 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.bus.brokers import binary, broker, config, diagnosis
+from muster.bus import api
+from muster.bus.brokers import binary, broker, config, diagnosis, network
+from muster.bus.client import client as bus_client
 from muster.core import backoff, errors
 from muster.testing.eventually import eventually
+from tests import disks
 
 Fault = diagnosis.BrokerFault
 
@@ -119,6 +122,36 @@ async def test_a_disk_that_fills_up_under_way_is_named(settings, small_disk):
         assert isinstance(problem, diagnosis.BrokerFailed)
         assert problem.fault is Fault.DISK_FULL
         assert "free some space" in str(problem.hint)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.may_block(reason="the disk is filled")
+async def test_a_cluster_whose_disk_was_full_stores_again(small_disk):
+    """Its members do not say that the disk was full, only that their storage is not enabled."""
+    async with (
+        network.mesh(3, small_disk, storage=config.BrokerStorage()) as brokers,
+        await bus_client.connect(brokers.urls) as bus,
+    ):
+        stream = await bus.stream(api.StreamSettings("log", ("log.>",), replicas=3))
+        ballast = await asyncio.to_thread(disks.fill, small_disk)
+
+        async def none_stores() -> bool:
+            with contextlib.suppress(errors.MusterError):
+                await stream.publish("log.a", bytes(100_000), timeout_s=1.0)
+            return not any([(await member.health()).ok for member in brokers.brokers.values()])
+
+        await eventually(none_stores, timeout_s=60)
+        ballast.unlink()
+
+        async def stores() -> bool:
+            try:
+                await stream.publish("log.a", b"x", timeout_s=2.0)
+            except errors.MusterError:
+                return False
+            return True
+
+        await eventually(stores, timeout_s=60)
 
 
 # The program

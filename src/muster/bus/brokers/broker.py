@@ -95,6 +95,7 @@ class Broker:
         self._held: ports.Held = {}
         self._start_timeout_s = START_TIMEOUT_S
         self._ends_since_s: float | None = None  # it was asked to end because its disk had been full
+        self._has_stored = False  # whether this process was healthy before
         self._leash: int | None = None  # the near end of the guardian's pipe
         self._log_offset = 0
         self._changed = asyncio.Event()
@@ -152,7 +153,9 @@ class Broker:
         return await monitor.get_monitor(self.monitor_url, page)
 
     async def health(self) -> monitor.BrokerHealth:
-        return await monitor.health(self.monitor_url)
+        answer = await monitor.health(self.monitor_url)
+        self._has_stored = self._has_stored or answer.ok
+        return answer
 
     async def problem(self) -> errors.MusterError | None:
         """The current problem with its remedy, if there is one, such as a full disk. A broker that cannot
@@ -379,6 +382,7 @@ class Broker:
             output.close()
 
         self._ends_since_s = None
+        self._has_stored = False
         try:
             await self._wait_until_up(process)
         except BaseException:
@@ -411,9 +415,12 @@ class Broker:
             health = await monitor.health(self.monitor_url, timeout_s=CONFIRM_S)
         if health.silent:
             return False
+        self._has_stored = self._has_stored or health.ok
         problem = None if health.ok else diagnosis.unhealthy(self.name, health.reason)
         full = problem is not None and problem.fault is diagnosis.BrokerFault.DISK_FULL
-        if not full or not await asyncio.to_thread(files.has_room, self.config):
+        # A member of a cluster reports no more than that.
+        ended = self._has_stored and diagnosis.NOT_ENABLED in health.reason
+        if not (full or ended) or not await asyncio.to_thread(files.has_room, self.config):
             return True
         now_s = asyncio.get_running_loop().time()
         if self._ends_since_s is None and self._child.process is not None:

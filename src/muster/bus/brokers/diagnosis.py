@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from muster.core import errors
 
 TAIL_LINES = 12
+NOT_ENABLED = "JetStream not enabled"  # the server's words: it does not store, or not yet
 
 
 class BrokerFault(enum.Enum):

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from muster.cli import output, tables
+from muster.cli.messages import jms
+from muster.cli.resources import live_state
 
 NOW_S = 1_800_000_000.0
 
@@ -103,3 +105,18 @@ def test_json_has_the_fields_at_their_default(capsys):
     assert msgspec.json.decode(capsys.readouterr().out) == [
         {"name": "a", "agent": "local", "state": "up", "drift": "", "manager": "manager-1", "reason": ""}
     ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "widths", "text"),
+    [
+        (live_state._RESOURCE, (33, 7, 9, 5, 4, 5, 3, 8, 70, 0, 9), "reason"),
+        (jms._MESSAGE, (21, 11, 8, 11, 40, 40), "body"),
+    ],
+)
+def test_a_long_name_leaves_room_for_words_of_the_text(columns, widths, text):
+    """Optional columns are dropped before a text is broken inside of words; the name keeps its width."""
+    words = [min(width, 10) for width in widths]
+    chosen = tables.choose(columns, widths, words, 80)
+    assert chosen[0] == widths[0]
+    assert chosen[columns.index(text)] >= tables.NARROW

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from muster.message import destinations, rows
     from muster.message.client import api
 
-_MESSAGE = ("id", "type", "priority", "redelivered", "properties", "body")
+_MESSAGE = ("id", "type?", "priority", "redelivered?", "properties", "body")
 _QUEUES = (
     "queue",
     "depth",

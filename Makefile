@@ -120,7 +120,7 @@ $(VENV)/.fuzz: requirements-fuzz.lock $(VENV)/.spark
 	@$(PIP) install --require-hashes -r requirements-fuzz.lock
 	@touch $@
 
-fuzz: setup $(VENV)/.fuzz ## a million inputs for every parser: make fuzz TARGET=predicate N=10000
+fuzz: setup $(VENV)/.fuzz $(VENV)/.amqp ## a million inputs for every parser, 10,000 for every endpoint: make fuzz TARGET=predicate N=10000
 	@PYTHONPATH=src:. $(BIN)/python -m tests.fuzz.run "$(TARGET)" $(N)
 
 mutants: setup ## mutation tests of a package's deciding cores: make mutants PACKAGE=manage

@@ -1,8 +1,9 @@
 """Coverage-guided fuzzing with atheris: ``python -m tests.fuzz.run TARGET [N]``, or `make fuzz`.
 
-Each target runs in a process of its own, with a limit on memory and on the time of one input. The input that
-fails is printed and stored in ``tests/artefacts/fuzz``; add it to ``REGRESSIONS`` in `test_targets`.
-Inputs that reached new code are kept there too, and the next run starts from them.
+A target is a parser (`targets`) or a network endpoint (`network`). Each parser runs in a process of its own,
+with a limit on memory and on the time of one input. The input that fails is printed and stored in
+``tests/artefacts/fuzz``; add it to ``REGRESSIONS`` in `test_targets`. Inputs that reached new code are kept
+there too, and the next run starts from them.
 """
 
 from __future__ import annotations
@@ -66,10 +67,12 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--here"]:
         fuzz(sys.argv[2], int(sys.argv[3]))
     else:
-        from tests.fuzz import targets
+        from tests.fuzz import network, targets
 
-        chosen = [name for name in sys.argv[1:2] if name] or list(targets.TARGETS)
-        unknown = [name for name in chosen if name not in targets.TARGETS]
-        if unknown:
-            sys.exit(f"there is no target {unknown[0]!r}: choose from {', '.join(targets.TARGETS)}")
-        sys.exit(min(1, main(chosen, int(sys.argv[2]) if len(sys.argv) > 2 else INPUTS)))
+        chosen, limit = (sys.argv[1:2] or [""])[0], int(sys.argv[2]) if len(sys.argv) > 2 else None
+        failed = 0
+        if chosen in ("", *targets.TARGETS):
+            failed += main([chosen] if chosen else list(targets.TARGETS), limit or INPUTS)
+        if chosen not in targets.TARGETS:
+            failed += network.report(chosen, limit or network.INPUTS)
+        sys.exit(min(1, failed))

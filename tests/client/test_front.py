@@ -25,10 +25,11 @@ from muster import blocking
 from muster.app import file_formats
 from muster.client import history as client_history
 from muster.client import messages, rows, synchronous
-from muster.core import errors, health
+from muster.core import errors, health, topics
 from muster.core import messages as messages_
 from muster.manage import protocol
 from muster.manage.adapters import plugins
+from muster.message.client import producers
 from muster.pipeline.history import data_files, delta, rollup_rows
 from muster.pipeline.history import tables as history_tables
 from tests.cli import driver
@@ -557,3 +558,15 @@ def test_an_iterator_that_is_left_early_is_closed_in_the_loop():
         assert list(loop.iterate(items())) == [1, 2]
     finally:
         loop.stop()
+
+
+@pytest.mark.parametrize("topic", [3, None, b"orders"])
+def test_a_topic_that_is_no_text_is_refused_in_words(topic: Any):
+    for kind in (topics.Topic, topics.TopicPattern):
+        with pytest.raises(errors.InvalidInput, match="a topic is text, not"):
+            kind.parse(topic)
+
+
+def test_a_body_that_no_message_has_is_refused_in_words():
+    with pytest.raises(errors.InvalidInput, match=r"a body is text, bytes, .*, not object"):
+        producers.to_message(object())  # type: ignore[arg-type]

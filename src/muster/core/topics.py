@@ -126,7 +126,9 @@ def _levels_of_subject(subject: str) -> Iterator[Level]:
 
 
 def _bound(text: str) -> None:
-    """Reject text that is too long for a topic, before it is parsed."""
+    """Reject text that is too long for a topic, and what is not text, before it is parsed."""
+    if not isinstance(text, str):
+        raise errors.InvalidInput(f"a topic is text, not {type(text).__name__}")
     if len(text) > 2 * MAX_SUBJECT_BYTES:
         raise errors.LimitExceeded(
             f"a topic of {len(text)} characters is too long: its subject may have {MAX_SUBJECT_BYTES} bytes"

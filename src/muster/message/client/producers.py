@@ -35,8 +35,12 @@ def to_message(body: Body) -> messages.JmsMessage:
             return messages.JmsMessage()
         case list():
             return messages.StreamMessage(body)
-        case _:
+        case Mapping():
             return messages.MapMessage(body)
+        case _:
+            raise errors.InvalidInput(
+                f"a body is text, bytes, a mapping, a list, None or a message, not {type(body).__name__}"
+            )
 
 
 class Producer:

@@ -112,7 +112,7 @@ async def page(running: domain.Domain, path: str) -> server.HttpResponse:
     return await http_client.get(f"{running.running.health_url}{path}")
 
 
-class Fault:
+class FaultyPart:
     """A part that fails on request."""
 
     name = "fault"
@@ -149,7 +149,7 @@ async def test_the_health_pages(made):
 
 
 async def test_the_domain_runs_without_a_part_that_is_not_vital_and_reports_it(made):
-    part = Fault(vital=False)
+    part = FaultyPart(vital=False)
     async with domain.Domain(made(), parts=[part]) as running:
         part.now.set()
 
@@ -164,7 +164,7 @@ async def test_the_domain_runs_without_a_part_that_is_not_vital_and_reports_it(m
 
 
 async def test_a_vital_part_takes_the_domain_down(made):
-    part = Fault(vital=True)
+    part = FaultyPart(vital=True)
     async with domain.Domain(made(), parts=[part]) as running:
         part.now.set()
         with pytest.raises(errors.Unavailable, match="told to fail"):

@@ -23,7 +23,7 @@ RESTART = {"attempts": 3, "window_s": 100.0, "delay_s": 0.5, "delay_s_max": 8.0}
 POLICIES = ("always", "on-failure", "never")
 
 
-class Run(msgspec.Struct):
+class OperationRun(msgspec.Struct):
     generation: int
     at: float
     exit_code: int | None = None
@@ -40,7 +40,7 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
         self.stored: protocol.ResourceStatus | None = None
         # The agent and its resource.
         self.exists, self.digest, self.running = False, "", False
-        self.runs: list[Run] = []
+        self.runs: list[OperationRun] = []
         self.boot, self.sequence = 100, 0
         self.falls = 0  # the true ends and failed steps
         self.counted = self.counted_in_store = 0  # by the managers, as far as their checkpoints tell
@@ -62,7 +62,7 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
     # The agent
 
     @property
-    def last(self) -> Run | None:
+    def last(self) -> OperationRun | None:
         return self.runs[-1] if self.runs else None
 
     def _observed(self) -> protocol.ObservedState:
@@ -86,7 +86,7 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
         if self.running:
             return
         self._check_allowed(generation)
-        self.runs.append(Run(generation, self.now))
+        self.runs.append(OperationRun(generation, self.now))
         self.running = True
         self._changed()
 

@@ -1,0 +1,41 @@
+"""A manager or an agent in a process of its own: ``python -m tests.app.run_worker HOME KIND NAME``."""
+
+from __future__ import annotations
+
+import asyncio
+import pathlib
+import sys
+
+import muster
+from muster.app import home, identities
+from muster.app import settings as app_settings
+from muster.app.supervisor import worker
+from muster.core.settings import loader
+from muster.trust.permissions import roles
+
+
+async def main(root: pathlib.Path, kind: str, name: str) -> None:
+    settings = loader.load(app_settings.Settings, file=root / "muster.toml")
+    folder = home.DomainFolder(settings.domain.folder)
+    running = folder.running()
+    assert running is not None
+    creds = identities.credentials_file(identities.open_keyring(settings), name, roles.Role(kind))
+    task = worker.WorkerConfig(
+        kind=kind,
+        name=name,
+        servers=running.servers,
+        creds=str(creds),
+        keys=str(settings.keys_folder),
+        folder=str(folder.root / f"agent-{name}"),
+        beat_s=1.0,
+    )
+
+    def ready() -> None:
+        sys.stdout.write(f"{name} is ready: Muster {muster.__version__}\n")
+        sys.stdout.flush()
+
+    await worker.run(task, asyncio.Event(), ready)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(pathlib.Path(sys.argv[1]), *sys.argv[2:]))

@@ -578,3 +578,14 @@ async def test_reports_that_no_page_requests_take_no_more_memory_than_the_fleet(
     assert ticks == latest_reports.PENDING_MIN // 500 + 1
     assert (await machines.table()).num_rows == 500
     assert not machines.is_due
+
+
+def test_badges_times_and_links_of_a_table_take_no_width_of_a_sentence():
+    row = [
+        widgets.badge("up"),
+        widgets.moment(1_700_000_000_000),
+        widgets.link("web", "/"),
+        "a long reason of it",
+    ]
+    page = str(widgets.table(["State", "Since", "Name", "Reason"], [row], label="x"))
+    assert page.count('<td class="text">') == 1

@@ -89,8 +89,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Child]], *, label: str, n
 
 
 def _look(cell: Child, right: bool) -> str:
-    """Short names are not wrapped at hyphens, and sentences get a wide column."""
-    if right or not isinstance(cell, str):
+    """Short names are not wrapped at hyphens, and sentences get a wide column; badges, times and links have
+    the width of their content."""
+    if right or not isinstance(cell, str) or isinstance(cell, Markup):
         return "num" if right else ""
     return "word" if len(cell) <= WORD_MAX and " " not in cell else "text"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from muster.cli import command
 from muster.cli.monitoring import history as history_
@@ -135,11 +136,15 @@ def disks(
         rows = disk_forecast.forecast(
             spark, location, now_ms=int(time.time() * 1000), last_s=last_s, within_s=within_s, limit=limit
         )
+    rows = [
+        msgspec.structs.replace(row, percent_per_day=round(row.percent_per_day, 2), r2=round(row.r2, 3))
+        for row in rows
+    ]
     invocation.printer.rows(
         rows,
         (
             "machine",
-            "group",
+            "group?",
             "disk_percent",
             "percent_per_day",
             "full_ms",

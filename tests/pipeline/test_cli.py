@@ -82,7 +82,7 @@ def test_batch_commands_run_on_the_configured_master(root, tmp_path, monkeypatch
     (home / "muster.toml").write_text('[pipeline]\nmaster = "spark://10.0.0.5:7077"\nmemory = "3g"\n')
     started = []
 
-    def start(master: str, *, memory: str) -> None:
+    def start(master: str, *, memory: str, **_: object) -> None:
         started.append((master, memory))
         raise errors.Unavailable("no cluster")
 

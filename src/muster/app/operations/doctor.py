@@ -15,28 +15,25 @@ import pathlib
 import platform
 import resource
 import shutil
-import socket
 import ssl
 import stat
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 
 from muster import connection
 from muster.app import certificates, domain, home, identities
 from muster.app import settings as app_settings
-from muster.app.brokers import broker_configs
-from muster.app.operations import queue_owners
+from muster.app.operations import listen_ports, queue_owners
 from muster.bus import api
 from muster.bus.brokers import binary
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import health as http_health
 from muster.core import errors
-from muster.core.net import hosts
 from muster.core.reports import columns
 from muster.core.settings import retention
 from muster.trust import credentials as credentials_
@@ -247,7 +244,8 @@ async def credentials(target: DoctorTarget) -> CheckOutcome:
 async def ports(target: DoctorTarget) -> CheckOutcome:
     if target.running is not None:
         return OK, "in use by the domain", ""
-    taken = [f"{host}:{port}" for host, port in _ports(target.settings) if not _is_free(host, port)]
+    configured = listen_ports.configured(target.settings)
+    taken = [f"{host}:{port}" for host, port in configured if not listen_ports.is_free(host, port)]
     if taken:
         advice = "stop the process that uses it (`ss -ltnp` shows it), or change the port in muster.toml"
         return FAULT, f"in use: {', '.join(taken)}", advice
@@ -465,38 +463,6 @@ def _readable_by_others(folder: pathlib.Path) -> str:
         if path.lstat().st_mode & (stat.S_IRWXG | stat.S_IRWXO) and not path.is_symlink():
             return str(path)
     return ""
-
-
-def _ports(settings: app_settings.Settings) -> Iterator[tuple[str, int]]:
-    bus = settings.bus
-    if not bus.servers:
-        for first in (bus.port, bus.websocket_port if bus.websocket else 0, bus.mqtt_port if bus.mqtt else 0):
-            if first:
-                yield from (
-                    (bus.host, first + number) for number in range(broker_configs.broker_count(settings))
-                )
-    if bus.locator and bus.locator_port:
-        yield bus.host, bus.locator_port
-    web = settings.web
-    if (
-        web.enabled and web.port and not hosts.is_loopback(web.host)
-    ):  # on loopback, a free port is used instead
-        yield web.host, web.port
-    if settings.soap.enabled and settings.soap.port:
-        yield settings.soap.host, settings.soap.port
-    if settings.health.enabled and settings.health.port:
-        yield settings.health.host, settings.health.port
-
-
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def doctor_target(place: home.Home, settings: app_settings.Settings) -> DoctorTarget:

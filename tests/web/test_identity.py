@@ -154,6 +154,16 @@ async def test_owners_list_and_revoke_their_tokens_and_admins_those_of_all(lab):
     assert (await get(client, of_vic["token"])).status_code == 401
 
 
+async def test_a_token_that_may_only_read_revokes_no_token_but_itself(lab):
+    _, client = lab
+    other, reader = await create(client, "vic"), await create(client, "vic", scopes=["access:read"])
+    refused = await get(client, reader["token"], f"/tokens/{other['id']}", "DELETE")
+    assert (refused.status_code, refused.json()["hint"]) == (403, "create a token with the scope access")
+    assert (await get(client, other["token"])).status_code == 200
+    assert (await get(client, reader["token"], "/tokens/current", "DELETE")).status_code == 204
+    assert (await get(client, reader["token"])).status_code == 401
+
+
 async def test_a_revoked_an_expired_and_a_forged_token_are_refused(lab):
     web, client = lab
     made = await create(client, "vic")

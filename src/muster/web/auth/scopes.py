@@ -49,3 +49,8 @@ def role_in(area: str, session: sessions.LoginSession) -> sessions.WebRole:
     raise errors.Forbidden(
         f"this token is limited to {', '.join(session.scopes)}", hint=f"create a token with the scope {area}"
     )
+
+
+def is_read_only(area: str, session: sessions.LoginSession) -> bool:
+    """Whether a token may only read in a part of the API that its scopes include."""
+    return bool(session.scopes) and area not in session.scopes

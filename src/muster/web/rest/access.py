@@ -13,7 +13,7 @@ from starlette.responses import Response
 from muster.core import errors, messages
 from muster.trust.permissions import roles
 from muster.web import actions, request_state
-from muster.web.auth import sessions, tokens
+from muster.web.auth import scopes, sessions, tokens
 from muster.web.data import rows
 from muster.web.rest import base
 from muster.web.rest.resources import StrictBody
@@ -116,6 +116,13 @@ async def end_token(web: request_state.Web, person: request_state.Person) -> Res
     **base.answers(None, status=204),
 )
 async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> Response:
+    """A token whose scopes permit only reading here can revoke itself."""
+    if id != person.id and scopes.is_read_only("access", person):
+        raise errors.Forbidden(
+            f"this token is limited to {', '.join(person.scopes)}",
+            hint="create a token with the scope access",
+        )
+
     async def revoke() -> None:
         owner = None if person.role is sessions.WebRole.ADMIN else person.name
         await asyncio.to_thread(web.logins.tokens.revoke, id, owner=owner)

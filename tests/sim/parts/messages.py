@@ -31,9 +31,7 @@ class MessagePart:
         self._domain = domain
         self._history = domain.history
         self._subscribed = asyncio.Event()
-        domain.tolerates_loss = (
-            False  # a delivery that is lost while both ends stay connected is not repeated
-        )
+        domain.tolerates_loss = False  # lost deliveries: tests/message/test_lost_deliveries.py
         for number in range(1, DISPATCHERS + 1):
             domain.add_host(f"dispatcher-{number}", self._dispatcher, role="dispatcher")
         for name in WORKERS:

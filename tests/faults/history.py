@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -61,7 +60,8 @@ class LoadedHistory(history.History):
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.run: dict[str, Any] = {}
-        for text in file.read_text(encoding="utf-8").splitlines():
+        # The last line is incomplete if the run was killed.
+        for text in file.read_text(encoding="utf-8").rpartition("\n")[0].splitlines():
             line = json.loads(text)
             if "run" in line:
                 self.run = line["run"]
@@ -75,10 +75,3 @@ class LoadedHistory(history.History):
                 operation.outcome, operation.result = line["outcome"], line["result"]
                 if operation.outcome != "unknown":
                     operation.end_s = line["at_s"]
-
-    @property
-    def longest_s(self) -> float:
-        """How long it lasts."""
-        times = [operation.start_s for operation in self.operations]
-        ends = [operation.end_s for operation in self.operations if operation.end_s < math.inf]
-        return max([*times, *ends], default=0.0) - min(times, default=0.0)

@@ -257,9 +257,9 @@ def _process_faults() -> dict[str, type[Fault]]:
     for kind in deployment_.KINDS.values():
         for target in kind.targets:
             for verb, number in (("kill", signal.SIGKILL), ("freeze", signal.SIGSTOP)):
-                watched = number is signal.SIGSTOP and target in ("domain", "machine")
+                frozen = number is signal.SIGSTOP
                 names = {
-                    "least_s": units.WATCHDOG_S + 2.0 if watched else 0.0,
+                    "least_s": units.WATCHDOG_S + 2.0 if frozen else 0.0,  # until it is noticed
                     "words": f"one {target}",
                     "kind": kind.kind,
                     "target": target,

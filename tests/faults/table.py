@@ -37,7 +37,7 @@ def text(results: Iterable[checker.Result]) -> str:
     for result in results:
         fault = nemesis.FAULTS[result.fault]
         verb = result.fault.split("-")[0] if result.fault.startswith(("kill-", "freeze-")) else ""
-        place = "three machines" if fault.kind == "machines" else "one machine"
+        place = "domain on three machines" if fault.kind == "machines" else "domain on one machine"
         by_verb = rows.setdefault(
             (f"{fault.words} ({place})", result.workload), collections.defaultdict(list)
         )

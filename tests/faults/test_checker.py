@@ -57,6 +57,9 @@ async def test_a_lost_message_and_an_interrupted_run_are_violations(tmp_path: Pa
     await store(tmp_path / "cut.jsonl", interrupted=True)
     (result,) = checker.check(tmp_path / "cut.jsonl")
     assert result.violations == ("queues: the run was interrupted",)
+    (tmp_path / "cut.jsonl").write_text((tmp_path / "cut.jsonl").read_text() + '{"begin":')
+    (result,) = checker.check(tmp_path / "cut.jsonl")
+    assert result.violations == ("queues: the run was interrupted",)
 
 
 @pytest.mark.virtual_time

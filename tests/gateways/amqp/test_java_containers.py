@@ -23,6 +23,7 @@ async def test_spring_a_pool_and_jndi(gateway: amqp_gateway.AmqpGateway, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # as for jakarta.jms
 async def test_qpid_jms_for_javax(gateway: amqp_gateway.AmqpGateway, tmp_path: Path):
     """The same program as for jakarta.jms, with the older package and client."""
     classpath = await java_project.classpath(tmp_path, "java_javax")

@@ -359,6 +359,23 @@ class RpcContract:
             assert again["on"] >= 1
         waiting.cancel()
 
+    @pytest.mark.parametrize("kind", ["request", "read"])
+    async def test_a_server_that_loses_its_role_leaves_a_request_to_the_next(self, connect, kind):
+        service, ann = await connect("service"), await connect("ann")
+        is_serving, attempts = [True], []
+
+        async def switch(call: server.RpcCall) -> int:
+            attempts.append(call)
+            if len(attempts) == 1:
+                is_serving[0] = False
+                asyncio.get_running_loop().call_soon(is_serving.__setitem__, 0, True)
+                raise errors.Unavailable("this server is not active")
+            return len(attempts)
+
+        operation = server.RpcOperation(f"{kind}.switch", switch, audited=False)
+        async with server.RpcServer(service, PART, [operation], serving=lambda: is_serving[0]):
+            assert await ask(ann, f"{kind}.switch", try_s=0.1) == 2
+
     async def test_a_repetition_that_another_server_refuses_is_in_doubt(self, connect):
         service, ann = await connect("service"), await connect("ann")
         attempts: list[api.Message] = []

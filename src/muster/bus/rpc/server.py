@@ -167,7 +167,8 @@ class RpcServer:
 
     ``at_once``: the number of requests that are executed concurrently; further ones wait, up to
     ``pending_max``, and beyond that are rejected as overloaded. One identity may have half of them pending,
-    so it cannot lock out all others. While ``serving`` returns False requests are ignored, and callers retry.
+    so it cannot lock out all others. While ``serving`` returns False requests are ignored, and callers retry;
+    one that was accepted before, and then was not done because the service is unavailable, gets no reply.
     ``on_outcome`` is called with the outcome of each request, as `outcomes` counts them.
     """
 
@@ -308,8 +309,9 @@ class RpcServer:
     async def _serve(self, caller: requests.RpcCaller, operation: RpcOperation) -> None:
         id = caller.request_id if operation.once else ""
         if not id:
-            data, _ = await self._carry_out(caller, operation)
-            await self._respond(caller.message, data)
+            data, is_final = await self._carry_out(caller, operation)
+            if is_final or self._serving():
+                await self._respond(caller.message, data)
             return
         digest = hashlib.sha256(f"{caller.operation}\n".encode() + caller.message.data).digest()
         known = self._answers.get(caller.identity, id)
@@ -325,6 +327,10 @@ class RpcServer:
                 self._answers.drop(caller.identity, id)
                 known.data.cancel()
                 raise
+            if not is_final and not self._serving():  # another server will execute it when it is repeated
+                self._answers.drop(caller.identity, id)
+                known.data.cancel()
+                return
             self._answers.keep(caller.identity, id, data, remember=is_final)
         with contextlib.suppress(asyncio.CancelledError):  # of the first request, not of this task
             data = await asyncio.shield(known.data)

@@ -44,7 +44,7 @@ async def test_a_child_is_kept_alive_and_outlives_its_parent(tmp_path, start_pro
     await eventually(lambda: pid_in(top) is None)
     assert pid_in(below) == second, "the child carries on"
     parent = await begin()
-    await eventually(lambda: pid_in(top), timeout_s=40)
+    await parent.line("is up", timeout_s=60)
     assert pid_in(below) == second, "and is found again"
     os.kill(parent.pid, signal.SIGTERM)
     await eventually(lambda: not Path(f"/proc/{second}").exists(), timeout_s=40)

@@ -5,7 +5,8 @@ core of the machine of `benchmarks/results`:
 
 - `SOURCE_US`, `SHARD_US`: `python -m benchmarks.pipeline_state realistic 100000 6`, for each report;
 - `MERGE_US`: the same with ``--groups``, for each group of a window at the driver, which is one process;
-- `SPARK_US`: Spark's Java process, from `benchmarks/results/pipeline.json`;
+- `SPARK_US`: Spark's Java process; assumed, with a reserve: `benchmarks/results/pipeline.json` has 6.1 % of
+  two cores for 100,000 plain reports a second, which is 1.2;
 - `STREAM_BYTES`, `HISTORY_BYTES`, `STATE_BYTES`: bytes of a report in the stream and in the history, and of a
   machine in Spark's state.
 """

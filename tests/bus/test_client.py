@@ -10,6 +10,7 @@ import ssl
 import time
 from typing import Any
 
+import nats.aio.client as nats_client
 import pytest
 
 import muster
@@ -601,3 +602,26 @@ async def test_a_client_leaves_a_frozen_broker(tmp_path, monkeypatch):
         await bus.publish("a", b"1")
         assert (await anext(inbox)).data == b"1"
         os.kill(frozen.pid, signal.SIGCONT)
+
+
+async def test_closing_waits_for_all_attempts_to_reconnect(plain, monkeypatch):
+    bus = await client.connect([plain.url], identity="ann")
+    started, ended = asyncio.Event(), []
+
+    async def attempt(self: Any) -> None:
+        await self._disconnected()
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # it closes a socket
+            ended.append(self)
+
+    monkeypatch.setattr(nats_client.Client, "_attempt_reconnect", attempt)
+    replaced = asyncio.create_task(bus._wire._attempt_reconnect())  # nats-py cancels it, and does not wait
+    cut(bus)
+    await started.wait()
+    await eventually(lambda: len(bus._wire._reconnecting) == 2)
+    await bus.close()
+    assert len(ended) == 2
+    assert replaced.done()

@@ -33,6 +33,7 @@ Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, 
 
 RECONNECT_BASE_S = 0.05
 RECONNECT_CAP_S = 5.0
+CLOSE_S = 2.0  # maximum wait for attempts to reconnect when the connection is closed
 PING_INTERVAL_S = 2.0  # shorter than a broker's own interval: it then does not ping this client
 SILENT_INTERVALS_MAX = 2  # a broker from which nothing arrives for longer is given up
 MAX_UNSENT_BYTES = 2 << 20
@@ -75,6 +76,7 @@ class NatsConnection(nats_client.Client):
         self.cause: errors.MusterError | None = None  # the reason of an unrequested close
         self.generation = 0  # grows with each connection made
         self.on_little: list[Callable[[], None]] = []  # called when a small block has been read
+        self._reconnecting: set[asyncio.Task[Any]] = set()
         self.on_state_change: set[Callable[[], object]] = set()  # called after each reconnection and close
 
     # Connecting.
@@ -189,6 +191,9 @@ class NatsConnection(nats_client.Client):
         return random.choice(others), delay_s * (0.5 + random.random() / 2)
 
     async def _attempt_reconnect(self) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._reconnecting.add(task)
+            task.add_done_callback(self._reconnecting.discard)
         # When it is cancelled, nats-py completes a future twice, as its last step.
         with contextlib.suppress(asyncio.InvalidStateError):
             await super()._attempt_reconnect()
@@ -233,6 +238,12 @@ class NatsConnection(nats_client.Client):
                 await self._transport.wait_closed()  # type: ignore[no-untyped-call]
             if do_cbs and self._closed_cb is not None:
                 await self._closed_cb()
+        # nats-py waits for the last attempt to reconnect only, and for a moment.
+        if attempts := self._reconnecting - {asyncio.current_task()}:
+            for attempt in attempts:
+                if not attempt.cancelling():  # else it cleans up
+                    attempt.cancel()
+            await asyncio.wait(attempts, timeout=CLOSE_S)
 
     async def _process_err(self, err_msg: str) -> None:
         """An error line of the broker, as it was sent: subjects differ by case."""

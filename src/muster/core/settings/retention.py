@@ -131,6 +131,8 @@ class RetentionSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
     def reports_sized(self) -> RetentionBudget:
         """The budget of the stream `reports`, for the expected fleet."""
+        if not self.machines:
+            return self.reports
         needed = report_bytes(self.machines, self.report_period_s, self.report_hours)
         budget = self.reports
         return msgspec.structs.replace(

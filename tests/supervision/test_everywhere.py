@@ -78,6 +78,8 @@ UNSUPERVISED = {
     "client/front.py: AsyncMuster._start": "awaited by run()",
     "client/messages.py: AsyncSubscription.__init__": "an error is raised to the reader",
     "demo/outbreak.py: Outbreak._qualify": "a failure ends the scenario and is raised there",
+    "demo/roaming.py: _Subscriber.start": "its end is awaited, and its error raised, when it is closed",
+    "demo/roaming.py: scenes": "awaited in place",
     "demo/tour.py: takeover": "awaited in place",
     "demo/web_farm.py: WebFarm.run": "awaited in place",
     "demo/web_farm.py: _main": "ends the process when its input ends",

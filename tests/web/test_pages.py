@@ -93,7 +93,7 @@ async def test_every_page_is_live_and_accessible_in_both_colour_schemes(furnishe
         assert painted < 5000, (path, painted)  # the second is measured on a quiet machine
         assert await here.page.evaluate("document.querySelectorAll('main script, main img').length") == 0
         for scheme, options in (("light", None), ("dark", CONTRAST)):
-            await here.page.emulate_media(color_scheme=scheme)
+            await here.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             actual = await serious(here.page, options)
             if actual:
                 problems[path, scheme] = actual

@@ -215,6 +215,13 @@ async def test_a_snapshot_loads_all_of_one_moment(store):
         assert keys(await anext(watch))[:2] == ["5", "99"]
 
 
+async def test_a_store_that_closes_as_a_watch_begins_leaves_no_socket(store):
+    await write(store, ("a", "1", b"x"))
+    async with contextlib.aclosing(store.watch(after=0)) as watch:
+        await anext(watch)
+    await store.close()  # the listener is connecting; the plugin looks for what is left
+
+
 async def test_get_many(store):
     await write(store, ("a", "1", b"x"), ("a", "2", b"y"), ("b", "3", b"z"))
     actual = await store.get_many("a", ["2", "1", "3", "2"])

@@ -289,7 +289,7 @@ class Store:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.wait([self._listening])
-            self._listening = None  # a connection that it was opening is closed with it
+            self._listening = None
         await self.engine.close()
 
     def _check_open(self) -> None:

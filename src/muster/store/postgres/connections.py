@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
+from typing import Any, Self, TypeVar
 
 import psycopg
 import psycopg.abc
@@ -26,9 +27,20 @@ _PASSWORD = re.compile(r"authentication failed|no password supplied")
 _DATABASE = re.compile(r'database ".*" does not exist')
 
 
+#: Of the task that connects: its attempts, each with a socket.
+_attempts: contextvars.ContextVar[list[Generator[Any, Any, Any]]] = contextvars.ContextVar("attempts")
+
+
 class _Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
     """Closes the connection when the caller is cancelled. (The driver would request a cancellation of the
-    statement, and wait ten seconds for a server that does not respond.)"""
+    statement, and wait ten seconds for a server that does not respond; while it connects, it would leave the
+    socket to the garbage collector.)"""
+
+    @classmethod
+    def _connect_gen(cls, conninfo: str = "") -> psycopg.abc.PQGenConn[Self]:
+        attempt = super()._connect_gen(conninfo)
+        _attempts.get().append(attempt)
+        return attempt
 
     async def wait(self, gen: psycopg.abc.PQGen[T], interval: float = 0.1, timeout: float | None = None) -> T:
         try:
@@ -53,6 +65,8 @@ class PostgresConnections:
         durability = "on" if self._settings.sync == "full" else "off"
         lock_ms = max(1, round(1_000 * self._settings.busy_timeout_s))
         options = {"password": self._password} if self._password is not None else {}
+        attempts: list[Generator[Any, Any, Any]] = []
+        _attempts.set(attempts)
         try:
             connection = await _Connection.connect(
                 self._where.conninfo,
@@ -72,6 +86,9 @@ class PostgresConnections:
                 )
         except psycopg.Error as error:
             raise map_error(error, self.shown) from error
+        finally:
+            for attempt in attempts:
+                attempt.close()
         return connection
 
     async def writer(self) -> statements.Connection:

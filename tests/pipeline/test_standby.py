@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -100,9 +101,9 @@ def in_batch(term: Path) -> bool:
 def snapshot(folder: Path) -> dict[str, int]:
     """Files, and when they were changed."""
     files = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # removed meanwhile
-            if path.is_file():
+    for parent, _, names in os.walk(folder):  # passes over folders that are removed meanwhile
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 files[str(path.relative_to(folder))] = path.stat().st_mtime_ns
     return files
 

@@ -77,7 +77,10 @@ async def house(tmp_path):
 
 
 def carriers(mark: str) -> list[int]:
-    """The processes that were started with ``mark`` in their command, without their shims."""
+    """The processes that run a command with ``mark``, without their shims.
+
+    A shim records the pid of its command before the command is executed: wait for it.
+    """
     pids = []
     for item in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -133,7 +136,7 @@ async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(h
     assert len(answers) > 1
     assert answers[-1].outcome is messages.DecisionOutcome.DONE
     assert not is_alive(old)
-    assert carriers(word) == [house.seen.properties["pid"]]
+    await eventually(lambda: carriers(word) == [house.seen.properties["pid"]])
 
 
 async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkeypatch):
@@ -181,7 +184,7 @@ async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(house, 
     assert first.outcome is messages.DecisionOutcome.IN_DOUBT
     await house.do("create", config=config)
     await house.do("execute", operation="start")
-    assert carriers(config["command"][1]) == [house.seen.properties["pid"]]
+    await eventually(lambda: carriers(config["command"][1]) == [house.seen.properties["pid"]])
 
 
 async def test_a_start_is_completed_before_its_agent_stops(house, monkeypatch):
@@ -202,7 +205,7 @@ async def test_a_start_is_completed_before_its_agent_stops(house, monkeypatch):
     await stopping
     await house.start()
     assert house.seen.state is UP
-    assert carriers(config["command"][1]) == [house.seen.properties["pid"]]
+    await eventually(lambda: carriers(config["command"][1]) == [house.seen.properties["pid"]])
 
 
 async def test_a_new_configuration_is_not_taken_for_that_of_a_process_found_late(house, monkeypatch):
@@ -224,7 +227,7 @@ async def test_a_new_configuration_is_not_taken_for_that_of_a_process_found_late
     hosted.lock.release()
     assert (await operation).outcome is messages.DecisionOutcome.DONE
     assert not is_alive(old)
-    assert carriers(word) == [house.seen.properties["pid"]]
+    await eventually(lambda: carriers(word) == [house.seen.properties["pid"]])
 
 
 CRASH = """
@@ -262,7 +265,7 @@ async def test_an_agent_that_dies_between_the_start_and_its_record_finds_the_pro
     assert house.seen.state is UP
     assert house.seen.ran == 3
     await house.do("execute", operation="start")
-    assert carriers(word) == [house.seen.properties["pid"]]
+    await eventually(lambda: carriers(word) == [house.seen.properties["pid"]])
     await house.do("delete")
     assert carriers(word) == []
 

@@ -62,7 +62,7 @@ demo: setup $(VENV)/.spark ## a fleet, a worm and the whole loop, live (FLEET=10
 test: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
 	@$(COMPILE)
-	@$(PYTEST) -n $(WORKERS)
+	@PYTHONDONTWRITEBYTECODE= STABLE=$(STABLE) $(BIN)/python -m tests.repeat -n $(WORKERS)
 
 test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests as well
 	@$(MAKE) --no-print-directory check

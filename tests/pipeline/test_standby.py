@@ -186,7 +186,7 @@ async def test_a_standby_takes_over_and_the_former_driver_changes_nothing(broker
                 left = {item for item in snapshot(tmp_path).items() if _is_of(item[0], before.epoch)}
                 resume(paused)
                 code = await first.wait(timeout_s=120)
-                assert code == errors.StaleEpoch.exit_code, "\n".join(first.lines[-60:])
+                assert code == errors.StaleEpoch.exit_code, "\n".join(list(first.lines)[-60:])
                 now = {item for item in snapshot(tmp_path).items() if _is_of(item[0], before.epoch)}
                 assert now <= left, "it wrote to its checkpoint or its alert state"
             fleet.stop.set()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import os
+import signal
 
 import pytest
 
@@ -19,15 +22,23 @@ NAME = "manage.registry"
 
 
 @pytest.fixture
-async def join(tmp_path):
-    """Connect under an identity that may hold leases: the bus, and its leases with this time to live."""
+async def server(tmp_path):
+    """A broker with trust, and the keys of its domain."""
     trust = keyring.Keyring.create(tmp_path / "trust", "fleet")
     known = trust.broker()
     believed = config.OperatorTrust(
         operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
     )
     settings = config.BrokerConfig(name="b", directory=tmp_path / "b", trust=believed)
-    async with broker.Broker(settings) as running, contextlib.AsyncExitStack() as stack:
+    async with broker.Broker(settings) as running:
+        yield running, trust
+
+
+@pytest.fixture
+async def join(server):
+    """Connect under an identity that may hold leases: the bus, and its leases with this time to live."""
+    running, trust = server
+    async with contextlib.AsyncExitStack() as stack:
 
         async def make(identity: str, *, ttl_s: float = 30.0) -> tuple[client.NatsBus, leases.Leases]:
             trust.issue(identity, roles.Role.REGISTRY)
@@ -111,6 +122,36 @@ async def test_a_dead_holder_is_replaced_at_once(join):
     assert (caught.value.epoch, caught.value.current) == (lease.epoch, other.epoch)
 
 
+@pytest.mark.parametrize("broker_ended", [False, True])
+async def test_a_process_that_starts_after_its_predecessor_died_does_not_wait(join, server, broker_ended):
+    dying, first = await join("m1", ttl_s=120)
+    lease = await first.acquire(NAME)
+    dying._wire.options["allow_reconnect"] = False
+    dying._wire._transport._io_writer.transport.abort()
+    await eventually(lambda: not lease.held)
+    if broker_ended:
+        running, _ = server
+        before = running.pid
+        os.kill(before, signal.SIGKILL)  # it is started again, and knows no earlier connection
+        await eventually(lambda: running.state is broker.BrokerState.RUNNING and running.pid != before)
+    async with asyncio.timeout(30):
+        _, second = await join("m2", ttl_s=120)
+        other = await second.acquire(NAME)
+    assert other.epoch > lease.epoch
+
+
+async def test_a_living_holder_is_not_taken_for_dead_by_one_that_starts_later(join):
+    _, first = await join("m1")
+    lease = await first.acquire(NAME)
+    bus, second = await join("m2")
+    assert not await bus.is_closed(first._bus.connection)
+    with pytest.raises(errors.TimedOut):
+        await second.acquire(NAME, timeout_s=0.5)
+    assert lease.held
+    gone = dataclasses.replace(first._bus.connection, broker="another", broker_name="another")
+    assert not await bus.is_closed(gone), "of a broker that nobody knows"
+
+
 async def test_a_holder_that_lost_its_connection_continues_without_a_takeover(join):
     bus, mine = await join("m1")
     lease = await mine.acquire(NAME)
@@ -174,4 +215,5 @@ def test_the_record_is_readable_by_others():
         "connection",
         "ttl_s",
         "epoch",
+        "broker_name",
     )

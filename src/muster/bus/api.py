@@ -380,6 +380,7 @@ class ConnectionId:
 
     broker: str  # the broker's own id, which is new each time it starts
     number: int
+    broker_name: str = field(default="", compare=False)  # the same each time it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +424,10 @@ class Bus(Protocol):
     @property
     def connection(self) -> ConnectionId | None:
         """None while it is not connected."""
+        ...
+
+    async def is_closed(self, connection: ConnectionId) -> bool:
+        """Whether the brokers confirm that it is closed. False if it is open, or if they do not know."""
         ...
 
     def on_state(self, listener: Callable[[ConnectionState], None]) -> Callable[[], None]:

@@ -48,6 +48,11 @@ class LeaseRecord(msgspec.Struct, frozen=True):
     connection: int
     ttl_s: float
     epoch: int = 0  # 0 in the first record: its revision is the epoch
+    broker_name: str = ""
+
+    @property
+    def held_over(self) -> api.ConnectionId:
+        return api.ConnectionId(self.broker, self.connection, self.broker_name)
 
 
 class LeasePhase(enum.Enum):
@@ -246,7 +251,7 @@ class LeaseCandidate:
         if there is None:
             self.phase = LeasePhase.CLAIMING
             return self._store(None)
-        if api.ConnectionId(there.broker, there.connection) in self._closed:
+        if there.held_over in self._closed:
             self.phase = LeasePhase.CLAIMING
             return self._store(self._revision)
         return ()
@@ -263,6 +268,7 @@ class LeaseCandidate:
             connection=self._connection.number,
             ttl_s=self._ttl_s,
             epoch=self.epoch,
+            broker_name=self._connection.broker_name,
         )
         return (StoreLease(record, revision, self._attempt),)
 

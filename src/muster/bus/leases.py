@@ -8,7 +8,9 @@
 All parts of Muster that allow one active process use this module. `muster.bus.lease_state` decides; this
 module stores, watches and notifies. A holder renews the lease three times within its time to live. A waiting
 process acquires the lease when it is released, when it expires, and at once when a broker reports that the
-connection of the holder is closed.
+connection of the holder is closed. When it begins to wait and after a reconnection it asks the brokers for
+that connection, because it may have missed the report: a process that was restarted does not wait for the
+lease of its predecessor to expire.
 
 The brokers report that on `DISCONNECTED`. They publish it in the system account as
 ``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the
@@ -92,6 +94,8 @@ class Leases:
         self._bucket = bucket
         self._ttl_s = ttl_s
         self._runs: set[_Run] = set()
+        self._asked: dict[api.ConnectionId, bool] = {}  # whether it is closed, since this connection was made
+        self._tasks = tasks.TaskSupervisor("leases")
         self._hearing: api.Subscription | None = None
         self._end_state = bus.on_state(self._state_changed)
 
@@ -112,6 +116,7 @@ class Leases:
         self._end_state()
         for run in list(self._runs):
             await run.release()
+        await self._tasks.close()
         if self._hearing is not None:
             await self._hearing.close()
 
@@ -123,9 +128,7 @@ class Leases:
 
     async def acquire(self, name: str, *, timeout_s: float | None = None) -> Lease:
         """Wait for the lease; `errors.TimedOut` if it is not acquired within ``timeout_s``."""
-        lease = await self._gained(
-            _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard), timeout_s
-        )
+        lease = await self._gained(self._new_run(name, wait=True), timeout_s)
         assert lease is not None
         return lease
 
@@ -134,8 +137,30 @@ class Leases:
 
         `errors.TimedOut` if the storage does not respond within ``timeout_s``.
         """
-        run = _Run(self._bus, self._bucket, name, self._ttl_s, self._runs.discard, wait=False)
-        return await self._gained(run, timeout_s)
+        return await self._gained(self._new_run(name, wait=False), timeout_s)
+
+    def _new_run(self, name: str, *, wait: bool) -> _Run:
+        return _Run(
+            self._bus, self._bucket, name, self._ttl_s, self._runs.discard, self._waits_for, wait=wait
+        )
+
+    def _waits_for(self, run: _Run, connection: api.ConnectionId) -> None:
+        """A lease is held over this connection: ask the brokers for it, once for all leases."""
+        if connection not in self._asked:
+            self._asked[connection] = False
+            self._tasks.spawn("ask", self._ask(connection))
+        elif self._asked[connection]:
+            run.closed(connection)
+
+    async def _ask(self, connection: api.ConnectionId) -> None:
+        with contextlib.suppress(errors.Unavailable):
+            if await self._bus.is_closed(connection):
+                self._asked[connection] = True
+                self._closed(connection)
+
+    def _closed(self, connection: api.ConnectionId) -> None:
+        for run in list(self._runs):
+            run.closed(connection)
 
     async def _gained(self, run: _Run, timeout_s: float | None) -> Lease | None:
         self._runs.add(run)
@@ -169,6 +194,7 @@ class Leases:
         return [entry.value.decode() for entry in entries if entry is not None and entry.value is not None]
 
     def _state_changed(self, state: api.ConnectionState) -> None:
+        self._asked.clear()
         for run in list(self._runs):
             run.state_changed(state)
 
@@ -180,8 +206,7 @@ class Leases:
         except (ValueError, KeyError, TypeError):
             events.warning("strange-report", subject=message.subject, data=message.data[:200])
             return
-        for run in list(self._runs):
-            run.closed(connection)
+        self._closed(connection)
 
 
 class _Run:
@@ -194,6 +219,7 @@ class _Run:
         name: str,
         ttl_s: float,
         on_end: Callable[[_Run], None],
+        on_wait: Callable[[_Run, api.ConnectionId], None],
         *,
         wait: bool = True,
     ) -> None:
@@ -204,6 +230,7 @@ class _Run:
         self.name = name
         self._ttl_s = ttl_s
         self._on_end = on_end
+        self._on_wait = on_wait
         self._wait = wait
         self._loop = asyncio.get_running_loop()
         self._lease: Lease | None = None
@@ -247,17 +274,21 @@ class _Run:
             seen = False
             async with await self._bucket.watch(self.name) as watch:
                 async for entry in watch:
-                    now = self._loop.time()
                     if entry is not None:
                         seen = True
-                        self._execute(self.candidate.observed(entry.revision, _record(entry), now))
+                        self._observe(entry.revision, _record(entry))
                     elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
                         # Free when the watch began. The record of the first read may have been released
                         # since.
-                        self._execute(self.candidate.observed(None, None, now))
+                        self._observe(None, None)
         except errors.MusterError as error:
             if not self._gained.done():
                 self._gained.set_exception(error)
+
+    def _observe(self, revision: int | None, record: lease_state.LeaseRecord | None) -> None:
+        self._execute(self.candidate.observed(revision, record, self._loop.time()))
+        if record is not None and self.candidate.phase is lease_state.LeasePhase.WAITING:
+            self._on_wait(self, record.held_over)
 
     # Instructions.
 
@@ -322,8 +353,7 @@ class _Run:
             if not self._gained.done():
                 self._gained.set_exception(error)
             return
-        revision = entry.revision if entry else None
-        self._execute(self.candidate.observed(revision, _record(entry), self._loop.time()))
+        self._observe(entry.revision if entry else None, _record(entry))
         held_by_another = entry is not None and self.candidate.phase is lease_state.LeasePhase.WAITING
         if held_by_another and not self._wait and not self._gained.done():
             self._gained.set_result(None)

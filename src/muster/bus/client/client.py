@@ -15,7 +15,7 @@ import random
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from muster.bus import api, message_format
 from muster.bus.client import counters, credential_source, received, requests, state_listeners, subscriptions
@@ -27,6 +27,8 @@ from muster.core.telemetry import log, metrics
 from muster.supervision import tasks
 
 events = log.EventLog("bus")
+
+T = TypeVar("T")
 
 AUDIT_S = 30.0
 AUDIT_TIMEOUT_S = 2.0
@@ -125,7 +127,7 @@ class NatsBus:
     def connection(self) -> api.ConnectionId | None:
         if self._state is not api.ConnectionState.CONNECTED or self._wire.client_id is None:
             return None
-        return api.ConnectionId(self._wire.server_id, self._wire.client_id)
+        return api.ConnectionId(self._wire.server_id, self._wire.client_id, self._wire.server_name or "")
 
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
         return self._listeners.add(listener)
@@ -315,8 +317,7 @@ class NatsBus:
     async def audit(self) -> int:
         """Renew the subscriptions that the broker does not hold any more. Returns how many it had lost."""
         requested, generation = self._wire.numbers(), self._wire.generation
-        may_list = self._may_list_subscriptions and len(requested) <= AUDIT_MAX
-        held = await self._held_by_broker() if may_list else None
+        held = await self._held_by_broker() if len(requested) <= AUDIT_MAX else None
         if self._wire.generation != generation:
             return 0  # another connection: everything has just been subscribed again
         if held is None:
@@ -338,30 +339,55 @@ class NatsBus:
 
     async def _held_by_broker(self) -> set[int] | None:
         """The numbers of the subscriptions that the broker has; None if there is no result."""
-        held: asyncio.Future[set[int] | None] = asyncio.get_running_loop().create_future()
+        number, server_id = self._wire.client_id, self._wire.server_id
 
-        def take(
-            answer: requests.InboxReply,
-        ) -> None:  # every broker of the domain replies; only the reply of this connection's broker counts
+        def read(server: dict[str, str], connections: list[Any]) -> tuple[set[int] | None] | None:
+            if server.get("id") != server_id:
+                return None
+            return (_numbers(connections) if connections else None,)
+
+        return await self._ask_brokers({"cid": number, "subscriptions_detail": True}, read)
+
+    async def is_closed(self, connection: api.ConnectionId) -> bool:
+        """A broker that does not reply may be cut off, with connections that are open. One of the same name
+        with another id replaces one that has ended.
+        """
+
+        def read(server: dict[str, str], connections: list[Any]) -> tuple[bool] | None:
+            if server.get("id") == connection.broker:
+                return (not connections,)
+            return (True,) if server.get("name") == connection.broker_name else None
+
+        return await self._ask_brokers({"cid": connection.number}, read) or False
+
+    async def _ask_brokers(
+        self,
+        question: dict[str, Any],
+        read: Callable[[dict[str, str], list[Any]], tuple[T | None] | None],
+    ) -> T | None:
+        """Ask every broker of the domain for connections: the first result of ``read``, None without one."""
+        result: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
+
+        def take(answer: requests.InboxReply) -> None:
             report = json.loads(answer.data) if answer.data else {}
-            if not answer.data or report.get("server", {}).get("id") == self._wire.server_id:
-                connections = report.get("data", {}).get("connections")
-                if not held.done():
-                    held.set_result(_numbers(connections) if connections else None)
+            taken = read(report.get("server", {}), report.get("data", {}).get("connections") or [])
+            if (taken is not None or not answer.data) and not result.done():
+                result.set_result(taken[0] if taken is not None else None)
 
         def fail(error: errors.MusterError) -> None:
             if isinstance(error, errors.Forbidden):
                 self._may_list_subscriptions = False
-            if not held.done():
-                held.set_result(None)
+            if not result.done():
+                result.set_result(None)
 
+        if not self._may_list_subscriptions:
+            return None
         await self._wire.ready()
         reply, end = self._wire.expect((AUDIT_SUBJECT,), take, fail)
         try:
-            question = {"cid": self._wire.client_id, "subscriptions_detail": True}
             self._wire.send(AUDIT_SUBJECT, json.dumps(question).encode(), reply)
             async with asyncio.timeout(AUDIT_TIMEOUT_S):
-                return await held
+                return await result
         except TimeoutError:
             return None
         finally:

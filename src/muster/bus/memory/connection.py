@@ -109,6 +109,9 @@ class SimulatedBus:
     def connection(self) -> api.ConnectionId | None:
         return self._connection
 
+    async def is_closed(self, connection: api.ConnectionId) -> bool:
+        return self.net.is_closed(self.node, connection)
+
     def on_state(self, listener: Callable[[api.ConnectionState], None]) -> Callable[[], None]:
         return self._listeners.add(listener)
 

@@ -264,6 +264,11 @@ class SimulatedNetwork:
         self._connections += 1
         return api.ConnectionId("memory", self._connections)
 
+    def is_closed(self, node: str, connection: api.ConnectionId) -> bool:
+        """The brokers' answer to ``node``."""
+        is_open = any(bus.connection == connection and not bus.severed for bus in self._buses)
+        return self.is_plugged(node) and not is_open
+
     def report_closed(self, bus: connection.SimulatedBus) -> None:
         if bus.connection is not None:
             report = {"server": {"id": bus.connection.broker}, "client": {"id": bus.connection.number}}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from muster.bus.streams import group_commit
 from muster.core import errors
 from muster.notify import client, protocol
 from muster.notify import settings as settings_
@@ -73,6 +74,31 @@ async def test_an_event_is_matched_once_and_later_changes_have_no_effect(notifie
     ]
     assert owed == ["farm/web"]
     assert not late._queue
+
+
+async def test_a_record_that_was_not_acknowledged_is_stored_again(notifier, receivers, connect, monkeypatch):
+    """As when the leader of the stream is cut off: the record must not wait for its deadline."""
+    monkeypatch.setattr(group_commit, "PATIENCE_S", 0.2)
+    first = await notifier("n1")
+    mine = await receivers("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    wire = first.common.bus._wire
+    subjects = {held.matched_subject for held in first.held.values()}
+    send = wire.send
+    lost: list[str] = []
+
+    def lose(subject: str, *rest: Any) -> bool:
+        if subject in subjects and not lost:
+            lost.append(subject)
+            return False
+        return bool(send(subject, *rest))
+
+    monkeypatch.setattr(wire, "send", lose)
+    await mine.sender("watch").send("alert", {"threat_level": 1}, durable=True)
+    assert (await web.next(timeout_s=30))["threat_level"] == 1
+    assert len(lost) == 1
+    assert not first.counts["record-refused"]
 
 
 async def test_a_repeated_send_is_one_event(notifier, receivers):

@@ -101,7 +101,9 @@ class DecisionLog:
                 batch = self._take()
                 try:
                     # Encoded here, so that the delivery of the event does not wait for it.
-                    await self._stream.publish_batch([_outgoing(record) for record in batch])
+                    await self._stream.publish_batch(
+                        [_outgoing(record, next(self._common.record_ids)) for record in batch]
+                    )
                 except errors.MusterError as error:
                     self._common.count("history-dropped", len(batch))
                     common_.events.warning("history-dropped", error=error)
@@ -117,9 +119,9 @@ class DecisionLog:
         return batch
 
 
-def _outgoing(record: Record) -> api.OutgoingMessage:
+def _outgoing(record: Record, message_id: str) -> api.OutgoingMessage:
     data = messages.encode(record, "msgpack" if isinstance(record, protocol.AppliedChanges) else "json")
-    return api.OutgoingMessage(_SUBJECTS[type(record)], data)
+    return api.OutgoingMessage(_SUBJECTS[type(record)], data, message_id=message_id)
 
 
 def _now_ms() -> int:

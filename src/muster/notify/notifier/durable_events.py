@@ -125,11 +125,12 @@ class DurableEvents:
             api.OutgoingMessage(
                 held.matched_subject,
                 messages.encode(record, "msgpack"),
+                message_id=next(self._common.record_ids),
                 expected_last_subject_sequence=held.matched_sequence if not place else None,
             )
             for place, record in enumerate(records)
         ]
-        held.matched_sequence = await self._matches.publish_batch(batch)
+        held.matched_sequence = int(await self._matches.publish_batch(batch))
         held.matched_bytes += sum(len(message.data) for message in batch)
         held.floor, held.recorded = max(held.floor, floor), records[-1].position
 

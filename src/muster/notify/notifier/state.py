@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
+import secrets
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +40,8 @@ class NotifierState:
         self.known = knows
         self.engine = engine
         self.held: dict[protocol.Shard, shards_shard.Shard] = {}
+        # Of stored records: the bus repeats those with an id if there is no acknowledgement.
+        self.record_ids = map(f"{secrets.token_hex(8)}-{{:x}}".format, itertools.count())
         self.moved = asyncio.Event()  # members or shards changed
         self.counts: collections.Counter[str] = collections.Counter()
         self.refused: collections.Counter[str] = collections.Counter()  # receipts without a verified sender

@@ -148,11 +148,7 @@ class ShardManager:
                 held.sequence = sequence
             held.require_lease()
             with contextlib.suppress(errors.Conflict):
-                held.sequence = await self._log.publish(
-                    held.subject,
-                    snapshots.encode_applied((), held.lease.epoch),
-                    expected_last_subject_sequence=held.sequence,
-                )
+                await self._store(held, snapshots.encode_applied((), held.lease.epoch))
                 break
         replay.finish()
         held.log_messages, held.log_bytes = replay.since_snapshot + 1, replay.bytes
@@ -201,9 +197,7 @@ class ShardManager:
         if entries:
             data = snapshots.encode_applied(entries, held.lease.epoch)
             try:
-                held.sequence = await self._log.publish(
-                    held.subject, data, expected_last_subject_sequence=held.sequence
-                )
+                await self._store(held, data)
             except errors.LimitExceeded as error:
                 # Nothing was stored: the stream is full, or the batch was too large.
                 if len(queued) > 1:
@@ -271,7 +265,7 @@ class ShardManager:
             if used + size > self._common.settings.stream_bytes:
                 raise errors.LimitExceeded(f"a snapshot of {size:,} bytes does not fit beside {used:,}")
             for batch in _batches(parts):
-                await self._append(held, batch)
+                await self._store(held, *batch)
         except errors.LimitExceeded as error:
             common_.events.warning("snapshot-refused", shard=held.shard, error=error)
             self._common.count("snapshot-refused")
@@ -281,15 +275,20 @@ class ShardManager:
         await self._log.purge(subject=held.subject, before=first)
         self._common.count("snapshots")
 
-    async def _append(self, held: shards_shard.Shard, batch: list[bytes]) -> None:
-        held.sequence = await self._log.publish_batch(
+    async def _store(self, held: shards_shard.Shard, *batch: bytes) -> None:
+        """Append to the log of a shard, unless another notifier has."""
+        last = await self._log.publish_batch(
             [
                 api.OutgoingMessage(
-                    held.subject, data, expected_last_subject_sequence=None if place else held.sequence
+                    held.subject,
+                    data,
+                    message_id=next(self._common.record_ids),
+                    expected_last_subject_sequence=None if place else held.sequence,
                 )
                 for place, data in enumerate(batch)
             ]
         )
+        held.sequence = int(last)  # an `api.Duplicate` cannot be encoded
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

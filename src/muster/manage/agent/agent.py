@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import pathlib
 import platform
+import random
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -135,7 +136,8 @@ class Agent(resource_host.ResourceHost):
                 client.result_of(answer.data)
             except errors.MusterError:
                 wait_s = min(1.0, self._beat_s)  # no registry is active, or it is overloaded: repeat soon
-            await asyncio.sleep(wait_s)
+            # Not all agents of a fleet at the same time, even if they started or reconnected together.
+            await asyncio.sleep(wait_s * (0.75 + random.random() / 2))
 
     async def _heartbeat_forever(self) -> None:
         # Spread the heartbeats of agents that started together over the period.

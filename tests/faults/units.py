@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MARK = "MUSTER_FAULTS_UNIT"  # in the environment of all processes of a unit, as a control group has them
-RESTART_S = 2.0
+RESTART_S = 0.5
 WATCHDOG_S = 10.0
 PACE_S = 0.1
 

@@ -45,7 +45,7 @@ TimeoutStartSec=180
 TimeoutStopSec=90
 # After a crash, and when the process does not report that it works; not after `muster down`.
 Restart=on-failure
-RestartSec=2
+RestartSec=500ms
 WatchdogSec={watchdog_s}
 WatchdogSignal=SIGKILL
 LimitNOFILE=131072

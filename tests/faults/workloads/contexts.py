@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+
 from muster.inform import client as inform_client
 from tests.faults import deployment
 from tests.faults.workloads import workload
 
 KEYS = ("x", "y", "z")
-LEASED_KEY = "leased"  # it expires again and again
+LEASED_KEY = "leased"  # the end of keys that expire; each put has a new one, so all nodes become primaries
 LEASE_S = 4.0
 DELETIONS = 0.05  # the share of writes that delete
 FRESHNESS_S = (None, None, 0.0, 0.0, 1.0)
@@ -25,6 +27,7 @@ class ContextWorkload(workload.Workload):
         ]
         for key in self._keys():
             await workload.patiently(self._put, self._clients[0], workload.UNMEASURED, key, 0)
+        self._leased: collections.deque[str] = collections.deque([f"{self.tag}/0-{LEASED_KEY}"], maxlen=12)
         self.run(self._lease(self._clients[0]))
         for number, contexts in enumerate(self._clients, 1):
             self.run(self._write(contexts, f"writer-{number}"))
@@ -64,16 +67,17 @@ class ContextWorkload(workload.Workload):
         async def put() -> None:
             nonlocal number
             number += 1
-            await self._put(contexts, workload.UNMEASURED, f"{self.tag}/{LEASED_KEY}", number)
+            self._leased.append(f"{self.tag}/{number}-{LEASED_KEY}")
+            await self._put(contexts, workload.UNMEASURED, self._leased[-1], number)
 
-        await self.repeat(put, 2 * LEASE_S)
+        await self.repeat(put, LEASE_S / 4)
 
     async def _read(self, contexts: inform_client.InformClient, actor: str) -> None:
         async def get() -> None:
             await self._get(
                 contexts,
                 actor,
-                self.chance.choice([*self._keys(), f"{self.tag}/{LEASED_KEY}"]),
+                self.chance.choice([*self._keys(), self.chance.choice(self._leased)]),
                 self.chance.choice(FRESHNESS_S),
             )
 

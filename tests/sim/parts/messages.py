@@ -23,6 +23,7 @@ WORKERS = ("worker-1", "worker-2")
 SUBSCRIBER = "subscriber"
 SENDS_MAX = 120
 RECEIVE_S = 1.0
+WORK_S = (0.0, 0.0, 0.0, 0.5, 3.0)  # between receiving and acknowledging
 SETTINGS = settings.MessageSettings(checkpoint_records=20, connection_timeout_s=6.0, max_deliveries=0)
 
 
@@ -127,6 +128,8 @@ class MessagePart:
                     redelivered=message.redelivered,
                 )
             if batch and (message is None or len(batch) >= size):
+                # Others may get the messages meanwhile, if this machine stands still or is cut off.
+                await asyncio.sleep(chance.choice(WORK_S))
                 await self._settle(machine, session, batch, source, chance)
                 batch = []
 

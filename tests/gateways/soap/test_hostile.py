@@ -13,7 +13,7 @@ import pytest
 from muster.bus.http import asgi_server
 from muster.core import errors
 from muster.core.formats import xml
-from muster.gateways.soap import addresses, asgi, client_budget, endpoint, envelope
+from muster.gateways.soap import addresses, asgi, client_budget, endpoint, faults
 from muster.gateways.soap import server as soap_server
 from muster.testing import eventually
 from muster.trust import certificates
@@ -58,31 +58,67 @@ def test_prefixes_in_scope_are_bounded():
 
 def test_writing_stops_at_its_bound():
     root = xml.parse(f"<a {declarations(0, 60)}>{'<b/>' * 10_000}</a>".encode())
-    echoed = xml.XmlElement("all", *root.children)
-    with pytest.raises(errors.LimitExceeded):
-        xml.write(echoed, bytes_max=8192)
+    echoed = xml.XmlElement("all", *root.children)  # 6 MB: each child is written with its 60 prefixes
+    tracemalloc.start()
+    try:
+        with pytest.raises(errors.LimitExceeded):
+            xml.write(echoed, bytes_max=8192)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
     assert len(xml.write(xml.XmlElement("a", "x" * 100), bytes_max=110)) <= 110
     with pytest.raises(errors.LimitExceeded):
         xml.write(xml.XmlElement("a", "ä" * 100), bytes_max=110)
 
 
-@pytest.mark.parametrize("count", [3, 20_000])
-async def test_an_answer_does_not_amplify_reference_parameters(echo: Echo, count: int):
+# Responses that are longer than their requests
+
+
+@pytest.mark.parametrize(
+    ("parameter", "count", "limit"),
+    [
+        (
+            "<p1:a/>",
+            60,
+            f"more than {addresses.PARAMETERS_BYTES_MAX} bytes",
+        ),  # each with 120 prefixes
+        ("<a/>", 8000, f"more than {addresses.PARAMETERS_MAX} reference"),  # each with a mark
+    ],
+)
+def test_reference_parameters_that_replies_would_multiply_are_refused(parameter: str, count: int, limit: str):
     wsa = addresses.WSA05
-    data = (
-        f'<s:Envelope xmlns:s="{envelope.SoapVersion.V12.value}" {declarations(0, 60)}>'
-        f'<s:Header xmlns:w="{wsa}" {declarations(60, 60)}><w:ReplyTo><w:Address>{wsa}/anonymous</w:Address>'
-        f"<w:ReferenceParameters>{'<p1:a/>' * count}</w:ReferenceParameters></w:ReplyTo></s:Header>"
-        f'<s:Body><e:Fault xmlns:e="{NS}"/></s:Body></s:Envelope>'
-    ).encode()
+    prefixes = declarations(0, 60) if ":" in parameter else ""
+    element = xml.parse(
+        f'<x {prefixes}><w:ReplyTo xmlns:w="{wsa}" {prefixes.replace("p", "q")}><w:Address>x</w:Address>'
+        f"<w:ReferenceParameters>{parameter * count}</w:ReferenceParameters></w:ReplyTo></x>".encode()
+    ).children[0]
+    parameters = [child for group in element.all(wsa("ReferenceParameters")) for child in group.children]
+    headers = addresses.EndpointReference("x", parameters).headers(wsa)
+    assert len(xml.write(xml.XmlElement("all", *headers))) > 2 * addresses.PARAMETERS_BYTES_MAX
+    with pytest.raises(faults.SoapFault, match=limit):
+        addresses.EndpointReference.read(element)
 
-    def fault_headers(call: endpoint.SoapRequest | None, _: object) -> list[xml.XmlElement]:
-        return call.addressing.reply_headers("f", fault=True) if call and call.addressing else []
 
-    echo.endpoint.limits, echo.endpoint.fault_headers = xml.XmlLimits(), fault_headers
+async def test_a_fault_does_not_multiply_a_long_namespace(echo: Echo):
+    header = '<h:a s:mustUnderstand="1"/>'
+    data = message(headers=header * 1000).replace(b"<s:Header>", b'<s:Header xmlns:h="%s">' % (b"u" * 5000))
+    echo.endpoint.limits = xml.XmlLimits()
     answer = await echo.endpoint.respond(request(data))
-    assert answer.status == 400
-    assert len(answer.body) < 10_000
+    assert b"MustUnderstand" in answer.body
+    assert len(answer.body) < endpoint.FAULT_BYTES_MAX
+
+
+@pytest.mark.parametrize(("of_response", "of_endpoint"), [(4000, 8000), (None, 4000)])
+async def test_a_response_is_bounded_by_the_request_and_by_the_endpoint(
+    echo: Echo, of_response: int | None, of_endpoint: int
+):
+    async def handle(_: endpoint.SoapRequest) -> endpoint.SoapResponse:
+        return endpoint.SoapResponse([xml.XmlElement(NS("a"), "x" * 5000)], bytes_max=of_response)
+
+    echo.endpoint.handle, echo.endpoint.bytes_max = handle, of_endpoint
+    answer = await echo.endpoint.respond(request(message()))
+    assert (answer.status, len(answer.body) < 4000) == (400, True)
 
 
 def test_the_start_of_a_message_is_enough_to_find_its_login():

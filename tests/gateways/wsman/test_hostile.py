@@ -206,27 +206,24 @@ def test_what_is_read_and_put_back_changes_nothing(text: str):
 # Headers
 
 
-@pytest.mark.parametrize(
-    ("soap_action", "refused"),
-    [
-        (namespaces.DELETE, True),
-        ("urn:other", True),
-        (namespaces.GET, False),
-        (f'"{namespaces.GET}"', False),
-        ("", False),
-    ],
-)
-async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action: str, refused: bool):
-    """A proxy that filters by SOAPAction must not be passed by a message that asks for something else."""
-    done: list[str] = []
+async def get(
+    *more: xml.XmlElement,
+    soap_action: str = "",
+    described: rows.ResourceDescription | None = None,
+    reply_to: tuple[xml.XmlElement, ...] = (),
+) -> tuple[soap_endpoint.SoapHttpResponse, list[str]]:
+    """The response to a Get with these headers, and the names of the resources that it read."""
+    read: list[str] = []
 
     async def authenticate(name: str, _: str, __: str) -> soap_endpoint.SoapCaller:
         return soap_endpoint.SoapCaller(name, "operator")
 
     class HostileFleet:
-        async def describe(self, name: str) -> dict[str, Any]:
-            done.append(name)
-            raise errors.NotFound(name)
+        async def describe(self, name: str) -> rows.ResourceDescription:
+            read.append(name)
+            if described is None:
+                raise errors.NotFound(name)
+            return described
 
     @contextlib.asynccontextmanager
     async def visit(_: soap_endpoint.SoapCaller) -> AsyncIterator[client.ManageClient]:
@@ -244,8 +241,11 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
             xml.XmlElement(wsa("Action"), namespaces.GET),
             xml.XmlElement(wsa("MessageID"), "uuid:1"),
             xml.XmlElement(namespaces.WSMAN("ResourceURI"), str(P)),
-            xml.XmlElement(wsa("ReplyTo"), xml.XmlElement(wsa("Address"), addresses.ANONYMOUS[wsa])),
+            xml.XmlElement(
+                wsa("ReplyTo"), xml.XmlElement(wsa("Address"), addresses.ANONYMOUS[wsa]), *reply_to
+            ),
             xml.XmlElement(namespaces.WSMAN("SelectorSet"), selector),
+            *more,
         ],
     )
     request_headers = {
@@ -258,6 +258,45 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
         .soap_endpoint(authenticate)
         .respond(soap_endpoint.SoapHttpRequest("POST", "/wsman", headers=request_headers, body=data))
     )
+    return answer, read
+
+
+@pytest.mark.parametrize(
+    ("soap_action", "refused"),
+    [
+        (namespaces.DELETE, True),
+        ("urn:other", True),
+        (namespaces.GET, False),
+        (f'"{namespaces.GET}"', False),
+        ("", False),
+    ],
+)
+async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action: str, refused: bool):
+    """A proxy that filters by SOAPAction must not be passed by a message that asks for something else."""
+    answer, read = await get(soap_action=soap_action)
     assert (b"ActionMismatch" in answer.body) == refused
-    assert bool(done) != refused
-    assert len(answer.body) <= headers.ENVELOPE_BYTES_MIN
+    assert bool(read) != refused
+
+
+@pytest.mark.parametrize("exists", [True, False])
+async def test_no_answer_is_longer_than_the_client_allows(exists: bool):
+    """Also if the headers that it has to repeat are: here in 20 reference parameters of 1 KB."""
+    described = rows.ResourceDescription(
+        name="r",
+        type="process",
+        agent="a",
+        desired="up",
+        state="up",
+        generation=1,
+        spec=protocol.ResourceSpec(name="r", type="process", agent="a", config={}),
+    )
+    size = headers.ENVELOPE_BYTES_MIN
+    parameters = [xml.XmlElement(P("parameter"), "x" * 1000) for _ in range(20)]
+    answer, read = await get(
+        xml.XmlElement(namespaces.WSMAN("MaxEnvelopeSize"), str(size)),
+        reply_to=(xml.XmlElement(namespaces.WSA("ReferenceParameters"), *parameters),),
+        described=described if exists else None,
+    )
+    assert read == ["r"]
+    assert (b"EncodingLimit" if exists else b"DestinationUnreachable") in answer.body
+    assert len(answer.body) <= size

@@ -583,11 +583,15 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
     play(scenario)
 
 
-def test_who_waits_for_a_drained_resource_waits_until_it_is_down():
+@pytest.mark.parametrize("drained", [True, False])
+def test_who_waits_for_a_drained_or_unwanted_resource_waits_until_it_is_down(drained):
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
-        await world.client.drain("host-a")
         entry = {"name": "web", "type": "memory", "agent": "host-a", "labels": {"tier": "front"}}
+        if drained:
+            await world.client.drain("host-a")
+        else:
+            entry["desired"] = "down"
         await world.client.apply(json.dumps({"resources": [entry]}), wait_s=60)
         assert (await world.client.wait("web")).state == "down"
 

@@ -740,6 +740,14 @@ async def _rollout(world: RegistryWorld) -> Any:
     return [other.id for other in await world.client.rollouts()] == [row.id]
 
 
+async def _exec(world: RegistryWorld) -> Any:
+    """Of a client that leaves the id of the operation to the registry."""
+    await world.client._request(list[rows.ExecutionRow], "exec", operation="echo", names=["web"])
+    adapter = world.host.hosted["web"].adapter
+    assert isinstance(adapter, memory.MemoryAdapter)
+    return adapter.done.count("echo")
+
+
 @pytest.mark.parametrize(
     ("request_", "result"),
     [
@@ -749,6 +757,7 @@ async def _rollout(world: RegistryWorld) -> Any:
         (_delete, ["web"]),
         (_forget, "host-b"),
         (_rollout, True),
+        (_exec, 1),
     ],
 )
 def test_a_request_whose_reply_is_lost_with_its_registry_is_executed_once(monkeypatch, request_, result):

@@ -7,9 +7,17 @@ their age: clocks of two registries may differ by more than a client waits.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import secrets
 
 REQUESTS_MAX = 20_000
+
+
+def derived_id(request: str, characters: int) -> str:
+    """The id of what a request starts: a repetition of the request, to any registry, has the same id."""
+    id = hashlib.sha256(request.encode()).hexdigest() if request else secrets.token_hex(32)
+    return id[:characters]
 
 
 class ExecutedRequests:

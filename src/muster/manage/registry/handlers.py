@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import heapq
-import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from muster.manage.adapters import plugins
 from muster.manage.registry import (
     agent_selection,
     assignments,
+    executed_requests,
     record_store,
     records,
     rollout,
@@ -296,12 +296,12 @@ class RegistryHandlers:
     ) -> list[rows.ExecutionRow]:
         """Execute an operation on each resource concurrently. A repeated ``id`` is not executed again.
 
-        Results that do not fit into one message are ``truncated``: repeat the request with the same ``id``
-        and fewer names.
+        An ``id`` that is missing is derived from that of the request, which repetitions keep. Results that do
+        not fit into one message are ``truncated``: repeat the request with the same ``id`` and fewer names.
         """
         if len(names) > EXEC_MAX:
             raise errors.LimitExceeded(f"exec accepts at most {EXEC_MAX} resources at a time")
-        id = id or secrets.token_hex(8)
+        id = id or executed_requests.derived_id(record_store.executing.get(), 16)
         selected = await self._named(names)
         orders = [
             protocol.OperationOrder(

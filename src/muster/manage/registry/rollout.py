@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import collections
 import functools
-import hashlib
 import heapq
 import itertools
 import math
-import secrets
 from typing import Any
 
 import msgspec
 
 from muster.core import errors, messages
 from muster.manage import protocol, rows
+from muster.manage.registry import executed_requests
 
 # States of a step; a rollout is running, paused, done or stopped.
 PENDING, RUNNING, DONE, FAILED = "pending", "running", "done", "failed"
@@ -152,7 +151,7 @@ class Rollout(msgspec.Struct, kw_only=True, omit_defaults=True, dict=True):
 
 def rollout_id(request: str) -> str:
     """The id of a rollout that a request starts: a repetition of the request starts no other one."""
-    return hashlib.sha256(request.encode()).hexdigest()[:8] if request else secrets.token_hex(4)
+    return executed_requests.derived_id(request, 8)
 
 
 def order_id(rollout: str, resource: str) -> str:

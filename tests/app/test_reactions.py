@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 import types
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ import pytest
 from muster.app import domain
 from muster.app import settings as app_settings
 from muster.app.policy import reaction_rules, reactions, responder
+from muster.bus.memory import network
 from muster.core import errors, messages
 from muster.core.settings import loader
 from muster.manage import client as manage
 from muster.manage import rows
 from muster.notify import client as notify
 from muster.notify import models, queries
+from muster.notify import settings as notify_settings
+from muster.notify.matcher import kernels_numpy
+from muster.notify.notifier import notifier
 from muster.pipeline import protocol
 from muster.predicates import types as types_
 from muster.testing.eventually import eventually
@@ -151,6 +156,7 @@ async def test_a_resource_that_is_selected_again_before_it_could_leave_obeys_aga
     )
     kept = reactions.ResourceReceivers(None, [rule])  # type: ignore[arg-type]
     kept._fleet = types.SimpleNamespace(get=get)  # type: ignore[assignment]
+    kept._earlier_left = True
     await kept._update(receivers)
     await asyncio.sleep(0)
     due.clear()
@@ -163,6 +169,54 @@ async def test_a_resource_that_is_selected_again_before_it_could_leave_obeys_aga
     assert begun == ["web-1", "web-1"]
     assert kept._supervisor.pending == 1
     await kept._supervisor.close()
+
+
+def resource(name: str) -> rows.ResourceRow:
+    return rows.ResourceRow(
+        name=name, type="process", group="shop", agent="local", desired="up", state="up", generation=1
+    )
+
+
+@pytest.mark.virtual_time
+async def test_resources_that_were_deleted_while_the_domain_was_down_leave_at_the_start(monkeypatch):
+    monkeypatch.setattr(reactions, "PAGE", 1)
+    net = network.SimulatedNetwork(seed=1)
+    rules = reaction_rules.load(REACTIONS)
+    reports: list[tuple[int, str]] = []
+
+    async def names(bus: Any) -> list[str]:
+        return [row.receiver for row in (await queries.list_receivers(bus, complete=True)).receivers]
+
+    @contextlib.asynccontextmanager
+    async def reacting(*resources: str) -> AsyncIterator[None]:
+        async def get(**_: Any) -> list[rows.ResourceRow]:
+            return list(map(resource, resources))
+
+        async with await net.connect("bootstrap") as bus:
+            kept = reactions.ResourceReceivers(bus, rules, lambda *report: reports.append(report))
+            kept._fleet = types.SimpleNamespace(get=get)  # type: ignore[assignment]
+            running = asyncio.create_task(kept.run())
+            yield
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async with (
+        await net.connect("n1") as own,
+        await net.connect("bootstraps") as other,
+        notifier.Notifier(own, notify_settings.NotifySettings(), kernels=kernels_numpy) as serving,
+        notify.NotifyClient(other) as receivers,
+    ):
+        await serving.serving()
+        await receivers.define(SERVER)
+        await receivers.define(COMMAND)
+        await receivers.advertise("gone-1", "Server", {"application": "shop"}, policy="command", durable=True)
+        async with reacting("gone-1", "gone-2", "stays"):
+            await eventually(lambda: reports[-1:] == [(3, "")], timeout_s=60)
+        assert len(await names(other)) == 4
+        reports.clear()
+        async with reacting("stays", "new"):
+            await eventually(lambda: reports[-1:] == [(2, "")], timeout_s=60)
+        assert await names(other) == ["bootstrap/new", "bootstrap/stays", "bootstraps/gone-1"]
 
 
 @pytest.mark.virtual_time
@@ -180,10 +234,7 @@ def test_reactions_are_read_as_a_whole_and_say_what_is_wrong():
     assert reaction_rules.requested_operation(rule, {}) is None
     fixed = reaction_rules.ReactionSpec(where="TRUE", model="M", policy="p", operation="drain")
     assert reaction_rules.requested_operation(fixed, {"operation": "restart"}) == "drain"
-    web = rows.ResourceRow(
-        name="web", type="process", group="shop", agent="local", desired="up", state="up", generation=1
-    )
-    db = msgspec.structs.replace(web, name="db")
+    web, db = resource("web"), resource("db")
     receivers = reaction_rules.receivers((rule, fixed), [[web], [web, db]])
     assert receivers["web"] == reaction_rules.ResourceReceiver(rule, {"application": "shop"})
     assert receivers["db"].rule is fixed
@@ -247,7 +298,7 @@ async def test_a_managed_resource_obeys_the_event_that_an_alert_leads_to(tmp_pat
         for model in (SERVER, COMMAND):
             await receivers.define(model)
         await eventually(lambda: part.health().facts["reaction_receivers"] == 1, timeout_s=30)
-        listed = (await queries.list_receivers(operator)).receivers
+        listed = (await queries.list_receivers(running.bus, complete=True)).receivers  # it may ask this
         assert [(row.receiver, row.state) for row in listed] == [("bootstrap/web", {"application": "shop"})]
 
         # An event of another sender is not accepted, whatever it requests.

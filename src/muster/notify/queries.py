@@ -23,11 +23,12 @@ T = TypeVar("T")
 
 
 async def _query_all(
-    bus: api.Bus, operation: str, query: protocol.NotifyQuery, timeout_s: float
+    bus: api.Bus, operation: str, query: protocol.NotifyQuery, timeout_s: float, *, complete: bool = False
 ) -> list[protocol.NotifyQueryResult]:
     """Return the replies of all notifiers, when every shard is covered or the time is up.
 
-    It does not use `rpc.client`, which takes one reply.
+    ``complete``: raise `errors.Unavailable` if a shard is not covered. It does not use `rpc.client`, which
+    takes one reply.
     """
     subject = subjects.from_identity(PART, bus.identity, "read", operation)
     enough: int | None = (await _query_any(bus, "notifiers", protocol.NotifyQuery())).count
@@ -44,6 +45,8 @@ async def _query_all(
             raise error_replies.from_error_reply(result.fault)
     if not results:
         raise _no_notifier()
+    if complete and len(answered_shards) < protocol.SHARDS:
+        raise errors.Unavailable("some shards of the receivers have no notifier now")
     return results
 
 
@@ -73,13 +76,17 @@ async def list_receivers(
     after: str = "",
     limit: int = 100,
     timeout_s: float = ANSWER_S,
+    complete: bool = False,
 ) -> rows.ReceiverList:
-    """Receivers in the order of their names, asked for in pages that fit into messages."""
+    """Receivers in the order of their names, asked for in pages that fit into messages.
+
+    ``complete``: `errors.Unavailable` while a part of them is not known.
+    """
     listed: list[rows.ReceiverRow] = []
     while True:
         room = limit - len(listed)
         query = protocol.NotifyQuery(expression=where, receiver=prefix, after=after, limit=room)
-        results = await _query_all(bus, "receivers", query, timeout_s)
+        results = await _query_all(bus, "receivers", query, timeout_s, complete=complete)
         # A notifier with more may hold receivers between its last one and those of the others.
         ends = [str(result.facts["next"]) for result in results if "next" in result.facts]
         page = sorted(

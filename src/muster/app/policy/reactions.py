@@ -3,7 +3,8 @@
 For each resource that a rule selects, the domain registers a receiver of the same name.  An accepted event
 goes, as the operation it requests, to the resource's manager, which has the desired state and the epoch; the
 activity log names the sender of the event.  New resources become receivers as soon as they have a state, and
-receivers of deleted resources leave.
+receivers of deleted resources leave.  All receivers of the domain's own identity belong to the reactions: at
+the start, those of resources that were deleted while the domain was down leave.
 
 A durable event is acknowledged when its request has a reply: done, failed, refused, or in doubt because even
 the agent cannot determine the outcome. While no manager replies, or the agent's reply is lost, the request is
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,12 +32,15 @@ from muster.manage import client as manage
 from muster.manage import protocol
 from muster.manage.agent import operation_log
 from muster.notify import client as notify
+from muster.notify import protocol as notify_protocol
+from muster.notify import queries
 from muster.supervision import tasks
 
 events = log.EventLog("app")
 
 RETRY_S, RETRY_S_MAX = 0.5, 30.0
 RESCAN_S = 10.0  # for changes that no state change announces, as of a label
+PAGE = 1_000  # receivers of one query
 
 
 class Reactions(sections.SettingsSection, frozen=True, kw_only=True):
@@ -89,11 +93,13 @@ class ResourceReceivers:
         self._report = report
         self._fleet = manage.ManageClient(bus)
         self._joined: dict[str, reaction_rules.ResourceReceiver] = {}
+        self._earlier_left = False  # whether the receivers of an earlier start have left, unless still due
         self._supervisor = tasks.TaskSupervisor("reactions")
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by resource
 
     async def run(self) -> None:
         self._joined.clear()
+        self._earlier_left = False
         changed = asyncio.Event()
         async with (
             notify.NotifyClient(self._bus) as receivers,
@@ -132,7 +138,27 @@ class ResourceReceivers:
                 raise
             except errors.MusterError as error:  # as a model that is not defined yet
                 problem = problem or f"{name}: {error}"
+        if not self._earlier_left:
+            await self._leave_earlier(receivers, due.keys())
+            self._earlier_left = True
         return problem
+
+    async def _leave_earlier(self, receivers: notify.NotifyClient, due: Collection[str]) -> None:
+        """Remove the receivers of an earlier start whose resources are not selected any more."""
+        prefix, after = notify_protocol.participant_id(self._bus.identity, ""), ""
+        left: list[str] = []
+        while True:
+            page = await queries.list_receivers(
+                self._bus, prefix=prefix, after=after, limit=PAGE, complete=True
+            )
+            names = [row.receiver.removeprefix(prefix) for row in page.receivers]
+            left += [name for name in names if name not in due]
+            if page.next is None:
+                break
+            after = page.next
+        if left:
+            events.info("receivers-left", count=len(left), first=left[0])
+            await receivers.change([notify_protocol.LeaveReceiver(receiver=name) for name in left])
 
     async def _join(
         self, receivers: notify.NotifyClient, name: str, receiver: reaction_rules.ResourceReceiver

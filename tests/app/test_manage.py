@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from muster import connection
-from muster.app import domain, enrolment
+from muster.app import domain, enrolment, identities
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, management
 from muster.app.supervisor import module_process
@@ -143,7 +143,7 @@ async def nothing_but_to_ask(text: str) -> None:
                     await bus.flush()
 
 
-async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(running, tmp_path):
+async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(running, tmp_path, monkeypatch):
     admin = await running.connect("admin", roles.Role.OPERATOR)
     async with admin:
         fleet = client.ManageClient(admin)
@@ -204,6 +204,15 @@ async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(runni
         with pytest.raises(errors.Forbidden, match="another machine"):
             await enrol(again.token, tmp_path / "thief")
         await bootstrap_client.BootstrapClient(admin).approve("host-b")
+        publish, failed = identities.publish_accounts, list[str]()
+
+        async def fail_first(*arguments: Any, **options: Any) -> None:
+            if not failed:
+                failed.append("once")
+                raise errors.Unavailable("no broker replied")
+            await publish(*arguments, **options)
+
+        monkeypatch.setattr(identities, "publish_accounts", fail_first)
         second = credentials.Credentials.parse(await enrol(again.token, tmp_path / "three"))
         assert second.claims.sub != first.claims.sub
 
@@ -215,6 +224,7 @@ async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(runni
                 return True
 
         await eventually(refused)
+        assert failed == ["once"]
         async with await connection.connect(running.servers, creds=second):
             assert [item.name for item in await fleet.agents()].count("host-b") == 1
 

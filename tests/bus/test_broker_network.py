@@ -383,6 +383,32 @@ def believed(trust: keyring.Keyring) -> config.OperatorTrust:
     )
 
 
+@pytest.mark.slow  # brokers compare their accounts every 30 s
+async def test_a_broker_that_was_down_learns_a_revocation_from_the_others(tmp_path, trust):
+    for identity, role in (("alice", roles.Role.USER), ("steward", roles.Role.SYSTEM)):
+        trust.issue(identity, role)
+    alice, steward = trust.credentials("alice"), trust.credentials("steward", domain=keyring.SYSTEM)
+    settings = network.members(2, tmp_path, storage=None, trust=believed(trust))
+    async with network.BrokerNetwork(settings, system_credentials=steward) as mesh:
+        absent = mesh["broker-2"]
+        async with await client.connect([absent.url], creds=alice):
+            pass
+        await absent.stop()
+        trust.revoke("alice")
+        access = system_account.SystemAccess(credentials=steward)
+        await system_account.request([mesh["broker-1"].address], access, *trust.claims_update())
+        await absent.start()  # with the account as it was
+
+        async def refused() -> bool:
+            try:
+                async with await client.connect([absent.url], creds=alice):
+                    return False
+            except errors.Unauthorized:
+                return True
+
+        await eventually(refused, timeout_s=120)
+
+
 async def test_routes_and_links_with_tls_and_credentials(tmp_path, trust):
     authority = certificates.CertificateStore.create(
         tmp_path / "certs", "acme", lifetime_s=certificates.DAY_S

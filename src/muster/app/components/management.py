@@ -7,6 +7,7 @@ creates and redeems enrolment tokens, and kills processes on request (for drills
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import pathlib
 import signal
@@ -191,16 +192,12 @@ class ManagementComponent:
             tls = None
             if running.ca:
                 tls = await asyncio.to_thread(certificates.client_tls, self._context.settings)
-            self._context.tasks.spawn("revocation", _publish_accounts(self._context, running.servers, tls))
+            # Repeated until the brokers have it: they accept the previous key until then.
+            publish = functools.partial(
+                identities.publish_accounts, self._context.trust, running.servers, tls=tls
+            )
+            self._context.tasks.loop("revocation", publish)
         return bootstrap_client.EnrolledMachine(name=admitted.name, jwt=admitted.jwt)
-
-
-async def _publish_accounts(context: context_.ComponentContext, servers: Sequence[str], tls: Any) -> None:
-    """Send the revocation of a previous key to the brokers."""
-    try:
-        await identities.publish_accounts(context.trust, servers, tls=tls)
-    except errors.MusterError as error:
-        context.log.error("accounts-not-published", error=error)
 
 
 def _names(manage_settings: settings.ManageSettings) -> list[str]:

@@ -148,6 +148,14 @@ def test_mistakes_are_pointed_at(up):
     wrong = driver.quick("notify", "send", "--event", "alert", "threat_level=high", home=up)
     assert wrong.code == errors.InvalidInput.exit_code
     assert "threat_level must be of type int" in wrong.err
+    for words in (
+        ("send", "--event", "alrt", "threat_level=4"),
+        ("who", "TRUE", "--event", "alrt", "threat_level=4"),
+        ("explain", "alrt threat_level=4", "admin/web"),
+    ):
+        wrong = driver.quick("notify", *words, home=up)
+        assert wrong.code == errors.InvalidInput.exit_code
+        assert "did you mean alert?" in wrong.err
 
 
 def test_an_appointed_authority_stays_within_its_mandate(up, tmp_path):

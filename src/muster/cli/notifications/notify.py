@@ -68,18 +68,34 @@ def _sender(bus: api.Bus, sender: str | None) -> str:
     return sender
 
 
-def _event(kind: str, pairs: tuple[str, ...], to: str, name: str, durable: bool) -> protocol.SendEvent:
+async def _require_type(bus: api.Bus, kind: str) -> None:
+    """Reject a type that no model defines, if the domain has models of events: no policy can name it."""
+    from muster.core import errors
+    from muster.notify import models, queries
+    from muster.predicates.analysis import type_check
+
+    types_: list[str] = []
+    with contextlib.suppress(errors.Unavailable):  # then the request itself waits for a notifier, or fails
+        listed = await queries.list_models(bus)
+        types_ = sorted(model.name for model in listed if model.of == models.ModelKind.EVENT.value)
+    if types_ and kind not in types_:
+        hint = type_check.closest_name(kind, types_) or f"the types are {', '.join(types_[:10])}"
+        raise errors.InvalidInput(f"no model defines events of the type {kind[:80]!r}", hint=hint)
+
+
+async def _event(bus: api.Bus, kind: str, pairs: tuple[str, ...], to: str, sender: str) -> protocol.SendEvent:
+    """An event to be explained, not sent."""
     import secrets
 
     from muster.notify import protocol
 
+    await _require_type(bus, kind)
     return protocol.SendEvent(
         id=secrets.token_hex(12),
-        sender=name,
+        sender=sender.partition("/")[2],
         type=kind,
         content=protocol.to_wire(values_of(pairs)),
         address=to,
-        delivery="durable" if durable else "transient",
     )
 
 
@@ -122,6 +138,7 @@ def send(
         from muster.notify import client
 
         async with await connection.connect(invocation, to) as bus, client.NotifyClient(bus) as mine:
+            await _require_type(bus, kind)
             sent = await mine.send(name, kind, values, to=address, durable=durable, timeout_s=10.0)
             return {"id": sent, "type": kind, "sender": f"{bus.identity}/{name}", "durable": durable}
 
@@ -332,7 +349,7 @@ def who(
         from muster.notify import queries
 
         by = _sender(bus, sender)
-        event = _event(kind, content, expression, by.partition("/")[2], False) if kind else None
+        event = await _event(bus, kind, content, expression, by) if kind else None
         return await queries.match_receivers(bus, expression, event=event, sender=by, limit=limit)
 
     result = command.run(_with(invocation, to, ask))
@@ -383,7 +400,7 @@ def explain(
         from muster.notify import queries
 
         by = _sender(bus, sender)
-        sent = _event(words[0], tuple(words[1:]), address, by.partition("/")[2], False)
+        sent = await _event(bus, words[0], tuple(words[1:]), address, by)
         return await queries.explain(bus, sent, sender=by, receiver=receiver)
 
     explanation = command.run(_with(invocation, to, ask))

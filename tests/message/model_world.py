@@ -19,6 +19,7 @@ from muster.message.dispatcher import leadership
 JOBS = destinations.queue("jobs")
 OTHER = destinations.queue("other")
 NEWS = (destinations.topic("news/a"), destinations.topic("news/b"))
+FLASH = destinations.topic("flash")  # without durable subscriptions
 GIVE_UP_S = 100.0  # longer than anything waits for an answer
 
 
@@ -167,6 +168,13 @@ class World:
         news = destinations.topic("news/*")
         reader.consumers.append(await reader.session.durable_consumer(news, "all", prefetch=2))
         self.applications.append(reader)
+        self.listener = api.Connection(await self.net.connect("listener"))
+        self.hearing = await self.listener.session().consumer(FLASH)
+        # One that publishes its own delayed messages, because it must not receive them.
+        self.quiet = api.Connection(
+            await self.net.connect("quiet"), connect_without_echo=lambda: self.net.connect("quiet")
+        )
+        await self.quiet.session().consumer(FLASH, no_local=True)
 
     async def start_dispatcher(self) -> None:
         self.bus = await self.net.connect(f"dispatcher-{next(self._dispatchers)}")
@@ -247,6 +255,22 @@ class World:
         self.accounts.to[text] = destination.name
         return text
 
+    @property
+    def is_well(self) -> bool:
+        faults = self.refusals or self.breaks or self.net.deliveries_to_lose
+        return self.stored.is_set() and not self.single and not faults
+
+    async def flash(self, count: int, delay_s: float) -> None:
+        """Delayed messages to a subscriber that is not durable and stays connected: it receives them all."""
+        producer = self.quiet.session().producer(FLASH, delay_s=delay_s)
+        texts = [f"flash:{next(self.texts)}" for _ in range(count)]
+        results = await asyncio.gather(*map(producer.send, texts), return_exceptions=True)
+        missing = {text for text, result in zip(texts, results, strict=True) if result is None}
+        while missing:
+            message = await self.hearing.receive(GIVE_UP_S)
+            assert message is not None, f"not published: {sorted(missing)}"
+            missing.discard(str(message.body()))
+
     # What is taken away.
 
     async def move(self, limit: int) -> None:
@@ -304,6 +328,8 @@ class World:
         for connection in [
             *self.senders,
             self.admin,
+            self.listener,
+            self.quiet,
             *(application.connection for application in self.applications),
         ]:
             await connection.close()

@@ -7,6 +7,7 @@ and so what must be true of every message:
 - one whose send was confirmed is delivered until its acknowledgement is confirmed, or it is purged;
 - one whose acknowledgement was confirmed is not delivered again, and no second transaction commits it;
 - one whose transaction was rolled back is never delivered;
+- a delayed one reaches each subscriber of its topic that is connected when it is due;
 - one that an application was given before is marked as redelivered when it comes again from the same queue;
   one that was moved to another queue is a new message there.
 
@@ -98,6 +99,11 @@ class Machine(stateful.RuleBasedStateMachine):
     @stateful.rule(sender=senders, count=st.integers(2, 12))
     def send_news_together(self, sender: int, count: int) -> None:
         self._do(self.world.send_together(sender, [model_world.NEWS[each % 2] for each in range(count)]))
+
+    @stateful.precondition(lambda self: self.world.is_well)
+    @stateful.rule(count=st.integers(1, 4), delay_s=st.sampled_from([0.0006, 0.1]))
+    def flash(self, count: int, delay_s: float) -> None:
+        self._do(self.world.flash(count, delay_s))
 
     @stateful.rule(which=consumers, most=st.integers(1, 4))
     def receive(self, which: int, most: int) -> None:

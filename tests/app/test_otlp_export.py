@@ -234,6 +234,14 @@ async def test_records_wait_for_a_collector_and_what_it_refuses_is_counted(colle
     assert measure.value("muster_otlp_traces_total", outcome="dropped") == 3
 
 
+def test_a_text_that_is_no_unicode_does_not_stop_the_export_of_the_others():
+    text = "no such file: \udcff"  # as Python reads a file name that is not UTF-8
+    context = trace.TraceContext("ab" * 16, "cd" * 8)
+    failed = otlp.FinishedSpan(context, "", text, otlp.SpanKind.SERVER, 1, 2, {text: text}, problem=text)
+    assert b"no such file: ?" in otlp.encode_spans([failed], {})
+    assert b"no such file: ?" in otlp.encode_logs([otlp.LogEntry(1, "error", text, {text: text})], {})
+
+
 def test_an_entry_of_the_activity_log_is_a_log_record():
     entry = messages.Decision(
         id="1", at_ms=5, who="web", on_behalf_of="ann", what="apply", target="web-1", why="",

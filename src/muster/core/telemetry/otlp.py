@@ -90,7 +90,7 @@ def encode_logs(entries: Iterable[LogEntry], resource: Mapping[str, str]) -> byt
             "observedTimeUnixNano": str(entry.at_ns),
             "severityNumber": SEVERITIES[entry.severity],
             "severityText": entry.severity.upper(),
-            "body": {"stringValue": entry.text},
+            "body": _value(entry.text),
             "attributes": _attributes(entry.facts),
             **({"traceId": entry.trace_id} if entry.trace_id else {}),
             **({"spanId": entry.span_id} if entry.span_id else {}),
@@ -108,12 +108,12 @@ def encode_spans(spans: Iterable[FinishedSpan], resource: Mapping[str, str]) -> 
             "spanId": span.context.span_id,
             **({"parentSpanId": span.parent_id} if span.parent_id else {}),
             **({"traceState": span.context.state} if span.context.state else {}),
-            "name": span.name,
+            "name": _text(span.name),
             "kind": int(span.kind),
             "startTimeUnixNano": str(span.start_ns),
             "endTimeUnixNano": str(span.end_ns),
             "attributes": _attributes(span.facts),
-            **({"status": {"code": _FAILED, "message": span.problem}} if span.problem else {}),
+            **({"status": {"code": _FAILED, "message": _text(span.problem)}} if span.problem else {}),
         }
         for span in spans
     ]
@@ -172,7 +172,7 @@ def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str
 
 
 def _attributes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"key": key, "value": _value(value)} for key, value in facts.items()]
+    return [{"key": _text(key), "value": _value(value)} for key, value in facts.items()]
 
 
 def _value(value: Any) -> dict[str, Any]:
@@ -183,5 +183,9 @@ def _value(value: Any) -> dict[str, Any]:
             return {"intValue": str(value)}
         case float():
             return {"doubleValue": value}
-    text = value if isinstance(value, str) else str(value)
-    return {"stringValue": text.encode(errors="replace").decode()}
+    return {"stringValue": _text(value if isinstance(value, str) else str(value))}
+
+
+def _text(text: str) -> str:
+    """Without lone surrogates: an error that quotes one must not stop the export of all others."""
+    return text.encode(errors="replace").decode()

@@ -9,6 +9,9 @@ from typing import Any
 
 import proton
 
+from muster.gateways.amqp.protocol import frames
+from muster.message.amqp_format import amqp_types
+
 
 def _login(fields: bytes, count: int) -> bytes:
     frame = b"\x00\x53\x41\xc0" + bytes((len(fields) + 1, count)) + fields
@@ -78,3 +81,65 @@ def receiver(raw: Raw, address: str, credit: int = 10) -> Any:
     made.open()
     made.flow(credit)
     return made
+
+
+class FrameClient:
+    """Writes frames that proton does not write. Fields are encoded values, in the order of AMQP."""
+
+    def __init__(self, port: int, name: str) -> None:
+        self._rest = b""
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.socket.sendall(LOGIN)
+        while b"\x00\x53\x44" not in self._rest:
+            self._rest += self.socket.recv(4096)
+        self.socket.sendall(b"AMQP\x00\x01\x00\x00")
+        self.send(frames.OPEN, [amqp_types.text(name)])
+        self.send(frames.BEGIN, [NULL, *(amqp_types.uint(number) for number in (0, 100, 100))])
+        self._rest = self._rest[self._rest.index(b"\x00\x53\x44") + 3 :]
+        while b"AMQP\x00\x01\x00\x00" not in self._rest:
+            self._rest += self.socket.recv(4096)
+        self._rest = self._rest[self._rest.index(b"AMQP\x00\x01\x00\x00") + 8 :]
+        self.until(frames.BEGIN)
+
+    def send(self, *codes_and_fields: Any) -> None:
+        """Frames in one write: a code, its fields, the next code and so on."""
+        written = b""
+        for code, items in zip(codes_and_fields[::2], codes_and_fields[1::2], strict=True):
+            body = described(code, items)
+            written += (len(body) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + body
+        self.socket.sendall(written)
+
+    def until(self, *codes: int) -> list[Any]:
+        """The fields of the next frame with one of these codes, after the code itself and its payload."""
+        while True:
+            while len(self._rest) >= 4 and len(self._rest) >= int.from_bytes(self._rest[:4], "big"):
+                size = int.from_bytes(self._rest[:4], "big")
+                frame, self._rest = self._rest[:size], self._rest[size:]
+                code, at = frames.frame_type(frame, 0, size)
+                if code in codes:
+                    fields, end = frames.fields(frame, at)
+                    return [code, frame[end:], *fields]
+            data = self.socket.recv(1 << 16)
+            assert data, "the gateway closed the connection"
+            self._rest += data
+
+    def attach_receiver(self, handle: int, source: list[bytes], name: str = "in") -> list[Any]:
+        """The frame that attaches a link to receive."""
+        fields = [amqp_types.text(name), amqp_types.uint(handle), b"\x41", NULL, NULL]
+        return [frames.ATTACH, [*fields, described(0x28, source), described(0x29, [])]]
+
+    def flow(self, handle: int, credit: int, *rest: bytes) -> list[Any]:
+        numbers = (amqp_types.uint(number) for number in (0, 100, 0, 100, handle, 0, credit))
+        return [frames.FLOW, [*numbers, *rest]]
+
+
+NULL = b"\x40"
+
+
+def described(code: int, items: list[bytes]) -> bytes:
+    return b"\x00\x53" + bytes((code,)) + amqp_types.sequence(items)
+
+
+def condition(fields: list[Any]) -> str:
+    """The condition in the error of a detach."""
+    return str(frames.state_fields(fields[4])[0])

@@ -174,6 +174,7 @@ class AmqpConnection(asyncio.Protocol):
                 self._handle,
                 self._budget,
                 self.outcomes.confirm_when_stored,
+                self.link_factory.release_stolen,
             )
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
@@ -281,18 +282,18 @@ class AmqpConnection(asyncio.Protocol):
                 self.link_factory.session_closed(event.session)
                 for pointer, outgoing in list(self.outgoing_links.items()):
                     if outgoing.wrapper.session == event.session:
-                        self._forget(pointer)
-                        self.spawn(outgoing.close(destroy=False))
+                        self.link_factory.forget(pointer)
+                        self.link_factory.release(outgoing)
                 for pointer, producer in list(self.producer_links.items()):
                     if producer.link.wrapper.session == event.session:
-                        self._forget(pointer)
+                        self.link_factory.forget(pointer)
                 event.session.close()
             case kinds.LINK_REMOTE_OPEN:
                 self.link_factory.link_opened(event.link)
             case kinds.LINK_REMOTE_DETACH:
-                self.spawn(self._detach(event.link, destroy=False))
+                self.link_factory.detached(event.link, destroy=False)
             case kinds.LINK_REMOTE_CLOSE:
-                self.spawn(self._detach(event.link, destroy=True))
+                self.link_factory.detached(event.link, destroy=True)
             case kinds.TRANSPORT_ERROR | kinds.TRANSPORT_TAIL_CLOSED:
                 self._loop.call_soon(self._close_socket)
             case kinds.CONNECTION_REMOTE_CLOSE:
@@ -300,7 +301,7 @@ class AmqpConnection(asyncio.Protocol):
 
     # Tasks.
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[None]:
         """Run in the background, and flush afterwards."""
 
         async def run() -> None:
@@ -311,7 +312,7 @@ class AmqpConnection(asyncio.Protocol):
                 self.fail(error)
             self.flush()
 
-        self._spawn_task(run())
+        return self._spawn_task(run())
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.gateway.tasks.spawn("connection", work)
@@ -430,41 +431,6 @@ class AmqpConnection(asyncio.Protocol):
     def close_link(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
         self.producer_links.pop(link.wrapper._impl, None)
         self.running.close(link, condition, why)
-
-    def close_outgoing(self, outgoing: consumers.OutgoingLink, condition: str, why: str) -> None:
-        """Close the link; the client may attach it again."""
-        self._forget(outgoing.wrapper._impl)
-        self.spawn(outgoing.close(destroy=False))
-        self.running.close(outgoing.link, condition, why)
-        self.flush_soon()
-
-    def _forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
-        """Remove a link. Messages that its client did not settle are delivered again."""
-        self.link_factory.link_closed(pointer)
-        if (producer := self.producer_links.pop(pointer, None)) is not None:
-            self.transactions.abandon(producer.link)
-        outgoing = self.outgoing_links.pop(pointer, None)
-        if outgoing is not None:
-            session = outgoing.link.session
-            for place, (holder, key, number, _) in list(session.unsettled.items()):
-                if holder is outgoing:
-                    session.settle(place)
-                    self.outcomes.forget(key, number)
-            if session.over_unsettled_limit:
-                self.running.check_unsettled(session)
-        return outgoing
-
-    async def _detach(self, link: Any, *, destroy: bool) -> None:
-        outgoing = self._forget(link._impl)
-        await self.opened.wait()  # see `_begin`
-        try:
-            if outgoing is not None:
-                await outgoing.close(destroy=destroy)
-        except errors.MusterError as error:
-            link.condition = conditions.condition_of(error)
-        if self.running.has_link(link):  # its session may have ended meanwhile
-            (link.close if destroy else link.detach)()
-            self.running.free(link)
 
     # Messages.
 

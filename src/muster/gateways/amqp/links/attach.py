@@ -1,7 +1,8 @@
-"""Creates the right link object for an attached link, from its source and target."""
+"""Creates the right link object for an attached link, from its source and target, and ends it."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import proton
@@ -9,7 +10,7 @@ import proton
 from muster.core import errors
 from muster.core import topics as topics_
 from muster.gateways.amqp.links import consumers, producers, terminus, topics, transactions
-from muster.gateways.amqp.protocol import conditions
+from muster.gateways.amqp.protocol import conditions, endpoints
 from muster.gateways.amqp.protocol import proton as protocol_proton
 from muster.message import destinations, protocol, selectors
 from muster.message import errors as message_errors
@@ -24,13 +25,35 @@ class LinkFactory:
         self._connection = owner
         self.temporaries: set[str] = set()  # temporary destinations of the client
         self._attaching: dict[protocol_proton.Pointer, Any] = {}
+        self._unfinished: dict[endpoints.LinkKey, set[asyncio.Task[None]]] = {}
 
     def link_opened(self, link: Any) -> None:
+        """A link with the same name ends, unless JMS demands that the new one is refused."""
+        attached = self._connection.running.link_of(link)
+        if attached.namesake is not None and not _is_exclusive(link):
+            self.release_stolen(attached.namesake)
+            self._connection.running.steal(attached.namesake)
+        attached.namesake = None
         self._attaching[link._impl] = link
-        self._connection.spawn(self._attach(link))
+        earlier = frozenset(self._unfinished.get(attached.key, ()))
+        self._finish_first(attached.key, self._connection.spawn(self._attach(link, earlier)))
 
-    async def _attach(self, link: Any) -> None:
+    def _finish_first(self, key: endpoints.LinkKey, task: asyncio.Task[None]) -> None:
+        """Links that are attached later with the same name wait for this task."""
+        tasks = self._unfinished.setdefault(key, set())
+        tasks.add(task)
+
+        def finished(_: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            if not tasks:
+                self._unfinished.pop(key, None)
+
+        task.add_done_callback(finished)
+
+    async def _attach(self, link: Any, earlier: frozenset[asyncio.Task[None]]) -> None:
         await self._connection.opened.wait()
+        if earlier:
+            await asyncio.wait(earlier)
         if self._is_gone(link):
             return
         try:
@@ -42,15 +65,65 @@ class LinkFactory:
             if not self._is_gone(link):
                 self._refuse(link, error)
         finally:
-            self.link_closed(link._impl)
+            self._link_closed(link._impl)
 
-    def link_closed(self, pointer: protocol_proton.Pointer) -> None:
+    def _link_closed(self, pointer: protocol_proton.Pointer) -> None:
         """The client closed the link, whether it is already attached or not."""
         self._attaching.pop(pointer, None)
 
     def session_closed(self, session: Any) -> None:
         for pointer in [pointer for pointer, link in self._attaching.items() if link.session == session]:
-            self.link_closed(pointer)
+            self._link_closed(pointer)
+
+    def close_outgoing(self, outgoing: consumers.OutgoingLink, condition: str, why: str) -> None:
+        """Close the link; the client may attach it again."""
+        self.forget(outgoing.wrapper._impl)
+        self.release(outgoing)
+        self._connection.running.close(outgoing.link, condition, why)
+        self._connection.flush_soon()
+
+    def release_stolen(self, link: endpoints.AmqpLink) -> None:
+        """The client has attached another link with this name: release what this one has."""
+        outgoing = self.forget(link.wrapper._impl)
+        if outgoing is not None:
+            self.release(outgoing)
+
+    def release(self, outgoing: consumers.OutgoingLink) -> None:
+        self._finish_first(outgoing.link.key, self._connection.spawn(outgoing.close(destroy=False)))
+
+    def forget(self, pointer: protocol_proton.Pointer) -> consumers.OutgoingLink | None:
+        """Remove a link. Messages that its client did not settle are delivered again."""
+        self._link_closed(pointer)
+        if (producer := self._connection.producer_links.pop(pointer, None)) is not None:
+            self._connection.transactions.abandon(producer.link)
+        outgoing = self._connection.outgoing_links.pop(pointer, None)
+        if outgoing is not None:
+            session = outgoing.link.session
+            for place, (holder, key, number, _) in list(session.unsettled.items()):
+                if holder is outgoing:
+                    session.settle(place)
+                    self._connection.outcomes.forget(key, number)
+            if session.over_unsettled_limit:
+                self._connection.running.check_unsettled(session)
+        return outgoing
+
+    def detached(self, link: Any, *, destroy: bool) -> None:
+        task = self._connection.spawn(self._detach(link, destroy=destroy))
+        self._finish_first((link.name, link.is_receiver), task)
+
+    async def _detach(self, link: Any, *, destroy: bool) -> None:
+        outgoing = self.forget(link._impl)
+        await self._connection.opened.wait()  # see `_begin`
+        try:
+            if outgoing is not None:
+                await outgoing.close(destroy=destroy)
+        except errors.MusterError as error:
+            link.condition = conditions.condition_of(error)
+        if self._connection.running.has_link(link):  # its session may have ended meanwhile
+            if link.state & proton.Endpoint.LOCAL_UNINIT:
+                link.open()  # it was still being attached
+            (link.close if destroy else link.detach)()
+            self._connection.running.free(link)
 
     def _is_gone(self, link: Any) -> bool:
         return link._impl not in self._attaching
@@ -218,6 +291,16 @@ class LinkFactory:
                 link.open()
                 return
         raise message_errors.InvalidDestination(f"there is no durable subscription {name!r}")
+
+
+def _is_exclusive(link: Any) -> bool:
+    """Whether the link is for a second consumer of an unshared durable subscription. JMS demands an error
+    (8.3.3), while AMQP lets it replace the first.
+    """
+    source = link.remote_source
+    capabilities = terminus.symbols(source.capabilities)
+    durable = source.durability != proton.Terminus.NONDURABLE
+    return bool(link.is_sender and durable and "topic" in capabilities and "shared" not in capabilities)
 
 
 def _confirm_settle_modes(link: Any) -> None:

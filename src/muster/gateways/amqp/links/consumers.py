@@ -115,7 +115,7 @@ class OutgoingLink:
             try:
                 part, following = following, await anext(parts, None)
             except errors.NotFound as error:
-                self.connection.close_outgoing(self, "amqp:internal-error", error.message)
+                self.connection.link_factory.close_outgoing(self, "amqp:internal-error", error.message)
                 return
         self.connection.outcomes.end_transmit(self, key, number)
 
@@ -144,7 +144,9 @@ class OutgoingLink:
 
     def revoked(self) -> None:
         """A new dispatcher gave the place of this consumer to another client."""
-        self.connection.close_outgoing(self, "amqp:resource-locked", "another client consumes from it now")
+        self.connection.link_factory.close_outgoing(
+            self, "amqp:resource-locked", "another client consumes from it now"
+        )
 
     async def close(self, *, destroy: bool) -> None:
         self.closed = True

@@ -70,6 +70,9 @@ class Outcomes:
     def settled(self, token: endpoints.Token, code: int, state: bytes | None) -> None:
         """The client reports the outcome of a message."""
         outgoing, key, number, data = token
+        if not frames.is_outcome(code):
+            state = outgoing.link.default_outcome
+            code = frames.code_of(state)
         if not key:
             outgoing.returned(number, data, code, state)
             return

@@ -18,6 +18,7 @@ MASK: Final = 0xFFFFFFFF
 #: A message without an outcome: its link, its backlog (empty: the link is not notified of acceptance), its
 #: number there, and its data.
 Token = tuple[Any, str, int, bytes]
+LinkKey = tuple[str, bool]  # the name of a link, and whether this side receives
 
 
 def ignore(*_: Any) -> None:
@@ -128,12 +129,14 @@ class AmqpLink:
 
     __slots__ = (
         "credit",
+        "default_outcome",
         "delivered",
         "drain",
         "handle",
         "key",
         "large",
         "lead",
+        "namesake",
         "on_budget_exceeded",
         "on_credit",
         "on_large",
@@ -146,9 +149,11 @@ class AmqpLink:
         "wrapper",
     )
 
-    def __init__(self, session: AmqpSession, key: tuple[str, bool]) -> None:
+    def __init__(self, session: AmqpSession, key: LinkKey) -> None:
         self.session = session
-        self.key = key  # its name, and whether this side receives
+        self.key = key
+        self.namesake: AmqpLink | None = None  # the link of another session that had this key
+        self.default_outcome: bytes | None = None  # of messages that the peer settles without an outcome
         self.wrapper: Any = None
         self.handle: int | None = None  # of this side, while it is open
         self.lead = b""  # common beginning of its transfers

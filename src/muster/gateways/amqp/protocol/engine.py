@@ -33,7 +33,8 @@ _OVERDRAWN: Final = _MASK - (1 << 24)  # a credit above this is negative
 class AmqpEngine(output.EngineOutput):
     """``on_outcome`` is called with the outcome of a message (its token, the code of the state, the state),
     ``on_event`` with proton's events. ``on_unsettled_outcome`` is called after outcomes that the peer did not
-    settle, with a function to call when they are stored.
+    settle, with a function to call when they are stored. ``on_stolen`` is called with a link that ends
+    because the peer attached another one with its name in the same session.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class AmqpEngine(output.EngineOutput):
         on_event: Callable[[Any], None],
         budget: budget_.ConnectionBudget | None = None,
         on_unsettled_outcome: Callable[[Callable[[], None]], None] = lambda confirm: confirm(),
+        on_stolen: Callable[[endpoints.AmqpLink], None] = endpoints.ignore,
     ) -> None:
         super().__init__(budget)
         self._library = protocol_proton.ProtonTransport(idle_s, FRAME_BYTES_MAX, self._on_proton_event)
@@ -51,11 +53,13 @@ class AmqpEngine(output.EngineOutput):
         self._on_outcome = on_outcome
         self._on_event = on_event
         self._on_unsettled_outcome = on_unsettled_outcome
+        self._on_stolen = on_stolen
         self._greeted = False
         self._rest = b""
         self._received = False
         self.accepted = 0  # number of messages accepted, if the last `push` contained nothing else
         self._links: dict[protocol_proton.Pointer, endpoints.AmqpLink] = {}
+        self._names: dict[endpoints.LinkKey, endpoints.AmqpLink] = {}  # the latest link with each name
         self._arriving: endpoints.AmqpSession | endpoints.AmqpLink | None = None
         self._arriving_number = 0  # the peer's channel of the session, or handle of the link
         self._output_pending = True  # proton may have output
@@ -171,8 +175,11 @@ class AmqpEngine(output.EngineOutput):
                 self.fail("amqp:resource-limit-exceeded", "this connection, or its login, has too many links")
                 return False
             attached = endpoints.AmqpLink(session, (name, not receives))
-            if not receives and len(fields) > 9 and type(fields[9]) is int:
+            if receives:
+                attached.default_outcome = frames.default_outcome(fields[5] if len(fields) > 5 else None)
+            elif len(fields) > 9 and type(fields[9]) is int:
                 attached.delivered = fields[9]  # a sender begins to count at any number
+            self._free_name(session, attached.key)
             self._arriving, self._arriving_number = attached, handle
         arriving = self._arriving
         valid = self._control(frame)
@@ -206,8 +213,30 @@ class AmqpEngine(output.EngineOutput):
         del self._links[wrapper._impl]
         wrapper.free()
 
+    def steal(self, link: endpoints.AmqpLink) -> None:
+        """End a link because the peer has attached another one with its name."""
+        if link.wrapper.state & proton.Endpoint.LOCAL_UNINIT:
+            link.wrapper.open()
+        self.close(link, "amqp:link:stolen", f"another link with the name {link.key[0]!r} was attached")
+
+    def _free_name(self, session: endpoints.AmqpSession, key: endpoints.LinkKey) -> None:
+        """Proton has one link of a name in a session. The peer still knows the handle of the old one."""
+        old = self._names.get(key)
+        if old is None or old.session is not session:
+            return
+        self._on_stolen(old)
+        self.steal(old)
+        self.free(old.wrapper)
+        for handle, link in session.links.items():
+            if link is old:
+                session.links[handle] = endpoints.AmqpLink(session, key)
+        self._release_link(old)
+
     def _release_link(self, link: endpoints.AmqpLink) -> None:
         link.detach()
+        link.namesake = None
+        if self._names.get(link.key) is link:
+            del self._names[link.key]
         session = link.session
         session.draining.discard(link)
         if session.blocked:
@@ -220,6 +249,8 @@ class AmqpEngine(output.EngineOutput):
             self._sessions[self._arriving_number] = arriving
         elif event.type == kinds.LINK_REMOTE_OPEN and isinstance(arriving, endpoints.AmqpLink):
             arriving.wrapper = event.link
+            arriving.namesake = self._names.get(arriving.key)
+            self._names[arriving.key] = arriving
             arriving.session.links[self._arriving_number] = self._links[link] = arriving
         self._on_event(event)
 
@@ -316,7 +347,7 @@ class AmqpEngine(output.EngineOutput):
 
     def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
         incoming, incoming_window, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
-        drain, echo = (*frames.fields(data, at, 10)[0][8:], None, None)[:2]
+        drain, echo, properties = (*frames.fields(data, at, 11)[0][8:], None, None, None)[:3]
         window = ((incoming or 0) + (incoming_window or 0) - session.outgoing) & _MASK
         session.window = 0 if window > _OVERDRAWN else window
         self._report_room(session)
@@ -334,6 +365,13 @@ class AmqpEngine(output.EngineOutput):
             self._end(session, "amqp:session:unattached-handle", f"handle {handle} has no link")
             return
         link = link_or_none
+        if isinstance(properties, bytes) and frames.names_transaction(properties):
+            self.close(
+                link,
+                "amqp:not-implemented",
+                "messages are not acquired in transactions; settle them in the transaction instead",
+            )
+            return
         if not link.key[1]:
             left = ((delivered or 0) + (credit or 0) - link.delivered) & _MASK
             link.credit = 0 if left > _OVERDRAWN else left
@@ -372,7 +410,8 @@ class AmqpEngine(output.EngineOutput):
         elif code == frames.ATTACH:
             fields, _ = frames.fields(frame, at, 3)
             for link in self.links():
-                if link.session.channel == channel and link.key == (fields[0], bool(fields[2])):
+                is_new = link.wrapper is not None
+                if is_new and link.session.channel == channel and link.key == (fields[0], bool(fields[2])):
                     link.opened(channel, fields[1])
         elif code == frames.DETACH:
             fields, _ = frames.fields(frame, at, 1)

@@ -14,7 +14,7 @@ from muster.message.amqp_format import amqp_types
 
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x24, 0x28)
-DECLARED, TRANSACTIONAL = 0x33, 0x34
+_SOURCE, DECLARED, TRANSACTIONAL = 0x28, 0x33, 0x34
 EMPTY: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
 _KNOWN_MAX: Final = 1024
@@ -203,6 +203,22 @@ def modified(state: bytes | None) -> tuple[bool, bool]:
     """Whether the delivery failed, and whether it must not be delivered to this receiver again."""
     failed, undeliverable, *_ = (*state_fields(state), None, None)
     return bool(failed), bool(undeliverable)
+
+
+def is_outcome(code: int) -> bool:
+    """Whether a delivery state ends a delivery, in a transaction or not."""
+    return ACCEPTED <= code <= MODIFIED or code == TRANSACTIONAL
+
+
+def default_outcome(source: bytes | None) -> bytes | None:
+    """The outcome that a source gives messages which are settled without one."""
+    items = state_fields(source) if code_of(source) == _SOURCE else []
+    return items[8] if len(items) > 8 and isinstance(items[8], bytes) else None
+
+
+def names_transaction(properties: bytes) -> bool:
+    """Whether the properties of a flow acquire messages in a transaction."""
+    return "txn-id" in amqp_types.entries(properties, 0)
 
 
 def transaction_of(state: bytes | None) -> bytes:

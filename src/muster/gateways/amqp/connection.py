@@ -45,7 +45,7 @@ SESSION_BYTES_MAX: Final = endpoints.WINDOW * engine.FRAME_BYTES_MAX
 EARLY_BYTES_MAX: Final = 64 << 10  # before the client has logged in
 IN_TRANSIT_BYTES_MAX: Final = 16 << 20
 # Beyond this, nothing is read from the socket: windows count frames, and all sessions together may send more.
-PAUSE_BYTES: Final = 64 << 20
+PAUSE_BYTES: Final = 32 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50
 PENDING_MAX: Final = 1000  # waiting topic messages

@@ -13,6 +13,8 @@ final class Clauses {
         Conformance.check("3_4_12_delivery_time_is_told", Clauses::deliveryTime);
         Conformance.check("3_5_11_delivery_count_grows", Clauses::deliveryCount);
         Conformance.check("3_8_selector_on_a_topic", Clauses::topicSelector);
+        Conformance.check("3_8_an_invalid_selector_is_refused_as_such", Clauses::invalidSelector);
+        Conformance.check("3_8_a_boolean_property_is_a_selector", Clauses::booleanSelector);
         Conformance.check("4_2_every_subscriber_gets_a_copy", Clauses::copies);
         Conformance.check("4_2_wildcards", Clauses::wildcards);
         Conformance.check("6_1_4_a_stopped_connection_delivers_nothing", Clauses::stopped);
@@ -111,6 +113,39 @@ final class Clauses {
             Conformance.equal("red3", Conformance.text(consumer.receive(30000)));
             Conformance.equal("red4", Conformance.text(consumer.receive(30000)));
             Conformance.equal(null, consumer.receiveNoWait());
+        }
+    }
+
+    static void invalidSelector() throws Exception {
+        try (Connection connection = Conformance.connect("c.invalid")) {
+            Session session = connection.createSession(false, Session.AUTO_ACKNOWLEDGE);
+            Queue queue = session.createQueue("c.invalid");
+            Topic topic = session.createTopic("c/invalid");
+            for (String selector : List.of("n = = 1", "n BETWEEN 1", "n LIKE 5", "n IN ()", "'x", "n = 1 AND", "1 +", "NOT")) {
+                List<Callable<?>> uses = List.of(
+                        () -> session.createConsumer(queue, selector),
+                        () -> session.createConsumer(topic, selector),
+                        () -> session.createBrowser(queue, selector).getEnumeration(),
+                        () -> session.createDurableConsumer(topic, "sub", selector, false),
+                        () -> session.createSharedConsumer(topic, "shared", selector));
+                for (Callable<?> use : uses) {
+                    try {
+                        use.call();
+                        throw new AssertionError(selector + " is accepted");
+                    } catch (InvalidSelectorException expected) {
+                        // as it should be
+                    }
+                }
+            }
+        }
+    }
+
+    static void booleanSelector() throws Exception {
+        try (JMSContext context = factory().createContext()) {
+            Queue queue = context.createQueue("c.paid");
+            for (boolean paid : List.of(false, true)) context.createProducer().setProperty("paid", paid).send(queue, "" + paid);
+            Conformance.equal("true", context.createConsumer(queue, "paid").receiveBody(String.class, 30000));
+            Conformance.equal("false", context.createConsumer(queue, "NOT paid").receiveBody(String.class, 30000));
         }
     }
 

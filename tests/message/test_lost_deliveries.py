@@ -138,6 +138,23 @@ async def test_lost_credit_is_granted_again(world: World):
     assert world.repairs == 1
 
 
+async def test_a_client_that_lost_its_connection_does_not_receive_what_went_to_another(
+    world: World, simulated_network: network.SimulatedNetwork
+):
+    """It would receive it later than the other client, and not marked."""
+    consumer = await world.consumer(api.AcknowledgeMode.CLIENT, prefetch=1)
+    await world.send("a")
+    await asyncio.sleep(1)  # it waits at the client
+    async with api.Connection(await simulated_network.connect("other")) as other:
+        second = await other.session(api.AcknowledgeMode.CLIENT).consumer(JOBS)
+        simulated_network.disconnect(world.client._bus)  # type: ignore[arg-type]
+        again = await second.receive(10)
+        assert again is not None
+        assert again.redelivered
+        assert await consumer.receive(10) is None
+        await again.acknowledge()
+
+
 async def test_a_connection_that_loses_nothing_registers_once(world: World):
     consumer = await world.consumer(prefetch=10)
     for round_number in range(3):

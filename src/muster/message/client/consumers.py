@@ -284,12 +284,15 @@ class DispatchedConsumer(Consumer):
             credit=prefetch,
         )
 
+    def drop_waiting(self) -> None:
+        self._arrived.clear()
+        self._spent = 0
+
     def attach_request(self) -> protocol.AttachConsumer:
         """The request to attach. A new dispatcher does not know earlier deliveries, so those that wait here
         are dropped: they would be delivered twice.
         """
-        self._arrived.clear()
-        self._spent = 0
+        self.drop_waiting()
         if self.closed or self._paused:
             return msgspec.structs.replace(self._attach_request, credit=0)
         return self._attach_request

@@ -41,6 +41,9 @@ class DeliveryTarget(Protocol):
     def number(self) -> int: ...
     def attach_request(self) -> protocol.AttachConsumer: ...
     def deliver(self, delivery: protocol.MessageDelivery) -> None: ...
+    def drop_waiting(self) -> None:
+        """Drop deliveries that the application does not have yet: they are repeated, perhaps to others."""
+
     def revoked(self) -> None:
         """A new dispatcher rejected the consumer: another client has its place."""
 
@@ -97,6 +100,7 @@ class PartitionLink:
                 self._end_state_callback = self.bus.on_state(self._bus_changed)
                 self.connection.supervisor.loop("ping", self._ping)
             if not self._registered:
+                self._drop_waiting()
                 at = self.bus.connection
                 self._registration_number += 1
                 hello = protocol.ClientHello(
@@ -147,6 +151,11 @@ class PartitionLink:
     def _discard_registration(self) -> None:
         self._registered, self._disconnected = False, True
         self._stale.update(self._consumers)
+        self._drop_waiting()
+
+    def _drop_waiting(self) -> None:
+        for consumer in self._consumers.values():
+            consumer.drop_waiting()
 
     def _recover_lost(self, what: str) -> None:
         """Messages between the dispatcher and this client were lost although both are connected, for example

@@ -69,6 +69,9 @@ class TopicConsumer(consumers.Consumer):
     def owner(self) -> object:
         return self.session
 
+    def drop_waiting(self) -> None:
+        """What waits here came from the bus, and is not repeated."""
+
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         raise errors.InvariantViolation("the dispatcher does not deliver to topic consumers")
 

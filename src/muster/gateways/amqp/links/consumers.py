@@ -170,11 +170,14 @@ class DispatcherLink(OutgoingLink):
         self._streaming = False  # a large message is being sent
         self.expired = 0
 
+    def drop_waiting(self) -> None:
+        self._waiting.clear()
+
     def attach_request(self) -> protocol.AttachConsumer:
         """The request to attach. A new dispatcher does not know earlier deliveries, so those that wait here
         are dropped: they would be delivered twice.
         """
-        self._waiting.clear()
+        self.drop_waiting()
         self._granted = 0 if self.closed else self.link.credit
         return msgspec.structs.replace(self._attach, credit=self._granted)
 

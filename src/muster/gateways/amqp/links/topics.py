@@ -134,6 +134,9 @@ class TopicLink(consumers.OutgoingLink):
     def owner(self) -> object:
         return self.connection
 
+    def drop_waiting(self) -> None:
+        """What waits here came from the bus, and is not repeated."""
+
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
         raise errors.InvariantViolation("the dispatcher does not deliver to topic links")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -165,3 +167,26 @@ def test_costs_are_learned_from_the_rounds(single_s: float, batch_s: float, toge
         costs.observe(count, as_one, batch_s + count * 0.000_02 if as_one else 0.000_2 + count * single_s)
     late = chosen[-10 * commit_groups.EXPLORE_EVERY :]
     assert late.count(together) >= len(late) * 0.95
+
+
+class DeafBrokers:
+    """Brokers that lose every request, as during an election."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+
+    async def exchange(self, _: str, __: bytes, *, timeout_s: float) -> None:
+        self.waited_s.append(round(timeout_s, 3))
+        await asyncio.sleep(timeout_s)
+        raise errors.TimedOut("no reply")
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("try_s", "waited_s"), [(None, [0.75, 1.5, 3.0, 3.0, 1.75]), (4.0, [4.0, 4.0, 2.0]), (10.0, [10.0])]
+)
+async def test_a_lost_request_is_repeated_soon_and_then_less_often(try_s, waited_s):
+    brokers: Any = DeafBrokers()
+    with pytest.raises(errors.TimedOut, match="within 10 s"):
+        await jetstream.JetStreamApi(brokers).call("INFO", timeout_s=10.0, try_s=try_s)
+    assert brokers.waited_s == waited_s

@@ -16,6 +16,7 @@ from muster.core import errors
 
 PREFIX = "$JS.API"
 TRY_S = 3.0  # one attempt of a request; during an election a request can be lost
+FIRST_TRY_S = 0.75  # of the first attempt; each later one takes twice as long, up to TRY_S
 
 _NOT_FOUND = {10014, 10037, 10043, 10059}
 _CONFLICT = {10070, 10071, 10164}
@@ -84,7 +85,7 @@ class JetStreamApi:
     ) -> dict[str, Any]:
         """The reply to ``$JS.API.<name>``. Waits for the end of an election.
 
-        A request without a reply is repeated every ``try_s`` (`TRY_S`): for one that must not be executed
+        A request without a reply is repeated; every ``try_s`` if that is given: for one that must not run
         twice, pass a ``try_s`` as long as its timeout. One that ``removes`` something has succeeded when a
         repetition does not find it any more.
         """
@@ -92,13 +93,13 @@ class JetStreamApi:
         deadline = loop.time() + timeout_s
         body = json.dumps(question).encode() if question is not None else b""
         pause_s = 0.1
-        try_s = TRY_S if try_s is None else try_s
+        wait_s, wait_s_max = (min(FIRST_TRY_S, TRY_S), TRY_S) if try_s is None else (try_s, try_s)
         in_doubt = False
         while True:
             left_s = deadline - loop.time()
             try:
                 answer = await self.wire.exchange(
-                    f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(try_s, left_s))
+                    f"{PREFIX}.{name}", body, timeout_s=max(0.01, min(wait_s, left_s))
                 )
                 report: dict[str, Any] = json.loads(answer.data)
                 if "error" in report:
@@ -110,10 +111,11 @@ class JetStreamApi:
                 raise
             except errors.TimedOut:
                 in_doubt = True
-                if left_s <= try_s:
+                if left_s <= wait_s:
                     raise errors.TimedOut(
                         f"the brokers' storage did not respond within {timeout_s:g} s"
                     ) from None
+                wait_s = min(2 * wait_s, wait_s_max)
             except requests.NoResponders as error:
                 raise errors.Unavailable(
                     "this domain's brokers have no durable storage, or this identity may not use it",

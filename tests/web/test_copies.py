@@ -58,11 +58,11 @@ async def test_the_page_shows_replicas_that_follow_their_readers(tmp_path, brows
             for node in NODES[2:]:
                 async with reading(client.InformClient(bus, node=node), "printers/3"):
                     # Without a hand on it, the page shows a copy where the readers are.
-                    held = f"#copies tbody tr > td:first-child:has-text('{node}')"
+                    held = f"#replicas tbody tr > td:first-child:has-text('{node}')"
                     await page.wait_for_selector(held, timeout=60_000)
-                    await here.keep(f"copies-{node}")
+                    await here.keep(f"replicas-{node}")
             # And when nobody reads any more, what is left is the one that has to be.
-            await here.until("document.querySelectorAll('#copies tbody tr').length === 1", timeout_s=60)
+            await here.until("document.querySelectorAll('#replicas tbody tr').length === 1", timeout_s=60)
             assert here.complaints == []
     finally:
         await asyncio.to_thread(conftest.stop, running)

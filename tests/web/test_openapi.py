@@ -65,7 +65,8 @@ def _run(lab: Running, examples: int) -> dict[str, int]:
         try:
             check_case()
         except Exception as error:  # noqa: BLE001  (all faults are told at once)
-            faults.append(f"{operation.label}: {error}")
+            causes = error.exceptions if isinstance(error, ExceptionGroup) else ()
+            faults.append("\n".join([f"{operation.label}: {error}", *map(str, causes)]))
     assert not faults, "\n\n".join(faults)
     return counts
 

@@ -84,7 +84,7 @@ async def test_a_query_is_up_late_or_restarted_by_its_commits(fleet, tmp_path):
 
     # Nothing arrives: it runs, and is said to be late; then it goes on.
     row = await fleet.client.wait("query", "late", timeout_s=PATIENCE_S)
-    assert "no batch was committed" in row.reason
+    assert "no batch committed" in row.reason
     more()
     await fleet.client.wait("query", "up", timeout_s=PATIENCE_S)
 

@@ -255,13 +255,14 @@ class World:
         self.accounts.to[text] = destination.name
         return text
 
-    @property
-    def is_well(self) -> bool:
-        faults = self.refusals or self.breaks or self.net.deliveries_to_lose
-        return self.stored.is_set() and not self.single and not faults
-
     async def flash(self, count: int, delay_s: float) -> None:
-        """Delayed messages to a subscriber that is not durable and stays connected: it receives them all."""
+        """Delayed messages to a subscriber that is not durable and stays connected: it receives them all.
+
+        Nothing is sent while a fault lasts. That is no precondition of the rule: when a fault is over depends
+        on the order of random names, and Hypothesis expects to draw the same again.
+        """
+        if not self.stored.is_set() or self.refusals or self.breaks or self.net.deliveries_to_lose:
+            return
         producer = self.quiet.session().producer(FLASH, delay_s=delay_s)
         texts = [f"flash:{next(self.texts)}" for _ in range(count)]
         results = await asyncio.gather(*map(producer.send, texts), return_exceptions=True)

@@ -100,7 +100,6 @@ class Machine(stateful.RuleBasedStateMachine):
     def send_news_together(self, sender: int, count: int) -> None:
         self._do(self.world.send_together(sender, [model_world.NEWS[each % 2] for each in range(count)]))
 
-    @stateful.precondition(lambda self: self.world.is_well)
     @stateful.rule(count=st.integers(1, 4), delay_s=st.sampled_from([0.0006, 0.1]))
     def flash(self, count: int, delay_s: float) -> None:
         self._do(self.world.flash(count, delay_s))

@@ -165,11 +165,11 @@ class ThreeMachines(Deployment):
         )
         await asyncio.to_thread(self._issue)
         trust = self.keyring()
-        for name in self.names[1:]:
+        for agent, suffix in (("local", ""), ("b", "-b"), ("c", "-c")):
             for kind, role in (("registry", roles.Role.REGISTRY), ("manager", roles.Role.MANAGER)):
-                await asyncio.to_thread(trust.issue, f"{kind}-{name}-1", role)
-            await asyncio.to_thread(trust.issue, name, roles.Role.AGENT)
-            await asyncio.to_thread(trust.issue, f"channel-{name}", roles.Role.CHANNEL)
+                await asyncio.to_thread(trust.issue, f"{kind}{suffix}-1", role)
+            await asyncio.to_thread(trust.issue, agent, roles.Role.AGENT)
+            await asyncio.to_thread(trust.issue, f"channel{suffix}", roles.Role.CHANNEL)
         for name in self.names[1:]:
             await asyncio.to_thread(shutil.copytree, self.home, self.folder / name)
         document = (await self.command("broker", "trust")).out

@@ -11,12 +11,13 @@ import time
 from typing import Any
 
 import nats.aio.client as nats_client
+import nats.errors
 import pytest
 
 import muster
 from muster.bus import api
 from muster.bus.brokers import broker, config, network
-from muster.bus.client import client, connection, requests
+from muster.bus.client import broker_errors, client, connection, requests
 from muster.bus.locator import server as locator_server
 from muster.bus.streams import group_commit
 from muster.core import errors
@@ -85,6 +86,12 @@ class TestCredentials:
         late.issue("m2", roles.Role.REGISTRY, lifetime_s=60)
         with pytest.raises(errors.Unauthorized):
             await muster.connect(running.url, creds=late.credentials("m2"))
+
+    def test_a_handshake_that_took_too_long_is_no_refusal(self):
+        """The client would give up for good, when a whole fleet reconnects to a busy broker."""
+        error = nats.errors.Error("nats: 'Authentication Timeout'")
+        assert not broker_errors.is_credential_error(str(error))
+        assert isinstance(broker_errors.connection_error(error), errors.NotConnected)
 
     async def test_credentials_that_expire_end_the_connection_with_the_reason(self, trusted):
         running, trust = trusted

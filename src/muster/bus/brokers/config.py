@@ -34,6 +34,7 @@ PEER_USER = "muster-peer"
 LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-byes of connected clients
 LAME_DUCK_GRACE_S = 1
 LEAF_RECONNECT = "250ms"
+HANDSHAKE_S = 5  # longer than the server's own 2: when a whole fleet reconnects, clients are slow
 PING_MAX = 2  # pings without a reply before a connection is closed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -311,6 +312,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         "max_payload": config.payload_bytes_max,
         "max_pending": config.pending_bytes_max,
         "max_connections": config.connections_max,
+        "authorization": {"timeout": HANDSHAKE_S},
         **_pings(config),
         "lame_duck_duration": f"{LAME_DUCK_S}s",
         "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
@@ -400,7 +402,7 @@ def _tls(tls: BrokerTls | None, *, verify: bool) -> dict[str, Any]:
     if tls is None:
         return {}
     files = {"cert_file": tls.cert_file, "key_file": tls.key_file, "ca_file": tls.ca_file}
-    return {"tls": {**files, "timeout": 5, **({"verify": True} if verify else {})}}
+    return {"tls": {**files, "timeout": HANDSHAKE_S, **({"verify": True} if verify else {})}}
 
 
 def _secret(secret: str | None) -> dict[str, Any]:

@@ -22,8 +22,9 @@ def is_harmless(text: str) -> bool:
 
 
 def is_credential_error(text: str) -> bool:
+    """Not an authentication timeout: one of the two was too busy for the handshake."""
     text = text.lower()
-    return any(word in text for word in _UNAUTHORIZED)
+    return any(word in text for word in _UNAUTHORIZED) and "timeout" not in text
 
 
 def connection_error(error: Exception, server: str = "") -> errors.MusterError:

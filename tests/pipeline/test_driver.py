@@ -7,10 +7,10 @@ import pytest
 from muster.bus import api, leases
 from muster.bus.client import client
 from muster.core import errors
-from muster.pipeline import protocol
+from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state
+from muster.pipeline.job import commit_state, service
 from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream
 from muster.testing.eventually import eventually
 
@@ -205,3 +205,33 @@ async def test_a_standby_is_listed_and_takes_over_and_the_former_driver_notices(
         await standby.confirm()
         await driver.close()
         await standby.close()
+
+
+async def test_a_former_driver_whose_files_were_removed_ends_as_superseded(bus, tmp_path, monkeypatch):
+    """Its successor removes its term: whatever fails then is a consequence, not an error of its own."""
+    chosen = settings.PipelineSettings()
+    running = service.PipelineService(bus, chosen, service.PipelinePaths(tmp_path, ()))
+
+    async def be_replaced() -> None:
+        successor = driver_terms.next_term(99, running._continuation.label.run, None, {})
+        driver_terms.begin(chosen.checkpoint_root(tmp_path), successor)
+        raise FileNotFoundError("the folder of the term")
+
+    monkeypatch.setattr(running, "_run_query", be_replaced)
+    with pytest.raises(errors.StaleEpoch):
+        await running.run()
+
+
+async def test_an_error_of_the_driver_itself_is_reported(bus, tmp_path, monkeypatch):
+    running = service.PipelineService(
+        bus,
+        settings.PipelineSettings(),
+        service.PipelinePaths(tmp_path, ()),
+    )
+
+    async def fail() -> None:
+        raise FileNotFoundError("rules.yaml")
+
+    monkeypatch.setattr(running, "_run_query", fail)
+    with pytest.raises(FileNotFoundError):
+        await running.run()

@@ -148,16 +148,19 @@ class PipelineService:
             self._tasks.loop("tick", functools.partial(self._every, tick_s, self._tick))
             self._tasks.loop("clock", functools.partial(self._every, 1.0, advance))
             self._tasks.loop("notifications", functools.partial(send, self._committer.save))
+            is_current = True
             try:
                 await self._run_query()
             except Exception as error:
-                if not self._killed_java:
+                # Calls of a Java process that has ended, or files that a later driver has removed.
+                is_current = await self._is_current()
+                if is_current and not self._killed_java:
                     raise
-                self._log.info("query-ended", error=error)  # calls of a Java process that has ended
+                self._log.info("query-ended", error=error)
             finally:
                 self._stop.set()
                 await self._tasks.close()
-            if self._driver.superseded.is_set():
+            if self._driver.superseded.is_set() or not is_current:
                 raise errors.StaleEpoch(
                     "another process has become the driver of the pipeline",
                     epoch=self._driver.epoch,
@@ -266,6 +269,13 @@ class PipelineService:
                 self._kill_java()
                 self._stop.set()
                 return
+
+    async def _is_current(self) -> bool:
+        """False only if it is known that a later driver has begun."""
+        try:
+            return await self._continuation.is_current()
+        except (errors.MusterError, OSError):
+            return True
 
     def _kill_java(self) -> None:
         if self._given_spark is None and self._spark is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import types
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from muster.message import destinations, partitions, peer_protocol, protocol, se
 from muster.message import errors as message_errors
 from muster.message.client import api, consumers
 from muster.message.dispatcher import dispatcher
-from muster.message.dispatcher.log import ledger, pages
+from muster.message.dispatcher.log import journal, ledger, pages
 from muster.message.dispatcher.peers import calls, transactions
 from muster.testing import eventually, virtual_clock
 
@@ -170,6 +171,23 @@ async def test_messages_that_are_prepared_wait_for_the_decision(
         assert await received_by_another(partition) == [("1", True)]
         await partition.call(peer_protocol.ResolveAcks(ATTEMPT, commit=False))
         assert await received_by_another(partition) == [("0", True)]
+
+
+async def test_a_consumer_that_waits_receives_what_is_released(simulated_network: network.SimulatedNetwork):
+    async with (
+        serving(simulated_network) as partition,
+        partition.client() as connection,
+        partition.client("other") as another,
+    ):
+        _, numbers = await held(connection)
+        await partition.call(prepare(connection, numbers))
+        await connection.close()
+        consumer = await another.session().consumer(QUEUE)
+        assert await consumer.receive(1) is None
+        await partition.call(peer_protocol.ResolveAcks(ATTEMPT, commit=False))
+        message = await consumer.receive(1)
+        assert message is not None
+        assert message.redelivered
 
 
 async def test_what_is_committed_is_done(simulated_network: network.SimulatedNetwork):
@@ -333,3 +351,105 @@ async def test_a_new_attempt_waits_until_an_earlier_one_of_the_same_transaction_
         assert all(not record.acked for record in await partition.records())
         await partition.call(peer_protocol.ResolveAcks("client-1/7/second", commit=True))
         assert (await partition.records())[-1].acked == {KEY: numbers}
+
+
+# The coordinator, without a dispatcher around it.
+
+
+class Coordinated:
+    """The transactions of partition 0, and what they store and request."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.stored: list[ledger.LogRecord] = []
+        self.requests: list[tuple[int, peer_protocol.PeerRequest]] = []
+        self.slow_s: dict[int, float] = {}  # by partition
+        self.failing: dict[int, list[errors.MusterError]] = {}
+        self.full = 0  # how many attempts to store fail
+        self.decided: dict[str, list[int]] = {}
+        self.spawned: set[asyncio.Task[None]] = set()
+        patch.setattr(calls, "call", self._call)
+        shared: Any = types.SimpleNamespace(
+            ledger=types.SimpleNamespace(decided=self.decided),
+            partition=0,
+            partition_count=COUNT,
+            bus=None,
+            spawn=lambda work: self.spawned.add(asyncio.ensure_future(work)),
+            store=self._store,
+        )
+        unused: Any = None
+        self.transactions = transactions.Transactions(shared, unused, unused)
+
+    async def _call(self, _: Any, partition: int, request: peer_protocol.PeerRequest) -> None:
+        self.requests.append((partition, request))
+        await asyncio.sleep(self.slow_s.get(partition, 0.0))
+        if self.failing.get(partition):
+            raise self.failing[partition].pop()
+        self.slow_s.pop(partition, None)
+
+    async def _store(self, item: journal.JournalItem) -> None:
+        if self.full:
+            self.full -= 1
+            raise errors.LimitExceeded("the log is full")
+        assert item.record is not None
+        self.stored.append(item.record)
+        for attempt in item.record.completed:
+            self.decided.pop(attempt, None)
+
+    async def outcome(self, attempt: transactions.Attempt) -> int:
+        return (await self.transactions.outcome(attempt.name)).count
+
+
+@pytest.fixture
+def coordinated(monkeypatch: pytest.MonkeyPatch) -> Coordinated:
+    return Coordinated(monkeypatch)
+
+
+async def test_an_attempt_is_undecided_until_it_is_aborted(coordinated: Coordinated):
+    attempt = coordinated.transactions.begin("client-1", 7, [1, 2])
+    assert await coordinated.outcome(attempt) == peer_protocol.Outcome.UNDECIDED
+    coordinated.transactions.abort(attempt)
+    assert await coordinated.outcome(attempt) == peer_protocol.Outcome.ABORTED
+    await asyncio.gather(*coordinated.spawned)
+    assert coordinated.requests == [
+        (partition, peer_protocol.ResolveAcks(attempt.name, commit=False)) for partition in (1, 2)
+    ]
+
+
+async def test_a_preparation_that_fails_waits_for_the_others(coordinated: Coordinated):
+    """Otherwise the attempt would be aborted while a partition still prepares it."""
+    attempt = coordinated.transactions.begin("client-1", 7, [1, 2])
+    coordinated.failing[1] = [errors.NotConnected("not registered")]
+    coordinated.slow_s[2] = 3.0
+    client: Any = types.SimpleNamespace(name="client-1", identity="ann")
+    with pytest.raises(errors.NotConnected):
+        await coordinated.transactions.prepare(attempt, client, {1: {}, 2: {}})
+    assert not coordinated.slow_s, "partition 2 has replied"
+
+
+async def test_a_decision_is_completed_although_the_log_is_full_for_a_while(coordinated: Coordinated):
+    attempt = coordinated.transactions.begin("client-1", 7, [1])
+    coordinated.decided[attempt.name] = [1]
+    coordinated.transactions.decided(attempt)
+    assert await coordinated.outcome(attempt) == peer_protocol.Outcome.COMMITTED
+    coordinated.failing[1] = [errors.Unavailable("no reply")]
+    coordinated.full = 2
+    await coordinated.transactions.wait_completed([attempt.name])
+    assert coordinated.requests == [(1, peer_protocol.ResolveAcks(attempt.name, commit=True))] * 2
+    assert [record.completed for record in coordinated.stored] == [[attempt.name]]
+    assert await coordinated.outcome(attempt) != peer_protocol.Outcome.UNDECIDED, "nobody waits for it"
+
+
+async def test_a_successor_completes_what_is_decided(coordinated: Coordinated):
+    coordinated.decided |= {"a/1/x": [1], "b/2/y": [1, 2]}
+    coordinated.transactions.complete_all()
+    await asyncio.gather(*coordinated.spawned)
+    assert sorted(record.completed for record in coordinated.stored) == [["a/1/x"], ["b/2/y"]]
+    assert len(coordinated.requests) == 3
+
+
+def test_acknowledgements_are_divided_by_partition(coordinated: Coordinated):
+    keys = [ledger.queue_key(f"jobs-{number}") for number in range(20)]
+    acks = {key: [number] for number, key in enumerate(keys)}
+    there = {key: numbers for key, numbers in acks.items() if partitions.of_key(key, COUNT) == HERE}
+    assert there != acks
+    assert coordinated.transactions.remote_acks(acks) == {HERE: there}

@@ -47,7 +47,8 @@ def of_destination(destination: destinations.Destination, count: int) -> int:
 
 def of_key(key: str, count: int) -> int:
     """The partition of a backlog."""
-    return of_queue(key.removeprefix(QUEUE_MARK), count) if key.startswith(QUEUE_MARK) else HOME
+    is_queue = count > 1 and key.startswith(QUEUE_MARK)
+    return of_queue(key.removeprefix(QUEUE_MARK), count) if is_queue else HOME
 
 
 class LogSubjects:

@@ -27,7 +27,7 @@ from muster.message.dispatcher import state
 from muster.message.dispatcher.log import journal, ledger
 from muster.message.dispatcher.peers import calls
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # equivalent: annotations are not evaluated
     from muster.message.dispatcher import delivery
 
 ASK_S = 2.0  # how long a partition waits before it asks for the decision
@@ -66,15 +66,15 @@ class Transactions:
     def remote_acks(self, acks: dict[str, list[int]]) -> dict[int, dict[str, list[int]]]:
         """The acknowledgements of messages of other partitions."""
         remote: dict[int, dict[str, list[int]]] = {}
-        if self._state.partition_count > 1:
-            for key, numbers in acks.items():
-                partition = partitions.of_key(key, self._state.partition_count)
-                if partition != self._state.partition:
-                    remote.setdefault(partition, {})[key] = numbers
+        for key, numbers in acks.items():
+            partition = partitions.of_key(key, self._state.partition_count)
+            if partition != self._state.partition:
+                remote.setdefault(partition, {})[key] = numbers
         return remote
 
     def begin(self, connection: str, number: int, participants: list[int]) -> Attempt:
-        attempt = Attempt(f"{connection}/{number}/{secrets.token_hex(8)}", participants)
+        unique = secrets.token_hex(8)  # equivalent: any length that is never repeated
+        attempt = Attempt(f"{connection}/{number}/{unique}", participants)
         self._undecided.add(attempt.name)
         return attempt
 

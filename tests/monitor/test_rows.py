@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,9 +15,12 @@ from tests.core import test_reports
 
 @given(test_reports.rows)
 def test_the_quick_way_and_the_other_give_the_same_columns(sent):
-    actual = [report_rows.decode(messages.encode(row)) for row in sent]
-    quick = [row for row in actual if isinstance(row, report_rows.ReportRow)]
-    wide = [row for row in actual if isinstance(row, report_rows.WideReportRow)]
+    shapes = report_rows.ReportShapes(10)
+    for row in sent:  # then the metrics of machines are known
+        shapes.decode(messages.encode(row))
+    actual = [shapes.decode(messages.encode(row)) for row in sent]
+    quick = [row for row in actual if isinstance(row, report_rows.StandardReportRow)]
+    wide = [row for row in actual if isinstance(row, report_rows.WideReportRow | report_rows.ShapedReportRow)]
     back = [
         *(
             row for row in actual if isinstance(row, messages.NodeReport)
@@ -27,7 +32,7 @@ def test_the_quick_way_and_the_other_give_the_same_columns(sent):
 
 
 def test_long_reports_with_any_metrics_give_the_same_columns_as_messages():
-    metrics = {f"m{number}": float(number) for number in range(40)}
+    metrics = {f"m{number}": float(number) for number in range(60)}
     sent = [
         messages.NodeReport(machine="a", sequence=1, at_ms=1, period_s=1.0, metrics=metrics),
         messages.NodeReport(machine="b" * 256, sequence=1, at_ms=2, period_s=1.0, group="g" * 256),
@@ -38,10 +43,53 @@ def test_long_reports_with_any_metrics_give_the_same_columns_as_messages():
             machine="d", sequence=1, at_ms=1, period_s=1.0, metrics={"cpu_percent": 7.0, "x": 1.0}
         ),
     ]
-    actual = [report_rows.decode(messages.encode(row)) for row in sent]
-    wide = [row for row in actual if isinstance(row, report_rows.WideReportRow)]
-    assert len(wide) == len(sent)
-    assert report_rows.wide_to_batch(wide).equals(columns.to_batch(sent))
+    shapes = report_rows.ReportShapes(10)
+    expected = columns.to_batch(sent)
+    any_, shaped = report_rows.WideReportRow, report_rows.ShapedReportRow
+    for kinds in ((any_, any_, any_, any_), (shaped, any_, shaped, any_)):  # b and d: none, and few
+        rows: list[Any] = [shapes.decode(messages.encode(row)) for row in sent]
+        assert [isinstance(row, kind) for row, kind in zip(rows, kinds, strict=True)] == [True] * 4
+        assert report_rows.wide_to_batch(rows).equals(expected)
+
+
+LONG = {f"m{number}": float(number) for number in range(60)}
+
+
+def report(machine: str, metrics: dict[str, float]) -> messages.NodeReport:
+    return messages.NodeReport(machine=machine, sequence=1, at_ms=1, period_s=1.0, metrics=metrics)
+
+
+def test_a_machine_that_reports_other_metrics_than_before_is_decoded_again():
+    shapes = report_rows.ReportShapes(10)
+    fewer = {name: value for name, value in LONG.items() if name != "m7"}
+    for metrics in (LONG, {**LONG, "other": 1.0}, fewer, {**fewer, 'a"\\': 1.0, "b\n": 2.0}):
+        for kind in (report_rows.WideReportRow, report_rows.ShapedReportRow):
+            row = shapes.decode(messages.encode(report("a", metrics)))
+            assert isinstance(row, kind if "b\n" not in metrics else report_rows.WideReportRow)
+            assert report_rows.wide_to_batch([row]).equals(columns.to_batch([report("a", metrics)]))
+
+
+def test_the_memory_for_metrics_and_machines_is_bounded(monkeypatch):
+    monkeypatch.setattr(report_rows, "SHAPES_MAX", 1)
+    shapes = report_rows.ReportShapes(2)
+
+    def is_shaped(machine: str, metrics: dict[str, float]) -> bool:
+        row = shapes.decode(messages.encode(report(machine, metrics)))
+        return isinstance(row, report_rows.ShapedReportRow)
+
+    assert [is_shaped("a", LONG), is_shaped("a", LONG)] == [False, True]
+    assert [is_shaped("b", {**LONG, "other": 1.0}) for _ in range(2)] == [False, False]
+    assert [is_shaped(machine, LONG) for machine in "bbcc"] == [False, True, False, True]
+    assert not is_shaped("a", LONG)  # forgotten when c came
+
+
+def test_a_known_machine_cannot_report_a_figure_that_is_not_finite():
+    shapes = report_rows.ReportShapes(10)
+    good = messages.encode(report("a", LONG))
+    for _ in range(2):
+        shapes.decode(good)
+    with pytest.raises(errors.InvalidInput):
+        shapes.decode(good.replace(b"59.0", b"1e999"))
 
 
 def _key(row: messages.NodeReport) -> bytes:

@@ -89,6 +89,7 @@ class Aggregator:
             (label, load(label), [target for target in subscriptions if target.interpreter == label])
             for label in dict.fromkeys(target.interpreter for target in subscriptions)
         ]
+        self._shapes = report_rows.ReportShapes(self._limits.machines_max)
         self._raw: list[tuple[str, bytes]] = []
         self._rows: list[pa.RecordBatch] = []
         self._row_count = 0
@@ -127,10 +128,10 @@ class Aggregator:
     def decode_pending(self, now_ms: int) -> None:
         """Decode the buffered reports."""
         raw, self._raw = self._raw, []
-        quick: list[report_rows.ReportRow] = []
-        wide: list[report_rows.WideReportRow] = []
+        quick: list[report_rows.StandardReportRow] = []
+        wide: list[report_rows.WideReportRow | report_rows.ShapedReportRow] = []
         others: list[messages.NodeReport] = []
-        dropped, decode, is_new = self.dropped, report_rows.decode, self._is_new
+        dropped, decode, is_new = self.dropped, self._shapes.decode, self._is_new
         first_ms = now_ms - int(self._limits.age_s * 1000)
         last_ms = now_ms + int(self._limits.ahead_s * 1000)
         for sender, data in raw:
@@ -145,9 +146,9 @@ class Aggregator:
             elif not first_ms <= row.at_ms <= last_ms:
                 dropped["from-the-future" if row.at_ms > last_ms else "too-old"] += 1
             elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
-                if isinstance(row, report_rows.ReportRow):
+                if isinstance(row, report_rows.StandardReportRow):
                     quick.append(row)
-                elif isinstance(row, report_rows.WideReportRow):
+                elif isinstance(row, report_rows.WideReportRow | report_rows.ShapedReportRow):
                     wide.append(row)
                 else:
                     others.append(row)

@@ -8,6 +8,7 @@ count and in time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import math
@@ -121,18 +122,21 @@ def resident_bytes(pid: int) -> int:
 class Worker:
     """A function of one of our modules in a process of its own, which speaks JSON lines with us.
 
-    ``python -m MODULE ARGUMENT…``: what it prints we `hear`, what we `tell` it reads.
+    ``python -m MODULE ARGUMENT…``: what it prints we `hear`, what we `tell` it reads.  Its errors go to the
+    file ``log``, or to ours.
     """
 
-    def __init__(self, module: str, *arguments: object) -> None:
+    def __init__(self, module: str, *arguments: object, log: pathlib.Path | None = None) -> None:
         path = os.pathsep.join(filter(None, (str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
         self.name = f"{module} {' '.join(map(str, arguments))}"
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        with contextlib.ExitStack() as stack:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stack.enter_context(log.open("ab")) if log else None,
+                env={**os.environ, "PYTHONPATH": path},
+            )
 
     @property
     def pid(self) -> int:

@@ -13,6 +13,7 @@ import sys
 
 from benchmarks import monitor_rows
 from muster.bus.client import client
+from muster.core.telemetry import log
 from muster.monitor import protocol
 from muster.monitor.channel import channel as channel_channel
 
@@ -34,7 +35,8 @@ async def sensors(url: str, machines: int, profile: str) -> None:
 
 
 async def channel(url: str, hold_s: float, name: str) -> None:
-    """Says how far it is and what CPU time it used, whenever it is asked."""
+    """Says how far it is and what CPU time it used, whenever it is asked. Warnings go to stderr."""
+    log.configure(sys.stderr, level="warning", form="text")
     async with (
         await client.connect([url], identity=name, audit_s=0) as bus,
         channel_channel.Channel(bus, channel_channel.ChannelOptions(hold_s=hold_s)) as running,
@@ -45,6 +47,7 @@ async def channel(url: str, hold_s: float, name: str) -> None:
             facts = {
                 "received": running.aggregator.received,
                 "forwarded": running.forwarded,
+                "waiting_s": running.waiting_s,
                 "dropped": running.dropped,
                 "reconnects": bus.statistics().reconnects,
                 "cpu_s": used.ru_utime + used.ru_stime,

@@ -42,6 +42,10 @@ CATCH_UP_S_MAX = 240
 CHANNELS = 2
 
 
+class DoesNotHold(errors.LimitExceeded):
+    """A fleet that is too large for this machine, with the reason."""
+
+
 @dataclass
 class Played:
     """A fleet that was played for some time, without the time to warm up."""
@@ -93,17 +97,33 @@ class Played:
 
     def faults(self) -> list[str]:
         """Why the fleet does not hold; empty where it does."""
-        behind_s = self.facts["behind_max_s"]
         checks = {
             f"a batch of {self.longest_batch_s:.1f} s": self.longest_batch_s >= TRIGGER_S,
             f"the lag grew by {self.lag_growth_s:.1f} s": self.lag_growth_s > TRIGGER_S / 2,
             f"{self.caught_up_s:.1f} s behind at the end": self.caught_up_s > 2 * TRIGGER_S + 5,
-            f"the generator was {behind_s:.1f} s behind": behind_s >= PERIOD_S,
             f"{self.facts['failed']} messages failed": self.facts["failed"] > 0,
             f"{self.late} late reports": self.late > self.facts["slow_clocks"],
             f"channels dropped {self.dropped}": bool(self.dropped),
         }
-        return [text for text, wrong in checks.items() if wrong]
+        return [*behind(self.facts), *(text for text, wrong in checks.items() if wrong)]
+
+
+def behind(facts: dict[str, Any]) -> list[str]:
+    """Why a generator that ended could not keep its rate; empty where it could."""
+    behind_s = facts["behind_max_s"]
+    return [f"the generator was {behind_s:.1f} s behind"] if behind_s >= PERIOD_S else []
+
+
+def stuck(batches: list[protocol.BatchProgress], now_s: float, begun_s: float) -> list[str]:
+    """Why a fleet that is measured since ``begun_s`` cannot hold any more; empty where it can."""
+    counted = [batch for batch in batches if batch.at_ms / 1000 - batch.batch_s >= begun_s]
+    longest_s = max((batch.batch_s for batch in counted), default=0.0)
+    silent_s = now_s - max(begun_s, batches[-1].at_ms / 1000 if batches else begun_s)
+    checks = {
+        f"a batch of {longest_s:.1f} s": longest_s >= TRIGGER_S,
+        f"no batch ended for {silent_s:.0f} s": silent_s >= 3 * TRIGGER_S,
+    }
+    return [text for text, wrong in checks.items() if wrong]
 
 
 class Domain:
@@ -130,7 +150,9 @@ class Domain:
             self.url = self._broker.url
             hold_s = channel_service.ChannelOptions().hold_s
             for name in self._channel_names:
-                worker = measure.Worker("benchmarks.monitor_worker", "channel", self.url, hold_s, name)
+                worker = measure.Worker(
+                    "benchmarks.monitor_worker", "channel", self.url, hold_s, name, log=self._log(name)
+                )
                 self._channels.append(stack.enter_context(worker))
                 worker.hear()
             self.start()
@@ -220,7 +242,16 @@ class Domain:
             ]
             await asyncio.sleep(warm * PERIOD_S)
             begun_s, before_cpu, skipped = time.time(), self._cpu(generator), len(late_s)
-            facts = await asyncio.to_thread(generator.hear, timeout_s=(periods + 1) * PERIOD_S + 300)
+            try:
+                facts = await self._hear(generator, batches, begun_s)
+            except DoesNotHold:
+                lengths = ", ".join(f"{batch.batch_s:.1f}" for batch in batches)
+                print(f"    batches, with those of the warm-up: {lengths} s", flush=True)
+                whole_s = (time.time() - begun_s) * (os.cpu_count() or 1)
+                for name, used_s in self._cpu(generator).items():
+                    share = (used_s - before_cpu.get(name, 0.0)) / whole_s
+                    print(f"    {name}: {share:.0%} of the machine since the warm-up", flush=True)
+                raise
             seconds, after_cpu, memory = time.time() - begun_s, self._cpu(generator), self._memory()
             dropped = await self._settle_channels(facts["rows"])
             caught_up_s = await self._catch_up(bus)
@@ -246,6 +277,33 @@ class Domain:
             late_s[skipped:],
             dropped,
         )
+
+    async def _hear(
+        self, generator: measure.Worker, batches: list[protocol.BatchProgress], begun_s: float
+    ) -> dict[str, Any]:
+        """What the generator says at the end; an error as soon as the fleet cannot hold any more."""
+        while True:
+            with contextlib.suppress(errors.TimedOut):
+                facts: dict[str, Any] = await asyncio.to_thread(generator.hear, timeout_s=1)
+                reasons = behind(facts)
+                break
+            reasons = stuck(batches, time.time(), begun_s)
+            for name, channel in zip(self._channel_names, self._channels, strict=True):
+                waiting_s = (await asyncio.to_thread(_ask, channel))["waiting_s"]
+                if waiting_s > TRIGGER_S:
+                    reasons.append(f"channel {name} could not forward for {waiting_s:.0f} s")
+            if reasons:
+                break
+        if reasons:
+            raise DoesNotHold(", ".join(reasons) + "".join(map(self._last_warning, self._channel_names)))
+        return facts
+
+    def _log(self, channel: str) -> pathlib.Path:
+        return self.place / f"{channel}.log"
+
+    def _last_warning(self, channel: str) -> str:
+        lines = self._log(channel).read_text(errors="replace").splitlines()
+        return f"; {len(lines)} warnings of {channel}, the last: {lines[-1]}" if lines else ""
 
     async def _settle_channels(self, rows: int) -> dict[str, int]:
         """Wait until channels forwarded what the fleet sent; what they dropped, by reason."""

@@ -53,7 +53,8 @@ async def play(
     """Each machine reports once a period. Says ``ready``, starts when told to, says what it sent.
 
     With channels: single reports, as sensors send them, evenly to these channels.  Without: messages of a
-    thousand machines into the stream, as first-level channels would store them.
+    thousand machines into the stream, as first-level channels would store them.  A fleet that is a whole
+    period behind its clock stops.
     """
     plan = monitor_rows.plan(machines, profile, period_s=PERIOD_S)
     boot = int(time.time())  # as if all had just been started
@@ -70,7 +71,12 @@ async def play(
         ]
         print(json.dumps("ready"), flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await asyncio.gather(*(player.run(ticks=periods) for player in players))
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(player.run(ticks=periods)) for player in players]
+            while (await asyncio.wait(running, timeout=1))[1]:
+                if max(player.statistics.behind_s for player in players) > PERIOD_S:
+                    for task in running:
+                        task.cancel()
         await bus.flush(timeout_s=30)
     total = pipeline_tally.Tally(machines)
     for part in parts:

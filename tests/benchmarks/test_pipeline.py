@@ -105,3 +105,20 @@ def test_a_fleet_holds() -> None:
 )
 def test_a_fleet_does_not_hold(changes: dict[str, object], why: str) -> None:
     assert any(fault.startswith(why) for fault in played(**changes).faults())
+
+
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        ([(1005, 4.0)], []),
+        ([(1005, 14.0)], []),  # begun in the warm-up
+        ([(1015, 11.0)], ["a batch of 11.0 s"]),
+        ([(985, 4.0)], ["no batch ended for 30 s"]),
+        ([], ["no batch ended for 30 s"]),
+    ],
+)
+def test_a_fleet_that_cannot_hold_any_more_ends_at_once(
+    batches: list[tuple[int, float]], why: list[str]
+) -> None:
+    done = [protocol.BatchProgress(at_ms=at_s * 1000, batch_s=batch_s) for at_s, batch_s in batches]
+    assert pipeline_domain.stuck(done, now_s=1030, begun_s=1000) == why

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ from muster.trust.permissions import roles
 from tests.app import test_soap_roles
 from tests.cli import driver
 from tests.faults import outages
-from tests.fuzz import amqp_session, endpoints, network_seeds
+from tests.fuzz import amqp_session, endpoints, network_seeds, result
 
 INPUTS = 10_000
 GROWTH_BYTES_MAX = 96e6
@@ -83,6 +83,11 @@ class EndpointResult:
             f"{self.before_ms:6.0f} -> {self.during_ms:6.0f} ms, "
             f"memory {self.growth_bytes / 1e6:+6.1f} MB  {verdict}"
         )
+
+    def row(self) -> result.FuzzRow:
+        words = f"{'; '.join(self.problems) or 'ok'}: correct requests p99 {self.during_ms:.0f} ms"
+        words += f", memory {self.growth_bytes / 1e6:+.0f} MB"
+        return result.FuzzRow(name=self.name, kind="endpoint", inputs=self.inputs, result=words)
 
 
 class FuzzedDomain(outages.Drill):
@@ -465,20 +470,23 @@ async def _answers(http: httpx.AsyncClient, url: str) -> bool:
     return False
 
 
-async def main(chosen: str, inputs: int, seed: int = 1) -> list[EndpointResult]:
+async def main(
+    chosen: Collection[str], inputs: int, seed: int = 1, *, save: bool = False
+) -> list[EndpointResult]:
+    """``chosen``: the names of endpoints; none: all."""
     results = []
     with tempfile.TemporaryDirectory(prefix="muster-fuzz-") as folder:
         domain = FuzzedDomain(Path(folder) / "home")
         async with domain.up():
-            names = [name for name in domain.endpoints if chosen in ("", name)]
-            if not names:
-                raise SystemExit(
-                    f"there is no endpoint {chosen!r}: choose from {', '.join(domain.endpoints)}"
-                )
+            names = [name for name in domain.endpoints if not chosen or name in chosen]
+            if unknown := set(chosen) - set(names):
+                raise SystemExit(f"there is no endpoint {unknown}: choose from {', '.join(domain.endpoints)}")
             for name in names:
                 results.append(await domain.fuzz(name, inputs, seed))
                 sys.stdout.write(f"{results[-1].line()}\n")
                 sys.stdout.flush()
+                if save:
+                    result.save(results[-1].row())
             if any(result.problems for result in results):
                 for path in sorted(domain.logs.glob("*")):
                     for match in TRACEBACK.finditer(text := path.read_text()):
@@ -488,6 +496,6 @@ async def main(chosen: str, inputs: int, seed: int = 1) -> list[EndpointResult]:
     return results
 
 
-def report(chosen: str, inputs: int) -> int:
+def report(chosen: Collection[str], inputs: int, *, save: bool) -> int:
     """The number of endpoints that failed."""
-    return sum(bool(result.problems) for result in asyncio.run(main(chosen, inputs)))
+    return sum(bool(each.problems) for each in asyncio.run(main(chosen, inputs, save=save)))

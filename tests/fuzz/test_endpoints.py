@@ -40,7 +40,7 @@ async def test_the_sensors_intake_serves_on_after_wrong_input(caplog: pytest.Log
 @pytest.mark.timeout(600)
 @pytest.mark.may_block(reason="the drill reads settings, keys and logs between its steps")
 async def test_every_endpoint_of_a_domain_serves_on_after_wrong_input():
-    results = await network.main("", 100)
-    assert [result.line() for result in results if result.problems] == []
-    names = {result.name for result in results}
+    results = await network.main([], 100)
+    assert [each.line() for each in results if each.problems] == []
+    names = {each.name for each in results}
     assert {"AMQP", "UDDI", "REST", "statsd", "locator", "requests: manage", "requests: notify"} <= names

@@ -8,7 +8,7 @@ import pytest
 
 from muster.core import errors
 from muster.core.formats import yaml
-from tests.fuzz import mutations, targets
+from tests.fuzz import mutations, result, targets
 
 INPUTS = 150
 
@@ -29,6 +29,11 @@ REGRESSIONS: dict[str, tuple[bytes, ...]] = {
         ("manifest_file", "rule_file", "response_file", "reaction_file", "notify_document"), (b"[" * 4000,)
     ),
 }
+
+
+def test_the_page_shows_the_stored_results():
+    page = result.PAGE.read_text()
+    assert result.filled(page, list(result.load().values())) == page, "make fuzz SAVE=1 writes it"
 
 
 def test_deeply_nested_yaml_is_refused_at_once():

@@ -16,7 +16,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench faults sim soak mutants lock picture build audit clean
+.PHONY: help setup demo test test-all test-fast test-pythons test-wheels docs check format bench faults sim soak storm fuzz mutants lock picture build audit clean
 
 help: ## list these commands
 	@grep -hE '^[a-z][a-zA-Z%-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -115,13 +115,17 @@ soak: setup $(VENV)/.spark $(VENV)/.amqp ## an hour of load with a fault every m
 	@PYTHONPATH=src:. $(BIN)/python -m tests.soak --minutes $(or $(MINUTES),60) --fleet $(or $(FLEET),500) --seed $(or $(SEED),1) \
 	    $(if $(WRITE),--write)
 
+storm: setup ## a whole fleet reconnects after a broker restart: make storm AGENTS=10000 SENSORS=100000
+	@PYTHONPATH=src:. $(BIN)/python -m tests.storm --agents $(or $(AGENTS),10000) --sensors $(or $(SENSORS),100000) \
+	    $(if $(WRITE),--write)
+
 $(VENV)/.fuzz: requirements-fuzz.lock $(VENV)/.spark
 	@echo "setting up the fuzzer in $(VENV) (once)"
 	@$(PIP) install --require-hashes -r requirements-fuzz.lock
 	@touch $@
 
-fuzz: setup $(VENV)/.fuzz $(VENV)/.amqp ## a million inputs for every parser, 10,000 for every endpoint: make fuzz TARGET=predicate N=10000
-	@PYTHONPATH=src:. $(BIN)/python -m tests.fuzz.run "$(TARGET)" $(N)
+fuzz: setup $(VENV)/.fuzz $(VENV)/.amqp ## a million inputs for every parser, 10,000 for every endpoint: make fuzz TARGET=predicate,topic N=10000
+	@PYTHONPATH=src:. $(BIN)/python -m tests.fuzz.run "$(TARGET)" $(N) $(if $(SAVE),--save)
 
 mutants: setup ## mutation tests of a package's deciding cores: make mutants PACKAGE=manage
 	@$(BIN)/python -m tools.mutants $(PACKAGE)

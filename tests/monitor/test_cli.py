@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from muster.bus.http import client
-from muster.core import messages
+from muster.bus.http import server as http_server
+from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.monitor import client as monitor_client
 from muster.monitor import report_xml
@@ -128,6 +130,24 @@ async def test_missing_items_are_reported(muster, connect, tmp_path):
     assert driver.quick("capacity", "--to", path).code == 2
     once = driver.quick("sensor", "--once", "-o", "json").json()
     assert "cpu_percent" in once
+
+
+async def test_one_report_has_the_metrics_of_scraped_services(tmp_path):
+    body = "".join(f"m{number} {number}\n" for number in range(400)).encode()
+
+    def page(request: http_server.HttpRequest) -> http_server.HttpResponse:
+        return http_server.HttpResponse(200, body, "text/plain; version=0.0.4")
+
+    async with await http_server.serve({"/metrics": page}) as server:
+        child = await asyncio.to_thread(
+            driver.run, "sensor", "--once", "--scrape", f"app={server.url}/metrics", "-o", "json"
+        )
+        missing = await asyncio.to_thread(
+            driver.run, "sensor", "--once", "--scrape", f"app={server.url}/other", "-o", "json"
+        )
+    service = child.json()["service app"]
+    assert (service["state"], len(service), service["m399"]) == ("up", 401, 399.0)
+    assert missing.code == errors.Unavailable.exit_code
 
 
 async def test_a_process_of_its_own_has_health_pages(muster, broker):

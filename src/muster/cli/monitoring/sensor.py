@@ -107,12 +107,17 @@ async def _run(
 def _once(invocation: command.Invocation, machine: str, options: dict[str, Any]) -> None:
     import time
 
-    from muster.monitor.sensor import host_metrics
+    from muster.monitor.sensor import host_metrics, sensor
 
+    scraped = [
+        service
+        for name, url in options["scrape"].items()
+        for service in command.run(sensor.scrape(name, url))
+    ]
     seen = host_metrics.HostMetrics(options["processes"])
     seen.sample()
     time.sleep(0.2)  # rates need two samples
     facts: dict[str, Any] = {"machine": machine, **seen.sample()}
-    for service in seen.services():
+    for service in (*seen.services(), *scraped):
         facts[f"service {service.name}"] = {"state": service.state.value, **service.metrics}
     invocation.printer.facts(facts)

@@ -151,13 +151,7 @@ class Sensor:
 
     async def _scrape_one(self, name: str, url: str) -> None:
         try:
-            answer = await client.get(url, timeout_s=SCRAPE_TIMEOUT_S, body_bytes_max=SCRAPE_BYTES_MAX)
-            if answer.status != 200:
-                raise errors.Unavailable(f"{url} answered {answer.status}")
-            text = answer.body.decode("utf-8", "replace")
-            for report in metric_formats.service_reports(
-                metric_formats.openmetrics(text, name, content_type=answer.content_type)
-            ):
+            for report in await scrape(name, url):
                 self.services.push(report, time.monotonic(), period_s=self._settings.period_s)
         except errors.MusterError as error:
             self.services.dropped[f"scrape-{error.code}"] += 1
@@ -265,3 +259,13 @@ class Sensor:
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is not api.ConnectionState.CONNECTED:
             self._parent = None  # messages in flight may be lost and are sent again
+
+
+async def scrape(name: str, url: str) -> list[messages.ServiceReport]:
+    """The metrics at a URL as reports of the service ``name``, or of the services that they name."""
+    answer = await client.get(url, timeout_s=SCRAPE_TIMEOUT_S, body_bytes_max=SCRAPE_BYTES_MAX)
+    if answer.status != 200:
+        raise errors.Unavailable(f"{url} answered {answer.status}")
+    text = answer.body.decode("utf-8", "replace")
+    values = metric_formats.openmetrics(text, name, content_type=answer.content_type)
+    return list(metric_formats.service_reports(values))

@@ -114,12 +114,16 @@ def test_an_endpoint_that_is_no_url_is_an_error_at_the_start(monkeypatch):
         storage.check("s3://bucket/history")
 
 
-def _create_bucket(url: str) -> bool:
+def _accepted(request: urllib.request.Request) -> bool:
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{url}/fleet", method="PUT"), timeout=10):
+        with urllib.request.urlopen(request, timeout=10):
             return True
     except OSError:
         return False
+
+
+def _create_bucket(url: str) -> bool:
+    return _accepted(urllib.request.Request(f"{url}/fleet", method="PUT"))
 
 
 def _use(root: str) -> None:
@@ -226,11 +230,7 @@ def _create_container(url: str) -> bool:
     request = urllib.request.Request(
         f"{url}/{AZURE_ACCOUNT}/fleet?restype=container", method="PUT", headers=headers
     )
-    try:
-        with urllib.request.urlopen(request, timeout=10):
-            return True
-    except OSError:
-        return False
+    return _accepted(request)
 
 
 @pytest.mark.slow
@@ -263,11 +263,7 @@ def _create_gcs_bucket(url: str) -> bool:
     request = urllib.request.Request(
         f"{url}/storage/v1/b?project=test", b'{"name": "fleet"}', {"Content-Type": "application/json"}
     )
-    try:
-        with urllib.request.urlopen(request, timeout=10):
-            return True
-    except OSError:
-        return False
+    return _accepted(request)
 
 
 @pytest.mark.slow

@@ -6,46 +6,20 @@ The pure state of the pipeline (`muster.pipeline.fleet`) stands for Spark.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from muster.bus import api
-from muster.core import messages
 from muster.core.reports import columns
 from muster.monitor.sensor import sensor
-from muster.pipeline.fleet import blocks, rollups
+from muster.pipeline.fleet import blocks
 from muster.pipeline.fleet import state as fleet_state
 from tests.faults import deployment
 from tests.faults.workloads import workload
+from tests.sim.parts import reports as sim_reports
 
 PERIOD_S = 0.5
 WINDOW_S = 5.0
 BASE = 64  # a machine's value is a power of it, so that a sum shows how often each machine was counted
 DELAY_S = 120.0
-
-
-class NumberedSensor(sensor.Sensor):
-    """A sensor with an invented measurement."""
-
-    workload: ReportWorkload
-    value: float
-
-    async def sample(self) -> messages.NodeReport:
-        self._sequence += 1
-        report = messages.NodeReport(
-            machine=self.machine,
-            group=self._settings.group,
-            zone=self._settings.zone,
-            boot=self._boot,
-            sequence=self._sequence,
-            at_ms=time.time_ns() // 1_000_000,
-            period_s=PERIOD_S,
-            dropped=self._buffer.dropped,
-            metrics={"cpu_percent": self.value},
-        )
-        self.workload.history.event(
-            self.machine, "report", key=self.machine, at_ms=report.at_ms, sequence=report.sequence
-        )
-        return report
 
 
 class ReportWorkload(workload.Workload):
@@ -54,7 +28,7 @@ class ReportWorkload(workload.Workload):
     measured = ("stored",)
 
     async def start(self) -> None:
-        self._sensors: list[NumberedSensor] = []
+        self._sensors: list[sim_reports.InventedSensor] = []
         self._bus = self.deployment.operator
         stream = await workload.patiently(self._bus.open_stream, columns.REPORTS_STREAM)
         self._from = (await stream.state()).last_sequence + 1
@@ -68,8 +42,8 @@ class ReportWorkload(workload.Workload):
                 group=self.tag,
                 period_s=PERIOD_S,
             )
-            made = NumberedSensor(await self.connect("user", number), options)
-            made.workload, made.value = self, float(BASE ** (number - 1))
+            made = sim_reports.InventedSensor(await self.connect("user", number), options)
+            made.history, made.value = self.history, float(BASE ** (number - 1))
             self.history.fact("machine", key=made.machine, group=self.tag, value=BASE ** (number - 1))
             await made.start()
             self.stack.push_async_callback(made.stop)
@@ -112,19 +86,4 @@ class ReportWorkload(workload.Workload):
             pieces.append(blocks.ReportPiece.from_message(stored.sequence, last_ms, batch, facts))
         outputs = [fleet.feed(pieces, last_ms), fleet.feed([], last_ms + 4 * int(DELAY_S * 1000))]
         for output in outputs:
-            for many in rollups.scope_totals(output.closed):
-                if many.scope == "group" and many.name == self.tag and not many.gone:
-                    self.history.event(
-                        "pipeline",
-                        "aggregate",
-                        key=many.name,
-                        from_ms=many.from_ms,
-                        window_ms=plan.window_ms,
-                        known=many.known,
-                        stale=many.stale,
-                        machines=many.cell.machine_count(),
-                        total=many.cell.total,
-                        sum=many.cell.rollups()["cpu_percent"].sum if many.cell.total else 0.0,
-                        partial=many.cell.partial,
-                        dropped=sum(many.cell.dropped.values()),
-                    )
+            sim_reports.record_windows(self.history, "pipeline", output, plan.window_ms, self.tag)

@@ -16,6 +16,7 @@ from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import blocks, rollups
 from muster.pipeline.fleet import state as fleet_state
 from tests.sim import domain as domain_
+from tests.sim import history as history_
 from tests.sim import host
 
 LEAVES = ("leaf-1", "leaf-2")
@@ -29,16 +30,17 @@ RULE = rules.AlertRule(name="hot", scope="node", when="memory_percent > 90")
 PLAN = fleet_state.FleetStatePlan(window_s=PERIOD_S, delay_s=10.0, rules=(RULE,), changes_max=2)
 
 
-class SimulatedSensor(sensor.Sensor):
-    """A sensor with an invented measurement."""
+class InventedSensor(sensor.Sensor):
+    """A sensor with an invented measurement; each report is an event of the history."""
 
-    domain: domain_.Domain
+    history: history_.History
     value: float
+
+    def measure(self) -> dict[str, float]:
+        return {"cpu_percent": self.value}
 
     async def sample(self) -> messages.NodeReport:
         self._sequence += 1
-        turn = int(asyncio.get_running_loop().time() / HOT_S)
-        hot = turn % 2 == 1 and not self.domain.calm.is_set()
         report = messages.NodeReport(
             machine=self.machine,
             group=self._settings.group,
@@ -46,17 +48,50 @@ class SimulatedSensor(sensor.Sensor):
             boot=self._boot,
             sequence=self._sequence,
             at_ms=time.time_ns() // 1_000_000,
-            period_s=PERIOD_S,
+            period_s=self._settings.period_s,
             dropped=self._buffer.dropped,
-            metrics={
-                "cpu_percent": self.value,
-                "memory_percent": HOT_PERCENT if hot else COOL_PERCENT,
-            },
+            metrics=self.measure(),
         )
-        self.domain.history.event(
-            self.machine, "report", key=self.machine, group=report.group, at_ms=report.at_ms, hot=hot
+        self.history.event(
+            *(self.machine, "report"),
+            key=self.machine,
+            group=report.group,
+            at_ms=report.at_ms,
+            sequence=report.sequence,
         )
         return report
+
+
+class SimulatedSensor(InventedSensor):
+    """Hot and cool in turns, until the simulation is calm."""
+
+    domain: domain_.Domain
+
+    def measure(self) -> dict[str, float]:
+        turn = int(asyncio.get_running_loop().time() / HOT_S)
+        hot = turn % 2 == 1 and not self.domain.calm.is_set()
+        return super().measure() | {"memory_percent": HOT_PERCENT if hot else COOL_PERCENT}
+
+
+def record_windows(
+    history: history_.History, actor: str, output: fleet_state.ShardOutput, window_ms: int, group: str = ""
+) -> None:
+    """The closed windows of groups, or of one, as events."""
+    for many in rollups.scope_totals(output.closed):
+        if many.scope == "group" and not many.gone and group in ("", many.name):
+            history.event(
+                *(actor, "aggregate"),
+                key=many.name,
+                from_ms=many.from_ms,
+                window_ms=window_ms,
+                known=many.known,
+                stale=many.stale,
+                machines=many.cell.machine_count(),
+                total=many.cell.total,
+                sum=many.cell.rollups()["cpu_percent"].sum if many.cell.total else 0.0,
+                partial=many.cell.partial,
+                dropped=sum(many.cell.dropped.values()),
+            )
 
 
 class ReportPart:
@@ -91,7 +126,8 @@ class ReportPart:
             buffer_dir=machine.folder, group=f"group-{number % 2}", period_s=PERIOD_S, channels=LEAVES
         )
         made = SimulatedSensor(await machine.connect(), options)
-        made.domain, made.value = self._domain, float(BASE ** (number // 2))
+        made.domain, made.history = self._domain, self._history
+        made.value = float(BASE ** (number // 2))
         await made.start()
         await _forever()
 
@@ -117,22 +153,7 @@ class ReportPart:
             output = fleet.feed(pieces, state.now_ns // 1_000_000)
             for change in output.changes:
                 self._history.event(machine.name, "alert", key=change.machine, on=change.on)
-            for many in rollups.scope_totals(output.closed):
-                if many.scope == "group" and not many.gone:
-                    self._history.event(
-                        machine.name,
-                        "aggregate",
-                        key=many.name,
-                        from_ms=many.from_ms,
-                        window_ms=PLAN.window_ms,
-                        known=many.known,
-                        stale=many.stale,
-                        machines=many.cell.machine_count(),
-                        total=many.cell.total,
-                        sum=many.cell.rollups()["cpu_percent"].sum if many.cell.total else 0.0,
-                        partial=many.cell.partial,
-                        dropped=sum(many.cell.dropped.values()),
-                    )
+            record_windows(self._history, machine.name, output, PLAN.window_ms)
 
     # The end.
 

@@ -12,7 +12,7 @@ from hypothesis import strategies
 from muster.core import duplicates, messages
 from muster.core.reports import columns
 from muster.pipeline.alerts import rules
-from muster.pipeline.fleet import blocks, node_columns, resharding, rollups, shards, state, window_grid
+from muster.pipeline.fleet import blocks, node_columns, rollups, shard_division, shards, state, window_grid
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
@@ -70,8 +70,8 @@ class Fleet:
         for number, shard in enumerate(self.shards):
             names = node_columns.NodeNames.unpack(shard.nodes.names.version, shard.nodes.names.pack())
             stored = state.FleetState.unpack(shard.pack(), self.plan, names)
-            for target, part in resharding.split(stored, shards, cells_to=number % shards).items():
-                joined[target] = resharding.merge(joined[target], part) if target in joined else part
+            for target, part in shard_division.split(stored, shards, cells_to=number % shards).items():
+                joined[target] = shard_division.merge(joined[target], part) if target in joined else part
         self.shards = [joined.get(number, state.FleetState(self.plan)) for number in range(shards)]
 
 

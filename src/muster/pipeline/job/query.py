@@ -25,7 +25,7 @@ import pyarrow as pa
 from muster.core import errors
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.fleet import blocks, node_columns, removal, resharding, state
+from muster.pipeline.fleet import blocks, node_columns, removal, shard_division, state
 from muster.pipeline.history import data_files, storage, tables
 from muster.pipeline.job import query_plan, state_transfer
 from muster.pipeline.source import shard_keys
@@ -219,7 +219,7 @@ def processor(job: query_plan.QueryPlan) -> Any:
         def handleInitialState(self, key: Any, part: Row, timerValues: Any) -> None:
             known = state_transfer.load(part["version"], bytes(part["data"]), bytes(part["names"]), job.plan)
             if self._state.exists():
-                known = resharding.merge(self._load((job.run, job.epoch, key[0])), known)
+                known = shard_division.merge(self._load((job.run, job.epoch, key[0])), known)
             names = known.nodes.names
             self._state.update((names.version, known.pack()))
             self._names.update((names.pack(),))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from muster.pipeline.fleet import node_columns, resharding, state
+from muster.pipeline.fleet import node_columns, shard_division, state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,6 +60,6 @@ def _divided(row: dict[str, Any], plan: state.FleetStatePlan, keys: Sequence[int
             "data": part.pack(),
             "names": part.nodes.names.pack(),
         }
-        for number, part in resharding.split(fleet, len(keys), cells_to=row["shard"] % len(keys)).items()
+        for number, part in shard_division.split(fleet, len(keys), cells_to=row["shard"] % len(keys)).items()
     ]
     return pa.RecordBatch.from_pylist(parts, schema=_ARROW)

@@ -154,10 +154,10 @@ def _scenes(invocation: cli_command.Invocation, place: home.Home, chapter: str, 
     """The chapters that are scenes on a running domain."""
     from muster.app import domain, process
     from muster.app import settings as app_settings
-    from muster.demo import policies, roaming, tour
+    from muster.demo import frozen_broker, policies, tour
 
-    flags: dict[str, Any] = dict(roaming.FLAGS) if chapter == "roaming" else {}
-    play = {"tour": tour.scenes, "roaming": roaming.scenes, "policies": policies.scenes}[chapter]
+    flags: dict[str, Any] = dict(frozen_broker.FLAGS) if chapter == "roaming" else {}
+    play = {"tour": tour.scenes, "roaming": frozen_broker.scenes, "policies": policies.scenes}[chapter]
     settings = _fresh(place, flags)
     printer = invocation.printer
     if printer.for_people:

@@ -46,6 +46,7 @@ def test_a_chapter_on_a_domain_runs_to_its_end(chapter, tmp_path):
     assert [scene["scene"] for scene in scenes] == SCENES[chapter]
     if chapter == "roaming":
         assert (scenes[-1]["missing"], scenes[4]["broker"] != scenes[3]["broker"]) == (0, True)
+        assert None not in (scenes[4]["broker"], scenes[5]["from"], scenes[5]["to"])
 
 
 @pytest.mark.slow

@@ -99,8 +99,8 @@ async def _move(running: domain.Domain, subscriber: _Subscriber) -> AsyncIterato
     await subscriber.until(count + AFTER // 2)
     yield tour.Scene(
         "roamed",
-        f"the subscriber hung up on {left} and came back two seconds later on {subscriber.broker}: "
-        "its subscription had kept the orders for it",
+        f"the subscriber disconnected from {left} and returned two seconds later on {subscriber.broker}: "
+        "its subscription had stored the orders",
         {"from": left, "to": subscriber.broker},
     )
 
@@ -136,10 +136,7 @@ class _Subscriber:
         self._last_s = 0.0
         self.numbers: list[int] = []
         self.longest_s = 0.0
-
-    @property
-    def broker(self) -> str | None:
-        return None if self._bus is None else self._bus.broker
+        self.broker: str | None = None  # that of the last order; the connection has none while it is moving
 
     async def start(self) -> None:
         self._bus = await self._stack.enter_async_context(
@@ -155,6 +152,8 @@ class _Subscriber:
         async for message in consumer:
             self.longest_s = max(self.longest_s, time.monotonic() - self._last_s)
             self._last_s = time.monotonic()
+            assert self._bus is not None
+            self.broker = self._bus.broker or self.broker
             self.numbers.append(int(str(message.body())))
             self._changed.set()
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.core.settings import domain, loader
+from tests.app import otlp_sink
 
 Make = Callable[..., domain.BaseSettings]
 
@@ -20,3 +22,13 @@ def made(tmp_path: Path) -> Make:
         return loader.load(domain.BaseSettings, flags={"domain.data_dir": str(tmp_path), **arguments})
 
     return make
+
+
+@pytest.fixture
+def collector() -> Iterator[otlp_sink.Collector]:
+    with otlp_sink.Collector() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()

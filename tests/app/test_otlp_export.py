@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
 import json
-import threading
-from collections.abc import Iterator
+import math
 from typing import Any
 
 import pytest
@@ -20,44 +18,7 @@ from muster.core.settings import domain
 from muster.core.telemetry import log, metrics, otlp, trace
 from muster.monitor.sensor import metric_formats
 from muster.testing.eventually import eventually
-
-
-class Collector(http.server.ThreadingHTTPServer):
-    """Keeps what it is sent."""
-
-    daemon_threads = False
-    block_on_close = True
-
-    def __init__(self) -> None:
-        self.got: list[tuple[str, bytes]] = []
-        self.status = 200
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        self.server.got.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-        self.send_response(self.server.status)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+from tests.app.otlp_sink import Collector
 
 
 def measured() -> metrics.Metrics:
@@ -83,6 +44,23 @@ def test_the_form():
     (point,) = actual["muster_took_seconds"]["histogram"]["dataPoints"]
     assert (point["count"], point["sum"]) == ("4", 6.05)
     assert (point["explicitBounds"], point["bucketCounts"]) == ([0.1, 1.0], ["1", "2", "1"])
+
+
+def test_values_that_json_or_the_protocol_cannot_hold_are_text():
+    """A collector refuses a whole request for one of them."""
+    made = metrics.Metrics()
+    made.gauge("load", "Load.").set(math.nan)
+    body = json.loads(otlp.encode(made.families(), {}, start_ns=1, now_ns=2))
+    (metric,) = body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    assert metric["gauge"]["dataPoints"][0]["asDouble"] == "NaN"
+    facts = {"far": -math.inf, "huge": 1 << 63, "least": -(1 << 63)}
+    body = json.loads(otlp.encode_logs([otlp.LogEntry(1, "info", "x", facts)], {}))
+    (record,) = body["resourceLogs"][0]["scopeLogs"][0]["logRecords"]
+    assert [row["value"] for row in record["attributes"]] == [
+        {"doubleValue": "-Infinity"},
+        {"stringValue": str(1 << 63)},
+        {"intValue": str(-(1 << 63))},
+    ]
 
 
 def test_our_own_sensor_understands_it():

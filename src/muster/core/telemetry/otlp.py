@@ -8,6 +8,7 @@ integers are text, as the encoding requires.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -142,7 +143,7 @@ def _metric(family: MetricFamily, times: Mapping[str, str]) -> dict[str, Any] | 
 
 
 def _point(sample: MetricSample, times: Mapping[str, str]) -> dict[str, Any]:
-    return {"attributes": _attributes(sample.labels), **times, "asDouble": sample.value}
+    return {"attributes": _attributes(sample.labels), **times, "asDouble": _double(sample.value)}
 
 
 def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -159,7 +160,7 @@ def _histograms(family: MetricFamily, times: Mapping[str, str]) -> list[dict[str
             point["bounds"].append(float(bound))
             point["totals"].append(int(sample.value))
         elif sample.name.endswith("_sum"):
-            point["sum"] = sample.value
+            point["sum"] = _double(sample.value)
     for point in points.values():
         bounds, totals = point.pop("bounds"), point.pop("totals")
         counts = [now - before for before, now in zip([0, *totals], totals, strict=False)]
@@ -179,13 +180,20 @@ def _value(value: Any) -> dict[str, Any]:
     match value:
         case bool():
             return {"boolValue": value}
-        case int():
+        case int() if -(1 << 63) <= value < 1 << 63:
             return {"intValue": str(value)}
         case float():
-            return {"doubleValue": value}
+            return {"doubleValue": _double(value)}
     return {"stringValue": _text(value if isinstance(value, str) else str(value))}
 
 
 def _text(text: str) -> str:
     """Without lone surrogates: an error that quotes one must not stop the export of all others."""
     return text.encode(errors="replace").decode()
+
+
+def _double(value: float) -> float | str:
+    """JSON has no numbers that are not finite: protobuf's JSON names them."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

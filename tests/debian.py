@@ -53,7 +53,10 @@ SHELLS = DebianPackage("zsh and fish", "completion in other shells", ("zsh", "fi
 PROMTOOL = DebianPackage(
     "promtool", "the queries of the dashboard for Grafana", ("promtool",), ("prometheus",)
 )
-PARTS = (BROWSER, WSL, NETWORK, SHELLS, PROMTOOL)
+ALERTMANAGER = DebianPackage(
+    "Alertmanager", "webhooks like ours", ("prometheus-alertmanager",), ("prometheus-alertmanager",)
+)
+PARTS = (BROWSER, WSL, NETWORK, SHELLS, PROMTOOL, ALERTMANAGER)
 
 
 def main() -> None:

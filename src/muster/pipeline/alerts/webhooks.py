@@ -98,7 +98,7 @@ def body(
     return msgspec.json.encode(
         {
             "version": "4",
-            "groupKey": f"{{}}:{{alertname={sent.alert.rule!r}}}",
+            "groupKey": f"{{}}:{{alertname={msgspec.json.encode(sent.alert.rule).decode()}}}",
             "truncatedAlerts": 0,
             "status": alert["status"],
             "receiver": receiver,
@@ -124,13 +124,14 @@ def check(template: Any, read: ReadSecret) -> None:
     _filled(template, _values(tracker.AlertNotification(sample, ())), read)
 
 
+_LABEL_OTHER = re.compile(r"[^a-zA-Z0-9_]|^(?=[0-9])")  # Alertmanager refuses an alert with other labels
 _API_FIELDS = ("labels", "annotations", "startsAt", "endsAt", "generatorURL")
 
 
 def _alertmanager_alert(alert: messages.Alert) -> dict[str, Any]:
     kind, name = _subject(alert.about)
     labels = {
-        **alert.labels,
+        **{_LABEL_OTHER.sub("_", label): value for label, value in alert.labels.items() if value},
         "alertname": alert.rule,
         "severity": alert.severity.value,
         "about": alert.about,

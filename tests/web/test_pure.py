@@ -21,8 +21,8 @@ from muster.trust.permissions import roles
 from muster.web import actions, guard, problems
 from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
-from muster.web.data import bus_feed, cache, history_reader, latest_reports, recent
-from muster.web.pages import overview, routes
+from muster.web.data import bus_feed, cache, history_reader, latest_reports, read_model, recent
+from muster.web.pages import overview, pipeline, routes
 from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
 
@@ -537,6 +537,33 @@ def test_a_plot_has_a_gap_where_windows_are_missing(tmp_path):
     assert drawn.count("<polyline") == 2
     assert drawn.count('class="gap"') == 1
     assert "no data" in drawn
+
+
+def test_rows_of_the_history_are_plain_values(tmp_path):
+    """The page reads their times from text."""
+    test_history.store(tmp_path, 0, [traffic.report("m", 1, test_history.T0, metrics={"own": 1.5})])
+    ((row,), _) = history_reader.read_page(str(tmp_path), search.HistorySearch(), 5, "")
+    assert pipeline._ms(row["reported_at"]) == test_history.T0
+    assert row["metrics"] == {"own": 1.5}
+
+
+def test_pending_alerts_come_after_those_that_fire():
+    def alert(about: str, state: messages.AlertState, since_ms: int) -> messages.Alert:
+        return messages.Alert(
+            rule="hot",
+            about=about,
+            severity=messages.Severity.CRITICAL,
+            state=state,
+            since_ms=since_ms,
+            at_ms=since_ms,
+        )
+
+    alerts = [
+        alert("a", messages.AlertState.PENDING, 9),
+        alert("b", messages.AlertState.FIRING, 5),
+        alert("c", messages.AlertState.FIRING, 7),
+    ]
+    assert [item.about for item in sorted(alerts, key=read_model.alert_order)] == ["c", "b", "a"]
 
 
 def test_the_history_is_paged_by_its_cursors(tmp_path):

@@ -23,14 +23,14 @@ def read_page(
     root: str, query: search.HistorySearch, limit: int, cursor: str
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The newest rows after the cursor, and the cursor of the next page."""
-    from muster.pipeline.history import delta, newest_first, tables
+    from muster.pipeline.history import delta, newest_first, sql, tables
 
     if not any(delta.exists(root, name) for name in tables.definitions()):
         raise errors.NotFound("there is no history", hint="the pipeline writes it: `muster pipeline run`")
     newest, mark = newest_first.read_page(
         root, query, limit, newest_first.PageCursor.parse(cursor) if cursor else None
     )
-    return newest.to_pylist(), None if mark is None else str(mark)
+    return sql.rows(newest), None if mark is None else str(mark)
 
 
 def rollup_query(scope: str, name: str, metric: str, from_ms: int) -> search.HistorySearch:

@@ -468,9 +468,10 @@ class ReadModel(bus_feed.BusFeed):
 _SEVERITY = {messages.Severity.CRITICAL: 0, messages.Severity.WARNING: 1, messages.Severity.INFO: 2}
 
 
-def alert_order(alert: messages.Alert) -> tuple[int, int, str, str]:
-    """The most severe first, then the newest."""
-    return _SEVERITY[alert.severity], -alert.since_ms, alert.rule, alert.about
+def alert_order(alert: messages.Alert) -> tuple[int, bool, int, str, str]:
+    """The most severe first, then those that are not only pending, then the newest."""
+    pending = alert.state is messages.AlertState.PENDING
+    return _SEVERITY[alert.severity], pending, -alert.since_ms, alert.rule, alert.about
 
 
 def _missing(result: inform_protocol.FindResult) -> dict[str, Any]:

@@ -79,6 +79,7 @@ def tokens(request: page.PageRequest) -> page.DashboardPage:
             ["Id", "Description", "Owner", "Role", "Scopes", "Created", "Expires", ""],
             made,
             label="API tokens",
+            none="There are no API tokens.",
         )
 
     permitted = [role.value for role in sessions.WebRole if request.person.role.covers(role)]

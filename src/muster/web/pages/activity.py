@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.core import messages
 from muster.web.components import page, widgets
 from muster.web.components.html import Child, Markup, join
 from muster.web.data import bus_feed
@@ -9,6 +10,13 @@ from muster.web.rest import activity as rest
 from muster.web.rest import base
 
 PAGE_SIZE = 100
+
+
+def _actor(record: messages.Decision) -> str:
+    """The identity that the operation was executed for, and the process and the interface that it used."""
+    interface = record.details.get("interface", "")
+    through = ", ".join(filter(None, (record.who if record.on_behalf_of else "", interface)))
+    return f"{record.on_behalf_of or record.who}{f' ({through})' if through else ''}"
 
 
 def activity(request: page.PageRequest) -> page.DashboardPage:
@@ -20,19 +28,17 @@ def activity(request: page.PageRequest) -> page.DashboardPage:
         made: list[list[Child]] = [
             [
                 widgets.moment(record.at_ms),
-                record.who,
-                record.on_behalf_of,
+                _actor(record),
                 record.what,
                 record.target,
                 widgets.badge(record.outcome.value),
-                record.details.get("interface", ""),
                 record.why,
             ]
             for record in listed
         ]
         return join(
             widgets.table(
-                ["Time", "Who", "On behalf of", "Operation", "Target", "Outcome", "Interface", "Reason"],
+                ["Time", "Who", "Operation", "Target", "Outcome", "Reason"],
                 made,
                 label="Activity log",
                 none="No activity matches.",

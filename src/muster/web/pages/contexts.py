@@ -27,9 +27,9 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
             [
                 node.node,
                 node.zone,
+                charts.bar((node.load.contexts + node.temporary) / most, look="busy"),
                 f"{node.load.contexts:,}",
                 f"{node.temporary:,}",
-                charts.bar((node.load.contexts + node.temporary) / most, look="busy"),
                 f"{node.load.messages_per_s:,.1f}/s",
                 f"{node.proximity_ms:.2f} ms",
                 widgets.seconds(node.heard_s_ago),
@@ -38,7 +38,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
             for node in infos
         ]
         return widgets.table(
-            ["Node", "Zone", "#Permanent", "#Temporary", "", "#Asked", "#Distance", "#Heard", "#Memory"],
+            ["Node", "Zone", "", "#Permanent", "#Temporary", "#Asked", "#Distance", "#Heard", "#Memory"],
             rows,
             label="Information nodes",
             none="There is no information node.",

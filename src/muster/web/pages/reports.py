@@ -238,7 +238,7 @@ def rollups(metrics: Mapping[str, columns.MetricRollup]) -> Markup:
         for name, rollup in sorted(metrics.items())
     ]
     return widgets.table(
-        ["Metric", "#Mean", "#Least", "#Median", "#95 %", "#99 %", "#Greatest", "#Machines"],
+        ["Metric", "#Mean", "#Least", "#Median", "#95 %", "#99 %", "#Greatest", "#Reports"],
         rows,
         label="Metrics",
         none="There are no metrics.",
@@ -254,4 +254,6 @@ def _figure(name: str, value: float | None) -> str:
         return f"{widgets.size(value)}/s"
     if name.endswith("_percent"):
         return f"{value:.1f} %"
-    return widgets.seconds(value) if name.endswith("_s") else f"{value:,.2f}"
+    if name.endswith("_s"):
+        return widgets.seconds(value)
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"

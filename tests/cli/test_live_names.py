@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.core import errors
 from tests import debian
 from tests.cli import driver
 
@@ -84,6 +85,14 @@ def completed(line: str, home: Path) -> list[str]:
 )
 def test_names_of_the_running_domain_are_offered(line, names, up):
     assert completed(line, up) == names
+
+
+def test_a_completion_leaves_no_record_in_the_activity_log(up):
+    assert completed("muster exec web-1 re", up) == ["restart"]
+    assert driver.quick("exec", "web-1", "logs", home=up).code == 0
+    reasons = [record["why"] for record in driver.quick("activity", "-o", "json", home=up).json()]
+    assert "admin requested logs" in reasons
+    assert "admin requested enumerate" not in reasons
 
 
 def test_a_domain_that_does_not_run_offers_nothing(tmp_path):
@@ -207,3 +216,24 @@ def test_watch_prints_the_changes_of_the_named_resources_that_match(up):
 def test_watch_refuses_a_predicate_that_cannot_be_read(up):
     answer = driver.quick("watch", "--where", "state = ", home=up)
     assert (answer.code, answer.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "similar"),
+    {
+        "describe wbe-1": "web-1",
+        "get web-1 web2": "web-2",
+        "exec wbe-2 restart": "web-2",
+        "inform get servers/wbe": "servers/web",
+        "drain locl": "local",
+        "creds show adminn": "admin",
+    }.items(),
+)
+def test_a_misspelt_name_is_followed_by_a_similar_one(line, similar, up):
+    answer = driver.quick(*line.split(), home=up)
+    assert answer.code == errors.NotFound.exit_code
+    assert re.search(rf"hint: did you mean .*\b{similar}\b.*\?", answer.err), answer.err
+
+
+def test_a_name_unlike_all_others_has_no_hint(up):
+    assert "hint" not in driver.quick("describe", "nothing-like-it", home=up).err

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from muster.cli import output as output_
+from muster.core import errors
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,12 +160,19 @@ class MusterCommand(click.Command):
         self.params = [*self.params, *_common_options()]
 
     def invoke(self, ctx: click.Context) -> Any:
-        if self.acts is None:
-            return super().invoke(ctx)
-        from muster.cli import activity_log
+        try:
+            if self.acts is None:
+                return super().invoke(ctx)
+            from muster.cli import activity_log
 
-        with activity_log.recorded(ctx, *self.acts):
-            return super().invoke(ctx)
+            with activity_log.recorded(ctx, *self.acts):
+                return super().invoke(ctx)
+        except errors.NotFound as error:
+            if error.hint is None:
+                from muster.cli import live_names
+
+                error.hint = live_names.similar_to(ctx, error.message)
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""Names of the running domain, for the completion of arguments.
+"""Names of the running domain, for the completion of arguments, and for hints after misspelt ones.
 
 A parameter has ``shell_complete=live_names.RESOURCES``. A completion must be quick and silent: it imports no
 more than it needs, waits at most `PATIENCE_S`, and offers nothing while the domain does not respond.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import importlib
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 OFFERED_MAX = 200
+SIMILAR_MAX = 2
 
 #: Of a connection, the text begun and the words of the command line before it.
 Source = Callable[["api.Bus", str, dict[str, Any]], Awaitable[Iterable[str]]]
@@ -44,6 +46,21 @@ def _completer(*sources: Source) -> Completer:
             return []
 
     return complete
+
+
+def similar_to(context: click.Context, message: str) -> str | None:
+    """A hint with names of the running domain that resemble the one that ``message`` does not find."""
+    near: list[str] = []
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        for word in value if isinstance(value, tuple) else (value,):
+            if not isinstance(word, str) or repr(word) not in message:
+                continue
+            # Of many names only the first are offered: those that begin alike are requested as well.
+            for begun in dict.fromkeys((word[:2], "")):
+                offered = [item.value for item in param.shell_complete(context, begun)]
+                near += difflib.get_close_matches(word, offered, n=SIMILAR_MAX)
+    return f"did you mean {' or '.join(list(dict.fromkeys(near))[:SIMILAR_MAX])}?" if near else None
 
 
 async def _connect(context: click.Context) -> api.Bus:
@@ -205,7 +222,7 @@ async def _receivers(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
 async def _models(bus: api.Bus, _: str, __: dict[str, Any]) -> Iterable[str]:
     from muster.notify import queries
 
-    return [model.name for model in await queries.list_models(bus)]
+    return [model.name for model in await queries.list_models(bus) if model.of == "receiver"]
 
 
 def _monitored(kind: str) -> Source:

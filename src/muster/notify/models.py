@@ -97,7 +97,7 @@ class Model:
                 raise errors.InvalidInput(
                     f"{self.name} has no attribute {name[:80]}",
                     hint=type_check.closest_name(name, self.attributes)
-                    or f"there are {', '.join(sorted(self.attributes)[:20])}",
+                    or f"the attributes are {', '.join(sorted(self.attributes)[:20])}",
                 )
             require_encodable(name, value)
             if not declared.accepts(value):

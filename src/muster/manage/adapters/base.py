@@ -119,10 +119,8 @@ class Adapter(abc.ABC):
     async def execute(self, operation: str, arguments: dict[str, Any]) -> Any:
         function = getattr(self, OPERATION_PREFIX + operation.replace("-", "_"), None)
         if function is None:
-            raise errors.NotFound(
-                f"the type {self.type_name} has no operation {operation!r}",
-                hint=f"available: {', '.join(self.operations())}",
-            )
+            known = ", ".join(self.operations())
+            raise errors.NotFound(f"the type {self.type_name} has no operation {operation!r}: it has {known}")
         try:
             return await function(**arguments)
         except TypeError as error:

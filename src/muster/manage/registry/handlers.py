@@ -48,6 +48,7 @@ CHANGES = (
 NAMES_MAX = 1_000  # names in a reply; all are counted
 PAGE = 2_000  # rows in one reply, as far as they fit (`views.page`)
 NAMES_PAGE = 5_000
+_READS = (protocol.Verb.GET.value, protocol.Verb.ENUMERATE.value)  # an exec of these changes nothing
 EXEC_MAX = 500  # resources of one exec: each result has a share of the message
 
 
@@ -86,6 +87,7 @@ class RegistryHandlers:
             result = await function(call.actor, **arguments)
             if verb == "exec":
                 call.outcome, call.details = _outcome(result)
+                call.audited = operation not in _READS
             return result
 
         return server.RpcOperation(

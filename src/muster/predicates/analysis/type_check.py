@@ -52,7 +52,7 @@ class _Checker:
                 if node.key not in self._model:
                     hint = (
                         closest_name(node.key, self._model)
-                        or f"there are {', '.join(sorted(self._model)[:20])}"
+                        or f"the attributes are {', '.join(sorted(self._model)[:20])}"
                     )
                     self._say(f"there is no attribute {node.key}", node, hint if self._model else None)
             case ast.Unary():

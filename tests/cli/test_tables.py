@@ -120,3 +120,18 @@ def test_a_long_name_leaves_room_for_words_of_the_text(columns, widths, text):
     chosen = tables.choose(columns, widths, words, 80)
     assert chosen[0] == widths[0]
     assert chosen[columns.index(text)] >= tables.NARROW
+
+
+def test_the_facts_of_an_object_have_different_titles_and_maps_have_units():
+    names = ("state", "batch", "batch_s", "state_bytes", "issued_at", "issued", "since_ms")
+    assert tables.titles(names) == {
+        "state": "state",
+        "batch": "batch",
+        "batch_s": "batch time",
+        "state_bytes": "state size",
+        "issued": "issued",
+        "since_ms": "for",
+    }
+    assert tables.cell("stages_ms", {"plan": 1200, "write": 0.5}) == "plan=1.2 s, write=500 µs"
+    assert tables.cell("labels", {"n": 17}) == "n=17"
+    assert tables.cell("reported_at", "2026-11-17T16:04:21.583+00:00") == "2026-11-17 16:04:21"

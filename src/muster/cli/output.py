@@ -142,9 +142,11 @@ class Printer:
         table = rich.table.Table(box=None, show_header=False, pad_edge=False, padding=(0, tables.GAP, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        for name, value in _plain(facts).items():
-            if value not in (None, "", [], {}):
-                table.add_row(tables.title(name), _styled(_harmless(tables.cell(name, value))))
+        shown = {name: value for name, value in _plain(facts).items() if value not in (None, "", [], {})}
+        titles = tables.titles(shown)
+        for name, value in shown.items():
+            if name in titles:
+                table.add_row(titles[name], _styled(_harmless(tables.cell(name, value))))
         self._show(table)
 
     def _table(self, titles: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

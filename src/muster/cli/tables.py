@@ -9,8 +9,9 @@ wrap. The first column, which identifies the row, keeps its width.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 GAP = 2  # between columns
@@ -21,6 +22,9 @@ LEAST = 6
 _EPOCH_MS, _EPOCH_S = 10**11, 10**9  # greater values are times, smaller ones durations
 
 _TITLES = {"since_ms": "for", "at_ms": "age"}
+_UTC = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")  # a time as text
+_UNITS = ("_ms", "_bytes", "_percent", "_s")
+_QUANTITIES = {"_ms": "time", "_s": "time", "_bytes": "size", "_percent": "share"}
 _TIMES = ("at_ms", "since_ms", "from_ms", "to_ms", "until_ms", "timestamp_ms", "expiration_ms")
 
 
@@ -30,9 +34,25 @@ def title(name: str) -> str:
     shown = _TITLES.get(name) or name
     if _is_rate(shown):
         return shown.removesuffix("_s").removesuffix("_per").removesuffix("_bytes").replace("_", " ") + "/s"
-    for unit in ("_ms", "_bytes", "_percent", "_s", "_at"):
+    for unit in (*_UNITS, "_at"):
         shown = shown.removesuffix(unit)
     return shown.replace("_", " ")
+
+
+def titles(names: Iterable[str]) -> dict[str, str]:
+    """Different titles for the facts of an object: ``batch`` and ``batch_s`` are "batch" and "batch time".
+
+    A time that is also given as text (``issued`` and ``issued_at``) has no title.
+    """
+    made: dict[str, str] = {}
+    for name in sorted(names, key=lambda name: title(name) != name.replace("_", " ")):
+        text = title(name)
+        if text in made.values():
+            if name.endswith("_at"):
+                continue
+            text += next((f" {word}" for unit, word in _QUANTITIES.items() if name.endswith(unit)), "")
+        made[name] = text
+    return made
 
 
 def _is_rate(name: str) -> bool:
@@ -51,9 +71,12 @@ def cell(name: str, value: Any, *, now_s: float | None = None) -> str:
             return _number(name, value, time.time() if now_s is None else now_s)
         case Mapping():
             pairs = {key: item for key, item in value.items() if item is not None}
-            return ", ".join(f"{key}={_inner(str(key), item, now_s)}" for key, item in pairs.items())
+            unit = next((unit for unit in _UNITS if name.endswith(unit)), "")
+            return ", ".join(f"{key}={_inner(f'{key}{unit}', item, now_s)}" for key, item in pairs.items())
         case list() | tuple() | set() | frozenset():
             return ", ".join(_inner(name, item, now_s) for item in value)
+        case str() if match := _UTC.fullmatch(value):
+            return f"{match[1]} {match[2]}"
     return str(value)
 
 

@@ -82,3 +82,8 @@ def format_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % _SIZE_UNITS[unit] == 0:
             return f"{size_bytes // _SIZE_UNITS[unit]}{unit}"
     return f"{size_bytes}B"
+
+
+def format_count(number: int, noun: str) -> str:
+    """``1 resource``, ``2,000 resources``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

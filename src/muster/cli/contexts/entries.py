@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@click.group(cls=command.MusterGroup, examples=[("muster inform session begin --timeout 600", "")])
+@click.group(cls=command.MusterGroup, examples=[("muster inform session begin --timeout 10m", "")])
 def session() -> None:
     """Manage WS-Context activities and their contents."""
 
@@ -87,7 +87,7 @@ def status(invocation: command.Invocation, id: str, to: connection.ConnectionOpt
     ],
 )
 @click.argument("id")
-@click.argument("new", required=False, metavar="CONTENTS")
+@click.argument("new", required=False, metavar="[CONTENTS]")
 @connection.options
 @command.pass_invocation
 def contents(
@@ -130,7 +130,7 @@ def _entry(entry: service_entries.ServiceEntry, source: str = "") -> rows.Servic
 @service.command(
     acts=("save-service", "{name}"),
     examples=[
-        ("muster inform service save maps --access http://h/maps -a lat=39.1 -a lon=-86.5 --lease 60", ""),
+        ("muster inform service save maps --access http://h/maps -a lat=39.1 -a lon=-86.5 --lease 1m", ""),
     ],
 )
 @click.argument("name")

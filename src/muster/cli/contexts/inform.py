@@ -11,6 +11,7 @@ import click
 from muster.cli import command, connection, foreground, live_names
 from muster.cli.contexts import common, entries
 from muster.cli.domain import config as config_
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.inform import protocol
@@ -39,7 +40,7 @@ inform.add_command(entries.service)
     examples=[
         ("muster inform put printers/3 '<printer/>' -a floor=2 -a tags='[\"colour\"]'", ""),
         ("muster inform put - < description.xml", "with a generated key and the value from stdin"),
-        ("muster inform put sessions/7 open --lease 60 --if-version 0", "only if it does not exist"),
+        ("muster inform put sessions/7 open --lease 1m --if-version 0", "only if it does not exist"),
     ],
 )
 @click.argument("key", shell_complete=live_names.CONTEXTS)
@@ -341,7 +342,8 @@ async def _run_node(
         held = running.state.replicas.permanent
         invocation.printer.item(
             {"node": running.name, "contexts": held},
-            f"information node {running.name} is up with {held} contexts; Ctrl-C ends it",
+            f"information node {running.name} is up with {units.format_count(held, 'context')}; "
+            "Ctrl-C ends it",
         )
         await stop.wait()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, live_names
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.message import destinations, rows
@@ -334,7 +335,8 @@ def purge(
 
     reply = _with(invocation, to, lambda connected: connected.request(protocol.PurgeQueue(queue, selector)))
     invocation.printer.done(
-        {"queue": queue, "purged": reply.count}, f"discarded {reply.count} messages of {queue}"
+        {"queue": queue, "purged": reply.count},
+        f"discarded {units.format_count(reply.count, 'message')} of {queue}",
     )
 
 
@@ -458,5 +460,6 @@ def move(
     request = protocol.MoveMessages(queue, target, selector, limit)
     reply = _with(invocation, to, lambda connected: connected.request(request))
     invocation.printer.done(
-        {"queue": queue, "moved": reply.count}, f"moved {reply.count} messages of {queue}"
+        {"queue": queue, "moved": reply.count},
+        f"moved {units.format_count(reply.count, 'message')} of {queue}",
     )

@@ -14,9 +14,19 @@ import click
 from muster.cli import command, live_names
 from muster.cli.domain import config as config_
 from muster.cli.monitoring import alert
+from muster.core import units
 
 _SHOWN = {
-    "nodes": ("reported_at", "machine", "group", "zone", "state", "cpu_percent", "memory_percent", "load_1m"),
+    "nodes": (
+        "reported_at",
+        "machine",
+        "group?",
+        "zone?",
+        "state",
+        "cpu_percent",
+        "memory_percent",
+        "load_1m?",
+    ),
     "groups": (
         "window_start",
         "scope",
@@ -121,7 +131,7 @@ def history() -> None:
         ("muster history \"machine = 'web-7'\" --as-of 2h", "the tables as they were two hours ago"),
     ]
 )
-@click.argument("query", metavar="PREDICATE", default="TRUE")
+@click.argument("query", metavar="[PREDICATE]", default="TRUE")
 @click.option(
     "--in",
     "kind",
@@ -178,7 +188,7 @@ def search(
         query,
         from_ms,
         alert.moment_ms(until) if until else None,
-        shown,
+        tuple(name.removesuffix("?") for name in shown),
         limit if limit > 0 else None,
         as_of_moment(as_of),
     )
@@ -249,7 +259,9 @@ def export(
     location = resolve_root(invocation, root)
     with invocation.printer.waiting(f"exporting {table} to {to}"):
         count = export_.write(location, search_query, to)
-    invocation.printer.done({"rows": count, "file": str(to)}, f"wrote {count:,} rows to {to}")
+    invocation.printer.done(
+        {"rows": count, "file": str(to)}, f"wrote {units.format_count(count, 'row')} to {to}"
+    )
 
 
 @history.command(
@@ -276,7 +288,9 @@ def forget(invocation: command.Invocation, machine: str, purge: bool, root: str 
     with invocation.printer.waiting(f"deleting the rows of {machine}"):
         deleted = export_.forget(location, machine, purge=purge)
     total = sum(deleted.values())
-    invocation.printer.done({"machine": machine, "deleted": deleted}, f"deleted {total:,} rows of {machine}")
+    invocation.printer.done(
+        {"machine": machine, "deleted": deleted}, f"deleted {units.format_count(total, 'row')} of {machine}"
+    )
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
     else:
         output.Printer(form).rows(sql_.rows(table), table.column_names, empty="no rows")
         return
-    invocation.printer.note(f"wrote {table.num_rows:,} rows to {to}")
+    invocation.printer.note(f"wrote {units.format_count(table.num_rows, 'row')} to {to}")
 
 
 def write_table(table: Any, form: str, target: Any) -> None:

@@ -206,7 +206,7 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
             return await queries.list_grants(bus)
 
     listed = command.run(work())
-    columns = ("serial", "holder", "attributes", "tier", "authority", "scope", "expires_at", "status")
+    columns = ("serial", "holder", "attributes", "tier?", "authority?", "scope?", "expires_at", "status")
     invocation.printer.rows(listed, columns, empty="there are no grants")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, foreground, live_names, registry_calls
+from muster.core import units
 
 if TYPE_CHECKING:
     import ssl
@@ -290,4 +291,4 @@ def waiting(invocation: command.Invocation, to: connection.ConnectionOptions) ->
 def forget(invocation: command.Invocation, name: str, to: connection.ConnectionOptions) -> None:
     """Remove a lost agent and its resources without contacting it."""
     done = registry_calls.call_registry(invocation, to, lambda fleet: fleet.forget(name))
-    invocation.printer.done(done, f"{name} and {done.count} resources were removed")
+    invocation.printer.done(done, f"{name} was removed, with {units.format_count(done.count, 'resource')}")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli import command, connection, live_names, registry_calls
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.manage import client, rows
@@ -113,8 +114,8 @@ def delete(
 
     with invocation.printer.waiting("deleting"):
         done = registry_calls.call_registry(invocation, to, work)
-    did = "removed" if force else "deleting"
-    invocation.printer.done(done, f"{did} {len(done.deleting)} resources")
+    did = "removed" if force else "deleting" if wait_s is None else "deleted"
+    invocation.printer.done(done, f"{did} {units.format_count(len(done.deleting), 'resource')}")
 
 
 @click.command(
@@ -134,7 +135,9 @@ def drain(invocation: command.Invocation, name: str, undo: bool, to: connection.
     done = registry_calls.call_registry(
         invocation, to, lambda fleet: fleet.undrain(name) if undo else fleet.drain(name)
     )
-    invocation.printer.done(done, f"{done.count} resources {'returned to service' if undo else 'draining'}")
+    invocation.printer.done(
+        done, f"{units.format_count(done.count, 'resource')} {'returned to service' if undo else 'draining'}"
+    )
 
 
 @click.group(

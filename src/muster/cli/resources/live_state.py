@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from muster.manage import client, rows
 
 _RESOURCE = (
-    *("name", "type?", "group?", "agent", "desired?", "state", "since_ms", "restarts"),
+    *("name", "type?", "group?", "agent?", "desired?", "state", "since_ms", "restarts"),
     *("reason", "drift", "manager?"),
 )
 

@@ -19,7 +19,7 @@ FORMATS = ("manifest", "rules", "responses", "reactions")
         ("muster schema reactions --example", "a complete file to start with"),
     ],
 )
-@click.argument("name", metavar="FORMAT", type=click.Choice(FORMATS), default="manifest")
+@click.argument("name", metavar="[FORMAT]", type=click.Choice(FORMATS), default="manifest")
 @click.option("--example", is_flag=True, help="Print a complete example instead.")
 @command.pass_invocation
 def schema(invocation: command.Invocation, name: str, example: bool) -> None:

@@ -9,7 +9,7 @@
     ```python           a program, which may await at its top level; it finds a broker at the usual address
     ```yaml, ```toml    is well-formed
 
-All blocks of a text share one folder, which is also the reader's home.  Where a text says port 4222, the
+All blocks of a text share one folder, in the reader's home.  Where a text says port 4222, the
 reader has a free one, so that it does not matter what else runs on the machine.
 """
 
@@ -112,7 +112,8 @@ class Reader:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = str(free.getsockname()[1])
         self.home = folder / "home"
-        self.home.mkdir()
+        self.folder = self.home / "new"
+        self.folder.mkdir(parents=True)
         self._env = {
             "HOME": str(self.home),
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
@@ -162,7 +163,7 @@ class Reader:
             "-c",
             f"exec </dev/null\n{text}",
             env=self._env,
-            cwd=ROOT if from_root else self.home,
+            cwd=ROOT if from_root else self.folder,
             name=text,
         )
         deadline = time.monotonic() + (MAKE_S_MAX if from_root else COMMAND_S_MAX)
@@ -183,14 +184,14 @@ class Reader:
             await child.close()
 
     async def _run_python(self, block: Block) -> None:
-        program = self.home / f"block-{block.line}.py"
+        program = self.folder / f"block-{block.line}.py"
         program.write_text(_USUAL_ADDRESS.sub(self._broker_url, block.text))
         runner = Path(__file__).with_name("run_block.py")
         name = f"the python block in line {block.line}"
         async with await child_process.start(
             *(sys.executable, "-W", "error", runner, program, self._broker_url),
             env=self._env,
-            cwd=self.home,
+            cwd=self.folder,
             name=name,
         ) as child:
             code = await child.wait(timeout_s=COMMAND_S_MAX)

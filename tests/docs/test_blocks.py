@@ -86,7 +86,7 @@ async def test_a_continuous_command_is_interrupted_at_the_end(tmp_path: Path):
     async with blocks.Reader(tmp_path) as reader:
         await reader.try_(console(f"$ {loop}\nready\n"))
         await reader.try_(console("$ echo next\nnext\n"))
-    assert (reader.home / "said").read_text() == "bye\n"
+    assert (reader.folder / "said").read_text() == "bye\n"
 
 
 async def test_the_muster_command_is_there(tmp_path: Path):

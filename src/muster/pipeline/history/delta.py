@@ -282,7 +282,9 @@ class Snapshot:
             if table is None and not DeltaTable.is_deltatable(url):
                 raise errors.NotFound(
                     f"the history in {storage.join(root)} has no table {name}",
-                    hint="`muster pipeline run` writes it",
+                    hint="the pipeline writes it after the first full hour"
+                    if name == tables.HOURLY
+                    else "`muster pipeline run` writes it",
                 )
             self.delta = table or DeltaTable(url)
             if as_of is not None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from muster.bus import api
+from muster.bus import api, spans
 from muster.bus.rpc import answer_memory, client, origin, request_audit, requests, server
 from muster.core import errors, leaky_buckets, messages, subjects
+from muster.core.telemetry import otlp
 from muster.testing.eventually import eventually
 
 PART = "manage"
@@ -94,6 +95,17 @@ class RpcContract:
             "hall",
             O.DONE,
         )
+
+    async def test_a_record_names_the_trace_of_its_request(self, connect):
+        service, ann = await connect("service"), await connect("ann")
+        ended: list[otlp.FinishedSpan] = []
+        async with server.RpcServer(service, PART, LampState().operations()):
+            with spans.recorded_to(ended.append):
+                await ask(ann, "request.switch", {"name": "hall"})
+            await ask(ann, "request.switch", {"name": "cellar"})  # nothing is traced
+        traced, plain = await decisions(service)
+        assert {span.context.trace_id for span in ended} == {traced.trace_id}
+        assert plain.trace_id == ""
 
     @pytest.mark.parametrize(
         ("operation", "arguments", "kind", "says"),

@@ -56,6 +56,7 @@ def similar_to(context: click.Context, message: str) -> str | None:
         for word in value if isinstance(value, tuple) else (value,):
             if not isinstance(word, str) or repr(word) not in message:
                 continue
+            context.params[param.name or ""] = None  # as before it was typed
             # Of many names only the first are offered: those that begin alike are requested as well.
             for begun in dict.fromkeys((word[:2], "")):
                 offered = [item.value for item in param.shell_complete(context, begun)]

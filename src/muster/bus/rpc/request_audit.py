@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from muster.bus import api
 from muster.core import errors, leaky_buckets, messages, subjects
-from muster.core.telemetry import log
+from muster.core.telemetry import log, trace
 from muster.supervision import tasks
 
 MAX_BYTES = 256 << 20
@@ -93,7 +93,8 @@ def activity(
     epoch: int = 0,
     details: Mapping[str, str] = {},
 ) -> messages.Decision:
-    """A record of what happens now. Texts that are too long are cut."""
+    """A record of what happens now, in the trace of the running task. Texts that are too long are cut."""
+    running = trace.current.get()
     return messages.Decision(
         id=secrets.token_hex(8),
         who=who[:256] or "-",
@@ -105,6 +106,7 @@ def activity(
         epoch=epoch,
         outcome=outcome,
         details={name: value[:1000] for name, value in details.items()},
+        trace_id=running.trace_id if running else "",
     )
 
 

@@ -32,7 +32,7 @@ import msgspec
 from muster.bus import api, spans
 from muster.bus.rpc import answer_memory, error_replies, origin, request_audit, requests
 from muster.core import errors, messages, subjects
-from muster.core.telemetry import log
+from muster.core.telemetry import log, trace
 from muster.supervision import tasks
 
 events = log.EventLog("rpc")
@@ -60,6 +60,7 @@ class RpcCall:
         self.audited = True  # False: this one leaves no record after all
         self.outcome = messages.DecisionOutcome.DONE
         self.details: dict[str, str] = {}
+        self.trace = trace.current.get()  # that of its audit record
 
     @property
     def actor(self) -> str:
@@ -355,6 +356,7 @@ class RpcServer:
                 with spans.span(
                     f"{self._part} {operation.name}", spans.SpanKind.SERVER, identity=caller.identity
                 ):
+                    call.trace = trace.current.get()
                     answer = self._codec.result(await self._run(operation, call, request))
         except errors.MusterError as error:
             failure = error
@@ -420,6 +422,7 @@ class RpcServer:
         target = call.target
         if target is None:
             target = (operation.target or target_of)(arguments)
+        trace.current.set(call.trace)  # of this task, which ends with the request
         await self._audit.record(
             operation.what or operation.name.rpartition(".")[2],
             target,

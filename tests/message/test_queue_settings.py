@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+import tomllib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +111,13 @@ def test_settings_of_queues_that_cannot_work_are_refused():
     )
     assert chosen.queue("ab").dead_letters == "x"
     assert chosen.queue("b").dead_letters == chosen.queue("dead-letters").dead_letters == "dead-letters"
+
+
+def test_the_example_in_the_guide_is_valid():
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "jms.md"
+    (example,) = re.findall(r"```text\n(\[\[message\.queues.*?)```", guide.read_text(), re.DOTALL)
+    (entry,) = tomllib.loads(example)["message"]["queues"]
+    assert settings.QueueSettings(**entry).expired
 
 
 async def test_scheduled_messages_are_listed_and_cancelled(

@@ -14,6 +14,7 @@ from muster.message.dispatcher.log import journal, ledger, pages
 
 BROWSE_MAX: Final = 1000
 BROWSE_SKIPPED_MAX = 10_000  # messages that a selector does not match, in one request
+EXPIRY_SKIPPED_MAX = 10_000  # of one queue, in one search for expired messages
 BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
 FORGET_S = 600.0  # an empty queue is forgotten when unused for this long
 FORGET_BATCH: Final = 100  # queues forgotten at one time
@@ -214,16 +215,22 @@ class QueueAdmin:
         await transfers.wait_done(transfers.last_waiting())
         return protocol.DispatcherReply(count=count)
 
-    async def expire_messages(self) -> None:
-        """Remove expired messages from queues. Queues without consumers are not examined otherwise, and would
-        fill the log.
+    async def expire_messages(self, *, everywhere: bool) -> None:
+        """Remove expired messages from queues that have a queue for them, as far as `EXPIRY_SKIPPED_MAX`
+        others. ``everywhere``: all of them, from all queues. Queues without consumers are not examined
+        otherwise, and would fill the log.
         """
         for key, depth in list(self._ledger.depths.items()):
             queue = self._ledger.backlogs.get(key)
-            if depth and queue is not None:
-                name = key.removeprefix(ledger.QUEUE_MARK)
+            name = key.removeprefix(ledger.QUEUE_MARK)
+            if depth and queue is not None and (everywhere or self._state.settings.queue(name).expired):
                 queue.expired += await self._remove_waiting(
-                    name, None, 1 << 30, functools.partial(self._expired_copy, name), expired=True
+                    name,
+                    None,
+                    1 << 30,
+                    functools.partial(self._expired_copy, name),
+                    expired=True,
+                    skipped_max=sys.maxsize if everywhere else EXPIRY_SKIPPED_MAX,
                 )
 
     def _expired_copy(
@@ -246,6 +253,7 @@ class QueueAdmin:
         to: Callable[[messages.MessageMeta, pages.PagedMessage], journal.JournalMessage | None],
         *,
         expired: bool = False,
+        skipped_max: int = sys.maxsize,
     ) -> int:
         """Acknowledge waiting messages that no consumer holds, each together with the copy that ``to``
         creates.
@@ -260,7 +268,9 @@ class QueueAdmin:
         count = after = 0
         while queue_backlog is not None and count < limit:
             most = min(BATCH_MESSAGES, limit - count)
-            waiting, left, _ = await self._waiting(queue, selector, after, most, expired=expired)
+            waiting, left, _ = await self._waiting(
+                queue, selector, after, most, expired=expired, skipped_max=skipped_max
+            )
             queue_backlog = self._ledger.backlogs.get(key)
             if not waiting or queue_backlog is None:
                 break

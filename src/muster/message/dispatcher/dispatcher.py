@@ -42,7 +42,7 @@ events = log.EventLog("message")
 RECORDS_BYTES: Final = 64 << 20  # bytes between checkpoints, a limit on what a successor has to read
 NOTIFY: Final = ("notify",)
 WATCH_S = 1.0
-SWEEP_S = 30.0  # interval between searches of a full log for expired messages
+SWEEP_S = 30.0  # interval between searches for expired messages
 
 
 class Dispatcher:
@@ -187,9 +187,10 @@ class Dispatcher:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(SWEEP_S)
-            if self._state.is_short_of_room(SWEEP_S):
-                with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
-                    await self._admin.expire_messages()
+            is_short = self._state.is_short_of_room(SWEEP_S)
+            with contextlib.suppress(errors.LimitExceeded):  # the log is full: retry next time
+                await self._admin.expire_messages(everywhere=is_short)
+                if is_short:
                     await checkpoints.delete_unused_pages(self._state)
 
     async def _checkpoint_if_due(self) -> None:

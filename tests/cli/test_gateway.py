@@ -142,7 +142,7 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
         ):
             raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         raw.socket.close()
-    browsed = driver.quick("message", "browse", "orders", "-o", "json", home=home).json()
+    browsed = driver.quick("message", "browse", "queue:orders", "-o", "json", home=home).json()
     assert [row["body"] for row in browsed] == ["of ann", "of guest"]
     known = {
         row["identity"]: row["role"] for row in driver.quick("creds", "list", "-o", "json", home=home).json()

@@ -44,6 +44,11 @@ _SUBSCRIPTIONS = (
 )
 _SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
 
+_queue = click.argument(
+    "queue",
+    shell_complete=live_names.QUEUES,
+    callback=lambda _, __, name: name.removeprefix("queue:"),  # as other commands name destinations
+)
 _selector = click.option(
     "--where", "selector", metavar="PREDICATE", help="Only messages that this selector matches."
 )
@@ -214,7 +219,7 @@ def receive(
 
 
 @message.command(examples=[("muster message browse orders --where \"region = 'north'\"", "")])
-@click.argument("queue", shell_complete=live_names.QUEUES)
+@_queue
 @_selector
 @click.option(
     "-n",
@@ -323,7 +328,7 @@ def unsubscribe(
 @message.command(
     examples=[("muster message purge orders --where \"region = 'north'\"", "")],
 )
-@click.argument("queue", shell_complete=live_names.QUEUES)
+@_queue
 @_selector
 @connection.options
 @command.pass_invocation
@@ -426,7 +431,7 @@ def dead_letters(
         ("muster message move orders --to queue:later --where 'amount > 100'", ""),
     ],
 )
-@click.argument("queue", shell_complete=live_names.QUEUES)
+@_queue
 @click.option(
     "--to",
     "target",

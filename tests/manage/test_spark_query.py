@@ -89,7 +89,7 @@ async def test_a_query_is_up_late_or_restarted_by_its_commits(fleet, tmp_path):
     await fleet.client.wait("query", "up", timeout_s=PATIENCE_S)
 
     # Its driver is killed: it is started anew and goes on from its checkpoint.
-    pid = (await fleet.client.observe("query"))["properties"]["pid"]
+    pid = (await fleet.client.observe("query")).properties["pid"]
     family = psutil.Process(pid).children(recursive=True)
     assert any("java" in child.name() for child in family)
     os.kill(pid, signal.SIGKILL)
@@ -97,7 +97,7 @@ async def test_a_query_is_up_late_or_restarted_by_its_commits(fleet, tmp_path):
     more()
 
     async def went_on() -> bool:
-        seen = (await fleet.client.observe("query"))["properties"]["pid"]
+        seen = (await fleet.client.observe("query")).properties["pid"]
         return bool(seen and seen != pid and (await fleet.client.execute("query", "progress"))["batch"] >= 2)
 
     await eventually(went_on, timeout_s=PATIENCE_S)
@@ -105,7 +105,7 @@ async def test_a_query_is_up_late_or_restarted_by_its_commits(fleet, tmp_path):
     assert await asyncio.to_thread(_lines_in, sink) == [f"line {number}" for number in range(1, lines + 1)]
 
     # Deleted: nothing of it runs on.
-    pid = (await fleet.client.observe("query"))["properties"]["pid"]
+    pid = (await fleet.client.observe("query")).properties["pid"]
     family = psutil.Process(pid).children(recursive=True)
     await fleet.client.delete("query")
     await fleet.client.wait_gone("query", timeout_s=PATIENCE_S)

@@ -92,9 +92,12 @@ async def test_systemd_restarts_a_domain_that_is_killed_or_frozen(tmp_path: Path
     assert not answer.code, answer.err
 
     def main(outside: psutil.Process) -> int | None:
-        first = next(iter(outside.children()), None)
-        rows = first.children() if first else []
-        return next((row.pid for row in rows if row.cmdline()[-1:] == ["up"]), None)
+        for first in outside.children():
+            for row in first.children():
+                with contextlib.suppress(psutil.Error):  # it ends meanwhile
+                    if row.cmdline()[-1:] == ["up"]:
+                        return row.pid
+        return None
 
     def replaced(outside: psutil.Process, before: int) -> bool:
         return main(outside) not in (None, before)

@@ -1,11 +1,15 @@
 """`tests.repeat`: what failed among others is repeated alone."""
 
+import pathlib
+
 import pytest
 
 from tests import repeat
 
 SUITE = """
 import pathlib
+import pathlib
+
 import pytest
 
 ATTEMPTS = pathlib.Path(__file__).with_name("attempts")
@@ -33,6 +37,7 @@ def test_failed_tests_are_repeated_once(
     tmp_path, monkeypatch, capfd, failing, needed, stable, code, attempts
 ):
     monkeypatch.setenv("STABLE", stable)
+    monkeypatch.setenv("PYTHONPATH", str(pathlib.Path(__file__).parents[2]))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist.plugin -p no:cacheprovider")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: takes long\n")

@@ -312,7 +312,6 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         "max_payload": config.payload_bytes_max,
         "max_pending": config.pending_bytes_max,
         "max_connections": config.connections_max,
-        "authorization": {"timeout": HANDSHAKE_S},
         **_pings(config),
         "lame_duck_duration": f"{LAME_DUCK_S}s",
         "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
@@ -414,6 +413,7 @@ def _trust(config: BrokerConfig, trust: OperatorTrust) -> dict[str, Any]:
     if trust.resolver is AccountResolver.FULL:
         resolver = {"type": "full", "dir": config.accounts_path, "allow_delete": True, "interval": "30s"}
     return {
+        "authorization": {"timeout": HANDSHAKE_S},
         "operator": trust.operator_jwt,
         "system_account": trust.system_account,
         "resolver": resolver,

@@ -13,6 +13,8 @@ PINNED := --generate-hashes --universal --python-version 3.11 --no-emit-index-ur
 # Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE each would compile every module it imports.
 COMPILE := $(BIN)/python -m compileall -q src tests
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
+# Ends a worker whose test hangs in native code, where no other limit works, and shows where it hangs.
+HANGING := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
 LOCK   := uv pip compile pyproject.toml $(PINNED)
 
 .DEFAULT_GOAL := help
@@ -62,7 +64,7 @@ demo: setup $(VENV)/.spark ## a fleet, a worm and the whole loop, live (FLEET=10
 test: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## all checks and all tests but the slow ones
 	@$(MAKE) --no-print-directory check
 	@$(COMPILE)
-	@PYTHONDONTWRITEBYTECODE= STABLE=$(STABLE) $(BIN)/python -m tests.repeat -n $(WORKERS)
+	@PYTHONDONTWRITEBYTECODE= STABLE=$(STABLE) $(BIN)/python -m tests.repeat -n $(WORKERS) $(HANGING)
 
 test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests as well
 	@$(MAKE) --no-print-directory check

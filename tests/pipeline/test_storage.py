@@ -195,8 +195,8 @@ def keys(url: str) -> list[str]:
 
 
 async def test_the_history_lives_in_an_object_store(monkeypatch):
-    """In a process of its own: delta-rs can wait for ever while it holds Python's lock (seen once), and then
-    no time limit of this process works either.
+    """In a process of its own: a run once stood still about here, probably in native code that held Python's
+    lock, where no time limit of the same process works.
     """
     code = "from tests.pipeline import test_storage; test_storage._use('s3a://fleet')"
     async with object_store(monkeypatch), await child_process.start(sys.executable, "-c", code) as using:

@@ -184,10 +184,8 @@ def test_a_fragment_replaces_what_its_path_selects(path: str, left: list[str] | 
     assert [child.get("Name") for child in config.children] == left
 
 
-@pytest.mark.parametrize("text", ["\x1b[1mok\x0c", "\x00", "\ufffe", "plain", " \r\n\t", "", '"\\u001b"'])
-def test_what_is_read_and_put_back_changes_nothing(text: str):
-    config = {"prompt": text, f"k{text}": [text, {"inner": text}]}
-    described = rows.ResourceDescription(
+def description(config: dict[str, Any]) -> rows.ResourceDescription:
+    return rows.ResourceDescription(
         name="r",
         type="process",
         agent="a",
@@ -196,6 +194,12 @@ def test_what_is_read_and_put_back_changes_nothing(text: str):
         generation=1,
         spec=protocol.ResourceSpec(name="r", type="process", agent="a", config=config),
     )
+
+
+@pytest.mark.parametrize("text", ["\x1b[1mok\x0c", "\x00", "\ufffe", "plain", " \r\n\t", "", '"\\u001b"'])
+def test_what_is_read_and_put_back_changes_nothing(text: str):
+    config = {"prompt": text, f"k{text}": [text, {"inner": text}]}
+    described = description(config)
     body = xml.parse(xml.write(representations.resource(described), namespaces.PREFIXES))
     entry, generation = representations.entry(body)
     assert generation == 1
@@ -281,15 +285,7 @@ async def test_a_soap_action_other_than_the_messages_own_is_refused(soap_action:
 @pytest.mark.parametrize("exists", [True, False])
 async def test_no_answer_is_longer_than_the_client_allows(exists: bool):
     """Also if the headers that it has to repeat are: here in 20 reference parameters of 1 KB."""
-    described = rows.ResourceDescription(
-        name="r",
-        type="process",
-        agent="a",
-        desired="up",
-        state="up",
-        generation=1,
-        spec=protocol.ResourceSpec(name="r", type="process", agent="a", config={}),
-    )
+    described = description({})
     size = headers.ENVELOPE_BYTES_MIN
     parameters = [xml.XmlElement(P("parameter"), "x" * 1000) for _ in range(20)]
     answer, read = await get(

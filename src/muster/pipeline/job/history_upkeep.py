@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Callable
 
+import msgspec
+
+from muster.core import errors
 from muster.core.telemetry import log
-from muster.pipeline.history import maintenance
+from muster.pipeline.history import maintenance, maintenance_process
 from muster.pipeline.job.driver import driver_lease
+from muster.supervision import children
 
 MAINTAIN_S = 300.0
 VACUUM_S = 3600.0
@@ -34,17 +39,46 @@ class HistoryUpkeep:
             await asyncio.sleep(MAINTAIN_S)
             due = time.monotonic() - vacuumed >= VACUUM_S
             try:
-                done = await asyncio.to_thread(
-                    maintenance.run,
-                    self._history,
-                    time.time(),
-                    self._limits,
-                    with_vacuum=due,
-                    check=self._authority.check,
-                )
-                if any(done.values()):
-                    self._log.info("history-maintained", **done)
-                if due:
-                    vacuumed = time.monotonic()
-            except Exception as error:  # noqa: BLE001 (Arrow, DuckDB and delta-rs raise exceptions of many types)
+                done = await self.maintain(with_vacuum=due)
+            except (errors.MusterError, OSError) as error:
                 on_failure(error)
+                continue
+            if any(done.values()):
+                self._log.info("history-maintained", **done)
+            if due:
+                vacuumed = time.monotonic()
+
+    async def maintain(self, *, with_vacuum: bool) -> dict[str, int]:
+        """All steps once, each only if this process is still the driver. What was done, in numbers."""
+        request = maintenance_process.MaintenanceRequest(
+            root=self._history,
+            max_bytes=self._limits.max_bytes,
+            max_age_s=self._limits.max_age_s,
+            keep_s=self._limits.keep_s,
+            with_vacuum=with_vacuum,
+        )
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            maintenance_process.__name__,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(msgspec.json.encode(request) + b"\n")
+            while (line := await process.stdout.readline()) == b"\n":
+                self._authority.check()
+                process.stdin.write(b"\n")
+            if not line:
+                raise errors.Unavailable(
+                    f"the maintenance of the history ended early (exit code {await process.wait()})"
+                )
+            result = msgspec.json.decode(line, type=maintenance_process.MaintenanceResult)
+            if result.error:
+                raise errors.Unavailable(f"the history could not be maintained: {result.error}")
+            return result.done
+        finally:
+            process.stdin.close()
+            await children.end_process(process, kill=True)

@@ -28,6 +28,8 @@ class Checker:
         self.history: list[str] = []
         self.fence = leases.EpochFence()
         self.tenures = 0
+        self.bounded = 0  # tenures whose holder knew when the time of the former one ends
+        self._all: list[leases.Lease] = []
 
     def gained(self, who: str, lease: leases.Lease) -> None:
         self.tenures += 1
@@ -35,6 +37,11 @@ class Checker:
         self.history.append(f"{asyncio.get_running_loop().time():.3f} {who} holds epoch {lease.epoch}")
         assert lease.epoch > self.fence.epoch, f"epochs must grow: {self.history}"
         self.fence.check(lease.epoch)
+        if lease.former_until is not None:
+            self.bounded += 1
+            ends = max((former._run.candidate._deadline for former in self._all), default=0.0)
+            assert ends <= lease.former_until, f"a former holder may act until {ends:.3f}: {self.history}"
+        self._all.append(lease)
 
     def look(self) -> None:
         acting = [who for who, lease in self.holders.items() if lease.held]
@@ -118,13 +125,15 @@ def run(seed: int) -> Checker:
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
 def test_never_two_at_once_and_always_one_again(first: int):
-    tenures = 0
+    tenures = bounded = 0
     for seed in range(first, first + 20):
         try:
-            tenures += run(seed).tenures
+            checker = run(seed)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+        tenures, bounded = tenures + checker.tenures, bounded + checker.bounded
     assert tenures > 100, "the lease changed hands"
+    assert bounded > 0, "holders know until when a former one may act"
 
 
 @pytest.mark.slow

@@ -364,3 +364,28 @@ def test_a_renewal_is_acknowledged_without_an_instruction():
     assert isinstance(renewal, StoreLease)
     assert candidate.stored(renewal.attempt, 8, 3.4, 3.5) == ()
     assert candidate.phase is LeasePhase.HELD
+
+
+def test_a_holder_knows_when_the_time_of_the_one_before_it_ends():
+    candidate = waiting()
+    assert not candidate.observed(5, other(), 10.0)
+    assert candidate.former_until == 10.0 + TTL_S * (1 - lease_state.MARGIN)
+    assert not candidate.observed(5, other(), 12.0)
+    assert candidate.former_until == 10.0 + TTL_S * (1 - lease_state.MARGIN), "the same renewal, read again"
+    store = only(candidate.observed(6, None, 20.0, expired=True))
+    assert candidate.former_until == 20.0
+    assert isinstance(store, StoreLease)
+    assert store.revision == 6, "if another process held it in between, the claim fails"
+
+
+def test_it_does_not_know_that_of_a_released_lease_or_after_a_disconnection():
+    candidate = waiting()
+    assert not candidate.observed(5, other(), 10.0)
+    store = only(candidate.observed(6, None, 11.0))
+    assert candidate.former_until is None, "it may have been renewed unseen"
+    assert isinstance(store, StoreLease)
+    assert store.revision is None
+    candidate = waiting()
+    assert not candidate.observed(5, other(), 10.0)
+    candidate.disconnected()
+    assert candidate.former_until is None

@@ -329,6 +329,7 @@ class KeyValueEntry:
     value: bytes | None
     revision: int
     created_at_ns: int
+    expired: bool = False  # its time to live is over
 
 
 class KeyWatch(Protocol):

@@ -117,12 +117,18 @@ class LeaseCandidate:
         self._attempt = 0  # equivalent: compared only with itself
         self._written_over: api.ConnectionId | None = None
         self._gained = False
+        # When the own time of the holder before this one is over; None: unknown.
+        self.former_until: float | None = None
         self._deadline = 0.0
         self._act_at = 0.0  # time of the next renewal or read
 
     def held_at(self, now: float) -> bool:
         """Whether the holder may act: also correct if `tick` is late because the process was paused."""
         return self.phase is LeasePhase.HELD and now < self._deadline
+
+    def remaining_s(self, now: float) -> float:
+        """How long the holder may act if no renewal succeeds."""
+        return max(0.0, self._deadline - now) if self.phase is LeasePhase.HELD else 0.0
 
     @property
     def ended(self) -> bool:
@@ -148,6 +154,8 @@ class LeaseCandidate:
 
     def disconnected(self) -> None:
         self._connection = None
+        if not self._gained:
+            self.former_until = None  # renewals of the holder may be missed
         if self.phase is LeasePhase.HELD:
             self.phase = LeasePhase.SUSPENDED
 
@@ -158,7 +166,9 @@ class LeaseCandidate:
             del self._closed[next(iter(self._closed))]
         return self._claim_if_free(now) if self.phase is LeasePhase.WAITING else ()
 
-    def observed(self, revision: int | None, record: LeaseRecord | None, now: float) -> Sequence[Instruction]:
+    def observed(
+        self, revision: int | None, record: LeaseRecord | None, now: float, *, expired: bool = False
+    ) -> Sequence[Instruction]:
         """The value of the key was read: None for both if it does not exist (or was deleted)."""
         if revision is None:
             revision = self._revision
@@ -171,6 +181,12 @@ class LeaseCandidate:
                 )
             self._revision = revision
             return self.tick(now)
+        if record is None:
+            # A released record may have been renewed shortly before.
+            self.former_until = now if expired else None
+        elif revision > self._revision or self.former_until is None:
+            # Its holder counts from before it stored the record, which was not later than now.
+            self.former_until = now + record.ttl_s * (1 - MARGIN)
         self._revision, self._record, self._known = revision, record, True
         self._act_at = now + self._ttl_s
         if record is not None and record.claim == self._claim:
@@ -250,7 +266,8 @@ class LeaseCandidate:
         there = self._record
         if there is None:
             self.phase = LeasePhase.CLAIMING
-            return self._store(None)
+            # After an expiry, the revision of its marker: then nobody held the lease in between.
+            return self._store(None if self.former_until is None else self._revision)
         if there.held_over in self._closed:
             self.phase = LeasePhase.CLAIMING
             return self._store(self._revision)

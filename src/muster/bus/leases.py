@@ -76,6 +76,16 @@ class Lease:
         """Whether the holder may act now. False while disconnected, although the lease is not lost yet."""
         return self._run.held()
 
+    @property
+    def remaining_s(self) -> float:
+        """How long the holder may act if no renewal succeeds."""
+        return self._run.candidate.remaining_s(asyncio.get_running_loop().time())
+
+    @property
+    def former_until(self) -> float | None:
+        """When the time of the holder before this one ends or ended, by the loop's clock; None: unknown."""
+        return self._run.candidate.former_until
+
     async def release(self) -> None:
         await self._run.release()
 
@@ -276,7 +286,7 @@ class _Run:
                 async for entry in watch:
                     if entry is not None:
                         seen = True
-                        self._observe(entry.revision, _record(entry))
+                        self._observe(entry.revision, _record(entry), expired=entry.expired)
                     elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
                         # Free when the watch began. The record of the first read may have been released
                         # since.
@@ -285,8 +295,10 @@ class _Run:
             if not self._gained.done():
                 self._gained.set_exception(error)
 
-    def _observe(self, revision: int | None, record: lease_state.LeaseRecord | None) -> None:
-        self._execute(self.candidate.observed(revision, record, self._loop.time()))
+    def _observe(
+        self, revision: int | None, record: lease_state.LeaseRecord | None, *, expired: bool = False
+    ) -> None:
+        self._execute(self.candidate.observed(revision, record, self._loop.time(), expired=expired))
         if record is not None and self.candidate.phase is lease_state.LeasePhase.WAITING:
             self._on_wait(self, record.held_over)
 

@@ -21,6 +21,7 @@ MARKER_TTL_S = 3600  # how long a deletion is visible to watchers that were disc
 EXPIRY_MARKER_TTL_S = 60
 RETRY_S = 0.25
 MARKER_REASON = "Nats-Marker-Reason"  # the broker's own header on the marker of an expired key
+EXPIRED = "MaxAge"
 
 OPERATION = "KV-Operation"
 _ESCAPED = re.compile(r"=([0-9A-F]{2})")
@@ -134,6 +135,7 @@ class StreamKeyValue:
             value=None if gone else message.data,
             revision=message.sequence,
             created_at_ns=message.stored_at_ns,
+            expired=message.headers.get(MARKER_REASON) == EXPIRED,
         )
 
     async def create(self, key: str, value: bytes, *, ttl_s: float | None = None) -> int:

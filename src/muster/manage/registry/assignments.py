@@ -30,6 +30,10 @@ ASSIGNED_MAX = 25_000  # equivalent: any bound of this order serves
 # Names in `waits_for`, which is meant for people.
 WAITS_MAX = 100  # equivalent: any bound of this order serves
 NAMED_MAX = 5  # names in an error message
+# A renewal outlasts the time of the registry that grants it by at most this fraction of the time to live.
+OUTLAST = 0.5
+# A manager repeats a renewal after this fraction of its time to live, even if the first reply was lost.
+REPEAT = 0.4
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
@@ -147,12 +151,28 @@ class AssignmentProcessor:
 
     # Managers
 
-    def renew(self, name: str, request: protocol.RenewRequest, now: float) -> bool:
+    def granted_s(self, lease_s: float) -> float:
+        """How long a renewal is valid that a registry grants whose own lease lasts for ``lease_s`` more."""
+        return min(self.ttl_s, lease_s + self.ttl_s * OUTLAST)
+
+    def unknown_until(self, now: float, former_until: float | None) -> float:
+        """Until when managers that did not renew in this term may act with the renewal of an earlier one.
+
+        ``former_until``: when the time of the former registry ended.
+        """
+        if former_until is None:
+            return now + self.ttl_s
+        return min(now + self.ttl_s, max(former_until + self.ttl_s * OUTLAST, now + self.ttl_s * REPEAT))
+
+    def renew(
+        self, name: str, request: protocol.RenewRequest, now: float, *, ttl_s: float | None = None
+    ) -> bool:
         """Renew a manager. Returns whether assignments may change because of it."""
         before = self.managers.get(name)
         self.renewed.add(name)
+        expires_at = now + (self.ttl_s if ttl_s is None else ttl_s)
         self.managers[name] = records.ManagerRecord(
-            request.boot, now + self.ttl_s, request.broker, request.connection, request.leaving
+            request.boot, expires_at, request.broker, request.connection, request.leaving
         )
         return before is None or before.boot != request.boot or before.leaving != request.leaving
 

@@ -160,23 +160,23 @@ class RegistryEndpoint:
             events.info("registry-acts", registry=self.name, epoch=lease.epoch)
             self.acting.set()
             try:
-                await self._work(lease)
+                quiet_until = loaded.unknown_until(asyncio.get_running_loop().time(), lease.former_until)
+                await self._work(lease, quiet_until)
             finally:
                 self.acting.clear()
                 self.processor = None
                 events.info("registry-rests", registry=self.name, epoch=lease.epoch)
                 self._requests.cancel()
 
-    async def _work(self, lease: leases.Lease) -> None:
-        """Expire and assign until the lease is lost."""
+    async def _work(self, lease: leases.Lease, quiet_until: float) -> None:
+        """Expire and assign until the lease is lost. Managers of an earlier term may act until
+        ``quiet_until``."""
         loop = asyncio.get_running_loop()
         helpers = [
             self._tasks.spawn("lease loss", self._wake_on_loss(lease)),
             self._tasks.loop("rollouts", self._handlers.rollouts.run),
         ]
         try:
-            # Managers of an earlier term have one full time to live to renew.
-            quiet_until = loop.time() + self._manager_ttl_s
             while not lease.lost.is_set():
                 self._wake.clear()
                 if (acting := self.processor) is None:
@@ -307,9 +307,12 @@ class RegistryEndpoint:
             events.warning("renewal-refused", manager=manager, error=error)
             return
         acting = self._acting()
-        if acting.renew(manager, request, asyncio.get_running_loop().time()):
+        assert self._lease is not None
+        ttl_s = acting.granted_s(self._lease.remaining_s)
+        if acting.renew(manager, request, asyncio.get_running_loop().time(), ttl_s=ttl_s):
             self._wake.set()
-        await message.respond(messages.encode(acting.renewal_page(manager, request), "msgpack"))
+        page = msgspec.structs.replace(acting.renewal_page(manager, request), ttl_s=ttl_s)
+        await message.respond(messages.encode(page, "msgpack"))
 
     async def _store_checkpoints(
         self, call: server.RpcCall, batch: protocol.CheckpointBatch

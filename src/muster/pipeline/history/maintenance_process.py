@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import msgspec
 
@@ -21,6 +20,7 @@ NICE = 10
 
 class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True):
     root: str
+    now_s: float
     max_bytes: int
     max_age_s: float
     keep_s: float
@@ -39,7 +39,11 @@ def run(request: MaintenanceRequest) -> MaintenanceResult:
     try:
         return MaintenanceResult(
             done=maintenance.run(
-                request.root, time.time(), limits, with_vacuum=request.with_vacuum, check=_wait_for_permission
+                request.root,
+                request.now_s,
+                limits,
+                with_vacuum=request.with_vacuum,
+                check=_wait_for_permission,
             )
         )
     except Exception as error:  # noqa: BLE001 (Arrow, DuckDB and delta-rs raise exceptions of many types)

@@ -52,6 +52,7 @@ class HistoryUpkeep:
         """All steps once, each only if this process is still the driver. What was done, in numbers."""
         request = maintenance_process.MaintenanceRequest(
             root=self._history,
+            now_s=time.time(),
             max_bytes=self._limits.max_bytes,
             max_age_s=self._limits.max_age_s,
             keep_s=self._limits.keep_s,

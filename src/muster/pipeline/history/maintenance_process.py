@@ -15,7 +15,7 @@ import sys
 
 import msgspec
 
-NICE = 10
+NICE = 15
 
 
 class MaintenanceRequest(msgspec.Struct, frozen=True, kw_only=True):

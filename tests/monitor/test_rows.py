@@ -45,7 +45,8 @@ def test_long_reports_with_any_metrics_give_the_same_columns_as_messages():
     ]
     shapes = report_rows.ReportShapes(10)
     expected = columns.to_batch(sent)
-    any_, shaped = report_rows.WideReportRow, report_rows.ShapedReportRow
+    any_: type = report_rows.WideReportRow
+    shaped: type = report_rows.ShapedReportRow
     for kinds in ((any_, any_, any_, any_), (shaped, any_, shaped, any_)):  # b and d: none, and few
         rows: list[Any] = [shapes.decode(messages.encode(row)) for row in sent]
         assert [isinstance(row, kind) for row, kind in zip(rows, kinds, strict=True)] == [True] * 4

@@ -151,6 +151,28 @@ def test_machines_unlike_their_group_are_found(tmp_path, spark):
         outliers.outliers(spark, tmp_path / "nowhere", **period)
 
 
+def test_a_full_processor_is_unlike_a_diverse_group_unless_others_are_nearly_full(tmp_path, spark):
+    """A machine at 99 % in groups whose machines differ from each other."""
+    chance = random.Random(1)
+    groups = {
+        "skewed": [chance.gammavariate(4, 8) for _ in range(98)],  # as in `muster simulate`: 6 to 70 %
+        "two-kinds": [2.0] * 9 + [20.0] * 2 + [38.0] * 9,  # median 20 %
+        "any": [5.0 * number for number in range(20)],  # 0 to 95 %
+    }
+    store_hourly(
+        tmp_path,
+        [
+            {"machine": f"{group}{number}", "group": group, "hour": 0, "cpu_percent_mean": cpu}
+            for group, values in groups.items()
+            for number, cpu in enumerate([99.0, *values])
+        ],
+    )
+    rows = outliers.outliers(spark, tmp_path, from_ms=T0, to_ms=T0 + HOUR)
+    assert [row.machine for row in rows] == ["skewed0", "two-kinds0"]
+    assert rows[1].group_median == 20.0
+    assert rows[1].score == pytest.approx((99 - 20) / 20)
+
+
 def total(scope: str, name: str, at_ms: int, value: float, machines: int) -> rollups.ScopeTotals:
     many = rollups.ScopeTotals(scope, name, at_ms)
     many.cell.fold(test_history._column(value))

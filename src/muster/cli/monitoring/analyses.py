@@ -166,7 +166,7 @@ def disks(
     "--score",
     "score_min",
     type=click.FloatRange(0, min_open=True),
-    default=5.0,
+    default=3.5,
     show_default=True,
     help="Minimum distance from the median of the group, in spreads of the group.",
 )
@@ -178,8 +178,10 @@ def outliers(
 ) -> None:
     """List machines that are unlike their group.
 
-    Compares the mean of each metric with the median of the group, in units of the group's spread (median
-    absolute deviation). Groups of fewer than five machines are omitted. Uses Spark.
+    Compares the mean of each metric over the period with the median of the group's machines, in units of the
+    group's spread (median absolute deviation; of a percentage at most 20 points, so with the default score a
+    machine 70 points from the median is always listed). Groups of fewer than five machines are omitted. Uses
+    Spark.
     """
     from muster.pipeline.batch import outliers as outliers_
 

@@ -3,8 +3,11 @@
 Each metric of a machine is its mean over the period, from the hourly rows.  The score is its distance from
 the median of the group, divided by the spread of the group: the median of these distances, scaled so that it
 is the standard deviation of a normal distribution.  A few extreme machines change neither the median nor the
-spread.  The spread has a minimum, so that machines of a uniform group are not reported for tiny
-differences.
+spread: both are over the machines of the group, not over their reports.
+
+The spread has a minimum, so that machines of a uniform group are not reported for tiny differences.  The
+spread of a percentage has a maximum: its scale ends at 100, so in a diverse group no machine could be far
+enough away.  With the default score, 70 percentage points from the median are always enough.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ if TYPE_CHECKING:
 #: The time since the start differs between machines of a group for no reason.
 METRICS = tuple(name for name in columns.STANDARD_METRICS if name != "uptime_s")
 GROUP_MIN = 5  # machines: in smaller groups no machine is unusual
-SCORE_MIN = 5.0
+SCORE_MIN = 3.5  # the usual limit for this score (Iglewicz and Hoaglin, 1993)
 LISTED_MAX = 10_000
 SPREAD_MIN_SHARE = 0.02  # of the median
 SPREAD_MIN_PERCENT = 1.0  # percentage points
+SPREAD_MAX_PERCENT = 20.0
 _NORMAL_SPREAD = 1.4826  # of the standard deviation to the median of distances
 
 
@@ -88,7 +92,10 @@ def outlier_frame(spark: SparkSession, root: storage.Root, *, from_ms: int, to_m
             SELECT *, value - group_median AS distance FROM known JOIN centres USING (`group`, metric)
         ), spreads AS (
             SELECT `group`, metric, greatest(
-                {_NORMAL_SPREAD} * median(abs(distance)),
+                least(
+                    {_NORMAL_SPREAD} * median(abs(distance)),
+                    IF(endswith(metric, '_percent'), {SPREAD_MAX_PERCENT}, double('inf'))
+                ),
                 {SPREAD_MIN_SHARE} * abs(any_value(group_median)),
                 IF(endswith(metric, '_percent'), {SPREAD_MIN_PERCENT}, 1e-9)
             ) AS spread

@@ -1,17 +1,15 @@
 """The information service, by its paper's method: contexts of 1.7 kB, means of 1,000 with outliers filtered.
 
 One process for each node, real brokers that sync before they acknowledge.  What the paper calls overhead is
-measured on loopback, and again over links as long as the paper's (a process that hands on what it got so
-much later, so its own work is part of the figure), less the length of the link.  What a part of an activity
-costs is measured by itself, in the same run; the rest is the work of the nodes.  etcd runs on the same
-machine in the same run, with its data on the same disk.
+measured on loopback; `inform_distances` measures it over links as long as the paper's.  What a part of an
+activity costs is measured by itself, in the same run; the rest is the work of the nodes.  etcd runs on the
+same machine in the same run, with its data on the same disk.
 """
 
 from __future__ import annotations
 
 import pathlib
 import tempfile
-import urllib.parse
 import uuid
 
 from benchmarks import harness, inform_many, inform_peer, inform_worker, inform_worlds, measure
@@ -28,12 +26,6 @@ VALUE = inform_worlds.VALUE
 ACCESS_MS = (3.59, 4.79)
 REPLICA_MS = ((4.02, 5.27), (4.54, 5.67), (5.13, 6.24))
 UPDATE_MS = (4.05, 5.32)
-
-#: Table 4: the distances (there and back), and what was found over them with one and with two brokers.
-DISTANCES_MS = {2.42: (3.59, 4.79), 36.05: (3.55, 4.78), 66.0: (3.63, 4.92)}
-#: Table 6: the same for updates.
-UPDATE_DISTANCES_MS = {2.42: (4.05, 5.32), 36.05: (3.83, 5.03), 66.0: (4.07, 5.49)}
-LONG_MS = 10.0  # over such a distance a fifth of the observations will do
 
 
 def _ms(metric: str, ours: float, paper: float | None = None, goal: float | None = None) -> harness.Row:
@@ -124,50 +116,6 @@ async def _replicas(
     ]
 
 
-async def over_distances(folder: pathlib.Path, count: int) -> list[harness.Row]:
-    rows: list[harness.Row] = []
-    for distance_ms in DISTANCES_MS:
-        many = count if distance_ms < LONG_MS else count // 5
-        part = folder / f"{distance_ms:g}"
-        async with brokers.Broker(config.BrokerConfig(name="one", directory=part / "one")) as server:
-            address = urllib.parse.urlsplit(server.url)
-            with inform_worlds.link(address.hostname or "", address.port or 0, distance_ms) as port:
-                far = f"nats://127.0.0.1:{port}"
-                rows += await _far(server.url, far, part / "a", many, distance_ms, 0)
-        async with inform_worlds.far_brokers(part, distance_ms) as (near, far):
-            rows += await _far(near, far, part / "b", many, distance_ms, 1)
-    return rows
-
-
-async def _far(
-    here: str, there: str, folder: pathlib.Path, count: int, distance_ms: float, column: int
-) -> list[harness.Row]:
-    """What an access and an update at a remote primary take beyond the distance.
-
-    With one broker, which is near, the primary is far from its log: an update crosses the distance twice.
-    """
-    where = ("one broker", "two brokers")[column]
-    async with inform_worlds.fleet(here, there, folder, 1, 1) as (node, caller):
-        away = inform_client.InformClient(caller, node="b0")
-        for number in range(10):
-            await away.put(f"far/{number}", VALUE)
-        access_ms = await _mean(lambda n: node.reader.get(protocol.GetContext(f"far/{n % 10}"), "c"), count)
-        update_ms = await _mean(
-            lambda n: node.writer.write(protocol.PutContext(f"far/{n % 10}", VALUE), "c"), count
-        )
-    return [
-        _ms(
-            f"{name} over {distance_ms:g} ms, {where}: overhead",
-            max(0.0, took_ms - distance_ms),
-            paper[distance_ms][column],
-        )
-        for name, took_ms, paper in (
-            ("remote access", access_ms, DISTANCES_MS),
-            ("synced update", update_ms, UPDATE_DISTANCES_MS),
-        )
-    ]
-
-
 async def measured(quick: bool) -> list[harness.Row]:
     count = 200 if quick else 1_000
     rows: list[harness.Row] = []
@@ -182,7 +130,6 @@ async def measured(quick: bool) -> list[harness.Row]:
         async with network.mesh(2, folder / "mesh") as mesh:
             here, there = (broker.url for broker in mesh.brokers.values())
             rows += await overheads(here, there, folder / "two", 1, count)
-        rows += await over_distances(folder / "far", count // 4 if quick else count)
         unhurried = config.BrokerStorage(sync_interval_s=60.0)  # how the log is filled is not measured
         made = config.BrokerConfig(name="many", directory=folder / "many-broker", storage=unhurried)
         async with brokers.Broker(made) as server:

@@ -5,7 +5,8 @@
     <!-- bench-table:bus -->                                        the whole table
     <!-- /bench-table -->
 
-``make bench`` fills them after every run; a test compares them with the files.
+``make bench`` fills them after every run; a test compares them with the files.  A table without a result
+states the command that fills it; a single figure without one is an error.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ def load_labels(loads: Iterable[str]) -> dict[str, str]:
     return {load: f"L{number}" for number, load in enumerate(different, 1)}
 
 
+def table_names(text: str) -> list[str]:
+    return [match[2] for match in _TABLE.finditer(text)]
+
+
 def texts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return [path for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))) if path.exists()]
 
@@ -69,6 +74,8 @@ def fill(text: str, results: pathlib.Path) -> str:
         return f"{match[1]}{figure(row[field])}{unit}{match[5]}"
 
     def replace_table(match: re.Match[str]) -> str:
+        if not (results / f"{match[2]}.json").exists():
+            return f"{match[1]}No result is stored yet: `make bench-{match[2]}`.\n{match[4]}"
         return f"{match[1]}{markdown(_load(results, match[2]))}{match[4]}"
 
     return _TABLE.sub(replace_table, _FIGURE.sub(replace_figure, text))

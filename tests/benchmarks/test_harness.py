@@ -115,11 +115,21 @@ def test_a_marker_without_a_figure_is_an_error(tmp_path: Path, marker: str):
         markers.fill(f"<!-- bench:{marker} --><!-- /bench -->", tmp_path)
 
 
+def test_a_table_without_a_result_names_the_command_that_fills_it(tmp_path: Path):
+    empty = "<!-- bench-table:example -->\n<!-- /bench-table -->\n"
+    stated = markers.fill(empty, tmp_path)
+    assert "`make bench-example`" in stated
+    assert markers.fill(stated, tmp_path) == stated
+    harness.write("example", ROWS, quick=False, results=tmp_path)
+    assert "make bench-example" not in markers.fill(stated, tmp_path)
+
+
 @pytest.mark.parametrize("path", markers.texts(), ids=lambda path: path.name)
 def test_figures_in_the_texts_are_the_files(path: Path):
     text = path.read_text()
     assert markers.fill(text, harness.RESULTS) == text, "make bench fills them"
     assert text.count("<!-- bench") == text.count("<!-- /bench")
+    assert set(markers.table_names(text)) <= set(harness.names())
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -76,19 +76,24 @@ def test_a_report_of_long_ago_is_made_from_the_history(root):
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_batch_commands_run_on_the_configured_master(root, tmp_path, monkeypatch, words):
+def test_batch_commands_run_on_the_configured_master_with_the_settings_of_spark(
+    root, tmp_path, monkeypatch, words
+):
     home = tmp_path / "home"
     home.mkdir()
-    (home / "muster.toml").write_text('[pipeline]\nmaster = "spark://10.0.0.5:7077"\nmemory = "3g"\n')
+    (home / "muster.toml").write_text(
+        '[pipeline]\nmaster = "spark://10.0.0.5:7077"\nmemory = "3g"\nspark = ["spark.archives=a.tar.gz"]\n'
+    )
     started = []
 
-    def start(master: str, *, memory: str, **_: object) -> None:
-        started.append((master, memory))
+    def start(*, master: str, extra: dict[str, str], **_: object) -> None:
+        started.append((master, extra["spark.executor.memory"], extra.get("spark.archives")))
         raise errors.Unavailable("no cluster")
 
-    monkeypatch.setattr(session, "temporary_session", start)
+    monkeypatch.setattr(session, "start", start)
     answer = driver.quick(*words, "--dir", root, home=home)
-    assert (answer.code, started) == (errors.Unavailable.exit_code, [("spark://10.0.0.5:7077", "3g")])
+    assert started == [("spark://10.0.0.5:7077", "3g", "a.tar.gz")]
+    assert answer.code == errors.Unavailable.exit_code
 
 
 async def test_alerts_are_listed_acknowledged_and_silenced_from_the_command_line(broker, tmp_path):

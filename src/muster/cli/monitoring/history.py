@@ -93,7 +93,12 @@ def spark_session(invocation: command.Invocation) -> Iterator[Any]:
     settings = config_.load(invocation).pipeline
     with (
         invocation.printer.waiting("running the query with Spark"),
-        session.temporary_session(settings.master, memory=settings.memory, verbose=invocation.debug) as spark,
+        session.temporary_session(
+            settings.master,
+            memory=settings.memory,
+            extra=settings.spark_settings(),
+            verbose=invocation.debug,
+        ) as spark,
     ):
         yield spark
 

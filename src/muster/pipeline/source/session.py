@@ -155,18 +155,22 @@ def _output_to(file: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def temporary_session(
-    master: str = "local[*]", *, memory: str = "1g", verbose: bool = False
+    master: str = "local[*]",
+    *,
+    memory: str = "1g",
+    extra: dict[str, str] | None = None,
+    verbose: bool = False,
 ) -> Iterator[SparkSession]:
     """A session for one job. ``verbose``: what Spark prints goes to stderr; otherwise only its errors are
     raised.
     """
-    extra = {"spark.driver.memory": memory, "spark.executor.memory": memory}
+    sizes = {"spark.driver.memory": memory, "spark.executor.memory": memory}
     with tempfile.TemporaryDirectory() as folder:
         started = start(
             master=master,
             name="muster batch",
             work_dir=Path(folder),
-            extra=extra,
+            extra=sizes | (extra or {}),
             output=None if verbose else Path(folder) / "spark.log",
         )
         try:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import os
 import pathlib
 import socket
 import subprocess
@@ -44,9 +45,10 @@ async def test_a_sensor_reports_its_machine_and_named_processes(connect, channel
     assert by_name["nobody"].state is health.HealthState.DOWN
 
 
-def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path):
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path, quote):
     """The command lines of a sensor, and of a shell that starts it, contain the text of the option."""
-    pattern = f"shop {tmp_path}"
+    pattern = f"{quote}shop{quote} {tmp_path}"
     watching = [sys.executable, "-c", "input()", "--process", f"shop={pattern}"]
     shell = ["sh", "-c", f"read line; exec muster sensor --process 'shop={pattern}'"]
     with contextlib.ExitStack() as stack:
@@ -61,6 +63,9 @@ def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path)
         stack.callback(service.kill)
         (report,) = host.services()
         assert (report.state, report.metrics["processes"]) == (health.HealthState.UP, 1.0)
+        service.kill()
+        os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)  # its parent does not remove it yet
+        assert [report.state for report in host.services()] == [health.HealthState.DOWN]
 
 
 async def test_buffered_reports_are_sent_once_and_in_order(connect, channel, rows, tmp_path):

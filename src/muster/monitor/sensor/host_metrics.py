@@ -83,7 +83,7 @@ class HostMetrics:
         return {name: (total - before[0]) / (now_s - before[1])}
 
     def _service(self, name: str, pattern: str) -> messages.ServiceReport:
-        known = [process for process in self._known.get(name, []) if process.is_running()]
+        known = [process for process in self._known.get(name, []) if _is_alive(process)]
         if not known:
             known = list(_matching(pattern, f"{name}={pattern}"))
         self._known[name] = known
@@ -108,8 +108,19 @@ def _matching(pattern: str, option: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter(["cmdline", "name"]):
         words: Any = process.info.get("cmdline") or [process.info.get("name") or ""]
         command = " ".join(words)
-        if pattern in command and option not in re.sub(r"[\'\"\\\\]", "", command):
+        if pattern in command and _unquoted(option) not in _unquoted(command) and _is_alive(process):
             yield process
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"[\'\"\\]", "", text)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    """Whether a process exists and has not ended: a zombie only waits for its parent."""
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _figures(process: psutil.Process) -> dict[str, float]:

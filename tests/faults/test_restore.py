@@ -41,6 +41,8 @@ RULES = "rules: [{name: silent, scope: node, when: age_s > 20}]"
 SETTINGS = {
     "web.enabled": "false",
     "sensor.period_s": "1",
+    "sensor.http_port": "0",
+    "sensor.statsd_port": "0",
     "channel.hold_s": "1",
     "pipeline.trigger_s": "1",
     "pipeline.window_s": "2",

@@ -6,11 +6,12 @@ import pytest
 
 from muster.bus import api, leases
 from muster.bus.client import client
-from muster.core import errors
+from muster.core import errors, health
+from muster.core.telemetry import metrics
 from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
-from muster.pipeline.job import commit_state, service
+from muster.pipeline.job import commit_state, progress_metrics, service
 from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream
 from muster.testing.eventually import eventually
 
@@ -235,3 +236,28 @@ async def test_an_error_of_the_driver_itself_is_reported(bus, tmp_path, monkeypa
     monkeypatch.setattr(running, "_run_query", fail)
     with pytest.raises(FileNotFoundError):
         await running.run()
+
+
+async def test_a_standby_that_takes_over_is_not_up_before_its_first_batch(bus, tmp_path, monkeypatch):
+    """A driver that was restarted was shown as up while Spark was still starting."""
+    shown: list[protocol.BatchProgress] = []
+    measured = progress_metrics.ProgressMetrics(metrics.Metrics())
+    paths = service.PipelinePaths(tmp_path, ())
+    running = service.PipelineService(bus, settings.PipelineSettings(), paths, on_progress=measured.update)
+
+    async def no_spark() -> None:
+        await asyncio.Event().wait()
+
+    async def look() -> None:
+        shown.append(measured._last)
+        assert measured.conditions(bus)["spark"].state is health.HealthState.STARTING
+
+    monkeypatch.setattr(running, "_prepare", no_spark)
+    monkeypatch.setattr(running, "_run_query", look)
+    async with await leases.Leases.open(bus) as others:
+        former = await others.acquire(protocol.driver_lease(bus.identity))
+        taking_over = asyncio.create_task(running.run())
+        await eventually(lambda: measured._last.state == "standby")
+        await former.release()
+        await taking_over
+    assert [progress.state for progress in shown] == ["starting"]

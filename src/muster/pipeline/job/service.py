@@ -186,6 +186,12 @@ class PipelineService:
             self._progress, driver=driver.process, epoch=driver.epoch, standbys=driver.standbys
         )
 
+    def _show(self, state: str, reason: str = "") -> None:
+        """Change the state that progress and health report."""
+        self._progress = msgspec.structs.replace(self._progress, state=state, reason=reason)
+        if self._on_progress is not None:
+            self._on_progress(self._status())
+
     def stop(self) -> None:
         self._stop.set()
 
@@ -195,11 +201,7 @@ class PipelineService:
         """Wait for the lease; False if stopped. A standby prepares Spark while it waits."""
         if await self._driver.try_acquire():
             return True
-        self._progress = msgspec.structs.replace(
-            self._progress, state="standby", reason="another process is the driver"
-        )
-        if self._on_progress is not None:
-            self._on_progress(self._progress)
+        self._show("standby", "another process is the driver")
         waiting = self._tasks.spawn("acquire", self._driver.acquire())
         stopping = self._tasks.spawn("stop", self._stop.wait())
         preparing = self._tasks.loop("prepare", self._prepare)
@@ -212,7 +214,7 @@ class PipelineService:
         stopping.cancel()
         await waiting
         self._parallelism = None  # executors may have come and gone
-        self._progress = msgspec.structs.replace(self._progress, state="starting", reason="")
+        self._show("starting")
         return True
 
     async def _prepare(self) -> None:
@@ -337,9 +339,7 @@ class PipelineService:
                     await self._remove_former()
                     continue
                 self._committer.count("query-failed")
-                self._progress = msgspec.structs.replace(
-                    self._progress, state="failed", reason=reason[-1000:]
-                )
+                self._show("failed", reason[-1000:])
                 self._log.error("query-failed", reason=reason[:2000])
                 await self._publish_progress()
                 if state.UNREADABLE in reason:  # a retry would not help
@@ -368,9 +368,7 @@ class PipelineService:
                 await self._bus.open_stream(columns.REPORTS_STREAM)
                 return True
             except errors.NotFound:
-                self._progress = msgspec.structs.replace(
-                    self._progress, reason=f"waiting for the stream {columns.REPORTS_STREAM!r}"
-                )
+                self._show("starting", f"waiting for the stream {columns.REPORTS_STREAM!r}")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stop.wait(), 1.0)
         return False
@@ -450,7 +448,7 @@ class PipelineService:
                     return TRANSFERRED
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), POLL_S)
-        self._progress = msgspec.structs.replace(self._progress, state="stopping")
+        self._show("stopping")
         return None
 
     def _measured(self, report: dict[str, Any]) -> protocol.BatchProgress:

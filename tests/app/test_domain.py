@@ -190,6 +190,37 @@ async def test_a_revoked_identity_is_cut_off_and_refused(made):
         await alice.close()
 
 
+async def test_a_revocation_reaches_brokers_that_are_in_no_cluster(made, monkeypatch):
+    """A leaf, and a broker that was started later."""
+    monkeypatch.setattr(broker_set, "ACCOUNTS_S", 0.05)
+    leaf_tree = made(bus__layout="leaf-tree", bus__leaves=1)
+    async with (
+        domain.Domain(leaf_tree) as running,
+        await running.connect("admin", roles.Role.OPERATOR) as admin,
+    ):
+        early, late = [
+            await asyncio.to_thread(identities.credentials, running.trust, name, roles.Role.USER)
+            for name in ("alice", "bob")
+        ]
+        await asyncio.to_thread(running.trust.revoke, "alice")
+        edge = await control.BrokerControl(admin).start("edge", storage=False)
+        with pytest.raises(errors.Unauthorized):
+            await client.connect([edge.url or ""], creds=early)
+        await asyncio.to_thread(running.trust.revoke, "bob")
+        assert running.brokers is not None
+        for server in running.brokers.urls:
+
+            async def refused(server: str = server) -> bool:
+                try:
+                    async with await client.connect([server], creds=late):
+                        return False
+                except errors.Unauthorized:
+                    return True
+
+            await eventually(refused)
+        assert len(running.brokers.urls) == 3
+
+
 async def test_only_an_operator_changes_brokers(made):
     async with domain.Domain(made()) as running:
         async with await running.connect("mallory", roles.Role.AGENT) as agent:
@@ -281,7 +312,9 @@ async def test_three_brokers_are_one_bus(made):
 async def test_a_leaf_tree_carries_messages_from_leaf_to_leaf(made):
     expected = made(bus__layout="leaf-tree", bus__leaves=2, bus__fan_out=2)
     async with domain.Domain(expected) as running:
-        _, *leaves = running.servers
+        assert running.brokers is not None
+        root, *leaves = running.brokers.urls
+        assert running.servers == (root,), "leaves have their own storage"
         creds = await asyncio.to_thread(identities.credentials, running.trust, "alice", roles.Role.USER)
         async with (
             await client.connect([leaves[0]], creds=creds) as near,

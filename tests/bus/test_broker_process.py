@@ -303,6 +303,24 @@ async def test_a_revocation_is_pushed_to_a_running_broker_over_the_system_accoun
             await client.connect([server.url], creds=creds)
 
 
+async def test_a_broker_that_was_down_knows_revocations_before_it_accepts_clients(settings, trust):
+    trust.issue("agent-1", roles.Role.AGENT)
+    creds = trust.credentials("agent-1")
+
+    def current() -> config.OperatorTrust:
+        return operator_trust(trust, config.AccountResolver.FULL)
+
+    async with broker.Broker(dataclasses.replace(settings, trust=current()), trust=current) as server:
+        async with await client.connect([server.url], creds=creds):
+            pass
+        trust.revoke("agent-1")  # nobody sends it to the broker
+        assert server.pid
+        os.kill(server.pid, signal.SIGKILL)
+        await eventually(lambda: server.restarts == 1)
+        with pytest.raises(errors.Unauthorized):
+            await client.connect([server.url], creds=creds)
+
+
 async def test_with_accounts_in_memory_a_revocation_is_a_reload(settings, trust):
     trust.issue("agent-1", roles.Role.AGENT)
     creds = trust.credentials("agent-1")

@@ -66,7 +66,7 @@ class Domain:
         self.trust: keyring.Keyring
         self.store: database.Store
         self.bus: api.Bus
-        self._locator = locator.LocatorComponent(lambda: self.servers) if settings.bus.locator else None
+        self._locator = locator.LocatorComponent(self._located) if settings.bus.locator else None
         self._log = log.EventLog("app", domain=settings.domain.name)
         self._budgets = retention.RetentionMonitor()
         self._storage = storage_monitor.StorageMonitor(self.brokers)
@@ -165,7 +165,11 @@ class Domain:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        return self.settings.bus.servers if self.brokers is None else self.brokers.urls
+        """The addresses for services; clients that store nothing may also use leaves."""
+        return self.settings.bus.servers if self.brokers is None else self.brokers.root_urls
+
+    def _located(self) -> tuple[str, ...]:
+        return self.servers if self.brokers is None else self.brokers.urls
 
     @property
     def ready(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from muster.supervision import tasks
 from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
 
+ACCOUNTS_S = 2.0  # between two looks at the keyring
 SUBSCRIPTIONS_MAX = 20_000  # read of each broker for `topics`
 TOPICS_MAX = 1_000
 
@@ -37,9 +39,11 @@ class BrokerSet:
         self._settings = settings
         self._folder = folder
         self._network: network.BrokerNetwork | None = None
+        self._trust: keyring.Keyring
         self._trusted: broker_configs.BrokerTrustFiles
         self._restarts: metrics.Gauge
         self._account = ""
+        self._published: dict[str, bytes] = {}  # the account that each broker has
         self._own: frozenset[str] = frozenset()  # the brokers of the settings
         self._link_creds: Path
         self._tasks = tasks.TaskSupervisor("brokers")
@@ -54,7 +58,16 @@ class BrokerSet:
 
     @property
     def urls(self) -> tuple[str, ...]:
+        """All brokers. A client that stores nothing may use any of them."""
         return () if self._network is None else tuple(self._network.urls)
+
+    @property
+    def root_urls(self) -> tuple[str, ...]:
+        """The brokers with the domain's streams and leases: a leaf, or a broker that was started later, has
+        its own, so a service that connected there would be alone."""
+        members = {} if self._network is None else self._network.brokers
+        roots = self._own - broker_configs.leaf_parents(self._settings).keys()
+        return tuple(member.url for name, member in members.items() if name in roots)
 
     async def start(
         self, trust: keyring.Keyring, *, measure: metrics.Metrics, on_failure: Callable[[BaseException], None]
@@ -64,7 +77,8 @@ class BrokerSet:
         """
         self._on_failure = on_failure
         self._restarts = measure.gauge("broker_restarts", "Times a broker was restarted.", ("broker",))
-        self._trusted = await asyncio.to_thread(self._gather, trust)
+        self._trust = trust
+        self._trusted = await asyncio.to_thread(self._gather)
         self._link_creds = await asyncio.to_thread(
             identities.credentials_file, trust, identities.LINK, roles.Role.LINK
         )
@@ -75,9 +89,13 @@ class BrokerSet:
             program=Path(bus.binary) if bus.binary else None,
             supervise=backoff.BackoffPolicy(pause_s_max=bus.restart_wait_max_s),
             system_credentials=system,
+            trust=self._current_trust,
         )
+        _, claims = await asyncio.to_thread(trust.claims_update)
         await self._network.start()
         self._own = frozenset(self._network.brokers)
+        self._published = dict.fromkeys(self._own, claims)
+        self._tasks.loop("accounts", self._pass_on_accounts)
         for name in self._own:
             self._watch(name)
         for leaf, parent in broker_configs.leaf_parents(self._settings).items():
@@ -217,21 +235,49 @@ class BrokerSet:
 
     # Internals
 
-    def _gather(self, trust: keyring.Keyring) -> broker_configs.BrokerTrustFiles:
+    def _gather(self) -> broker_configs.BrokerTrustFiles:
         """What the brokers need in addition to settings. Blocks."""
-        documents = trust.broker()
         tls = None
         if self._settings.bus.uses_tls:
             certificates.ensure(self._settings)
             tls = certificates.broker_tls(self._settings)
-        named = {jwt.read(document).name: key for key, document in documents.accounts.items()}
+        operator = self._operator_trust()
+        named = {jwt.read(document).name: key for key, document in operator.accounts.items()}
         self._account = named[self._settings.domain.name]
-        operator = config.OperatorTrust(
+        return broker_configs.BrokerTrustFiles(operator=operator, secret=secrets.token_urlsafe(24), tls=tls)
+
+    def _operator_trust(self) -> config.OperatorTrust:
+        """The current accounts with their revocations. Blocks."""
+        documents = self._trust.broker()
+        return config.OperatorTrust(
             operator_jwt=documents.operator_jwt,
             system_account=documents.system_account,
             accounts=documents.accounts,
         )
-        return broker_configs.BrokerTrustFiles(operator=operator, secret=secrets.token_urlsafe(24), tls=tls)
+
+    def _current_trust(self) -> config.OperatorTrust:
+        """For a broker that starts. Without a readable keyring it starts with the last known accounts."""
+        with contextlib.suppress(errors.MusterError):
+            self._trusted = dataclasses.replace(self._trusted, operator=self._operator_trust())
+        return self._trusted.operator
+
+    async def _pass_on_accounts(self) -> None:
+        """Send changes of the domain's account to each broker that does not have them.
+
+        `muster creds revoke` sends them to one broker: those outside of its cluster do not receive them, nor
+        does one that is down.
+        """
+        while True:
+            _, claims = await asyncio.to_thread(self._trust.claims_update)
+            for name, member in list(self.running.brokers.items()):
+                if member.state is broker.BrokerState.RUNNING and self._published.get(name) != claims:
+                    tls = None
+                    if self._settings.bus.uses_tls:
+                        tls = await asyncio.to_thread(certificates.client_tls, self._settings)
+                    with contextlib.suppress(errors.Unavailable):  # it has just ended
+                        await identities.publish_accounts(self._trust, [member.url], tls=tls)
+                        self._published[name] = claims
+            await asyncio.sleep(ACCOUNTS_S)
 
     def _watch(self, name: str) -> None:
         watched = self.running[name]

@@ -72,7 +72,10 @@ class Broker:
         supervise: backoff.BackoffPolicy | None = None,
         outlive_us: bool = False,
         listener: Callable[[Broker], None] | None = None,
+        trust: Callable[[], config.OperatorTrust] | None = None,
     ) -> None:
+        """``trust`` returns the current accounts; it runs in a thread before each start of the process, so
+        that a broker knows what was revoked while it was down before it accepts clients."""
         config.check(settings)
         self.config = settings  # with every port known from `reserve` on
         self.state = BrokerState.STOPPED
@@ -92,6 +95,7 @@ class Broker:
         )
         self._guarded = not outlive_us
         self._listener = listener
+        self._trust = trust
         self._held: ports.Held = {}
         self._start_timeout_s = START_TIMEOUT_S
         self._ends_since_s: float | None = None  # it was asked to end because its disk had been full
@@ -359,6 +363,9 @@ class Broker:
         command = [str(self.binary.path), "-c", str(self.config.config_path)]
         if self._guarded:
             command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
+        if self._trust is not None:
+            self.config = dataclasses.replace(self.config, trust=await asyncio.to_thread(self._trust))
+            await asyncio.to_thread(files.write_config, self.config)
         self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
         try:
             # Not in a thread: a cancellation would leave it open.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,8 +39,10 @@ class BrokerNetwork:
         supervise: backoff.BackoffPolicy | None = None,
         outlive_us: bool = False,
         system_credentials: credential_source.CredentialSource | None = None,
+        trust: Callable[[], config.OperatorTrust] | None = None,
     ) -> None:
-        """``leaves`` are leaf links, near end and far end, to be made at the start."""
+        """``leaves`` are leaf links, near end and far end, to be made at the start. ``trust``: see
+        `broker.Broker`."""
         self.brokers: dict[str, broker.Broker] = {}
         self._outside_routes: dict[str, tuple[str, ...]] = {}
         self._storage_removed_at_s: dict[str, float] = {}
@@ -49,6 +51,7 @@ class BrokerNetwork:
         self._supervise = supervise
         self._outlive_us = outlive_us
         self._system_credentials = system_credentials
+        self._trust = trust
         for broker_config in settings:
             self._make(broker_config)
 
@@ -283,7 +286,11 @@ class BrokerNetwork:
             raise errors.AlreadyExists(f"two brokers of one network are called {settings.name!r}")
         self._outside_routes[settings.name] = settings.cluster.routes if settings.cluster else ()
         made = self.brokers[settings.name] = broker.Broker(
-            settings, program=self._program, supervise=self._supervise, outlive_us=self._outlive_us
+            settings,
+            program=self._program,
+            supervise=self._supervise,
+            outlive_us=self._outlive_us,
+            trust=self._trust,
         )
         return made
 

@@ -28,6 +28,7 @@ from muster.notify.matcher import kernels_numpy
 from muster.notify.notifier import notifier
 from muster.pipeline import protocol
 from muster.predicates import types as types_
+from muster.supervision import tasks
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 
@@ -217,6 +218,43 @@ async def test_resources_that_were_deleted_while_the_domain_was_down_leave_at_th
         async with reacting("stays", "new"):
             await eventually(lambda: reports[-1:] == [(2, "")], timeout_s=60)
         assert await names(other) == ["bootstrap/new", "bootstrap/stays", "bootstraps/gone-1"]
+
+
+@pytest.mark.virtual_time
+async def test_receivers_leave_when_there_are_no_rules_any_more(tmp_path: Path, monkeypatch):
+    async def get(*_: Any, **__: Any) -> list[rows.ResourceRow]:
+        return [resource("web")]
+
+    monkeypatch.setattr(manage.ManageClient, "get", get)
+    net = network.SimulatedNetwork(seed=1)
+    rules = tmp_path / "reactions.yaml"
+    rules.write_text(REACTIONS)
+    async with (
+        await net.connect("n1") as own,
+        await net.connect("ann") as other,
+        notifier.Notifier(own, notify_settings.NotifySettings(), kernels=kernels_numpy) as serving,
+        notify.NotifyClient(other) as receivers,
+    ):
+        await serving.serving()
+        for model in (SERVER, COMMAND):
+            await receivers.define(model)
+        for path, left in ((str(rules), ["bootstrap/web"]), ("", [])):
+            settings, supervisor = reactions.Reactions(rules=path), tasks.TaskSupervisor("reactions")
+            assert reactions.are_due(settings, tmp_path)
+            part = reactions.ReactionComponent(settings)
+            async with await net.connect("bootstrap") as bus:
+                folder = types.SimpleNamespace(root=tmp_path)
+                context: Any = types.SimpleNamespace(bus=bus, folder=folder, tasks=supervisor)
+                await part.start(context)
+
+                def is_ready(part: reactions.ReactionComponent = part) -> bool:
+                    return not part.health().reason
+
+                await eventually(is_ready, timeout_s=60)
+                await supervisor.close()
+            listed = (await queries.list_receivers(other, complete=True)).receivers
+            assert [row.receiver for row in listed] == left
+    assert not reactions.are_due(reactions.Reactions(), tmp_path)
 
 
 @pytest.mark.virtual_time

@@ -74,7 +74,12 @@ FACTORIES: Sequence[Factory] = (
     ),
     lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
     lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
-    lambda settings: reactions.ReactionComponent(settings.reactions) if settings.reactions.rules else None,
+    lambda settings: (
+        reactions.ReactionComponent(settings.reactions)
+        if reactions.are_due(settings.reactions, settings.domain.folder)
+        and (settings.notify.enabled or settings.reactions.rules)
+        else None
+    ),
     lambda settings: syslog_export.SyslogComponent(settings.syslog) if settings.syslog.url else None,
     lambda settings: (
         otlp_activities.OtlpActivities(settings.health.otlp_url)

@@ -4,7 +4,8 @@ For each resource that a rule selects, the domain registers a receiver of the sa
 goes, as the operation it requests, to the resource's manager, which has the desired state and the epoch; the
 activity log names the sender of the event.  New resources become receivers as soon as they have a state, and
 receivers of deleted resources leave.  All receivers of the domain's own identity belong to the reactions: at
-the start, those of resources that were deleted while the domain was down leave.
+the start, those of resources that were deleted while the domain was down leave, and all if `reactions.rules`
+is empty since then.
 
 A durable event is acknowledged when its request has a reply: done, failed, refused, or in doubt because even
 the agent cannot determine the outcome. While no manager replies, or the agent's reply is lost, the request is
@@ -25,7 +26,7 @@ from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.policy import reaction_rules
 from muster.bus import api
-from muster.core import errors, health, messages
+from muster.core import errors, files, health, messages
 from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import client as manage
@@ -41,6 +42,7 @@ events = log.EventLog("app")
 RETRY_S, RETRY_S_MAX = 0.5, 30.0
 RESCAN_S = 10.0  # for changes that no state change announces, as of a label
 PAGE = 1_000  # receivers of one query
+MARK = "reactions"  # a file in the domain's folder while there may be receivers
 
 
 class Reactions(sections.SettingsSection, frozen=True, kw_only=True):
@@ -64,9 +66,14 @@ class ReactionComponent:
         self._settings = settings
         self._problem = "starting"
         self._receivers = 0
+        self._mark: Path
 
     async def start(self, context: context_.ComponentContext) -> None:
-        rules = reaction_rules.load(await asyncio.to_thread(Path(self._settings.rules).read_text))
+        self._mark = context.folder.root / MARK
+        rules: Sequence[reaction_rules.ReactionSpec] = ()
+        if self._settings.rules:
+            rules = reaction_rules.load(await asyncio.to_thread(Path(self._settings.rules).read_text))
+            await asyncio.to_thread(files.write, self._mark, b"")
         context.tasks.loop("reactions", ResourceReceivers(context.bus, rules, self._report).run)
 
     async def stop(self) -> None: ...
@@ -77,6 +84,13 @@ class ReactionComponent:
 
     def _report(self, receivers: int, problem: str) -> None:
         self._receivers, self._problem = receivers, problem
+        if not self._settings.rules and not problem:
+            self._mark.unlink(missing_ok=True)  # all have left
+
+
+def are_due(settings: Reactions, folder: Path) -> bool:
+    """Whether there are rules, or receivers of earlier rules are to leave."""
+    return bool(settings.rules) or (folder / MARK).exists()
 
 
 class ResourceReceivers:

@@ -43,6 +43,7 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 
 # A broker reads at most 4,096 bytes of the first line of a connection, which has more than the document.
 _LINE_MAX = 3650
+CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
 _RESTORE = "restore it from a backup"
 
@@ -212,7 +213,7 @@ class Keyring:
             revoked = {
                 key: entry
                 for key, entry in self._revoked(record.domain).items()
-                if not entry.expires_at or entry.expires_at > now
+                if not entry.expires_at or entry.expires_at > now - CLOCK_STEP_S
             }
             # The broker revokes what was issued up to this second; after the clock was set back it must stay
             # revoked.

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from muster.app import home as app_home
+from muster.app.operations import audit
+from muster.trust import keyring
 from tests.cli import driver
 
 
@@ -34,6 +37,32 @@ def test_credentials_written_over_a_readable_file_are_private(muster, home, tmp_
     assert muster("creds", "issue", "ann", "--to", to, "--home", home).code == 0
     assert "NKEY" in to.read_text()
     assert stat.S_IMODE(to.stat().st_mode) == 0o600
+
+
+def test_a_revocation_while_no_broker_replies_is_done_and_recorded(muster, home):
+    assert muster("creds", "issue", "ann", "--home", home).code == 0
+    folder = app_home.DomainFolder(home / "local")
+    with folder.hold():
+        running = app_home.RunningDomain(
+            domain="local", pid=1, started_at_s=0.0, version="", servers=("nats://127.0.0.1:9",)
+        )
+        folder.announce(running)
+        answer = muster("creds", "revoke", "ann", "--home", home)
+    assert answer.code == 0, answer.err
+    assert "ann is revoked when the brokers are back" in answer.out
+    assert "repeat the command" in answer.err
+    notes = [note.read_text() for note in (folder.root / audit.FOLDER).glob("*.json")]
+    assert ["done" in note for note in notes if '"revoke"' in note] == [True]
+
+
+def test_an_interrupted_act_on_the_home_is_recorded_in_doubt(muster, home, monkeypatch):
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(keyring.Keyring, "revoke", interrupt)
+    assert muster("creds", "revoke", "ann", "--home", home).code != 0
+    notes = [note.read_text() for note in (home / "local" / audit.FOLDER).glob("*.json")]
+    assert ["in-doubt" in note for note in notes if '"revoke"' in note] == [True]
 
 
 def test_rights_on_queues_are_issued_and_shown(muster, home):

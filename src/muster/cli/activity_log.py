@@ -41,6 +41,11 @@ def recorded(context: click.Context, what: str, target: str, when: str = "") -> 
         with contextlib.suppress(errors.MusterError, OSError):
             _record(context, what, about, str(error), messages.DecisionOutcome.FAILED)
         raise
+    except KeyboardInterrupt:  # nothing can be sent any more, but a file can be written
+        if "servers" not in context.params:
+            with contextlib.suppress(errors.MusterError, OSError):
+                _record(context, what, about, "interrupted", messages.DecisionOutcome.IN_DOUBT)
+        raise
     try:
         _record(context, what, about, "", messages.DecisionOutcome.DONE)
     except (errors.MusterError, OSError) as error:

@@ -188,9 +188,15 @@ def revoke(invocation: command.Invocation, identity: str) -> None:
     Brokers reject it from now on and close its connections. If the domain does not run, this takes effect at
     the next start.
     """
+    from muster.core import errors
+
     record = _trust(invocation).revoke(identity)
-    published = command.run(_tell(invocation))
-    when = "from now on" if published else "at the next start of the domain"
+    try:
+        published = command.run(_tell(invocation))
+        when = "from now on" if published else "at the next start of the domain"
+    except errors.Unavailable as error:  # the revocation is stored all the same
+        published, when = False, "when the brokers are back"
+        invocation.printer.note(f"{error.message}; repeat the command if Muster does not start the brokers")
     invocation.printer.done({**_plain(record), "told_brokers": published}, f"{identity} is revoked {when}")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from muster.bus import api, leases
 from muster.bus.client import client
+from muster.bus.memory import network
 from muster.core import errors, health
 from muster.core.telemetry import metrics
 from muster.pipeline import protocol, settings
@@ -206,6 +207,29 @@ async def test_a_standby_is_listed_and_takes_over_and_the_former_driver_notices(
         await standby.confirm()
         await driver.close()
         await standby.close()
+
+
+@pytest.mark.virtual_time
+async def test_a_driver_that_cannot_read_its_checkpoint_for_a_moment_stays_the_driver():
+    failures = [errors.Unavailable("the storage does not respond")]
+
+    async def current() -> bool:
+        if failures:
+            raise failures.pop()
+        return True
+
+    net = network.SimulatedNetwork(seed=1)
+    async with await net.connect("pipeline") as bus, await leases.Leases.open(bus, ttl_s=2) as all_leases:
+        driver = driver_lease.DriverLease(bus, all_leases)
+        assert await driver.try_acquire()
+        driver.keep(current)
+        before = driver.lease_epoch
+        bucket = await bus.key_value(api.KeyValueSettings(leases.BUCKET, max_bytes=16 << 20))
+        await bucket.delete(protocol.driver_lease("pipeline"))
+        await eventually(lambda: driver.lease_epoch > before, timeout_s=60)
+        driver.check()
+        assert (failures, driver.superseded.is_set()) == ([], False)
+        await driver.close()
 
 
 async def test_a_former_driver_whose_files_were_removed_ends_as_superseded(bus, tmp_path, monkeypatch):

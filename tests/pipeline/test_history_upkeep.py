@@ -30,9 +30,17 @@ class Authority:
     async def confirm(self) -> None: ...
 
 
-def upkeep(root: Path, checks: int = 100) -> history_upkeep.HistoryUpkeep:
+LATER_MS = test_history.T0 + 86_400_000
+
+
+def upkeep(
+    root: Path,
+    checks: int = 100,
+    limits: maintenance.MaintenanceLimits = maintenance.UNLIMITED,
+    clock_ms: int = LATER_MS,
+) -> history_upkeep.HistoryUpkeep:
     return history_upkeep.HistoryUpkeep(
-        str(root), maintenance.UNLIMITED, Authority(checks), log.EventLog("pipeline")
+        str(root), limits, Authority(checks), log.EventLog("pipeline"), lambda: clock_ms
     )
 
 
@@ -78,3 +86,11 @@ def test_the_end_of_the_driver_ends_the_process(monkeypatch):
         monkeypatch.setattr("sys.stdout", nowhere)
         with pytest.raises(SystemExit):
             maintenance_process._wait_for_permission()
+
+
+async def test_rows_are_not_too_old_because_the_local_clock_is_ahead(root):
+    limits = maintenance.MaintenanceLimits(max_age_s=3600.0)
+    await upkeep(root, limits=limits, clock_ms=test_history.T0 + 10_000).maintain(with_vacuum=False)
+    assert len(test_history.read(root)) == 3, "they are years old by the local clock"
+    await upkeep(root, limits=limits, clock_ms=LATER_MS + 86_400_000).maintain(with_vacuum=False)
+    assert len(test_history.read(root)) == 0

@@ -149,6 +149,11 @@ async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(mon
     assert [notification.alert.about for notification in sender.unsent()] == ["node:1", "node:2", "node:0"]
     assert counted == ["notifications-not-sent"] * 2
     assert sender.failed == 2
+    for number in (1, 2):
+        sender.add(notice(number, AlertState.RESOLVED))
+    ends = [notification.alert.about for notification in sender.unsent()]
+    assert ends == ["node:0", "node:1", "node:2"], "beginnings are dropped first"
+    assert all(notification.alert.state is AlertState.RESOLVED for notification in sender.unsent())
 
 
 async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):

@@ -92,6 +92,18 @@ async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path)
         assert len(await published_alerts(bus)) == 1
 
 
+async def test_an_acknowledgement_counts_although_no_broker_takes_it(broker, tmp_path):
+    async with await client.connect([broker.url], identity="pipeline") as bus:
+        committer = await opened(bus, tmp_path)
+        await committer._finish(7, DOWN, 1000, [], {}, 0)
+        committer._alerts = Deaf()  # type: ignore[assignment]
+        outcome = committer.alert_tracker.acknowledge("down", "group:web", "ann", 2000)
+        await committer.store_updates(outcome)
+        again = await opened(bus, tmp_path)
+        await again.advance_clock()
+        assert (await published_alerts(bus))[-1] == ("group:web", AlertState.ACKNOWLEDGED)
+
+
 class Killed(BaseException):
     """The process ends here."""
 

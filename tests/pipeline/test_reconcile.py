@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from muster.bus.memory import network
-from muster.core import messages
+from muster.core import errors, messages
 from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.job import batch_commit, commit_state
+from muster.pipeline.source import shard_keys
 from tests.pipeline import traffic
 
 T0 = 1_700_000_000_000
@@ -60,3 +64,52 @@ async def test_alerts_of_a_former_checkpoint_end_unless_they_are_true_again(tmp_
     )
     assert stored.run == "r2"
     assert {alert.state for alert in restarted.alert_tracker.alerts()} == {messages.AlertState.FIRING}
+
+
+# The state of the driver
+
+
+SILENCE = tracker.Silence(id="s", covers="TRUE", from_ms=T0, until_ms=T0 + 60_000)
+
+
+@pytest.mark.parametrize("step", ["check", "confirm"])
+async def test_a_change_of_a_user_that_a_successor_may_not_have_read_is_in_doubt(tmp_path, monkeypatch, step):
+    made = await committer(tmp_path, "r")
+
+    def refuse() -> None:
+        raise errors.StaleEpoch("another process is the driver", epoch=1, current=2)
+
+    monkeypatch.setattr(made._authority, step, refuse)
+    with pytest.raises(errors.TimedOut, match="not known"):
+        await made.store_updates(made.alert_tracker.silence(SILENCE, T0))
+
+
+async def test_of_two_saves_at_once_the_later_state_stays(tmp_path, monkeypatch):
+    made = await committer(tmp_path, "r")
+    save, entered, go_on = made._store.save, threading.Event(), threading.Event()
+
+    def slow(state: commit_state.CommitState) -> None:
+        if not entered.is_set():
+            entered.set()
+            go_on.wait(60)
+        save(state)
+
+    monkeypatch.setattr(made._store, "save", slow)
+    first = asyncio.create_task(asyncio.to_thread(made.save))
+    await asyncio.to_thread(entered.wait, 60)
+    made.alert_tracker.silence(SILENCE, T0)
+    second = asyncio.create_task(asyncio.to_thread(made.save))
+    await asyncio.wait([second], timeout=0.2)  # without an order it is done now
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert (await committer(tmp_path, "r")).alert_tracker.silences() == [SILENCE]
+
+
+async def test_lost_messages_are_shown_for_their_time_although_the_driver_was_restarted(tmp_path):
+    before = await committer(tmp_path, "r")
+    before.alert_tracker.apply([before._about_loss({shard_keys.LOST: 5}, T0)], T0)
+    before.save()
+    after = await committer(tmp_path, "r")
+    verdict_ = after._about_loss({}, T0 + 10_000)
+    assert (verdict_.on, verdict_.value) == (True, 5.0)
+    assert not after._about_loss({}, T0 + batch_commit.LOSS_SHOWN_MS).on

@@ -178,9 +178,10 @@ class AlertNotificationSender:
                 self._log.warning(
                     "notification-dropped", receiver=name, notification=notification.id, queued=len(queue)
                 )
-                if notification.alert.state is not messages.AlertState.RESOLVED:
+                if not _is_end(notification):
                     continue
-                queue.popitem(last=False)
+                beginnings = (id for id, queued in queue.items() if not _is_end(queued))
+                del queue[next(beginnings, next(iter(queue)))]
             queue[notification.id] = notification
             self._more[name].set()
 
@@ -242,6 +243,10 @@ class AlertNotificationSender:
                     else:
                         await asyncio.sleep(wait_s)
                         wait_s *= 2
+
+
+def _is_end(notification: tracker.AlertNotification) -> bool:
+    return notification.alert.state is messages.AlertState.RESOLVED
 
 
 async def post(name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:

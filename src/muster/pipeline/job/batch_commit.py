@@ -10,6 +10,8 @@ tracker and the bus belong to the event loop, for which it waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -111,7 +113,6 @@ class BatchCommitter:
         self.latest: dict[tuple[str, str], messages.WireMessage] = {}
         self.machines = 0
         self.total_rows = 0
-        self._lost = (0, 0)  # the last messages that were lost: when, and how many
         self.done_ms = 0  # when the last batch was committed, by the local clock
         self.bus = bus
         self._top = settings.top
@@ -119,6 +120,7 @@ class BatchCommitter:
         self._history_root, self._keep_s = history, settings.as_of_s
         self._state_root = state_root
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
+        self._saving = threading.Lock()
         stored = commit_state.CommitStateStore(state_root, authority.epoch).load()
         self._batch = stored.batch
         self.clock_ms = stored.clock_ms  # the broker's clock at the newest message read
@@ -126,6 +128,10 @@ class BatchCommitter:
             (*known, HISTORY, LOSS), stored.alerts, forget_s=settings.forget_s
         )
         self._stored_run = stored.run or run
+        self._lost = (0, 0)  # the last messages that were lost: when, and how many
+        for alert in self.alert_tracker.alerts():
+            if alert.rule == LOSS.name:  # it is shown for its time although the driver was restarted
+                self._lost = alert.since_ms, int(alert.value or 0)
         self.follow(run)
         self.sender = notifications.AlertNotificationSender(
             receivers, settings, unsent=stored.unsent, count=self.count
@@ -360,9 +366,7 @@ class BatchCommitter:
 
     async def publish_updates(self, outcome: tracker.AlertUpdates) -> None:
         """Publish alert changes and queue notifications. The next call repeats a failed publication."""
-        for notification in outcome.notifications:
-            self.sender.add(notification)
-        self._unpublished += outcome.alerts
+        self._queue(outcome)
         publishing = list(self._unpublished)
         await self._alerts.publish(
             [
@@ -378,6 +382,26 @@ class BatchCommitter:
         self._unrecorded += [alert for alert in self._unpublished if id(alert) in published]
         self._unpublished = [alert for alert in self._unpublished if id(alert) not in published]
 
+    async def store_updates(self, outcome: tracker.AlertUpdates) -> None:
+        """Store the changes of a user, and then publish them; `errors.TimedOut` if they may be lost.
+
+        A successor that took over meanwhile may have read the state before. What cannot be published now is
+        published later.
+        """
+        self._queue(outcome)
+        try:
+            await asyncio.to_thread(self._save)
+            await self._authority.confirm()
+        except (errors.MusterError, OSError) as error:
+            raise errors.TimedOut(f"it is not known whether the change is stored: {error}") from error
+        with contextlib.suppress(errors.MusterError):
+            await self.publish_updates(tracker.AlertUpdates())
+
+    def _queue(self, outcome: tracker.AlertUpdates) -> None:
+        for notification in outcome.notifications:
+            self.sender.add(notification)
+        self._unpublished += outcome.alerts
+
     async def advance_clock(self) -> None:
         """Alerts advance with the clock of the stream, which stops while nothing is read."""
         outcome = self.alert_tracker.tick(self.clock_ms)
@@ -386,8 +410,16 @@ class BatchCommitter:
             await asyncio.to_thread(self.save)
 
     def save(self) -> None:
-        """Not if another process is the driver, or may be."""
+        """Save the state, if possible: the next call saves it as well."""
         try:
+            self._save()
+        except (errors.MusterError, OSError) as error:
+            self.count("alerts-not-saved")
+            self._log.error("alerts-not-saved", error=error)
+
+    def _save(self) -> None:
+        """Not if another process is the driver, or may be. One at a time: the last has the latest state."""
+        with self._saving:
             self._authority.check()
             self._store.save(
                 commit_state.CommitState(
@@ -401,9 +433,6 @@ class BatchCommitter:
                     self.clock_ms,
                 )
             )
-        except (errors.MusterError, OSError) as error:
-            self.count("alerts-not-saved")
-            self._log.error("alerts-not-saved", error=error)
 
 
 def load_rules(

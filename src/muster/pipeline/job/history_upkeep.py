@@ -26,11 +26,14 @@ class HistoryUpkeep:
         limits: maintenance.MaintenanceLimits,
         authority: driver_lease.DriverAuthority,
         events: log.EventLog,
+        clock_ms: Callable[[], int],
     ) -> None:
+        """``clock_ms``: the broker's clock at the newest message read."""
         self._history = history
         self._limits = limits
         self._authority = authority
         self._log = events
+        self._clock_ms = clock_ms
 
     async def run(self, on_failure: Callable[[Exception], None]) -> None:
         """A failure is passed to ``on_failure`` and retried the next time."""
@@ -52,7 +55,7 @@ class HistoryUpkeep:
         """All steps once, each only if this process is still the driver. What was done, in numbers."""
         request = maintenance_process.MaintenanceRequest(
             root=self._history,
-            now_s=time.time(),
+            now_s=self._now_s(),
             max_bytes=self._limits.max_bytes,
             max_age_s=self._limits.max_age_s,
             keep_s=self._limits.keep_s,
@@ -83,3 +86,7 @@ class HistoryUpkeep:
         finally:
             process.stdin.close()
             await children.end_process(process, kill=True)
+
+    def _now_s(self) -> float:
+        """Not later than the newest message: rows are not too old because the local clock is ahead."""
+        return min(time.time(), self._clock_ms() / 1000)

@@ -102,13 +102,13 @@ class PipelineRequestHandler:
 
     async def _acknowledge(self, call: server.RpcCall, rule: str, about: str) -> None:
         async with self._changing:
-            await self._store(
+            await self._committer.store_updates(
                 self._committer.alert_tracker.acknowledge(rule, about, call.identity, _now_ms())
             )
 
     async def _resolve(self, call: server.RpcCall, rule: str, about: str) -> None:
         async with self._changing:
-            await self._store(self._committer.alert_tracker.resolve(rule, about, _now_ms()))
+            await self._committer.store_updates(self._committer.alert_tracker.resolve(rule, about, _now_ms()))
 
     async def _silence(
         self,
@@ -130,12 +130,12 @@ class PipelineRequestHandler:
                 by=call.identity,
                 reason=reason,
             )
-            await self._store(self._committer.alert_tracker.silence(made, now_ms))
+            await self._committer.store_updates(self._committer.alert_tracker.silence(made, now_ms))
             return made
 
     async def _unsilence(self, call: server.RpcCall, id: str) -> None:
         async with self._changing:
-            await self._store(self._committer.alert_tracker.unsilence(id))
+            await self._committer.store_updates(self._committer.alert_tracker.unsilence(id))
 
     async def _remove(
         self, call: server.RpcCall, machines: tuple[str, ...] = (), where: str = ""
@@ -153,10 +153,6 @@ class PipelineRequestHandler:
 
     async def _end(self, call: server.RpcCall) -> None:
         self._stop()
-
-    async def _store(self, outcome: tracker.AlertUpdates) -> None:
-        await self._committer.publish_updates(outcome)
-        await asyncio.to_thread(self._committer.save)
 
 
 def _now_ms() -> int:

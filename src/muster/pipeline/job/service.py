@@ -317,7 +317,9 @@ class PipelineService:
             limits = maintenance.MaintenanceLimits(
                 self._paths.history_max_bytes, self._paths.history_max_age_s, self._settings.as_of_s
             )
-            upkeep = history_upkeep.HistoryUpkeep(self._history, limits, self._driver, self._log)
+            upkeep = history_upkeep.HistoryUpkeep(
+                self._history, limits, self._driver, self._log, lambda: self._committer.clock_ms
+            )
             self._tasks.loop("maintenance", functools.partial(upkeep.run, self._not_maintained))
         try:
             wait_s = 1.0

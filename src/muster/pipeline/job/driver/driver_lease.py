@@ -115,6 +115,7 @@ class DriverLease:
             assert self._lease is not None
             await self._lease.lost.wait()
             self._log.warning("lease-lost", reason=self._lease.lost_because)
+            lease: leases.Lease | None = None
             try:
                 lease = await self._leases.try_acquire(self._name)
                 if lease is None or not await is_current():
@@ -122,6 +123,8 @@ class DriverLease:
                     return
                 self._lease = lease
             except errors.Unavailable:
+                if lease is not None:  # otherwise the next attempt would take it for that of another driver
+                    await lease.release()
                 await asyncio.sleep(1.0)
 
     # Standbys

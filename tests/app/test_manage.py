@@ -186,7 +186,11 @@ async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(runni
             renewal = messages.encode(protocol.RenewRequest(boot=1))
             with pytest.raises(errors.Forbidden):
                 await bus.request(protocol.renew("host-b"), renewal, timeout_s=30)
-            assert {manager.name for manager in await fleet.managers()} == {"manager-1", "manager-2"}
+
+            async def managers_of_the_domain() -> bool:
+                return {manager.name for manager in await fleet.managers()} == {"manager-1", "manager-2"}
+
+            await eventually(managers_of_the_domain, timeout_s=30)
             async with await running.connect("bob", roles.Role.USER) as user:
                 hello = messages.encode(protocol.AgentHello(boot=1))
                 answer = await user.request(protocol.hello("bob"), hello, timeout_s=10)

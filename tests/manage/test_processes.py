@@ -280,8 +280,13 @@ async def test_an_agent_killed_before_the_start_reports_that_it_never_ran(house)
     assert house.seen.reason == "never started"
 
 
-async def test_the_exit_code_outlives_the_agent(house, tmp_path):
+async def test_the_exit_code_outlives_the_agent(house, tmp_path, monkeypatch):
     """Whether the process ends while there is no agent, or when there is another."""
+    wait_for_exit = os_process.wait_for_exit
+
+    async def without_code(pid: int, started: str = "") -> None:
+        await wait_for_exit(pid, started)  # only the agent that started a process learns its code
+
     for name, when in (("a", "without"), ("b", "with")):
         gate = tmp_path / f"gate-{name}"
         os.mkfifo(gate)
@@ -292,6 +297,7 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path):
         if when == "without":
             await asyncio.to_thread(gate.write_text, "go\n")
             await os_process.wait_for_exit(leader)
+        monkeypatch.setattr(os_process, "wait_for_exit", without_code)
         await house.start()
         if when == "with":
             assert house.agent.hosted[name].observed.state is UP

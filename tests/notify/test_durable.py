@@ -225,6 +225,24 @@ async def test_events_are_forgotten_when_everybody_has_acknowledged(notifier, re
     await eventually(is_empty)
 
 
+async def test_events_that_retention_dropped_before_they_were_matched_are_counted(
+    notifier, receivers, connect
+):
+    first = await notifier("n1")
+    mine = await receivers("farm")
+    await _define(mine)
+    web = await mine.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    await mine.sender("watch").send("alert", {"threat_level": 1}, durable=True)
+    await web.next(timeout_s=30)
+    await first.stop()
+    stream = await (await connect("other")).open_stream(protocol.STREAM_EVENTS)
+    sequences = [await stream.publish(durable_events.EVENT, b"") for _ in range(3)]
+    await stream.purge(before=sequences[-1])
+    second = await notifier("n2")
+    await eventually(lambda: second.counts["events-lost"])
+    assert second.counts["events-lost"] == 2
+
+
 async def test_a_slow_receiver_is_given_durable_events_again(notifier, receivers):
     await notifier()
     mine = await receivers("farm", queue_max=5)

@@ -14,7 +14,7 @@ import pytest
 
 from muster.core import errors
 from muster.store import api, database
-from muster.store.postgres import statements
+from muster.store.postgres import connections, statements
 from muster.testing import postgres
 from muster.testing.eventually import eventually
 
@@ -400,6 +400,31 @@ async def test_a_read_ends_in_time_when_the_server_falls_silent(postgres_server,
         proxy.silent = False
         async with asyncio.timeout(2), store.snapshot():
             proxy.silent = True  # while the snapshot's transaction is ended
+        proxy.silent = False
+        assert await store.get("a", "k") is None
+
+
+async def test_a_server_that_falls_silent_as_a_connection_begins_is_given_up(
+    postgres_server, settings, monkeypatch
+):
+    quick = msgspec.structs.replace(settings, answer_timeout_s=0.3, pool=1)
+    proxy = DatabaseProxy(postgres_server)
+    connect = connections._Connection.connect
+
+    async def fall_silent(*arguments, **options):
+        made = await connect(*arguments, **options)
+        proxy.silent = True  # before the settings of the connection are sent
+        return made
+
+    async with (
+        proxy.listening() as url,
+        await database.open(url, settings=quick, password=postgres_server.password) as store,
+    ):
+        with monkeypatch.context() as silent:
+            silent.setattr(connections._Connection, "connect", fall_silent)
+            async with asyncio.timeout(5):
+                with pytest.raises(errors.TimedOut):
+                    await store.get("a", "k")
         proxy.silent = False
         assert await store.get("a", "k") is None
 

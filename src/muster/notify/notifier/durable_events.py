@@ -60,6 +60,7 @@ class DurableEvents:
             collections.OrderedDict()
         )
         self._remembered_bytes = 0
+        self._lost = 0  # up to here, events that were lost are counted
 
     async def start(self, events: api.Stream, matches: api.Stream) -> None:
         self._events, self._matches = events, matches
@@ -159,8 +160,13 @@ class DurableEvents:
                 # Events are purged when no shard needs them.  If a shard that is held here still needed
                 # them, they are lost; otherwise a shard that has moved away was the last to need them.
                 first = error.last + 1
-                if any(held.pending.position < error.last for held in self._common.held.values()):
-                    self._common.count("events-lost", first - error.first)
+                # Reading starts again for each shard that is gained: a loss is counted once.
+                lost = error.last - max(error.first - 1, self._lost)
+                if lost > 0 and any(
+                    held.pending.position < error.last for held in self._common.held.values()
+                ):
+                    self._lost = error.last
+                    self._common.count("events-lost", lost)
                     common_.events.warning("events-lost", first=error.first, last=error.last)
             except errors.Unavailable as error:
                 common_.events.warning("events-not-followed", error=error)

@@ -407,7 +407,7 @@ async def test_a_read_ends_in_time_when_the_server_falls_silent(postgres_server,
 async def test_a_server_that_falls_silent_as_a_connection_begins_is_given_up(
     postgres_server, settings, monkeypatch
 ):
-    quick = msgspec.structs.replace(settings, answer_timeout_s=0.3, pool=1)
+    quick = msgspec.structs.replace(settings, answer_timeout_s=0.3, pool=2)
     proxy = DatabaseProxy(postgres_server)
     connect = connections._Connection.connect
 
@@ -419,12 +419,13 @@ async def test_a_server_that_falls_silent_as_a_connection_begins_is_given_up(
     async with (
         proxy.listening() as url,
         await database.open(url, settings=quick, password=postgres_server.password) as store,
+        store.snapshot(),  # so that another reader needs a new connection
     ):
-        with monkeypatch.context() as silent:
-            silent.setattr(connections._Connection, "connect", fall_silent)
-            async with asyncio.timeout(5):
-                with pytest.raises(errors.TimedOut):
-                    await store.get("a", "k")
+        monkeypatch.setattr(connections._Connection, "connect", fall_silent)
+        async with asyncio.timeout(5):
+            with pytest.raises(errors.TimedOut):
+                await store.get("a", "k")
+        monkeypatch.undo()
         proxy.silent = False
         assert await store.get("a", "k") is None
 

@@ -116,6 +116,18 @@ async def test_a_restore_that_fails_leaves_no_keys_outside_of_the_home(tmp_path:
         pass
 
 
+def test_folders_outside_of_the_home_are_removed_if_the_home_cannot_be_moved(tmp_path: Path):
+    source, fresh, root = (tmp_path / name for name in ("source", "fresh", "home"))
+    for folder in (source, fresh, root):
+        folder.mkdir()
+    (source / "operator.jwt").write_text("key")
+    (root / "used").touch()
+    with pytest.raises(OSError, match="not empty"):
+        backup._put_in_place({source: tmp_path / "keys"}, fresh, root)
+    assert not (tmp_path / "keys").exists()
+    assert fresh.exists()
+
+
 # The pipeline's files
 
 SPARK = Path("drivers", "00000001", "spark")

@@ -129,6 +129,13 @@ def test_renewal_keeps_key_role_and_topics(trust):
     assert trust.credentials("u1").claims.exp == after.expires_at
 
 
+def test_a_document_without_topics_or_queues_is_not_one_for_all(trust):
+    for nothing in ({"topics": ()}, {"queue_grants": ()}):
+        with pytest.raises(errors.InvalidInput, match="at least one"):
+            trust.issue("shop", roles.Role.USER, **nothing)
+    assert trust.records() == []
+
+
 def test_renewal_never_leaves_an_older_document_that_outlives_the_record(trust):
     """Or its revocation would be forgotten while it still opened doors."""
     trust.issue("a1", AGENT)  # never expires

@@ -53,6 +53,15 @@ def test_a_password_expires_is_replaced_and_removed(tmp_path):
         kept.remove("ann")
 
 
+def test_each_password_of_a_name_is_later_than_the_one_before(tmp_path):
+    kept = passwords.PasswordStore(tmp_path, clock=lambda: 1000.0)
+    times = []
+    for secret in (SECRET, "another one", SECRET):
+        kept.set("ann", USER, secret)
+        times.append(kept.get("ann").created_at)
+    assert times == [1000, 1001, 1002]
+
+
 @pytest.mark.parametrize("bad", ["short", "x" * 1025, "with a\nnew line", "with a \x07bell"])
 def test_what_cannot_be_a_password(kept, bad):
     with pytest.raises(errors.InvalidInput):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
+from muster.core import errors
 from muster.trust import jwt
 from muster.trust.permissions import queue_rights, roles
 
@@ -39,9 +39,11 @@ class CredentialRecord:
     queues: queue_rights.Grants
 
 
-def tags(topics: Iterable[str], queues: Iterable[queue_rights.QueueGrant]) -> tuple[str, ...]:
-    """The tags of a document that names these topics and queues."""
-    return (*(f"{_TOPIC}{topic}" for topic in topics), *(f"{_QUEUE}{grant}" for grant in queues))
+def tags(topics: tuple[str, ...] | None, queues: queue_rights.Grants | None) -> tuple[str, ...]:
+    """The tags of a document that names these topics and queues; None: those of its role."""
+    if () in (topics, queues):  # a document that names none has those of its role
+        raise errors.InvalidInput("name at least one topic or queue, or leave them all to the role")
+    return (*(f"{_TOPIC}{topic}" for topic in topics or ()), *(f"{_QUEUE}{grant}" for grant in queues or ()))
 
 
 def topics_in(user: jwt.UserClaims) -> tuple[str, ...]:

@@ -382,7 +382,7 @@ class Keyring:
         bearer: bool,
         key: nkeys.KeyPair | None,
     ) -> str:
-        tags = (roles.tag(role), f"identity:{identity}", *rows.tags(topics or (), granted or ()))
+        tags = (roles.tag(role), f"identity:{identity}", *rows.tags(topics, granted))
         if topics is None and not bearer:
             signer = self._role_key(domain, role)
             user = jwt.UserClaims(issuer_account=self._public(domain), tags=tags)

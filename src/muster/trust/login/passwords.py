@@ -172,10 +172,14 @@ class PasswordStore:
             raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
         prepared = prepare(password)
         now = self._clock()
+        try:
+            after = self.get(name).created_at + 1
+        except (errors.NotFound, errors.InvalidInput):
+            after = 0
         made = PasswordRecord(
             name=subjects.token(name),
             role=role,
-            created_at=int(now),
+            created_at=max(int(now), after),  # later than that of every password before: sessions compare it
             expires_at=jwt.ends(now, lifetime_s) or 0,
             administers=administers,
             scrypt=scrypt(prepared, secrets.token_bytes(_SALT_BYTES)),

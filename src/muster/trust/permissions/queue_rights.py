@@ -2,6 +2,7 @@
 
 A grant is a pattern of queue names and the rights on them, written ``orders:send,receive``. In a pattern
 ``*`` matches any text. An identity has the grants in its credentials, or those of its role (`of_role`).
+Dead letters are granted only by their name, and temporary queues by patterns that begin with their prefix.
 
     send      put messages in
     receive   take messages out, and acknowledge them
@@ -78,16 +79,11 @@ def of_role(role: roles.Role, *, narrowed: bool = False) -> Grants:
 
 
 def allows(grants: Iterable[QueueGrant], queue: str, right: str) -> bool:
-    """``*`` alone matches neither the dead letters nor temporary queues: patterns for these must begin with
-    their prefix."""
+    """Whether one of the grants permits it."""
     temporary = queue.startswith(names.TEMPORARY)
     if temporary and right == QueueRight.SEND:
         return any(grant.rights for grant in grants)
-    return any(
-        right in grant.rights and _matches(grant.pattern, queue)
-        for grant in grants
-        if grant.pattern != "*" or not (temporary or queue == names.DEAD_LETTERS)
-    )
+    return any(right in grant.rights and _matches(grant.pattern, queue) for grant in grants)
 
 
 @functools.lru_cache(4096)
@@ -96,4 +92,8 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _matches(pattern: str, queue: str) -> bool:
+    if queue == names.DEAD_LETTERS:
+        return pattern == queue
+    if queue.startswith(names.TEMPORARY) and not pattern.startswith(names.TEMPORARY):
+        return False
     return _pattern(pattern).fullmatch(queue) is not None

@@ -31,6 +31,8 @@ OWN = {
     ADMINISTRATOR: roles.Role.OPERATOR,
 }
 
+PEOPLE = frozenset((roles.Role.VIEWER, roles.Role.OPERATOR))
+
 
 def open_keyring(settings: settings_domain.BaseSettings) -> keyring.Keyring:
     return keyring.Keyring.open(settings.keys_folder)
@@ -89,6 +91,20 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
 def credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> credentials_.Credentials:
     """The credentials in `credentials_file`."""
     return credentials_.Credentials.load(credentials_file(trust, identity, role))
+
+
+def login_credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -> credentials_.Credentials:
+    """As `credentials`, for a person who logged in.
+
+    The role of a login may change, and a token may have a lower role than its owner. An identity keeps its
+    role, so the person has a second identity for the other one, such as ``ann-viewer``.
+    """
+    try:
+        return credentials(trust, identity, role)
+    except errors.Conflict:
+        if not {role, trust.show(identity).role} <= PEOPLE:
+            raise  # the name of a service or an application
+        return credentials(trust, f"{identity}-{role}", role)
 
 
 def system_credentials(trust: keyring.Keyring) -> credentials_.Credentials:

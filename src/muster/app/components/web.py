@@ -107,7 +107,7 @@ class DomainAddress:
 
     async def connect(self, identity: str, role: roles.Role) -> api.Bus:
         running = await self._running()
-        creds = await asyncio.to_thread(identities.credentials, self._trust, identity, role)
+        creds = await asyncio.to_thread(identities.login_credentials, self._trust, identity, role)
         tls = None
         if running.ca:
             tls = await asyncio.to_thread(ssl.create_default_context, cafile=running.ca)

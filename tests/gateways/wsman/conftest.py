@@ -41,6 +41,7 @@ class WsMan:
     port: int = 0
     last: httpx.Response | None = None
     user: str = NAME
+    changed: set[str] = field(default_factory=set)  # users whose password or role has changed
 
     async def post(self, data: bytes | str, **headers: str) -> envelope.SoapEnvelope:
         content = data if isinstance(data, bytes) else data.encode()
@@ -156,10 +157,15 @@ async def wsman(fleet, connect, sink) -> AsyncIterator[WsMan]:
     await fleet.registry()
     await fleet.manager()
     await fleet.agent()
-    made = endpoint.WsManEndpoint(visit, callbacks=[sink.url])
+    changed: set[str] = set()
+
+    async def is_current(caller: soap_endpoint.SoapCaller) -> bool:
+        return caller.name not in changed
+
+    made = endpoint.WsManEndpoint(visit, callbacks=[sink.url], is_current=is_current)
     application = asgi.SoapApplication({"/wsman": made.soap_endpoint(authenticate)})
     async with soap_server.SoapServer(application) as server, httpx.AsyncClient() as http:
-        yield WsMan(made, f"{server.url}/wsman", http, fleet, server.port)
+        yield WsMan(made, f"{server.url}/wsman", http, fleet, server.port, changed=changed)
         await made.close()
 
 

@@ -128,6 +128,18 @@ async def test_a_failing_receiver_is_retried_and_then_gets_the_end(wsman, create
     await eventually(lambda: len(wsman.wsman_endpoint.eventing.subscriptions) == 0)
 
 
+async def test_a_subscription_ends_when_the_password_or_the_role_changes(wsman, create, sink):
+    await create("a")
+    await begin(wsman, sink.url, end_to=f"<e:EndTo><a:Address>{sink.url}/end</a:Address></e:EndTo>")
+    wsman.changed.add(wsman.user)
+    await wsman.fleet.client.put("a", desired="down")
+    message = await sink.next()
+    assert message.first is not None
+    assert message.first.name == namespaces.WSE("SubscriptionEnd"), "no event is delivered"
+    assert "has changed" in message.first.text_of(namespaces.WSE("Reason"))
+    await eventually(lambda: len(wsman.wsman_endpoint.eventing.subscriptions) == 0)
+
+
 async def test_a_receiver_that_refuses_is_not_asked_again(wsman, create, sink):
     await create("a")
     await begin(wsman, sink.url)

@@ -50,7 +50,9 @@ class SoapGateways:
     ) -> None:
         self._connections = caller_connections.CallerConnections(connect)
         self._logins = password_checker.PasswordChecker(known, on_failure=on_failure)
-        self._wsman = wsman_endpoint.WsManEndpoint(self._fleet, callbacks=callbacks, measure=measure)
+        self._wsman = wsman_endpoint.WsManEndpoint(
+            self._fleet, callbacks=callbacks, is_current=self._is_current, measure=measure
+        )
         self._context = wscontext_handler.WsContextHandler(
             self._activities, callbacks=callbacks, measure=measure
         )

@@ -102,8 +102,14 @@ class SoapResponse:
 
 Handler = Callable[[SoapRequest], Awaitable[SoapResponse]]
 Authenticate = Callable[[str, str, str], Awaitable[SoapCaller]]  # name, password, client's address
+LoginCheck = Callable[[SoapCaller], Awaitable[bool]]  # whether the account still has its password and role
 DetectLogin = Callable[[bytes], Awaitable[bool]]
 Document = Callable[[str], bytes]  # from the URL of the endpoint
+
+
+async def always_current(_: SoapCaller) -> bool:
+    """The check of logins that never change."""
+    return True
 
 
 def _no_headers(_: SoapRequest | None, __: faults.SoapFault) -> Sequence[xml.XmlElement]:

@@ -7,7 +7,7 @@ that its clients need no change.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from muster.core import errors
 from muster.core.formats import xml
@@ -27,13 +27,6 @@ PATHS = {
     "/juddiv3/services/security": ("Security",),
 }
 
-#: Whether the password and the role of a login are still those of the account.
-LoginCheck = Callable[[endpoint.SoapCaller], Awaitable[bool]]
-
-
-async def _always(_: endpoint.SoapCaller) -> bool:
-    return True
-
 
 class UddiEndpoints:
     def __init__(
@@ -41,7 +34,7 @@ class UddiEndpoints:
         uddi_registry: registry.UddiRegistry,
         login: endpoint.Authenticate,
         *,
-        is_current: LoginCheck = _always,
+        is_current: endpoint.LoginCheck = endpoint.always_current,
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:

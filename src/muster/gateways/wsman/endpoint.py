@@ -24,18 +24,24 @@ Action = Callable[[wsman_request.WsManRequest], Awaitable[wsman_request.Response
 
 
 class WsManEndpoint:
-    """``connect_as`` opens a client with the caller's identity; ``callbacks``: allowed event addresses."""
+    """``connect_as`` opens a client with the caller's identity; ``callbacks``: allowed event addresses.
+
+    A subscription ends with the first event for a caller who is not ``is_current``.
+    """
 
     def __init__(
         self,
         connect_as: event_delivery.ConnectAs,
         *,
         callbacks: Sequence[str] = (),
+        is_current: endpoint.LoginCheck = endpoint.always_current,
         measure: metrics.Metrics | None = None,
         now_s: Callable[[], float] = time.time,
     ) -> None:
         self._measure = measure or metrics.Metrics()
-        subscriptions = event_delivery.EventSubscriptions(connect_as, callbacks, measure=self._measure)
+        subscriptions = event_delivery.EventSubscriptions(
+            connect_as, callbacks, is_current=is_current, measure=self._measure
+        )
         self.transfer = transfer.TransferHandler(connect_as)
         self.enumeration = enumeration.EnumerationHandler(connect_as, now_s)
         self.eventing = wsman_subscriptions.EventingHandler(subscriptions, now_s)

@@ -2,8 +2,9 @@
 
 Each subscription is a task with a bus connection of its user.  It receives the events that the user may
 receive and delivers them one after the other.  It ends when it expires without a renewal, when it is
-unsubscribed, when the receiver refuses events, or when the delivery of an event fails several times.  After a
-failure, the address in ``EndTo`` is notified.
+unsubscribed, when the password or the role of its user has changed, when the receiver refuses events, or when
+the delivery of an event fails several times.  After a change or a failure, the address in ``EndTo`` is
+notified.
 """
 
 from __future__ import annotations
@@ -73,10 +74,12 @@ class EventSubscriptions:
         connect_as: ConnectAs,
         allowed: Sequence[str],
         *,
+        is_current: soap_endpoint.LoginCheck = soap_endpoint.always_current,
         measure: metrics.Metrics,
         post: callbacks.HttpPost = http_client.post,
     ) -> None:
         self._connect_as = connect_as
+        self._is_current = is_current
         self._allowed = allowed
         self._post = post
         self._open: dict[str, EventSubscription] = {}
@@ -182,6 +185,8 @@ class EventSubscriptions:
             ):
                 listening.set_result(None)
                 async for event in feed:
+                    if not await self._is_current(caller):
+                        raise errors.Unauthorized(f"the password or the role of {caller.name} has changed")
                     await self._deliver(subscription, event)
         except TimeoutError:
             events.info("subscription-lapsed", subscription=subscription.id, user=subscription.user)

@@ -222,3 +222,31 @@ def test_the_description_is_built_once_for_any_host_header():
     assert len(made) == 50
     assert wsdl._wsdl.cache_info().currsize == 1
     assert b"http://h&lt;&quot;7/uddi/inquiry" in wsdl.wsdl('http://h<"7/uddi')
+
+
+async def test_the_details_of_many_businesses_take_one_search(uddi: Uddi, monkeypatch: pytest.MonkeyPatch):
+    token = await uddi.token()
+    keys = []
+    for number in range(3):
+        saved = await uddi.ask(
+            f"<save_business>{token}<businessEntity><name>b{number}</name><businessServices>"
+            f"<businessService><name>s{number}</name></businessService></businessServices></businessEntity>"
+            "</save_business>"
+        )
+        keys.append(saved.children[0].get("businessKey"))
+    searches: list[str] = []
+    find = registry.UddiRegistry.find
+
+    async def counted(
+        self: registry.UddiRegistry, kind: str, condition: str = ""
+    ) -> list[records.UddiRecord]:
+        searches.append(kind)
+        return await find(self, kind, condition)
+
+    monkeypatch.setattr(registry.UddiRegistry, "find", counted)
+    requested = "".join(f"<businessKey>{key}</businessKey>" for key in keys)
+    detail = await uddi.ask(f"<get_businessDetail>{requested}</get_businessDetail>")
+    assert [business.get("businessKey") for business in detail.children] == keys
+    names = [element.text for element in detail.walk() if element.name == U("name")]
+    assert names == ["b0", "s0", "b1", "s1", "b2", "s2"]
+    assert searches == ["service", "business"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -300,19 +299,24 @@ class InquiryHandler:
     # Details.
 
     async def get_businessDetail(self, request: xml.XmlElement) -> xml.XmlElement:
-        businesses = await self._registry.get_all("business", keys_of(request, "businessKey"))
-        elements = await asyncio.gather(*(self.business_detail(business) for business in businesses))
-        return xml.XmlElement(U("businessDetail"), *elements)
+        return await self.business_detail(keys_of(request, "businessKey"))
 
-    async def business_detail(self, record: records.UddiRecord) -> xml.XmlElement:
-        """The business with its services."""
-        services = await self._registry.services_of(record.key)
-        inside = [service.element for service in ordered(services, find_qualifiers.FindQualifiers())]
-        return entities.with_part(
-            record.element,
-            "discoveryURLs name description contacts businessServices",
-            listed("businessServices", inside),
-        )
+    async def business_detail(self, keys: Sequence[str]) -> xml.XmlElement:
+        """Businesses with their services."""
+        businesses = await self._registry.get_all("business", keys)
+        services, how = await self._registry.services_of_all(keys), find_qualifiers.FindQualifiers()
+        elements = [
+            entities.with_part(
+                business.element,
+                "discoveryURLs name description contacts businessServices",
+                listed(
+                    "businessServices",
+                    [service.element for service in ordered(services[business.key], how)],
+                ),
+            )
+            for business in businesses
+        ]
+        return xml.XmlElement(U("businessDetail"), *elements)
 
     async def get_serviceDetail(self, request: xml.XmlElement) -> xml.XmlElement:
         services = await self._registry.get_all("service", keys_of(request, "serviceKey"))

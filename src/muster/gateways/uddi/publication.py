@@ -6,7 +6,6 @@ one after the other, children first, each with compare-and-set on the validated 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -72,9 +71,7 @@ class PublicationHandler:
         await self._write(planned, publisher)
         for record in gone:
             await self._registry.delete(publisher, record)
-        businesses = await self._registry.get_all("business", list(service_keys))
-        details = await asyncio.gather(*map(self._inquiry.business_detail, businesses))
-        return xml.XmlElement(U("businessDetail"), *details)
+        return await self._inquiry.business_detail(list(service_keys))
 
     async def _projected(self, service: xml.XmlElement) -> xml.XmlElement:
         """A service of another business that is only shown here: it must exist and is not changed."""

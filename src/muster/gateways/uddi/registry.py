@@ -25,6 +25,7 @@ from muster.inform import client, protocol, service_entries
 U = schema.UDDI
 RESULTS_MAX = 10_000
 CONCURRENT_MAX = 16
+BUSINESSES_AT_ONCE = 100  # in one search
 _ASSERTIONS = "uddi/assertion/"
 
 # Any client may write a context with such a key directly.  If it is not an entity, it is ignored and must not
@@ -141,8 +142,22 @@ class UddiRegistry:
         return result.contexts
 
     async def services_of(self, business: str) -> list[records.UddiRecord]:
-        condition = "" if business == records.DOMAIN_KEY else f"business = {quoted(business)}"
-        return [service for service in await self.find("service", condition) if service.business == business]
+        return (await self.services_of_all([business]))[business]
+
+    async def services_of_all(self, businesses: Sequence[str]) -> dict[str, list[records.UddiRecord]]:
+        """The services of each business, with one search for many of them."""
+        services: dict[str, list[records.UddiRecord]] = {business: [] for business in businesses}
+        keys = list(map(quoted, services))
+        conditions = [
+            f"business IN ({', '.join(keys[start : start + BUSINESSES_AT_ONCE])})"
+            for start in range(0, len(keys), BUSINESSES_AT_ONCE)
+        ]
+        # Services of the domain's own business may have been saved without one.
+        for condition in [""] if records.DOMAIN_KEY in services else conditions:
+            for service in await self.find("service", condition):
+                if service.business in services:
+                    services[service.business].append(service)
+        return services
 
     async def service_with_binding(self, binding: str) -> records.UddiRecord | None:
         """The service that has the binding with this key."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import types
+
+import msgspec
+import pytest
 
 from muster.gateways import udp
 from muster.message import destinations, messages
@@ -82,3 +86,47 @@ def test_a_datagram_from_before_the_first_one_was_not_lost():
     known = udp._SenderState(udp._Key(1, bytes(32), 0))
     assert [receiver._accept_number(known, number) for number in (5, 4, 4, 7)] == [True, True, False, True]
     assert (receiver.lost, receiver.reordered) == (1, 1)
+
+
+class Reply:
+    """A message over the bus, and what is replied to it."""
+
+    def __init__(self, **fields: object) -> None:
+        self.data = msgspec.json.encode(fields)
+        self.replies: list[bytes] = []
+
+    async def respond(self, data: bytes) -> None:
+        self.replies.append(data)
+
+
+@pytest.mark.parametrize(
+    "offer",
+    [
+        {"host": "localhost", "port": 9},  # to resolve a name would block the event loop
+        {"host": "", "port": 9},
+        {"host": "::1", "port": 9},
+        {"host": "127.0.0.1", "port": 65536},
+        {"host": "127.0.0.1", "port": 0},
+        {"host": "127.0.0.1", "port": -1},
+    ],
+)
+async def test_an_offer_without_an_address_gets_neither_datagrams_nor_a_key(offer):
+    sender = udp.UdpSender(None, TOPIC)  # type: ignore[arg-type]
+    sent: list[tuple[str, int]] = []
+    sender._socket = types.SimpleNamespace(sendto=lambda data, peer: sent.append(peer))  # type: ignore[assignment]
+    message = Reply(**offer)
+    await sender._on_offer(message)  # type: ignore[arg-type]
+    assert (sent, message.replies) == ([], [])
+    good = Reply(host="127.0.0.1", port=9, tokens=[])
+    await sender._on_offer(good)  # type: ignore[arg-type]
+    assert (sent, len(good.replies)) == ([("127.0.0.1", 9)], 1)
+    await sender._on_offer(Reply(host="127.0.0.1", port=9, tokens=["é"]))  # type: ignore[arg-type]
+    assert sender.receivers == 0
+
+
+def test_a_key_that_is_none_and_too_many_senders_are_ignored(monkeypatch):
+    monkeypatch.setattr(udp, "SENDERS_MAX", 2)
+    receiver = udp.UdpReceiver(types.SimpleNamespace(bus=None), TOPIC)  # type: ignore[arg-type]
+    for number, key in ((1, b"short"), (2, bytes(32)), (1 << 32, bytes(32)), (3, bytes(32)), (4, bytes(32))):
+        receiver._on_key(Reply(sender=number, key=key, first=0))  # type: ignore[arg-type]
+    assert list(receiver._senders) == [2, 3]

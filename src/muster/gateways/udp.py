@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import secrets
 import struct
 import time
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -39,21 +40,28 @@ DATAGRAM_BYTES_MAX: Final = 60_000
 RENEW_S: Final = 5.0
 HOLD_S: Final = 20.0
 WAITING_MAX: Final = 10_000
+SENDERS_MAX: Final = 1_000  # of one topic
+_KEY_BYTES: Final = 32
 _HEAD: Final = struct.Struct(">IQB")  # sender, number, kind
 _PROBE, _DATA = 0, 1
 _WINDOW: Final = 1024  # how late a datagram may arrive and still be accepted
 
 
 class _Offer(msgspec.Struct, frozen=True):
+    """``host`` is an address: to resolve a name would block the sender."""
+
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     tokens: list[str] = []  # tokens from probes, one for each sender
+
+    def __post_init__(self) -> None:
+        ipaddress.IPv4Address(self.host)
 
 
 class _Key(msgspec.Struct, frozen=True):
-    sender: int
-    key: bytes
-    first: int
+    sender: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    key: Annotated[bytes, msgspec.Meta(min_length=_KEY_BYTES, max_length=_KEY_BYTES)]
+    first: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _SenderStarted(msgspec.Struct, frozen=True):
@@ -73,7 +81,7 @@ class UdpSender(asyncio.DatagramProtocol):
         self._subject = _control(topics.Topic.parse(topic.name))
         self._number = 0
         self._id = secrets.randbits(32)
-        self._key = aead.AESGCM.generate_key(256)
+        self._key = aead.AESGCM.generate_key(8 * _KEY_BYTES)
         self._cipher = aead.AESGCM(self._key)
         self._peers: dict[tuple[str, int], float] = {}  # valid until
         self._probed: dict[tuple[str, int], tuple[str, float]] = {}  # token, valid until
@@ -105,7 +113,7 @@ class UdpSender(asyncio.DatagramProtocol):
         if len(self._probed) >= WAITING_MAX:
             self._probed = {address: held for address, held in self._probed.items() if held[1] > now}
         token, _ = self._probed.get(peer, ("", 0.0))
-        if token and any(secrets.compare_digest(token, offered) for offered in offer.tokens):
+        if token and any(secrets.compare_digest(token.encode(), each.encode()) for each in offer.tokens):
             self._peers[peer] = now + HOLD_S
             self._probed[peer] = (token, now + HOLD_S)
         elif token or len(self._probed) < WAITING_MAX:
@@ -175,7 +183,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         self._socket, _ = await loop.create_datagram_endpoint(lambda: self, local_addr=(self._host, 0))
-        self._port = self._socket.get_extra_info("sockname")[1]
+        self._host, self._port = self._socket.get_extra_info("sockname")[:2]
         self._subscription = await self._connection.bus.subscribe(
             self._subject, handler=self._on_sender_started
         )
@@ -226,6 +234,8 @@ class UdpReceiver(asyncio.DatagramProtocol):
             return
         known = self._senders.get(key.sender)
         if known is None:
+            if len(self._senders) >= SENDERS_MAX:
+                return
             known = self._senders[key.sender] = _SenderState(key)
             self._wake.set()  # its probe arrived before its key: request another
         known.last_seen = time.monotonic()

@@ -42,6 +42,18 @@ def test_metrics_of_a_service_beyond_the_limit_are_dropped_and_counted():
     assert held.dropped == {"service-metrics": 4}
 
 
+def test_services_with_too_many_metrics_are_forgotten_with_their_reports():
+    held = service_reports.ServiceReports()
+    metrics = dict.fromkeys((f"m{number}" for number in range(service_reports.METRICS_MAX + 1)), 1.0)
+    for number in range(service_reports.SERVICES_MAX):
+        held.push(service_report(f"s{number}", **metrics), 0.0)
+    with pytest.raises(errors.LimitExceeded):
+        held.push(service_report("one-more", **metrics), 0.0)
+    assert len(held._truncated) == service_reports.SERVICES_MAX
+    held.collect(10.0 * (service_reports.FORGET_AFTER + 1))
+    assert not held._truncated
+
+
 def test_statsd_counters_are_rates_timers_means_and_sets_counts():
     held = service_reports.ServiceReports()
     assert held.collect(0.0) == ()

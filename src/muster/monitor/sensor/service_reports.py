@@ -76,6 +76,8 @@ class ServiceReports:
 
         ``merge``: the report has some of the service's metrics; the others stay as they are.
         """
+        if report.name not in self._pushed and len(self._pushed) >= SERVICES_MAX:
+            raise errors.LimitExceeded(f"{SERVICES_MAX} services report already; {report.name!r} is rejected")
         if merge and report.name in self._pushed:
             before = self._pushed[report.name].report.metrics
             report = msgspec.structs.replace(report, metrics={**before, **report.metrics})
@@ -94,8 +96,6 @@ class ServiceReports:
             raise messages.MalformedMessage(
                 f"a service report with text that is not Unicode: {error}"
             ) from error
-        if report.name not in self._pushed and len(self._pushed) >= SERVICES_MAX:
-            raise errors.LimitExceeded(f"{SERVICES_MAX} services report already; {report.name!r} is rejected")
         self._pushed[report.name] = _PushedReport(report, now_s, period_s)
 
     def statsd(self, data: bytes, now_s: float) -> None:
@@ -117,6 +117,7 @@ class ServiceReports:
             silent = (now_s - latest.at_s) / latest.period_s
             if silent > FORGET_AFTER:
                 del self._pushed[name]
+                self._truncated.discard(name)
             elif silent > LATE_AFTER and latest.report.state is health.HealthState.UP:
                 reports[name] = messages.ServiceReport(
                     name=name,

@@ -39,6 +39,7 @@ class AsyncNotify:
     def __init__(self, bus: api.Bus, stack: contextlib.AsyncExitStack) -> None:
         self._bus = bus
         self._stack = stack
+        self._opening = asyncio.Lock()
         self._receivers: client.NotifyClient | None = None
 
     async def send(
@@ -93,10 +94,10 @@ class AsyncNotify:
         await (await self._client()).define(notify_models.Model(name, typed, kind))
 
     async def _client(self) -> client.NotifyClient:
-        if self._receivers is None:
-            self._receivers = client.NotifyClient(self._bus)
-            await self._stack.enter_async_context(self._receivers)
-        return self._receivers
+        async with self._opening:
+            if self._receivers is None:  # it stays so if the subscription fails: the next call repeats it
+                self._receivers = await self._stack.enter_async_context(client.NotifyClient(self._bus))
+            return self._receivers
 
 
 class AsyncReceiver:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import shutil
 import socket
@@ -27,7 +28,7 @@ from muster.core import errors
 from muster.testing.plugin import require_part
 from muster.trust import keyring
 from muster.trust.permissions import roles
-from muster.web import actions, request_state, server, settings
+from muster.web import actions, guard, request_state, server, settings
 from muster.web.auth import logins, oidc, scopes, sessions, tokens
 from muster.web.data import read_model
 from muster.web.rest import access
@@ -114,7 +115,6 @@ async def test_a_token_has_at_most_the_role_of_its_owner(lab):
     record = await asyncio.to_thread(web.trust.passwords().get, "ann")
     lowered = msgspec.structs.replace(record, role=roles.Role.VIEWER, administers=False)
     (web.trust.passwords()._folder / "ann.json").write_bytes(msgspec.json.encode(lowered))
-    web.logins._born.clear()
     assert (await get(client, whole["token"])).json()["role"] == "viewer"
 
 
@@ -164,6 +164,84 @@ async def test_a_token_that_may_only_read_revokes_no_token_but_itself(lab):
     assert (await get(client, reader["token"])).status_code == 401
 
 
+async def test_a_token_revokes_none_with_a_higher_role_than_its_own(lab):
+    _, client = lab
+    higher, lower = await create(client, "ann"), await create(client, "ann", role="viewer")
+    refused = await get(client, lower["token"], f"/tokens/{higher['id']}", "DELETE")
+    assert (refused.status_code, refused.json()["hint"]) == (
+        403,
+        "use a token with the role admin, or log in",
+    )
+    assert (await get(client, higher["token"])).status_code == 200
+    assert (await get(client, higher["token"], f"/tokens/{lower['id']}", "DELETE")).status_code == 204
+
+
+async def test_no_cache_stores_what_a_person_may_see(lab):
+    _, client = lab
+    made = await create(client, "ann")
+    for response in (
+        await get(client, made["token"]),
+        await client.get("/login"),
+        await client.get("/nothing"),
+    ):
+        assert response.headers["cache-control"] == "no-store", response.request.url
+    assert (await client.get("/static/muster.css")).headers["cache-control"] == "max-age=300"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("POST", "/login", {"Origin": "http://["}, 403),
+        ("GET", "/login?next=//[", {}, 200),
+        ("GET", "/login", {"Host": "[::1"}, 400),
+    ],
+)
+async def test_an_address_with_an_open_bracket_is_refused_and_not_a_bug(lab, method, path, headers, status):
+    _, client = lab
+    assert (await client.request(method, path, headers=headers)).status_code == status
+
+
+async def test_a_long_body_is_read_only_after_a_login(lab):
+    _, client = lab
+    made = await create(client, "ann")
+    body = json.dumps({"value": "x" * guard.ANONYMOUS_BODY_MAX}).encode()
+
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 1000):
+            yield body[start : start + 1000]
+
+    async def put(content: Any, token: str) -> tuple[int, str]:
+        headers = {"Content-Type": "application/json"} | (
+            {"Authorization": f"Bearer {token}"} if token else {}
+        )
+        response = await client.put("/api/v1/contexts/x", content=content, headers=headers)
+        return response.status_code, response.json()["code"]
+
+    for token in ("", "muster_guess"):
+        assert await put(body, token) == (401, "unauthorized")
+        assert await put(chunks(), token) == (401, "unauthorized")
+    assert (await put(body, made["token"]))[0] == 503  # permitted; the domain is down
+    assert (await put(chunks(), made["token"]))[0] == 503
+    short = await client.post("/api/v1/tokens", content=b" " * guard.ANONYMOUS_BODY_MAX)
+    assert short.status_code == 400  # read, and not JSON
+
+
+@pytest.mark.virtual_time
+async def test_a_body_that_does_not_arrive_is_not_awaited_for_ever():
+    async def known() -> bool:
+        return True
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.6 * guard.BODY_S)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    body = guard.RequestBody(receive, known)
+    await body.read()
+    with pytest.raises(errors.InvalidInput, match="did not arrive"):
+        await body.read()
+    assert isinstance(body.refusal, errors.InvalidInput)
+
+
 async def test_a_revoked_an_expired_and_a_forged_token_are_refused(lab):
     web, client = lab
     made = await create(client, "vic")
@@ -178,14 +256,30 @@ async def test_a_revoked_an_expired_and_a_forged_token_are_refused(lab):
     assert await asyncio.to_thread(web.logins.tokens.list) == []
 
 
-async def test_a_new_password_ends_tokens(lab):
+async def test_a_new_password_and_a_removal_end_tokens_at_once(lab):
+    web, client = lab
+    known = web.trust.passwords()
+    made = await create(client, "vic")
+    assert (await get(client, made["token"])).status_code == 200
+    await asyncio.to_thread(known.set, "vic", roles.Role.VIEWER, "vic has a secret")
+    assert (await get(client, made["token"])).status_code == 401
+    again = await create(client, "vic")
+    assert (await get(client, again["token"])).status_code == 200
+    await asyncio.to_thread(known.remove, "vic")
+    assert (await get(client, again["token"])).status_code == 401
+
+
+async def test_a_login_that_cannot_be_read_now_is_not_taken_for_a_removed_one(lab, monkeypatch):
     web, client = lab
     made = await create(client, "vic")
-    record = await asyncio.to_thread(web.trust.passwords().get, "vic")
-    later = msgspec.structs.replace(record, created_at=record.created_at + 1)
-    (web.trust.passwords()._folder / "vic.json").write_bytes(msgspec.json.encode(later))
-    web.logins._born.clear()
-    assert (await get(client, made["token"])).status_code == 401
+
+    def exhausted(name: str) -> None:
+        raise errors.Refused(f"{name}: too many open files")
+
+    monkeypatch.setattr(web.logins._known, "get", exhausted)
+    assert (await get(client, made["token"])).status_code == 409
+    monkeypatch.undo()
+    assert (await get(client, made["token"])).status_code == 200
 
 
 async def test_a_token_cannot_create_tokens_nor_last_longer_than_the_setting(lab):

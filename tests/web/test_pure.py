@@ -581,6 +581,11 @@ def test_the_history_is_paged_by_its_cursors(tmp_path):
     assert seen == [["m11", "m10", "m9", "m8", "m7"], ["m6", "m5", "m4", "m3", "m2"], ["m1", "m0"]]
 
 
+@pytest.mark.parametrize("at_ms", [(1 << 53) - 1, (1 << 63) - 1, -(1 << 63)])
+def test_a_time_that_no_calendar_has_is_shown_as_a_number(at_ms):
+    assert widgets.moment(at_ms) == f"<span>{at_ms} ms</span>"
+
+
 def test_the_unit_follows_from_a_metric_s_name():
     assert [
         widgets.unit(name) for name in ("cpu_percent", "memory_bytes", "network_in_bytes_s", "up_s", "x")

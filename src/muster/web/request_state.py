@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 from fastapi import Depends, Request
+from starlette.requests import cookie_parser
 
 from muster.core import errors
 from muster.core.net import hosts
@@ -56,6 +58,19 @@ async def cookie_session(request: Request) -> sessions.LoginSession:
     if not text:
         raise errors.Unauthorized("authentication is required", hint="log in, or send a bearer token")
     return await state_of(request).logins.recognise_cookie(text)
+
+
+async def is_known(web: WebState, headers: Mapping[str, str]) -> bool:
+    """Whether the headers have a valid token or session."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    try:
+        if scheme:
+            await web.logins.recognise_token(token.strip())
+        else:
+            await web.logins.recognise_cookie(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+    except errors.MusterError:
+        return False
+    return True
 
 
 async def session_of(request: Request) -> sessions.LoginSession:

@@ -76,7 +76,12 @@ def build(web: state_.WebState) -> ASGIApp:
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _broken)
     settings_ = web.settings
-    return guard.RequestGuard(app, names=(settings_.host, *settings_.names), tls=bool(settings_.cert))
+    return guard.RequestGuard(
+        app,
+        names=(settings_.host, *settings_.names),
+        tls=bool(settings_.cert),
+        is_known=functools.partial(state_.is_known, web),
+    )
 
 
 def rest_application() -> FastAPI:

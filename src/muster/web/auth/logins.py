@@ -1,8 +1,8 @@
 """Sessions and tokens: created with a password or by an identity provider, verified with each request, ended.
 
 `muster.trust.login.password_checker` verifies passwords and throttles attempts, `muster.web.auth.oidc` talks
-to the provider.  The existence of a login is checked again every few seconds, so a removed login or a changed
-password ends its sessions and tokens soon.  The role of a person from the provider follows the current
+to the provider.  The login is read again with each request: one that is removed, or has another role or
+password, ends its sessions and tokens at once.  The role of a person from the provider follows the current
 settings; changes of groups in the provider take effect at the next login.
 """
 
@@ -23,9 +23,6 @@ from muster.trust.login import passwords
 from muster.web import settings as settings_
 from muster.web.auth import ended_logins, oidc, scopes, sessions, tokens
 
-REMEMBERED_MAX = 10_000  # accounts
-KNOWN_S = 5.0
-
 
 class LoginService:
     def __init__(
@@ -42,7 +39,6 @@ class LoginService:
         self._key = b""
         self._settings = settings
         self._ended = ended_logins.EndedLogins(folder)
-        self._born: dict[str, tuple[float, int, sessions.WebRole]] = {}
         self.tokens = tokens.TokenStore(folder / "tokens")
         self.provider = oidc.OidcProvider(settings.oidc) if settings.oidc.issuer else None
 
@@ -94,46 +90,39 @@ class LoginService:
     async def recognise_cookie(self, text: str) -> sessions.LoginSession:
         """Verify a session. Raises `errors.Unauthorized` if it is invalid, ended, or its login is gone."""
         session = sessions.unseal(text, self._key, now_s=time.time())
-        if await asyncio.to_thread(self._ended.has, session):
-            raise errors.Unauthorized("this session was ended", hint="log in again")
-        return await self._current(session)
+        return await asyncio.to_thread(self._continued, session)
 
     async def recognise_token(self, text: str) -> sessions.LoginSession:
         """Verify an API token. Raises `errors.Unauthorized` like `recognise_cookie`."""
-        record = await asyncio.to_thread(self.tokens.verify, text)
-        return await self._current(record.session)
+        return await asyncio.to_thread(lambda: self._current(self.tokens.verify(text).session))
 
-    async def _current(self, session: sessions.LoginSession) -> sessions.LoginSession:
+    # These read files and block.
+
+    def _continued(self, session: sessions.LoginSession) -> sessions.LoginSession:
+        if self._ended.has(session):
+            raise errors.Unauthorized("this session was ended", hint="log in again")
+        return self._current(session)
+
+    def _current(self, session: sessions.LoginSession) -> sessions.LoginSession:
         """The session with the role that its login has now, at most the role of the session."""
-        role = await self._role_now(session)
+        role = self._role_now(session)
         if session.kind is sessions.TokenKind.TOKEN and not session.role.covers(role):
             role = session.role
         return msgspec.structs.replace(session, role=role)
 
-    async def _role_now(self, session: sessions.LoginSession) -> sessions.WebRole:
+    def _role_now(self, session: sessions.LoginSession) -> sessions.WebRole:
         if session.groups is not None:
             permitted = oidc.role_of_groups(session.groups, self._settings.oidc) if self.provider else None
             if permitted is None:
                 raise errors.Unauthorized("the groups of this login have no role any more")
             return permitted[0]
-        looked_s, born, role = self._born.get(session.name, (0.0, -1, sessions.WebRole.VIEWER))
-        if time.monotonic() - looked_s > KNOWN_S or born < session.born:
-            born, role = await asyncio.to_thread(self._look, session.name)
-            if len(self._born) > REMEMBERED_MAX:
-                self._born.clear()
-            self._born[session.name] = (time.monotonic(), born, role)
-        if born != session.born:
-            raise errors.Unauthorized("the password was changed", hint="log in again")
-        return role
-
-    def _look(self, name: str) -> tuple[int, sessions.WebRole]:
         try:
-            cached = self._known.get(name)
-            if cached.expires_at and cached.expires_at <= time.time():
-                raise errors.Unauthorized("expired")
-            return cached.created_at, sessions.role_of(cached.role, administers=cached.administers)
-        except errors.MusterError:
-            return -1, sessions.WebRole.VIEWER
+            login = self._known.get(session.name)
+        except (errors.NotFound, errors.InvalidInput):
+            login = None
+        if login is None or login.created_at != session.born or login.expired(time.time()):
+            raise errors.Unauthorized("the password was changed or removed", hint="log in again")
+        return sessions.role_of(login.role, administers=login.administers)
 
     async def end(self, session: sessions.LoginSession) -> None:
         """End a session or token for all web processes of the domain."""

@@ -125,12 +125,22 @@ class TokenStore:
                 records.append(record)
         return sorted(records, key=lambda record: (record.created_at, record.id))
 
-    def revoke(self, id: str, *, owner: str | None = None) -> TokenRecord:
-        """Delete a token, of ``owner`` if given. `errors.NotFound` if there is none."""
+    def revoke(
+        self, id: str, *, owner: str | None = None, role_max: sessions.WebRole | None = None
+    ) -> TokenRecord:
+        """Delete a token: of ``owner`` if given, and with at most the role ``role_max``.
+
+        `errors.NotFound` if there is none, `errors.Forbidden` if its role is higher.
+        """
         path = self._path(id)
         record = self._read(path) if re.fullmatch(r"[0-9a-f]{16}", id) else None
         if record is None or (owner is not None and record.owner != owner):
             raise errors.NotFound(f"there is no token {id[:40]!r}", hint="list tokens for their ids")
+        if role_max is not None and not role_max.covers(record.role):
+            raise errors.Forbidden(
+                f"the token {id} has the role {record.role.value}, and this one only {role_max.value}",
+                hint=f"use a token with the role {record.role.value}, or log in",
+            )
         path.unlink(missing_ok=True)
         files.sync_folder(self._folder)  # a crash does not bring it back
         return record

@@ -23,7 +23,7 @@ from muster.trust.permissions import roles
 IDENTITY = "web"
 RETRY_S = 0.5
 PEOPLE_MAX = 256
-IDLE_S = 300.0
+IDLE_S = 900.0  # longer than the longest operation, which would otherwise lose its connection
 
 events = log.EventLog("web")
 

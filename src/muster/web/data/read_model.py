@@ -36,11 +36,13 @@ from muster.web.data import (
     history_reader,
     latest_reports,
     sql_runner,
+    turns,
 )
 from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
 SCHEDULED_MAX = 1000
+LONG_AT_ONCE = 2  # reads of the history, past reports and plans of manifests
 
 T = TypeVar("T")
 
@@ -50,6 +52,12 @@ class ReadModel(bus_feed.BusFeed):
         super().__init__(location, domain=domain)
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
+        self._long = turns.WorkTurns(LONG_AT_ONCE, "searches")
+
+    async def _in_turn(self, read: Callable[..., T], *arguments: Any) -> T:
+        """The result of a read that takes a thread for long."""
+        async with self._long.turn():
+            return await asyncio.to_thread(read, *arguments)
 
     # Resources
 
@@ -82,6 +90,10 @@ class ReadModel(bus_feed.BusFeed):
 
     async def rollouts(self) -> list[manage_rows.RolloutRow]:
         return await self._query("rollouts", "manage", 2.0, lambda bus: self._manage(bus).rollouts())
+
+    async def plan(self, manifest: str) -> list[manage_rows.PlanStep]:
+        async with self._long.turn():
+            return await manage_client.ManageClient(self.link.bus).plan(manifest)
 
     # Reports
 
@@ -140,15 +152,16 @@ class ReadModel(bus_feed.BusFeed):
                 if fitting:
                     latest: msgspec.Struct = max(fitting, key=lambda candidate: candidate.to_ms)
                     return latest
-            then = latest_reports.LatestReports()
-            for batch in await monitor_client.recent(bus, window_s=window_s, at_ms=at_ms):
-                then.add(batch.batch)
-            match scope:
-                case "system":
-                    return await then.system()
-                case "group":
-                    return await then.group(name)
-            return await then.node(name)
+            async with self._long.turn():
+                then = latest_reports.LatestReports()
+                for batch in await monitor_client.recent(bus, window_s=window_s, at_ms=at_ms):
+                    then.add(batch.batch)
+                match scope:
+                    case "system":
+                        return await then.system()
+                    case "group":
+                        return await then.group(name)
+                return await then.node(name)
 
         report = await self._query(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
         if report is None:
@@ -245,7 +258,7 @@ class ReadModel(bus_feed.BusFeed):
             ("history", query, limit, cursor),
             "history",
             5.0,
-            lambda: asyncio.to_thread(history_reader.read_page, self._history, query, limit, cursor),
+            lambda: self._in_turn(history_reader.read_page, self._history, query, limit, cursor),
         )
 
     async def plot(
@@ -257,7 +270,7 @@ class ReadModel(bus_feed.BusFeed):
             ("plot", query, metric, points),
             "history",
             10.0,
-            lambda: asyncio.to_thread(history_reader.plot, self._history, query, metric, points),
+            lambda: self._in_turn(history_reader.plot, self._history, query, metric, points),
         )
 
     async def sql(self, text: str, *, rows: int, as_of_ms: int | None = None) -> sql_runner.SqlRows:

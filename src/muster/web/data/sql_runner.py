@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.core import errors
+from muster.web.data import turns
 
 if TYPE_CHECKING:
     from muster.pipeline.history import sql_process
@@ -32,7 +33,7 @@ class SqlRows(msgspec.Struct, frozen=True):
 class SqlRunner:
     def __init__(self, root: str) -> None:
         self._root = root
-        self._free = asyncio.Semaphore(AT_ONCE)
+        self._turns = turns.WorkTurns(AT_ONCE, "SQL queries")
 
     async def run(self, text: str, *, rows: int = ROWS_MAX, as_of_ms: int | None = None) -> SqlRows:
         from muster.pipeline.history import sql_process
@@ -45,15 +46,8 @@ class SqlRunner:
             rows=min(rows, ROWS_MAX),
             as_of_ms=as_of_ms,
         )
-        try:
-            async with asyncio.timeout(2 * SECONDS_MAX):
-                await self._free.acquire()
-        except TimeoutError:
-            raise errors.Unavailable("too many SQL queries are running", hint="try again later") from None
-        try:
+        async with self._turns.turn():
             answer = await self._ask(request)
-        finally:
-            self._free.release()
         if not answer.code:
             return SqlRows(answer.columns, answer.rows, answer.truncated)
         kinds = (errors.InvalidInput, errors.LimitExceeded, errors.TimedOut, errors.NotFound)

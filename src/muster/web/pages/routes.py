@@ -174,7 +174,7 @@ async def live(request: Request) -> Response:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(touched.wait(), min(wait_s, 5.0))
 
-    return event_stream.stream(request, changes)
+    return event_stream.stream(request, person, changes)
 
 
 @router.get("/static/{name}")
@@ -194,7 +194,10 @@ def _static(name: str) -> bytes:
 
 def _within(path: str) -> str:
     """A path of the dashboard, never the address of another site."""
-    parts = urlsplit(path)
+    try:
+        parts = urlsplit(path)
+    except ValueError:
+        return "/"
     if parts.scheme or parts.netloc or not path.startswith("/") or path.startswith(("//", "/\\")):
         return "/"
     return path if parts.path in PAGES else "/"

@@ -116,7 +116,7 @@ async def end_token(web: request_state.Web, person: request_state.Person) -> Res
     **base.answers(None, status=204),
 )
 async def revoke_token(web: request_state.Web, person: request_state.Person, id: TokenId) -> Response:
-    """A token whose scopes permit only reading here can revoke itself."""
+    """A token revokes itself, and those with at most its own role unless its scopes permit only reading."""
     if id != person.id and scopes.is_read_only("access", person):
         raise errors.Forbidden(
             f"this token is limited to {', '.join(person.scopes)}",
@@ -125,7 +125,10 @@ async def revoke_token(web: request_state.Web, person: request_state.Person, id:
 
     async def revoke() -> None:
         owner = None if person.role is sessions.WebRole.ADMIN else person.name
-        await asyncio.to_thread(web.logins.tokens.revoke, id, owner=owner)
+        limited = person.kind is sessions.TokenKind.TOKEN and id != person.id
+        await asyncio.to_thread(
+            web.logins.tokens.revoke, id, owner=owner, role_max=person.role if limited else None
+        )
         await web.actions.record(
             person.name, "revoke-token", id, "", messages.DecisionOutcome.DONE, kind=person.kind
         )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from fastapi import Header, Path, Request
@@ -17,11 +18,13 @@ from muster.inform import rows
 from muster.manage import protocol as manage_protocol
 from muster.pipeline import protocol as pipeline_protocol
 from muster.web import problems, request_state
+from muster.web.auth import sessions
 from muster.web.rest import base
 
 router = base.router("watches")
 
 WATCHES_MAX = 500  # concurrently open, pages included
+OF_LOGIN_MAX = 100  # of one login: others can open theirs
 BEAT_S = 15.0  # interval of comments, so that both sides notice a dead connection
 LOOK_S = 5.0  # the login is checked at this interval and before each event
 STREAM: dict[str, Any] = {
@@ -44,20 +47,27 @@ _WATCHED: dict[str, tuple[str, type[messages.WireMessage]]] = {
 
 
 class EventStreams:
-    """Bounds the number of open streams."""
+    """Bounds the number of open streams, in all and of each login."""
 
-    open = 0
+    open: ClassVar[collections.Counter[str]] = collections.Counter()
+
+    @classmethod
+    def check(cls, login: str) -> None:
+        total, own = cls.open.total(), cls.open[login]
+        if total >= WATCHES_MAX or own >= OF_LOGIN_MAX:
+            raise errors.Overloaded(f"{total} watches are already open, {own} of {login}", retry_after_s=10.0)
 
     @classmethod
     @contextlib.contextmanager
-    def slot(cls) -> Any:
-        if cls.open >= WATCHES_MAX:
-            raise errors.Overloaded(f"{cls.open} watches are already open", retry_after_s=10.0)
-        cls.open += 1
+    def slot(cls, login: str) -> Any:
+        cls.check(login)
+        cls.open[login] += 1
         try:
             yield
         finally:
-            cls.open -= 1
+            cls.open[login] -= 1
+            if not cls.open[login]:
+                del cls.open[login]
 
 
 def event(data: object, *, name: str = "", id: str = "") -> bytes:
@@ -66,16 +76,17 @@ def event(data: object, *, name: str = "", id: str = "") -> bytes:
     return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def stream(request: Request, made: Callable[[], AsyncIterator[bytes]]) -> StreamingResponse:
+def stream(
+    request: Request, person: sessions.LoginSession, made: Callable[[], AsyncIterator[bytes]]
+) -> StreamingResponse:
     async def body() -> AsyncIterator[bytes]:
-        with EventStreams.slot():
+        with EventStreams.slot(person.name):
             yield b": muster\n\n"
             async with contextlib.aclosing(_with_beats(made(), request)) as frames:
                 async for data in frames:
                     yield data
 
-    if EventStreams.open >= WATCHES_MAX:
-        raise errors.Overloaded(f"{EventStreams.open} watches are already open", retry_after_s=10.0)
+    EventStreams.check(person.name)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
 
@@ -126,7 +137,7 @@ async def watch(
                 with contextlib.suppress(errors.InvalidInput, errors.LimitExceeded):
                     yield event(messages.decode(message.data, kind), name=what)
 
-    return stream(request, changes)
+    return stream(request, person, changes)
 
 
 @router.get("/watch-context/{key:text}", summary="Watch the changes of a context", **STREAM)
@@ -146,4 +157,4 @@ async def watch_context(
         async for change in web.source.watch(person, key, after_version=after):
             yield event(rows.change_row(change), name="context", id=str(change.version))
 
-    return stream(request, changes)
+    return stream(request, person, changes)

@@ -195,7 +195,7 @@ async def undrain(web: request_state.Web, person: request_state.Person, name: ba
     **base.answers(base.items(base.kind(rows.PlanStep))),
 )
 async def plan(web: request_state.Web, person: request_state.Person, body: ManifestBody) -> Response:
-    return base.page(await client.ManageClient(web.source.link.bus).plan(body.manifest))
+    return base.page(await web.source.plan(body.manifest))
 
 
 @router.post("/manifests", summary="Apply a manifest", **base.answers(base.kind(rows.ApplyResult)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 
@@ -250,3 +251,21 @@ async def test_the_details_of_many_businesses_take_one_search(uddi: Uddi, monkey
     names = [element.text for element in detail.walk() if element.name == U("name")]
     assert names == ["b0", "s0", "b1", "s1", "b2", "s2"]
     assert searches == ["service", "business"]
+
+
+async def test_the_entities_of_a_search_are_parsed_outside_of_the_event_loop(
+    uddi: Uddi, monkeypatch: pytest.MonkeyPatch
+):
+    await uddi.services.save(ENTRY)
+    threads: list[int] = []
+    read = records.read_record
+
+    def noted(context: protocol.Context) -> records.UddiRecord:
+        threads.append(threading.get_ident())
+        return read(context)
+
+    monkeypatch.setattr(records, "read_record", noted)
+    listed = await uddi.ask("<find_service><name>Printer</name></find_service>")
+    assert [element.text for element in listed.walk() if element.name == U("name")] == ["Printer"]
+    assert threads
+    assert threading.get_ident() not in threads

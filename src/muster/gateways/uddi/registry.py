@@ -26,6 +26,7 @@ U = schema.UDDI
 RESULTS_MAX = 10_000
 CONCURRENT_MAX = 16
 BUSINESSES_AT_ONCE = 100  # in one search
+SEARCHES_MAX = 2  # at once
 _ASSERTIONS = "uddi/assertion/"
 
 # Any client may write a context with such a key directly.  If it is not an entity, it is ignored and must not
@@ -61,6 +62,7 @@ class UddiRegistry:
         """``connect_as``: opens a connection for a publisher, or for ``reader``."""
         self._reader = reader
         self._connect_as = connect_as
+        self._searching = asyncio.Semaphore(SEARCHES_MAX)
         self.now_s = now_s
         self.node = node
 
@@ -104,12 +106,9 @@ class UddiRegistry:
         return list(await asyncio.gather(*map(load, keys)))
 
     async def find(self, kind: str, condition: str = "") -> list[records.UddiRecord]:
-        matches = []
-        for context in await self._search(kind, records.context_key(kind, ""), condition):
-            try:
-                matches.append(records.read_record(context))
-            except _NO_ENTITY:
-                continue
+        async with self._searching:  # a search may read all of them, and needs no login
+            contexts = await self._search(kind, records.context_key(kind, ""), condition)
+            matches = await asyncio.to_thread(_records, contexts)
         if kind == "business" and not condition:
             matches.append(records.UddiRecord("business", records.DOMAIN_KEY, records.domain_business()))
         if kind == "tmodel" and not condition:
@@ -235,6 +234,15 @@ class UddiRegistry:
         with contextlib.suppress(errors.NotFound):
             async with self._client(publisher) as contexts:
                 await contexts.delete(assertion.context_key)
+
+
+def _records(contexts: Iterable[protocol.Context]) -> list[records.UddiRecord]:
+    """The entities among the contexts. Thousands take long to parse: call it in a thread."""
+    matches = []
+    for context in contexts:
+        with contextlib.suppress(*_NO_ENTITY):
+            matches.append(records.read_record(context))
+    return matches
 
 
 class PublisherAssertion:

@@ -499,6 +499,36 @@ async def test_a_provider_that_does_not_answer_is_shown_on_the_login_page(tmp_pa
         assert (response.status_code, "does not respond" in response.text) == (503, True)
 
 
+async def test_codes_that_the_provider_refuses_are_throttled_by_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async with serving(tmp_path, oidc_settings(ISSUER, tmp_path)) as (web, _):
+        requests: list[str] = []
+
+        async def finish(_: oidc.OidcAttempt, *, state: str, code: str) -> oidc.Claims:
+            requests.append(code)
+            raise errors.Unauthorized("the identity provider refused the login")
+
+        assert web.logins.provider is not None
+        monkeypatch.setattr(web.logins.provider, "finish", finish)
+        attempt = oidc.OidcAttempt(
+            state="s", nonce="n", verifier="v", next="/", redirect=HERE, until=int(time.time() + 600)
+        )
+        text = oidc.seal_attempt(attempt, web.logins._key)
+
+        async def guess(address: str) -> type[errors.MusterError]:
+            with pytest.raises(errors.MusterError) as caught:
+                await web.logins.finish_oidc(text, state="s", code="guess", address=address)
+            return caught.type
+
+        most = logins.REFUSED_CODES.at_once
+        kinds = [await guess("192.0.2.1") for _ in range(most + 5)]
+        assert kinds[:most] == [errors.Unauthorized] * most
+        assert kinds[-1] is errors.Overloaded
+        assert len(requests) < len(kinds)
+        assert await guess("192.0.2.2") is errors.Unauthorized
+
+
 KEY, STRANGE_KEY = (rsa.generate_private_key(65537, 2048) for _ in range(2))
 ISSUER = "https://idp.example.com"
 

@@ -17,11 +17,14 @@ from pathlib import Path
 
 import msgspec
 
-from muster.core import errors, files
+from muster.core import errors, files, leaky_buckets
+from muster.core.net import hosts
 from muster.trust.login import password_checker as trust_logins
 from muster.trust.login import passwords
 from muster.web import settings as settings_
 from muster.web.auth import ended_logins, oidc, scopes, sessions, tokens
+
+REFUSED_CODES = leaky_buckets.BucketBudget(30, 10.0)  # of the provider, by address
 
 
 class LoginService:
@@ -39,6 +42,7 @@ class LoginService:
         self._key = b""
         self._settings = settings
         self._ended = ended_logins.EndedLogins(folder)
+        self._refused_codes = leaky_buckets.LeakyBuckets[str](REFUSED_CODES)
         self.tokens = tokens.TokenStore(folder / "tokens")
         self.provider = oidc.OidcProvider(settings.oidc) if settings.oidc.issuer else None
 
@@ -168,13 +172,24 @@ class LoginService:
         address, attempt = await self._provider().begin(redirect, next_)
         return address, oidc.seal_attempt(attempt, self._key)
 
-    async def finish_oidc(self, text: str, *, state: str, code: str) -> tuple[sessions.LoginSession, str]:
+    async def finish_oidc(
+        self, text: str, *, state: str, code: str, address: str
+    ) -> tuple[sessions.LoginSession, str]:
         """A session of the person whom the provider authenticated, and the page that the person wanted.
 
-        Raises `errors.Unauthorized`, or `errors.Forbidden` if none of the person's groups has a role.
+        Raises `errors.Unauthorized`, `errors.Forbidden` if none of the person's groups has a role, or
+        `errors.Overloaded` after many codes of one address that the provider refused.
         """
         attempt = oidc.unseal_attempt(text, self._key, now_s=time.time())
-        claims = await self._provider().finish(attempt, state=state, code=code)
+        client = hosts.network(address)
+        wait_s = self._refused_codes.wait_s(client, time.monotonic())
+        if wait_s:
+            raise errors.Overloaded("too many failed logins", retry_after_s=wait_s)
+        try:
+            claims = await self._provider().finish(attempt, state=state, code=code)
+        except errors.Unauthorized:
+            self._refused_codes.add(client, time.monotonic())
+            raise
         name = oidc.identity_name(claims.name, self._settings.oidc.name_prefix)
         permitted = oidc.role_of_groups(claims.groups, self._settings.oidc)
         if permitted is None:

@@ -314,7 +314,10 @@ async def finish_oidc(request: Request, state: str = "", code: str = "", error: 
         if error:
             raise errors.Unauthorized(f"the identity provider refused the login: {error[:200]}")
         session, next_ = await web.logins.finish_oidc(
-            request.cookies.get(ATTEMPT, ""), state=state, code=code
+            request.cookies.get(ATTEMPT, ""),
+            state=state,
+            code=code,
+            address=request_state.address_of(request),
         )
     except errors.MusterError as problem:
         if isinstance(problem, errors.Forbidden):

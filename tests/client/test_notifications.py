@@ -39,4 +39,5 @@ async def test_a_receiver_after_a_failed_subscription_is_subscribed() -> None:
             await notify._client()
         opened = await asyncio.gather(notify._client(), notify._client())
         assert opened[0] is opened[1]
-        assert (opened[0]._subscription is bus, bus.subscribed) == (True, 2)
+        assert opened[0]._subscription is not None
+        assert bus.subscribed == 2

@@ -204,11 +204,13 @@ async def test_an_address_with_an_open_bracket_is_refused_and_not_a_bug(lab, met
 async def test_a_long_body_is_read_only_after_a_login(lab):
     _, client = lab
     made = await create(client, "ann")
-    body = json.dumps({"value": "x" * guard.ANONYMOUS_BODY_MAX}).encode()
+    body = json.dumps({"value": "x" * (4 * guard.ANONYMOUS_BODY_MAX)}).encode()
+    read = 0
 
     async def chunks() -> AsyncIterator[bytes]:
-        for start in range(0, len(body), 1000):
-            yield body[start : start + 1000]
+        nonlocal read
+        for read in range(1000, len(body) + 1000, 1000):
+            yield body[read - 1000 : read]
 
     async def put(content: Any, token: str) -> tuple[int, str]:
         headers = {"Content-Type": "application/json"} | (
@@ -220,8 +222,10 @@ async def test_a_long_body_is_read_only_after_a_login(lab):
     for token in ("", "muster_guess"):
         assert await put(body, token) == (401, "unauthorized")
         assert await put(chunks(), token) == (401, "unauthorized")
+        assert read <= guard.ANONYMOUS_BODY_MAX + 1000
     assert (await put(body, made["token"]))[0] == 503  # permitted; the domain is down
     assert (await put(chunks(), made["token"]))[0] == 503
+    assert read >= len(body)
     short = await client.post("/api/v1/tokens", content=b" " * guard.ANONYMOUS_BODY_MAX)
     assert short.status_code == 400  # read, and not JSON
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import yaml
 
 from muster.cli import output, tables
 from muster.trust.permissions import roles
+from muster.web import server
+from muster.web.components import charts, widgets
 from tests.cli import driver
 
 ROWS: list[dict[str, Any]] = [
@@ -90,8 +93,29 @@ def test_a_hostile_line_cannot_take_over_the_terminal(capsys, monkeypatch):
     ("count", "shown"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (6_312_000_000, "6.3 GB"), (3 << 50, "3,377.7 TB")],
 )
-def test_sizes_for_people(count, shown):
-    assert tables.format_bytes(count) == shown
+def test_the_command_line_and_the_dashboard_show_the_same_sizes(count, shown):
+    assert tables.cell("used_bytes", count) == widgets.size(count) == shown
+    chart = charts.lines([charts.ChartLine("x", [(1, 0.0), (2, count)])], label="x", unit=" B")
+    assert f"x: {shown}" in chart
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0, "0.0 %"), (10.93, "10.9 %"), (100, "100.0 %")])
+def test_the_command_line_and_the_dashboard_show_the_same_shares(share, shown):
+    assert tables.cell("cpu_percent", share) == widgets.percent(share) == shown
+    chart = charts.lines([charts.ChartLine("x", [(1, 0.0), (2, share)])], label="x", unit=" %")
+    assert f"x: {shown}" in chart
+
+
+def test_only_the_server_formats_figures_of_the_dashboard():
+    """The script of the pages replaces sections that the server renders: there is no second rule."""
+    script = (Path(server.__file__).parent / "static" / "muster.js").read_text()
+    assert not re.search(r"toFixed|toLocaleString|toPrecision|NumberFormat|\b[kMGT]i?B\b", script)
+
+
+def test_the_axis_of_a_chart_has_all_digits_of_a_size():
+    chart = charts.lines([charts.ChartLine("x", [(1, 0.0), (2, 2.4e9)])], label="x", unit=" B/s")
+    assert ">1.25 GB/s<" in chart
+    assert ">2.5 GB/s<" in chart
 
 
 def on_a_terminal(**environment: str) -> bytes:

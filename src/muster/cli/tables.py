@@ -4,7 +4,8 @@ The unit of a field is the end of its name (``since_ms``, ``used_bytes``, ``cpu_
 value in a unit that people read, and the title omits it. Output for programs carries the exact values.
 
 A table that is wider than the terminal first loses its optional columns, last one first; then the long texts
-wrap. The first column, which identifies the row, keeps its width.
+wrap. The first column, which identifies the row, keeps its width. Where the user chooses the columns (SQL),
+none is omitted: if they do not fit (`fits`), each row is printed as a list of its values.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from muster.core import units
+
 GAP = 2  # between columns
 SHORT = 12  # columns up to this width are not made narrower
 NARROW = 16  # long columns keep at least this width, or that of a word
 WORD = 32  # longer words are broken
 LEAST = 6
+RULE = 40  # width of the line above a row that is printed as a list
 _EPOCH_MS, _EPOCH_S = 10**11, 10**9  # greater values are times, smaller ones durations
 
 _TITLES = {"since_ms": "for", "at_ms": "age"}
@@ -93,12 +97,10 @@ def _number(name: str, value: float, now_s: float) -> str:
         return _moment(name, value / 1000, now_s)
     if name.endswith("_at") and (value > _EPOCH_S or not value):
         return _moment(name, value, now_s)
-    if name.endswith("_bytes"):
-        return format_bytes(value)
+    if name.endswith(("_bytes", "_bytes_s")):
+        return units.rounded_size(value)
     if name.endswith("_percent"):
-        return f"{value:,.1f} %"
-    if name.endswith("_bytes_s"):
-        return format_bytes(value)
+        return units.rounded_percent(value)
     if name.endswith(("_s", "_ms")) and not _is_rate(name):
         return format_seconds(value if name.endswith("_s") else value / 1000)
     if isinstance(value, int):
@@ -135,15 +137,6 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def format_bytes(count: float) -> str:
-    """A size with one decimal: 6.3 GB (powers of 1,000)."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.95:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
 def is_numeric(texts: Sequence[Any]) -> bool:
     """Whether a column contains numbers, which are aligned to the right."""
     values = [value for value in texts if value is not None]
@@ -154,6 +147,26 @@ def is_numeric(texts: Sequence[Any]) -> bool:
 
 def longest_word(texts: Sequence[str]) -> int:
     return max((len(word) for text in texts for word in text.split()), default=0)
+
+
+def fits(columns: Sequence[str], widths: Sequence[int], words: Sequence[int], room: int) -> bool:
+    """Whether the columns that are not optional fit into ``room`` if only long texts wrap."""
+    shown = {index: width for index, width in enumerate(widths) if width and not columns[index].endswith("?")}
+    return _total(_narrowest(columns, shown, words)) <= room
+
+
+def _total(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + GAP * (len(widths) - 1)
+
+
+def _narrowest(columns: Sequence[str], widths: Mapping[int, int], words: Sequence[int]) -> dict[int, int]:
+    """The least widths at which only long texts wrap."""
+    return {
+        index: width
+        if not index or width <= SHORT
+        else min(width, max(NARROW, len(title(columns[index])), min(words[index], WORD)))
+        for index, width in widths.items()
+    }
 
 
 def choose(
@@ -168,27 +181,16 @@ def choose(
     if room is None:
         return shown
 
-    def total(widths: Mapping[int, int]) -> int:
-        return sum(widths.values()) + GAP * (len(widths) - 1)
-
-    def narrowest(index: int, width: int) -> int:
-        if not index or width <= SHORT:
-            return width
-        return min(width, max(NARROW, len(title(columns[index])), min(words[index], WORD)))
-
-    def least() -> dict[int, int]:
-        return {index: narrowest(index, width) for index, width in shown.items()}
-
     optional = [index for index in shown if columns[index].endswith("?")]
-    while total(least()) > room and optional:
+    while _total(_narrowest(columns, shown, words)) > room and optional:
         del shown[optional.pop()]
-    narrow = least()
-    if total(narrow) > room:  # the identifying column is made narrower only if there is no other way
+    narrow = _narrowest(columns, shown, words)
+    if _total(narrow) > room:  # the identifying column is made narrower only if there is no other way
         for index in sorted(narrow, key=lambda index: (not index, -narrow[index])):
-            excess = max(0, total(narrow) - room)
+            excess = max(0, _total(narrow) - room)
             narrow[index] = min(narrow[index], max(LEAST, narrow[index] - excess))
         return narrow
-    spare = room - total(narrow)
+    spare = room - _total(narrow)
     for index in sorted(narrow, key=lambda index: shown[index] - narrow[index]):
         wider = min(spare, shown[index] - narrow[index])
         narrow[index] += wider

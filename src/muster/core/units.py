@@ -3,6 +3,9 @@
 A plain number is already in the unit that its field's name ends with (``_s``, ``_bytes``).  Sizes follow the
 standard: ``kB`` is 1,000 bytes and ``KiB`` 1,024; a bare ``64M`` is refused, since half of its readers would
 guess wrong.
+
+Two forms for people: a setting or a limit is exact, in the form that settings accept (`format_size`); a
+measurement is rounded, in decimal units (`rounded_size`, `rounded_percent`): 6.3 GB, 10.9 %.
 """
 
 from __future__ import annotations
@@ -82,6 +85,20 @@ def format_size(size_bytes: int) -> str:
         if size_bytes and size_bytes % _SIZE_UNITS[unit] == 0:
             return f"{size_bytes // _SIZE_UNITS[unit]}{unit}"
     return f"{size_bytes}B"
+
+
+def rounded_size(size_bytes: float) -> str:
+    """A measured size with one decimal, in powers of 1,000: 6.3 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size_bytes) < 999.95:
+            return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:,.1f} TB"
+
+
+def rounded_percent(percent: float) -> str:
+    """A measured share with one decimal: 10.9 %."""
+    return f"{percent:,.1f} %"
 
 
 def format_count(number: int, noun: str) -> str:

@@ -33,7 +33,7 @@ from muster.bus.brokers import binary
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import health as http_health
-from muster.core import errors
+from muster.core import errors, units
 from muster.core.reports import columns
 from muster.core.settings import retention
 from muster.trust import credentials as credentials_
@@ -159,12 +159,12 @@ async def disk(target: DoctorTarget) -> CheckOutcome:
     folder = next(parent for parent in (target.folder, *target.folder.parents) if parent.exists())
     usage = shutil.disk_usage(folder)
     reserved = target.settings.retention.reserved_bytes() if not target.settings.bus.servers else 0
-    free = f"{usage.free / 2**30:.1f} GiB free in {folder}"
+    free = f"{units.rounded_size(usage.free)} free in {folder}"
     if usage.free < 1 << 30:
         return FAULT, free, "free disk space, or change domain.data_dir"
     if usage.free < reserved:
         advice = "reduce [retention], or free disk space: streams may grow to this size"
-        return WARNING, f"{free}, with budgets of {reserved / 2**30:.1f} GiB", advice
+        return WARNING, f"{free}, with budgets of {units.rounded_size(reserved)}", advice
     return OK, free, ""
 
 
@@ -258,7 +258,7 @@ async def store(target: DoctorTarget) -> CheckOutcome:
         return OK, "created at the first start", ""
     async with await domain.open_store(settings) as opened:
         used = await opened.statistics()
-    return OK, f"{used.record_bytes:,} bytes of records", ""
+    return OK, f"{units.rounded_size(used.record_bytes)} of records", ""
 
 
 async def domain_(target: DoctorTarget) -> CheckOutcome:
@@ -368,14 +368,14 @@ def judge_reports(
     bytes_s = used_bytes / span_s
     held_h = limit_bytes / bytes_s / 3600
     if held_h >= settings.report_hours:
-        return OK, f"the stream holds {min(held_h, 9999):.0f} hours at {bytes_s:,.0f} bytes/s", ""
+        return OK, f"the stream holds {min(held_h, 9999):.0f} hours at {units.rounded_size(bytes_s)}/s", ""
     needed = int(1.1 * bytes_s * settings.report_hours * 3600)
     machines = (
         -(-needed // retention.report_bytes(1000, settings.report_period_s, settings.report_hours)) * 1000
     )
     return (
         WARNING,
-        f"the stream holds {held_h:.1f} hours at {bytes_s:,.0f} bytes/s, less than "
+        f"the stream holds {held_h:.1f} hours at {units.rounded_size(bytes_s)}/s, less than "
         f"retention.report_hours = {settings.report_hours:g}: the pipeline may not be down for longer",
         f"set retention.machines = {machines} or retention.reports.max_bytes = {needed}, "
         "and bus.storage_disk_bytes accordingly",

@@ -20,7 +20,7 @@ from pathlib import Path
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.bus import api
-from muster.core import errors, messages, subjects
+from muster.core import errors, messages, subjects, units
 from muster.core.settings import domain, retention
 from muster.core.telemetry import metrics
 from muster.trust.permissions import roles
@@ -95,7 +95,8 @@ def _reason(use: BudgetUsage) -> str:
     consequence = (
         "writes are refused when it is full" if use.refuses else "the oldest data is dropped when it is full"
     )
-    return f"{use.used_bytes:,} of {use.limit_bytes:,} bytes are used; {consequence}"
+    used, limit = units.rounded_size(use.used_bytes), units.rounded_size(use.limit_bytes)
+    return f"{used} of {limit} are used; {consequence}"
 
 
 def drifted_streams(

@@ -8,6 +8,7 @@ import click
 
 from muster.cli import command
 from muster.cli.domain import config as config_
+from muster.core import units
 
 
 @click.command(
@@ -24,8 +25,8 @@ def backup(invocation: command.Invocation, file: Path) -> None:
     """Write settings, keys, store, streams and history to a file.
 
     The domain may run during the backup. The file contains the domain's private keys: protect it like the
-    keys. Not included: logs, data of the resources on agents, and a history or checkpoint in an object store;
-    the command names them: back them up there, with versions or replicas of the bucket.
+    keys. Not included: logs, data of the resources on agents, and a history or checkpoint in an object store.
+    The command names the latter: use versions or replicas of their buckets.
     """
     from muster.app import home
     from muster.app.operations import backup as operations_backup
@@ -45,7 +46,7 @@ def backup(invocation: command.Invocation, file: Path) -> None:
             "history_files": history,
             "elsewhere": made.elsewhere,
         },
-        f"{file}: {size:,} bytes, {made.records} records, {len(made.streams)} streams, "
+        f"{file}: {units.rounded_size(size)}, {made.records} records, {len(made.streams)} streams, "
         f"{history} files of the history"
         + "".join(
             f"\nnot included: the {kind} in {url}; use versions or replicas of the object store"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, tables
+from muster.cli import command, connection
 from muster.cli.domain import config as config_
 from muster.cli.monitoring import history as history_
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.pipeline import protocol
@@ -139,7 +140,7 @@ def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> No
     metavar="PREDICATE",
     help="Predicate over receivers (default: all; with --notifications: the address of each event).",
 )
-@command.duration("--last", None, "Only events of the last 2h, 7d.")
+@command.duration("--last", None, "Only events of the last DURATION, such as 2h or 7d.")
 @click.option(
     "--notifications",
     is_flag=True,
@@ -235,7 +236,7 @@ def _replay_notifications(
 
 @pipeline.command(examples=[("muster pipeline demand", ""), ("muster pipeline demand --last 7d", "")])
 @click.option("--prefix", default="reads.", show_default=True, help="Prefix of the metrics' names.")
-@command.duration("--last", None, "Only reports of the last 2h, 7d.")
+@command.duration("--last", None, "Only reports of the last DURATION, such as 2h or 7d.")
 @history_.root_option
 @command.pass_invocation
 def demand(invocation: command.Invocation, prefix: str, last_s: float | None, root: str | None) -> None:
@@ -279,7 +280,9 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
     show_default=True,
     help="Hours of reports that the stream holds.",
 )
-@click.option("--replicas", type=click.IntRange(1, 5), default=3, show_default=True, help="Of the stream.")
+@click.option(
+    "--replicas", type=click.IntRange(1, 5), default=3, show_default=True, help="Replicas of the stream."
+)
 @command.duration("--trigger", "10s", "Trigger interval of Spark.")
 @command.duration("--window", "10s", "Length of the windows.")
 @command.pass_invocation
@@ -362,7 +365,7 @@ def _show(invocation: command.Invocation, progress: protocol.BatchProgress) -> N
         facts,
         f"batch {progress.batch}: {progress.rows:,} reports ({progress.rows_s:,.0f}/s) in "
         f"{progress.batch_s:.1f} s, {progress.lag_messages} messages behind, {progress.machines:,} machines, "
-        f"state {tables.format_bytes(progress.state_bytes)}{'; ' + counts if counts else ''}"
+        f"state {units.rounded_size(progress.state_bytes)}{'; ' + counts if counts else ''}"
         if progress.state == "running"
         else f"{progress.state}: {progress.reason}",
     )

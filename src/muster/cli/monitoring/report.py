@@ -238,7 +238,9 @@ def show(invocation: command.Invocation, shown: Any) -> None:
 
 
 def _figure(metric: str, value: float | None) -> str:
-    return "" if value is None else tables.cell(metric, _rounded(value))
+    if value is None:
+        return ""
+    return tables.cell(metric, _rounded(value)) + ("/s" if metric.endswith("_bytes_s") else "")
 
 
 def _rounded(value: float) -> float:

@@ -7,6 +7,7 @@ import html
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from muster.core import units
 from muster.core.formats import line_plot
 from muster.pipeline.batch import capacity_report
 
@@ -130,7 +131,7 @@ def _summary(report: capacity_report.CapacityReport) -> str:
     if report.reports_per_s_limit:
         share = report.reports_per_s_max / report.reports_per_s_limit
         rows.append(("limit of the pipeline, reports a second", line_plot.figure(report.reports_per_s_limit)))
-        rows.append(("use of the pipeline in the busiest hour", f"{share:.0%}"))
+        rows.append(("use of the pipeline in the busiest hour", units.rounded_percent(100 * share)))
     return _table((), rows)
 
 

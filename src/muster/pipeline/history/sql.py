@@ -19,7 +19,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from muster.core import errors
+from muster.core import errors, units
 from muster.pipeline.history import delta, storage, tables
 
 ROWS_AT_ONCE = 2048
@@ -149,7 +149,7 @@ def _translated(limits: SqlLimits) -> Iterator[None]:
             raise storage.files_removed() from error
         if isinstance(error, MemoryError) or "Out of Memory" in str(error):
             raise errors.LimitExceeded(
-                f"SQL: the query needs more than {limits.memory_bytes >> 20} MiB of memory",
+                f"SQL: the query needs more than {units.format_size(limits.memory_bytes)} of memory",
                 hint="select fewer columns or days, or aggregate",
             ) from error
         raise errors.InvalidInput(f"SQL: {_message(error)}") from error

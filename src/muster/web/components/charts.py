@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from muster.core import units
 from muster.web.components import widgets
 from muster.web.components.html import Markup, tag
 
@@ -49,7 +50,7 @@ def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: flo
         y = HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
         drawn.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=f"{y:.1f}", y2=f"{y:.1f}", cls="grid"))
         drawn.append(
-            tag("text", f"{_short(high_y * share)}{unit}", x=LEFT - 6, y=f"{y + 4:.1f}", cls="axis end")
+            tag("text", _axis_text(high_y * share, unit), x=LEFT - 6, y=f"{y + 4:.1f}", cls="axis end")
         )
     for at, anchor in ((low_x, "start"), ((low_x + high_x) / 2, "middle"), (high_x, "end")):
         x = LEFT + (at - low_x) / span_x * (WIDTH - LEFT - RIGHT)
@@ -79,7 +80,7 @@ def lines(series: Sequence[ChartLine], *, label: str, unit: str = "", least: flo
                 )
                 run = []
     last = [
-        f"{line.name}: {_short([y for _, y in line.points if y is not None and _is_known(y)][-1])}{unit}"
+        f"{line.name}: {_figure([y for _, y in line.points if y is not None and _is_known(y)][-1], unit)}"
         for line in series
     ]
     legend = tag(
@@ -294,6 +295,23 @@ def _nice(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * 0.999)
+
+
+def _figure(value: float, unit: str) -> str:
+    """A value in the legend, as in tables."""
+    if unit == " %":
+        return units.rounded_percent(value)
+    if unit in (" B", " B/s"):
+        return units.rounded_size(value) + unit.removeprefix(" B")
+    return f"{_short(value)}{unit}"
+
+
+def _axis_text(value: float, unit: str) -> str:
+    """A mark of the axis with all its digits: 2.5k, 1.25 GB."""
+    digits = _short(value)
+    if unit in (" B", " B/s") and digits[-1].isalpha():
+        return f"{digits[:-1]} {digits[-1]}{unit.strip()}"
+    return f"{digits}{unit}"
 
 
 def _short(value: float) -> str:

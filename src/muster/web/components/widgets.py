@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from muster.core import units
 from muster.web.components import html, page
 from muster.web.components.html import Child, Markup, join, tag
 
@@ -128,8 +129,8 @@ def count(number: int, singular: str, many: str = "") -> str:
 
 def unit(metric: str) -> str:
     """The unit of a metric, from its name."""
-    units = {"_percent": " %", "_bytes": " B", "_bytes_s": " B/s", "_s": " s"}
-    return next((text for end, text in units.items() if metric.endswith(end)), "")
+    endings = {"_percent": " %", "_bytes": " B", "_bytes_s": " B/s", "_s": " s"}
+    return next((text for end, text in endings.items() if metric.endswith(end)), "")
 
 
 def number(value: float | None, digits: int = 0) -> str:
@@ -137,7 +138,7 @@ def number(value: float | None, digits: int = 0) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f} %"
+    return "–" if value is None else units.rounded_percent(value)
 
 
 def seconds(value: float | None) -> str:
@@ -154,13 +155,7 @@ def seconds(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    if value is None:
-        return "–"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
+    return "–" if value is None else units.rounded_size(value)
 
 
 def moment(at_ms: int | None) -> Markup:

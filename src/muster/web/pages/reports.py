@@ -253,7 +253,7 @@ def _figure(name: str, value: float | None) -> str:
     if name.endswith("_bytes_s"):
         return f"{widgets.size(value)}/s"
     if name.endswith("_percent"):
-        return f"{value:.1f} %"
+        return widgets.percent(value)
     if name.endswith("_s"):
         return widgets.seconds(value)
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"

@@ -132,7 +132,7 @@ ACTS = [
     (("inform", "delete", "printers/3"), "delete-context", "printers/3", "done"),
     (("inform", "delete", "never-there"), "delete-context", "never-there", "refused"),
     (("inform", "session", "begin"), "begin-session", "-", "done"),
-    (("message", "purge", "orders"), "purge", "queue:orders", "done"),
+    (("message", "purge", "dead-letters"), "purge", "queue:dead-letters", "done"),
     (("authority", "grant", "nw", "_trust_level=4"), "grant", "nw: _trust_level=4", "done"),
     (("notify", "send", "--event", "alert"), "notify", "alert to TRUE", "done"),
     (("broker", "stop", "no-such"), "broker-stop", "no-such", "refused"),

@@ -259,6 +259,9 @@ def test_iterating_a_queue_removes_what_was_handled(m: synchronous.Muster):
     with pytest.raises(errors.TimedOut, match="queue iterated"):
         queue.receive(timeout_s=0.05)
     assert "iterated" in m.queues().to_pandas()["queue"].tolist()
+    with pytest.raises(errors.NotFound, match="no queue 'iterate'") as misspelt:
+        list(m.queue("iterate").browse())
+    assert misspelt.value.hint == "did you mean iterated?"
 
 
 def test_a_decorated_receiver_gets_the_events_that_its_policy_accepts(m: synchronous.Muster):

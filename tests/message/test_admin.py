@@ -11,6 +11,7 @@ from muster.bus import api
 from muster.bus.streams import stream as streams_stream
 from muster.core import errors, subjects
 from muster.message import destinations, messages, partitions, protocol, settings
+from muster.message import errors as message_errors
 from muster.message.client import api as client_api
 from muster.message.client import consumers
 from muster.message.dispatcher import admin, dispatcher, leadership
@@ -72,6 +73,28 @@ async def test_what_cannot_be_moved_stays_with_its_consumers(dial: conftest.Dial
         others = await session.consumer(ORDERS)
         got = [await others.receive(30) for _ in range(2)]
         assert [message.body() for message in got if message] == ["0", "1"]
+        await connection.close()
+
+
+async def test_an_unknown_queue_is_named_with_a_similar_one(dial: conftest.Dial, connect: fixtures.Connect):
+    async with conftest.serving(connect):
+        connection = await dial()
+        session = connection.session()
+        await session.producer(ORDERS).send("waits")
+        misspelt = destinations.queue("ordres")
+        for request in (protocol.PurgeQueue("ordres"), protocol.MoveMessages("ordres", "queue:later")):
+            with pytest.raises(message_errors.InvalidDestination, match="no queue 'ordres'") as refused:
+                await connection.request(request)
+            assert refused.value.hint == "did you mean orders?"
+        with pytest.raises(errors.NotFound, match="no queue 'ordres'"):
+            await anext(aiter(session.browse(misspelt, must_exist=True)))
+        assert [message async for message in session.browse(misspelt)] == [], "as JMS clients expect"
+        dead = destinations.queue(destinations.DEAD_LETTERS)
+        assert [message async for message in session.browse(dead, must_exist=True)] == []
+        assert (await connection.request(protocol.PurgeQueue("orders"))).count == 1
+        assert [message async for message in session.browse(ORDERS, must_exist=True)] == [], (
+            "empty, and exists"
+        )
         await connection.close()
 
 

@@ -326,6 +326,12 @@ def test_a_queue_is_browsed_moved_and_emptied(lab, olga):
     assert moved.json()["moved"] == 1
     assert olga.delete("/queues/orders/messages").json() == {"queue": "orders", "purged": 1}
     assert olga.delete("/queues/later/messages").json()["purged"] == 1
+    for unknown in (
+        olga.get("/queues/ordres/messages"),
+        olga.delete("/queues/ordres/messages"),
+        olga.post("/queues/ordres/moves", json={"to": "queue:later"}),
+    ):
+        assert (unknown.status_code, unknown.json()["hint"]) == (404, "did you mean orders?")
 
 
 def test_scheduled_messages_are_listed_and_cancelled(lab, olga):
@@ -466,6 +472,7 @@ def test_every_action_is_in_the_activity_log_with_its_outcome(lab, olga, admin):
 
 def test_one_action_leaves_one_record_with_user_and_address(lab, olga, admin):
     for queue in ("once", "after"):
+        lab.muster("message", "send", f"queue:{queue}", "purged")
         assert olga.delete(f"/queues/{queue}/messages").status_code == 200
         olga.delete(f"/resources/{queue}")
 

@@ -75,13 +75,13 @@ class AsyncQueue:
                 await message.acknowledge()
 
     async def browse(self, *, where: str | None = None) -> AsyncIterator[jms.JmsMessage]:
-        """The waiting messages, which stay in the queue."""
+        """The waiting messages, which stay in the queue; `errors.NotFound` if there is no such queue."""
         async with (await self._connect()).session() as session:
-            async for message in session.browse(self._queue, where):
+            async for message in session.browse(self._queue, where, must_exist=True):
                 yield message
 
     async def depth(self) -> int:
-        """The number of waiting messages."""
+        """The number of waiting messages; 0 if there is no such queue."""
         connection = await self._connect()
         listed = (await connection.request(protocol.ListQueues())).queues
         return next((row.depth for row in listed if row.queue == self.name), 0)

@@ -285,12 +285,15 @@ class CheckTemporary(_Request, frozen=True, tag="check-temporary"):
 class BrowseQueue(_Request, frozen=True, tag="browse"):
     """The reply's ``continue_after`` is the ``after`` of the next request; 0: the end was reached. A reply
     may contain no messages before that: the work for one request is limited.
+
+    ``must_exist``: an unknown queue is an error. For JMS clients it is empty: a queue begins with its use.
     """
 
     queue: str
     selector: str | None = None
     after: int = 0
     limit: int = 100
+    must_exist: bool = False
 
 
 class CountPartitions(_Request, frozen=True, tag="partitions"):

@@ -167,7 +167,9 @@ def send(
 )
 @click.argument("destination", shell_complete=live_names.DESTINATIONS)
 @_selector
-@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
+@click.option(
+    "-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Number of messages."
+)
 @command.duration(
     "--timeout",
     None,
@@ -255,7 +257,7 @@ def _browse(
 
     async def work(connected: api.Connection) -> list[rows.MessageRow]:
         waiting_rows: list[rows.MessageRow] = []
-        async for waiting in connected.session().browse(destinations.queue(queue), selector):
+        async for waiting in connected.session().browse(destinations.queue(queue), selector, must_exist=True):
             waiting_rows.append(rows.message_row(waiting))
             if len(waiting_rows) == limit:
                 break

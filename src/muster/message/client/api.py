@@ -158,14 +158,17 @@ class Session:
         await self.connection.request(protocol.EndSubscription(self.connection.name, name))
 
     async def browse(
-        self, queue: destinations.Destination, selector: str | None = None
+        self, queue: destinations.Destination, selector: str | None = None, *, must_exist: bool = False
     ) -> AsyncIterator[messages.JmsMessage]:
-        """Iterate over the messages waiting in a queue, without consuming them."""
+        """Iterate over the messages waiting in a queue, without consuming them.
+
+        ``must_exist``: `InvalidDestination` for a queue that no client has used, which is empty otherwise.
+        """
         self.check_open()
         await self.connection.outbox.wait_idle()  # earlier sends and acknowledgements take effect first
         after = 0
         while True:
-            request = protocol.BrowseQueue(queue.name, selector, after, BROWSE_PAGE)
+            request = protocol.BrowseQueue(queue.name, selector, after, BROWSE_PAGE, must_exist)
             page = await self.connection.request(request)
             for delivery in page.messages:
                 meta = messages.decode_meta(delivery.meta)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Final
 
 from muster.core import errors
 from muster.message import destinations, messages, moved_messages, protocol, selectors
+from muster.message import errors as message_errors
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
@@ -18,6 +21,7 @@ EXPIRY_SKIPPED_MAX = 10_000  # of one queue, in one search for expired messages
 BATCH_MESSAGES: Final = 500  # messages moved or purged in one batch
 FORGET_S = 600.0  # an empty queue is forgotten when unused for this long
 FORGET_BATCH: Final = 100  # queues forgotten at one time
+COMPARED_MAX: Final = 1000  # queues that are compared with an unknown name
 
 Waiting = list[tuple[int, messages.MessageMeta, pages.PagedMessage]]
 
@@ -172,7 +176,19 @@ class QueueAdmin:
                     return waiting, left, number
         return waiting, left, 0
 
-    async def browse(self, request: protocol.BrowseQueue) -> protocol.DispatcherReply:
+    def _check_exists(self, queue: str, reader: str) -> None:
+        """A queue exists from its first use until `forget_idle_queues`; that of dead letters always does."""
+        if ledger.queue_key(queue) in self._ledger.backlogs or queue == destinations.DEAD_LETTERS:
+            return
+        keys = itertools.islice(self._ledger.depths, COMPARED_MAX)
+        names = [name for key in keys if self._may_see(reader, name := key.removeprefix(ledger.QUEUE_MARK))]
+        near = difflib.get_close_matches(queue, names, 2)
+        raise message_errors.InvalidDestination(
+            f"there is no queue {queue!r}",
+            hint=f"did you mean {' or '.join(near)}?" if near else None,
+        )
+
+    async def browse(self, request: protocol.BrowseQueue, reader: str) -> protocol.DispatcherReply:
         if request.selector:
             selectors.compiled(request.selector)
         limit = min(max(request.limit, 1), BROWSE_MAX)
@@ -180,6 +196,8 @@ class QueueAdmin:
         deliveries: list[protocol.MessageDelivery] = []
         total = reached = 0
         await self._state.store(journal.JournalItem())  # store everything received before the request
+        if request.must_exist:
+            self._check_exists(request.queue, reader)
         if key in self._ledger.backlogs:
             waiting, _, reached = await self._waiting(
                 request.queue, request.selector, request.after, limit, skipped_max=BROWSE_SKIPPED_MAX
@@ -192,9 +210,11 @@ class QueueAdmin:
                 deliveries.append(protocol.MessageDelivery(0, key, number, 0, held.raw, held.data))
         return protocol.DispatcherReply(messages=deliveries, continue_after=reached)
 
-    async def purge(self, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
+    async def purge(self, request: protocol.PurgeQueue, reader: str) -> protocol.DispatcherReply:
         return protocol.DispatcherReply(
-            count=await self._remove_waiting(request.queue, request.selector, 1 << 30, lambda *_: None)
+            count=await self._remove_waiting(
+                request.queue, request.selector, 1 << 30, lambda *_: None, reader=reader
+            )
         )
 
     async def move(self, request: protocol.MoveMessages, mover: str) -> protocol.DispatcherReply:
@@ -210,7 +230,7 @@ class QueueAdmin:
             raw = messages.encode_meta(meta).decode()
             return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
 
-        count = await self._remove_waiting(request.queue, request.selector, request.limit, to)
+        count = await self._remove_waiting(request.queue, request.selector, request.limit, to, reader=mover)
         transfers = self._delivery.transfers
         await transfers.wait_done(transfers.last_waiting())
         return protocol.DispatcherReply(count=count)
@@ -252,17 +272,20 @@ class QueueAdmin:
         limit: int,
         to: Callable[[messages.MessageMeta, pages.PagedMessage], journal.JournalMessage | None],
         *,
+        reader: str = "",
         expired: bool = False,
         skipped_max: int = sys.maxsize,
     ) -> int:
         """Acknowledge waiting messages that no consumer holds, each together with the copy that ``to``
-        creates.
+        creates. ``reader``: who named the queue, which must exist then.
 
         An error after some of them were removed states their number.
         """
         if selector:
             selectors.compiled(selector)
         await self._state.store(journal.JournalItem())  # store everything received before the request
+        if reader:
+            self._check_exists(queue, reader)
         key = ledger.queue_key(queue)
         queue_backlog = self._ledger.backlogs.get(key)
         count = after = 0

@@ -49,7 +49,7 @@ class AdminRequests:
 
     async def _purge(self, call: server.RpcCall, request: protocol.PurgeQueue) -> protocol.DispatcherReply:
         self._check(call, request)
-        return self._record_count(call, await self._admin.purge(request))
+        return self._record_count(call, await self._admin.purge(request, call.identity))
 
     async def _move(self, call: server.RpcCall, request: protocol.MoveMessages) -> protocol.DispatcherReply:
         call.details["to"] = request.to or "original destinations"

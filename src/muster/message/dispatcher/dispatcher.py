@@ -338,7 +338,7 @@ class Dispatcher:
                 if not self._state.may_browse(sender, request.queue):
                     self._state.check_queue(sender, "browse", request.queue)
                 self._state.check_is_here(request.queue)
-                self._state.reply_when_done(self._admin.browse(request), reply)
+                self._state.reply_when_done(self._admin.browse(request, sender), reply)
 
     # Connections.
 

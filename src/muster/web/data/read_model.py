@@ -467,7 +467,7 @@ class ReadModel(bus_feed.BusFeed):
     async def browse(
         self, queue: str, *, selector: str | None, after: int, limit: int
     ) -> tuple[list[rows_.BrowsedMessage], int | None]:
-        request = message_protocol.BrowseQueue(queue, selector or None, after, limit)
+        request = message_protocol.BrowseQueue(queue, selector or None, after, limit, must_exist=True)
         page = await self._dispatcher(("browse", queue, selector, after, limit), request)
         rows = [dispatcher_calls.browsed(delivery, queue) for delivery in page.messages]
         last = page.continue_after

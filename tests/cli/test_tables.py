@@ -100,6 +100,30 @@ def test_a_table_of_eighty_columns_keeps_names_and_wraps_reasons(capsys, monkeyp
     assert f"{reason}  manager-1" in capsys.readouterr().out
 
 
+def test_rows_of_ten_columns_are_lists_on_a_terminal_of_eighty(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    columns = [f"column_{number}" for number in range(9)] + ["cpu_percent"]
+    rows = [dict.fromkeys(columns, "twelve words") | {"cpu_percent": 10.94} for _ in range(2)]
+    output.Printer("table").rows(rows, columns, expands=True)
+    shown = capsys.readouterr()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out).splitlines()
+    assert lines[0] == "-- row 1 " + "-" * 31
+    assert lines[1] == "column 0  twelve words"
+    assert lines[10] == "cpu       10.9 %"
+    assert lines[11].startswith("-- row 2 ")
+    assert len(lines) == 22
+    assert "(-o wide: as a table)" in shown.err
+    output.Printer("table").rows(rows, columns[-3:], expands=True)
+    assert "COLUMN 7" in capsys.readouterr().out.splitlines()[0], "what fits stays a table"
+    output.Printer("wide").rows(rows, columns, expands=True)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    output.Printer("table").rows(rows, columns, expands=True)
+    assert len(capsys.readouterr().out.splitlines()) == 3, "programs that read tables get one line for a row"
+
+
 def test_json_has_the_fields_at_their_default(capsys):
     output.Printer("json").rows([_Row(name="a")], ("name",))
     assert msgspec.json.decode(capsys.readouterr().out) == [

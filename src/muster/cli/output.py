@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from muster.cli import tables
@@ -115,11 +115,13 @@ class Printer:
         *,
         of: str = "",
         empty: str = "",
+        expands: bool = False,
     ) -> None:
         """Print a list. A table shows ``columns``; json and yaml carry all fields.
 
         A column whose name ends with ``?`` is shown if there is room for it, and with ``-o wide``. ``of``
-        replaces the title of the first column; ``empty`` is printed for an empty list.
+        replaces the title of the first column; ``empty`` is printed for an empty list. ``expands``: if the
+        columns do not fit, each row is printed as a list of its values.
         """
         if not self.for_people:
             self._dump(list(rows))
@@ -130,26 +132,40 @@ class Printer:
             values = [_plain(row) for row in rows]
             names = [column.removesuffix("?") for column in columns]
             titles = [tables.title(name).upper() for name in (of or columns[0], *columns[1:])]
-            self._table(titles, columns, [[value.get(name) for name in names] for value in values])
+            cells = [[value.get(name) for name in names] for value in values]
+            self._table(titles, columns, cells, expands=expands)
 
     def facts(self, facts: Record) -> None:
         """Print an object as names and values."""
         if not self.for_people:
             self._dump(facts)
             return
+        shown = {name: value for name, value in _plain(facts).items() if value not in (None, "", [], {})}
+        titles = tables.titles(shown)
+        self._pairs(
+            (titles[name], _harmless(tables.cell(name, value)))
+            for name, value in shown.items()
+            if name in titles
+        )
+
+    def _pairs(self, pairs: Iterable[tuple[str, str]]) -> None:
         import rich.table
 
         table = rich.table.Table(box=None, show_header=False, pad_edge=False, padding=(0, tables.GAP, 0, 0))
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        shown = {name: value for name, value in _plain(facts).items() if value not in (None, "", [], {})}
-        titles = tables.titles(shown)
-        for name, value in shown.items():
-            if name in titles:
-                table.add_row(titles[name], _styled(_harmless(tables.cell(name, value))))
+        for title, text in pairs:
+            table.add_row(title, _styled(text))
         self._show(table)
 
-    def _table(self, titles: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    def _table(
+        self,
+        titles: Sequence[str],
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        *,
+        expands: bool,
+    ) -> None:
         import rich.cells
         import rich.table
 
@@ -162,6 +178,17 @@ class Printer:
         widths = [width and max(width, len(text)) for width, text in zip(widths, titles, strict=True)]
         room = self._console(sys.stdout).width if sys.stdout.isatty() and self.form != "wide" else None
         words = [tables.longest_word(texts) for texts in zip(*cells, strict=True)]
+        if expands and room is not None and not tables.fits(columns, widths, words, room):
+            unique = tables.titles(names)
+            for number, row in enumerate(cells, 1):
+                sys.stdout.write(f"-- row {number} ".ljust(tables.RULE, "-") + "\n")
+                self._pairs(
+                    (unique.get(name, name), text)
+                    for name, text, width in zip(names, row, widths, strict=True)
+                    if width
+                )
+            self.note("the columns are wider than the terminal: one line for each (-o wide: as a table)")
+            return
         chosen = tables.choose(columns, widths, words, room)
         table = rich.table.Table(box=None, pad_edge=False, padding=(0, tables.GAP, 0, 0))
         for index, width in chosen.items():

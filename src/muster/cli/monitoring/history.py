@@ -60,7 +60,10 @@ root_option = click.option(
 
 
 as_of_option = click.option(
-    "--as-of", "as_of", metavar="TIME", help="Read the tables as they were: ISO 8601, or 5m, 2h, 7d ago."
+    "--as-of",
+    "as_of",
+    metavar="TIME",
+    help="Read the tables as of this time: ISO 8601, or a duration before now such as 2h.",
 )
 
 
@@ -147,7 +150,7 @@ def history() -> None:
 )
 @click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
 @click.option("--until", metavar="TIME", help="End time in ISO 8601.")
-@command.duration("--last", None, "Only the last 15m, 2h, 7d.")
+@command.duration("--last", None, "Only rows of the last DURATION, such as 2h or 7d.")
 @as_of_option
 @click.option("--columns", metavar="NAME,…", help="Columns to show.")
 @click.option("--of", metavar="COLUMN", help="Aggregate this column: count, mean, minimum, maximum.")
@@ -175,7 +178,7 @@ def search(
 
     The newest rows come first, except with `-n 0`.
 
-    PREDICATE is one over the columns of the table; see docs/reference/predicates.md.
+    PREDICATE refers to the columns of the table; see docs/reference/predicates.md.
     """
     from muster.core import errors
     from muster.pipeline.history import newest_first
@@ -210,7 +213,7 @@ def search(
         else:
             for batch in query_.search(location, search_query):
                 rows += batch.to_pylist()
-    invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match")
+    invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match", expands=True)
 
 
 @history.command(
@@ -223,7 +226,7 @@ def search(
 @click.option("--where", default="TRUE", metavar="PREDICATE", help="Only rows for which this is true.")
 @click.option("--from", "from_", metavar="TIME", help="Start time in ISO 8601.")
 @click.option("--until", metavar="TIME", help="End time in ISO 8601.")
-@command.duration("--last", None, "Only the last 15m, 2h, 7d.")
+@command.duration("--last", None, "Only rows of the last DURATION, such as 2h or 7d.")
 @as_of_option
 @click.option("--columns", metavar="NAME,…", help="Columns to export (default: all).")
 @click.option(

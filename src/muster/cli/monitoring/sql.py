@@ -50,6 +50,7 @@ class SqlCommand(command.MusterCommand):
 @click.option(
     "--memory",
     "memory_bytes",
+    metavar="SIZE",
     default="1GiB",
     show_default=True,
     callback=lambda _, __, text: units.parse_size_bytes(text),
@@ -76,6 +77,9 @@ def sql(
     The tables are nodes, groups, alerts and hourly; alerts_current is a view. See docs/reference/history.md.
     DuckDB runs the query in this process, without access to files or the network; --spark runs it on the
     configured master, for more data than one machine can process.
+
+    If the columns do not fit into the terminal, each row is printed as a list of its values; -o wide prints
+    the table in any case.
     """
     location = history_.resolve_root(invocation, root)
     moment = history_.as_of_moment(as_of)
@@ -121,7 +125,7 @@ def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
 
         to.write_bytes(msgspec.json.encode(sql_.rows(table)))
     else:
-        output.Printer(form).rows(sql_.rows(table), table.column_names, empty="no rows")
+        output.Printer(form).rows(sql_.rows(table), table.column_names, empty="no rows", expands=True)
         return
     invocation.printer.note(f"wrote {units.format_count(table.num_rows, 'row')} to {to}")
 

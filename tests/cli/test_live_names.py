@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -32,7 +33,7 @@ PATIENT = f"from muster.cli import live_names, main; live_names.PATIENCE_S = {WA
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A domain with two resources, a queue, a context and a subscribed topic."""
+    """A domain with two resources, a queue, a context, a login and subscribed topics."""
     home = driver.init(tmp_path_factory.mktemp("completed") / "home")
     assert driver.run("up", "--detach", home=home).code == 0
     for words in (
@@ -42,12 +43,23 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ):
         answer = driver.quick(*words, home=home, stdin=MANIFEST)
         assert answer.code == 0, answer.err
-    with subprocess.Popen(
-        driver.command_line("sub", "chairs/>"), env=driver.environment(home), stdout=subprocess.DEVNULL
-    ) as listener:
-        driver.wait_until(lambda: "chairs/>" in completed("muster sub ch", home))
+    made = driver.quick("web", "password", "ann", home=home, stdin="a long enough secret")
+    assert made.code == 0, made.err
+    with contextlib.ExitStack() as stack:
+        listeners = [
+            stack.enter_context(
+                subprocess.Popen(
+                    driver.command_line("sub", topic),
+                    env=driver.environment(home),
+                    stdout=subprocess.DEVNULL,
+                )
+            )
+            for topic in ("chairs/>", "chairs/red")
+        ]
+        driver.wait_until(lambda: len(completed("muster sub ch", home)) == len(listeners))
         yield home
-        listener.send_signal(signal.SIGINT)
+        for listener in listeners:
+            listener.send_signal(signal.SIGINT)
     assert driver.quick("delete", "web-1", "web-2", "--wait", "60s", home=home).code == 0
     driver.run("down", home=home)
 
@@ -78,13 +90,21 @@ def completed(line: str, home: Path) -> list[str]:
         "muster exec --where \"name = 'web-1'\" sig": ["signal"],
         "muster rollout start web-1 lo": ["logs"],
         "muster drain l": ["local"],
-        "muster sub ch": ["chairs/>"],
+        "muster sub ch": ["chairs/>", "chairs/red"],
+        "muster pub ch": ["chairs/red"],
+        "muster request ch": ["chairs/red"],
+        "muster creds issue someone --topic ch": ["chairs/>", "chairs/red"],
         "muster message browse ": ["orders"],
         "muster message send q": ["queue:", "queue:orders"],
         "muster message receive queue:o": ["queue:orders"],
-        "muster message send topic:c": ["topic:chairs/>"],
+        "muster message send topic:c": ["topic:chairs/red"],
         "muster inform get serv": ["servers/web"],
         "muster creds show ad": ["admin"],
+        "muster web password a": ["ann"],
+        "muster web forget ": ["ann"],
+        "muster web token create ": ["ann"],
+        "muster web token list ": ["ann"],
+        "muster gateway password a": ["ann"],
         "muster chaos kill agent": ["agent-local"],
         "muster describe nothing-like-it": [],
     }.items(),
@@ -126,6 +146,8 @@ LOAD = {
         ("muster message browse --where 'a = 1' or\t", "message browse --where a = 1 orders"),
         ("muster message purge --where=a or\t", "message purge --where=a orders"),
         ("muster message receive queue:o\t", "message receive queue:orders"),
+        ("muster sub chairs/r\t", "sub chairs/red"),
+        ("muster web forget a\t", "web forget ann"),
     ],
 )
 def test_a_real_shell_completes_them(shell, typed, line, up, tmp_path):
@@ -233,6 +255,10 @@ def test_watch_refuses_a_predicate_that_cannot_be_read(up):
         "inform get servers/wbe": "servers/web",
         "drain locl": "local",
         "creds show adminn": "admin",
+        "message browse ordres": "orders",
+        "message purge ordres": "orders",
+        "message move queue:ordres --to queue:later": "orders",
+        "web forget anm": "ann",
     }.items(),
 )
 def test_a_misspelt_name_is_followed_by_a_similar_one(line, similar, up, monkeypatch):

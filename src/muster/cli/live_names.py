@@ -20,6 +20,7 @@ from muster.cli import command, connection
 
 if TYPE_CHECKING:
     from muster.bus import api
+    from muster.trust import keyring
 
 PATIENCE_S = 2.0
 OFFERED_MAX = 200
@@ -198,8 +199,19 @@ async def _destination_kinds(_: api.Bus, begun: str, __: dict[str, Any]) -> Iter
     return ["queue:", "topic:"] if ":" not in begun else []
 
 
+async def _topics(bus: api.Bus, begun: str, params: dict[str, Any]) -> Iterable[str]:
+    """Subscribed topics without wildcards: those that a message can be published on."""
+    from muster.core import errors, topics
+
+    names = []
+    for pattern in await _brokers("topics")(bus, begun, params):
+        with contextlib.suppress(errors.InvalidInput):
+            names.append(str(topics.Topic.parse(pattern)))
+    return names
+
+
 async def _destination_topics(bus: api.Bus, begun: str, params: dict[str, Any]) -> Iterable[str]:
-    return [f"topic:{topic}" for topic in await _brokers("topics")(bus, begun, params)]
+    return [f"topic:{topic}" for topic in await _topics(bus, begun, params)]
 
 
 # -- contexts, notifications, monitoring -------------------------------------------------------------------
@@ -247,17 +259,20 @@ def _monitored(kind: str) -> Source:
     return names
 
 
-def identities(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    """The identities in the keyring of the home, which need no running domain."""
-    try:
-        from muster.app import identities as identities_
-        from muster.client import location
+def _keyring(names: Callable[[keyring.Keyring], Iterable[str]]) -> Completer:
+    """Names in the keyring of the home, which need no running domain."""
 
-        settings = location.shared_settings(command.invocation_of(context).home)
-        records = identities_.open_keyring(settings).records()
-        return sorted(record.identity for record in records if record.identity.startswith(begun))
-    except Exception:  # noqa: BLE001
-        return []
+    def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+        try:
+            from muster.app import identities
+            from muster.client import location
+
+            settings = location.shared_settings(command.invocation_of(context).home)
+            return sorted(name for name in names(identities.open_keyring(settings)) if name.startswith(begun))
+        except Exception:  # noqa: BLE001  (as above)
+            return []
+
+    return complete
 
 
 RESOURCES = _completer(_resources)
@@ -270,7 +285,8 @@ SECRETS = _completer(_rows("secrets", "name"))
 PROCESSES = _completer(_processes)
 BROKERS = _completer(_brokers("list", "name"))
 LINKS = _completer(_brokers("links", "id"))
-TOPICS = _completer(_brokers("topics"))
+TOPICS = _completer(_topics)
+TOPIC_PATTERNS = _completer(_brokers("topics"))
 QUEUES = _completer(_messages("ListQueues", field="queue"))
 SUBSCRIPTIONS = _completer(_messages("ListSubscriptions", field="subscription"))
 DESTINATIONS = _completer(_destination_kinds, _messages("ListQueues", "queue:", "queue"), _destination_topics)
@@ -282,3 +298,5 @@ GROUPS = _completer(_monitored("groups"))
 RULES = _completer(_monitored("rules"))
 ALERTED = _completer(_monitored("alerted"))
 SILENCES = _completer(_monitored("silences"))
+IDENTITIES = _keyring(lambda opened: [record.identity for record in opened.records()])
+LOGINS = _keyring(lambda opened: opened.passwords().names())

@@ -82,7 +82,11 @@ def _time(at_s: int) -> str:
     "--role", type=click.Choice(ROLES), default="user", show_default=True, help="Role of the identity."
 )
 @click.option(
-    "--topic", "patterns", multiple=True, help="Only these topics, wildcards allowed; may be repeated."
+    "--topic",
+    "patterns",
+    multiple=True,
+    shell_complete=live_names.TOPIC_PATTERNS,
+    help="Only these topics, wildcards allowed; may be repeated.",
 )
 @click.option(
     "--queue",
@@ -157,7 +161,7 @@ def _hand_over(
     acts=("renew", "{identity}"),
     examples=[("muster creds renew alice --to alice.creds", "the same key, valid for longer")],
 )
-@click.argument("identity", shell_complete=live_names.identities)
+@click.argument("identity", shell_complete=live_names.IDENTITIES)
 @command.duration("--lifetime", None, "Lifetime such as 30d or 12h (default: from the settings).")
 @click.option(
     "--to",
@@ -180,7 +184,7 @@ def renew(invocation: command.Invocation, identity: str, lifetime_s: float | Non
     acts=("revoke", "{identity}"),
     examples=[("muster creds revoke alice", "open connections are closed")],
 )
-@click.argument("identity", shell_complete=live_names.identities)
+@click.argument("identity", shell_complete=live_names.IDENTITIES)
 @command.pass_invocation
 def revoke(invocation: command.Invocation, identity: str) -> None:
     """Revoke the credentials of an identity.
@@ -209,7 +213,7 @@ def list_(invocation: command.Invocation) -> None:
 
 
 @creds.command(examples=[("muster creds show alice", "with its permissions")])
-@click.argument("identity", shell_complete=live_names.identities)
+@click.argument("identity", shell_complete=live_names.IDENTITIES)
 @command.pass_invocation
 def show(invocation: command.Invocation, identity: str) -> None:
     """Show the credentials and permissions of an identity."""

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from muster.cli import command
+from muster.cli import command, live_names
 from muster.cli.domain import config as config_
 
 ROLES = ("viewer", "operator", "admin")
@@ -80,7 +80,7 @@ def serve(invocation: command.Invocation, overrides: tuple[str, ...]) -> None:
         ("echo 'a long secret' | muster web password ann --role operator", ""),
     ],
 )
-@click.argument("name", default="admin")
+@click.argument("name", default="admin", shell_complete=live_names.LOGINS)
 @click.option(
     "--role", type=click.Choice(ROLES), help="Role of NAME (default: admin for `admin`, else viewer)."
 )
@@ -131,7 +131,7 @@ def logins(invocation: command.Invocation) -> None:
 
 
 @web.command(acts=("remove-login", "{name}"), examples=[("muster web forget ann", "")])
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.LOGINS)
 @command.pass_invocation
 def forget(invocation: command.Invocation, name: str) -> None:
     """Revoke NAME's login. Its sessions end within seconds."""
@@ -161,8 +161,10 @@ def token() -> None:
         ("muster web token create ann --scope alerts --scope reports:read", "only for alerts and reports"),
     ],
 )
-@click.argument("owner")
-@click.option("--role", type=click.Choice(ROLES), help="Role of the token; at most, and by default, OWNER's.")
+@click.argument("owner", shell_complete=live_names.LOGINS)
+@click.option(
+    "--role", type=click.Choice(ROLES), help="Role of the token (default and maximum: OWNER's role)."
+)
 @click.option(
     "--scope",
     "scopes_",
@@ -170,7 +172,7 @@ def token() -> None:
     metavar="AREA[:read]",
     help="A part of the API, such as alerts or alerts:read (repeatable; default: all).",
 )
-@command.duration("--lifetime", None, "Such as 90d; at most, and by default, web.token_s.")
+@command.duration("--lifetime", None, "Lifetime such as 90d (default and maximum: web.token_s).")
 @click.option("--description", default="", help="What the token is for.")
 @command.pass_invocation
 def create(
@@ -209,7 +211,7 @@ def create(
 
 
 @token.command("list", examples=[("muster web token list", ""), ("muster web token list ann", "")])
-@click.argument("owner", required=False)
+@click.argument("owner", required=False, shell_complete=live_names.LOGINS)
 @command.pass_invocation
 def list_(invocation: command.Invocation, owner: str | None) -> None:
     """List the API tokens that have not expired, of OWNER or of all logins."""

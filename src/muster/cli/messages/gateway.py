@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from muster.cli import command, foreground
+from muster.cli import command, foreground, live_names
 from muster.cli.domain import config as config_
 from muster.cli.domain import creds
 
@@ -161,7 +161,7 @@ def wsman(
         ("echo 'a long secret' | muster gateway password ann", ""),
     ],
 )
-@click.argument("name")
+@click.argument("name", shell_complete=live_names.LOGINS)
 @click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="Role of NAME.")
 @command.pass_invocation
 def password(invocation: command.Invocation, name: str, role: str) -> None:

@@ -167,7 +167,7 @@ async def _publish(
         ("muster sub ping --reply pong", "reply to requests"),
     ],
 )
-@click.argument("topic", shell_complete=live_names.TOPICS)
+@click.argument("topic", shell_complete=live_names.TOPIC_PATTERNS)
 @click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
 @command.duration("--timeout", None, "Stop after this time.", may_be_zero=True)
 @click.option("--group", help="Share the messages among the members of this group.")

@@ -6,10 +6,11 @@ import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from muster.cli import main
 
 SOURCE = Path(main.__file__).parents[2]
+AGAIN_S = 5.0  # between two interrupts
 
 
 @dataclass
@@ -72,15 +74,37 @@ def run(*arguments: str | Path, home: Path | None = None, stdin: str = "", timeo
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
-def quick(*arguments: str | Path, home: Path | None = None, stdin: str = "") -> Answer:
-    """The same as `run`, called as a function: saves the start of Python, most of a short command."""
+@contextlib.contextmanager
+def _interrupted(patience_s: float) -> Iterator[None]:
+    """Ctrl-C after ``patience_s``, and again if that does not end the command."""
+    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+    timer = signal.setitimer(signal.ITIMER_REAL, patience_s, AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # that of pytest-timeout, if it has one
+
+
+def quick(
+    *arguments: str | Path, home: Path | None = None, stdin: str = "", patience_s: float | None = None
+) -> Answer:
+    """The same as `run`, called as a function: saves the start of Python, most of a short command.
+
+    ``patience_s``: a command that runs longer gets a Ctrl-C.
+    """
     before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
     os.environ.clear()
     os.environ.update(environment(home))
     was, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin.encode()))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main.call([str(argument) for argument in arguments])
+            words = [str(argument) for argument in arguments]
+            with contextlib.nullcontext() if patience_s is None else _interrupted(patience_s):
+                code = main.call(words)
+    except KeyboardInterrupt:  # after its end
+        code = main.INTERRUPTED
     finally:
         sys.stdin = was
         os.environ.clear()

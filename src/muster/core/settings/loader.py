@@ -176,12 +176,12 @@ def _build(
     """Replace defaults by ``values``, innermost sections first, so that the check of each section runs."""
     arguments: dict[str, Any] = {}
     before = len(problems)
-    for info in msgspec.structs.fields(defaults):
-        path, default = (*prefix, info.name), getattr(defaults, info.name)
+    for name in defaults.__struct_fields__:
+        path, default = (*prefix, name), getattr(defaults, name)
         if isinstance(default, msgspec.Struct):
-            arguments[info.name] = _build(default, path, values, sources, problems)
+            arguments[name] = _build(default, path, values, sources, problems)
         else:
-            arguments[info.name] = values.get(path, default)
+            arguments[name] = values.get(path, default)
     if len(problems) == before:
         try:
             return type(defaults)(**arguments)

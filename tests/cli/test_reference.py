@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
+
 from muster.cli.domain import creds
 from muster.core import errors
 from muster.trust.permissions import roles
@@ -16,6 +18,20 @@ def test_the_reference_page_is_the_command_s_own():
     if os.environ.get("REWRITE"):
         PAGE.write_text(made)
     assert PAGE.read_text() == made, "REWRITE=1 pytest tests/cli writes it anew"
+
+
+def test_no_summary_of_a_command_is_shortened_at_eighty_columns(monkeypatch):
+    monkeypatch.setattr(reference, "WIDTH", 80)
+    for context in reference.walk():
+        _, *lines = context.get_help().splitlines()  # the line of the usage may end with "..."
+        assert not [line for line in lines if line.endswith("...")], context.command_path
+
+
+def test_every_option_is_explained():
+    for context in reference.walk():
+        options = [param for param in context.command.params if isinstance(param, click.Option)]
+        unexplained = [option.name for option in options if not (option.help or option.hidden)]
+        assert not unexplained, context.command_path
 
 
 def test_every_error_of_the_tree_has_its_exit_code_on_the_page():

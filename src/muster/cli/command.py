@@ -202,6 +202,13 @@ class MusterGroup(MusterCommand, click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """With the whole summaries: click shortens them to a line."""
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, inner.get_short_help_str(limit=1000)) for name, inner in self.commands.items()]
+            )
+
 
 def program() -> str:
     """How to call this program: ``muster`` if it is on the PATH, else its location."""

@@ -58,7 +58,7 @@ _RULES = (
         re.compile(_BIND + "address already in use"),
         BrokerFault.PORT_TAKEN,
         "{0} is in use by another program",
-        "stop that program, or configure another port (0: a free one)",
+        "stop that program, or set another port: `--set bus.port=0` for a free one, or in muster.toml",
     ),
     _Rule(
         re.compile(_BIND + "cannot assign requested address"),

@@ -62,8 +62,9 @@ def capacity(
 ) -> None:
     """Report the use and growth of the fleet in a week or a month.
 
-    Machines, reports per second, metrics by the hour, busiest groups, disks that become full, machines unlike
-    their group, and alerts. With --to as an HTML page with plots. Spark computes it on the configured master.
+    Contains machines, reports per second, metrics by the hour, the busiest groups, disks that become full,
+    machines unlike their group, and alerts. --to writes an HTML page with plots. Spark computes the report on
+    the configured master.
     """
     from muster.pipeline.batch import capacity_page, capacity_report
 

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
         ("muster capacity --check", "compare the model with the running system"),
     ],
 )
-@click.option("--machines", type=click.IntRange(1), default=1000, show_default=True)
+@click.option(
+    "--machines", type=click.IntRange(1), default=1000, show_default=True, help="Machines of the fleet."
+)
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
 @command.duration("--hold", "1s", "Time for which a channel holds reports.")
 @command.duration("--trigger", "10s", "Trigger interval of Spark.")

@@ -26,10 +26,24 @@ def simulate() -> None:
         ("echo 'hot group=g2 for 1m' | muster simulate sensors --commands", "read faults from stdin"),
     ],
 )
-@click.option("--machines", type=click.IntRange(1, 10_000_000), default=1000, show_default=True)
+@click.option(
+    "--machines",
+    type=click.IntRange(1, 10_000_000),
+    default=1000,
+    show_default=True,
+    help="Machines of the fleet.",
+)
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
-@click.option("--groups", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
-@click.option("--zones", type=click.IntRange(1, 100_000), default=8, show_default=True)
+@click.option(
+    "--groups",
+    type=click.IntRange(1, 1_000_000),
+    default=100,
+    show_default=True,
+    help="Groups of the fleet.",
+)
+@click.option(
+    "--zones", type=click.IntRange(1, 100_000), default=8, show_default=True, help="Zones of the fleet."
+)
 @click.option(
     "--realistic",
     is_flag=True,
@@ -50,7 +64,14 @@ def simulate() -> None:
     help="A fault: KIND [group|zone|share=X] [at T] [for T].",
 )
 @click.option("--commands", is_flag=True, help="Read further faults from stdin, one per line.")
-@click.option("--as", "form", type=click.Choice(["batches", "reports"]), default="batches", show_default=True)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["batches", "reports"]),
+    default="batches",
+    show_default=True,
+    help="Publish batches to the stream, or single reports to a channel.",
+)
 @click.option("--channel", default="", help="Channel that receives single reports.")
 @command.duration("--for", None, "Stop after this time (default: at Ctrl-C).", dest="lasts_s")
 @click.option("--share", default="1/1", show_default=True, help="Simulate the i-th of n parts of the fleet.")

@@ -33,7 +33,11 @@ SHOWN = ("cpu_percent", "memory_percent", "disk_percent", "load_1m")
 @command.duration("--every", "2s", "Refresh interval.")
 @click.option("--once", is_flag=True, help="Print once and exit; the default without a terminal.")
 @click.option(
-    "--sort", type=click.Choice([*SHOWN, "machines", "stale"]), default="cpu_percent", show_default=True
+    "--sort",
+    type=click.Choice([*SHOWN, "machines", "stale"]),
+    default="cpu_percent",
+    show_default=True,
+    help="Sort groups by this column.",
 )
 @command.duration("--window", "60s", "How far back to look.")
 @click.option("--resources", "of_resources", is_flag=True, help="Show managed resources, sorted by severity.")

@@ -81,7 +81,13 @@ def diff(invocation: command.Invocation, path: Path, to: connection.ConnectionOp
     examples=[("muster delete -f fleet.yaml", ""), ("muster delete web-1 web-2 --wait 30s", "")],
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=live_names.RESOURCES)
-@click.option("-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-f",
+    "--file",
+    "path",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Delete the resources of this manifest.",
+)
 @command.duration("--wait", None, "Wait up to this time until the resources are deleted.")
 @click.option(
     "--force",

@@ -32,6 +32,13 @@ def test_a_circle_is_found_through_what_is_there_already():
     assert agent_selection.place_entries(state, [entry("d", depends_on=["a"])])[0].depends_on == ("a",)
 
 
+def test_nothing_can_depend_on_what_is_being_deleted():
+    state = having(entry("db"))
+    state.accept(state.delete(["db"], "test"))
+    with pytest.raises(errors.Conflict, match="'web' depends on 'db', which is being deleted"):
+        agent_selection.place_entries(state, [entry("web", depends_on=["db"])])
+
+
 def test_what_a_dependency_needs_may_have_been_forgotten_with_its_agent():
     state = having(entry("gone"), entry("b", depends_on=["gone"]))
     state.accept(records.RegistryChanges(resources={"gone": None}))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.core import errors, messages
+from muster.core import errors, health, messages
 from muster.manage import client, manifest, operation_results, protocol, secrets
 from muster.manage import rows as manage_rows
 from muster.manage.adapters import memory
@@ -384,3 +384,63 @@ def test_waiting_until_many_are_gone_asks_for_some_of_them_at_a_time(monkeypatch
     play(scenario)
     assert max(map(len, asked)) == 3
     assert {name for names in asked for name in names} == {f"web-{number}" for number in range(8)}
+
+
+LARGE = 1 << 64  # JSON has such integers, MessagePack has not
+
+
+def test_an_integer_that_a_renewal_could_not_send_is_refused():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        with pytest.raises(errors.InvalidInput, match="'db' has an integer of more than 64 bits"):
+            await world.client.create(
+                {"name": "db", "type": "memory", "agent": "host-a", "config": {"value": LARGE}}
+            )
+        with pytest.raises(errors.InvalidInput, match="64 bits"):
+            await world.client.put("web", config={"value": [LARGE]})
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("value", [LARGE, [0.1] * 120_000])
+def test_a_result_that_is_small_in_json_only_reaches_the_caller(value):
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        assert await world.client.execute("web", "echo", {"text": value}) == value
+
+    play(scenario)
+
+
+def test_what_one_agent_reports_does_not_stop_the_manager_of_others():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web", "db")
+        bus, state = world.host._bus, world.registry.processor
+        hostile: list[tuple[Any, Any, str]] = [
+            ("json", LARGE, "ints"),
+            ("json", [0.1] * 200_000, "more than"),
+            ("msgpack", msgspec.msgpack.Ext(1, b""), "Ext"),
+        ]
+        for form, value, reason in hostile:
+            observed = protocol.ObservedState(
+                True, reason="x" * 100_000, digest="d" * 100_000, properties={"value": value}
+            )
+            event = protocol.ResourceEvent(
+                resource="web", what=protocol.CHANGED, observed=observed, epoch=state.owners["web"].epoch
+            )
+            await bus.publish(protocol.event("host-a", "manager-1"), messages.encode(event, form))
+
+            def stored(reason: str = reason) -> bool:
+                return reason in state.statuses["web"].properties.get("left_out", "")
+
+            await until(stored)
+            assert len(msgspec.msgpack.encode(state.assignment("web"))) < 10_000
+        beat = protocol.ResourceHeartbeat("web", health.HealthState.UP, epoch=1 << 70)
+        batch = protocol.HeartbeatBatch(sequence=1, at_ms=1, period_s=1.0, beats=(beat,))
+        await bus.publish(protocol.heartbeat("host-a", "manager-1"), messages.encode(batch))
+        adapter: Any = world.host.hosted["db"].adapter
+        adapter.die("lightning")
+        await until(lambda: state.statuses["db"].restarts == 1)
+        await world.client.wait("db", "up")
+        assert not world.manager._tasks.failures
+
+    play(scenario)

@@ -166,9 +166,14 @@ _decoders: dict[Any, tuple[msgspec.json.Decoder[Any], msgspec.msgpack.Decoder[An
 
 
 def encode(message: WireMessage, form: Literal["json", "msgpack"] = "json") -> bytes:
-    """`MessageTooLarge` or `MalformedMessage` if no reader would accept it."""
+    """`MessageTooLarge` or `MalformedMessage` if no reader would accept it.
+
+    JSON replaces MessagePack where that is not possible: for integers of more than 64 bits, and for many
+    short numbers, with which the message would be too large in MessagePack only.
+    """
     try:
-        data = _json.encode(message) if form == "json" else _msgpack.encode(message)
+        data = _to_msgpack(message) if form == "msgpack" else None
+        data = data or _json.encode(message)
     except UnicodeEncodeError as error:
         raise MalformedMessage(
             f"a {type(message).__name__} with text that is not Unicode: {error}"
@@ -176,6 +181,14 @@ def encode(message: WireMessage, form: Literal["json", "msgpack"] = "json") -> b
     if len(data) > MAX_BYTES:
         raise MessageTooLarge(f"a {type(message).__name__} of {len(data)} bytes is over {MAX_BYTES}")
     return data
+
+
+def _to_msgpack(message: WireMessage) -> bytes | None:
+    try:
+        data = _msgpack.encode(message)
+    except OverflowError:
+        return None
+    return data if len(data) <= MAX_BYTES else None
 
 
 def decode(data: bytes, kind: type[M], *, max_bytes: int = MAX_BYTES) -> M:

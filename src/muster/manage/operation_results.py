@@ -1,7 +1,8 @@
-"""Operation results in a size that can be sent. Pure.
+"""Operation results and observations in a size that can be sent. Pure.
 
 An executed operation always gets a reply, however long its result is: a result that is too long is truncated
-and marked as such.
+and marked as such. Observations are truncated twice: by the agent, because adapters are third-party code, and
+by the manager, because it sends them on together with those of other agents.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from muster.manage import protocol
 RESULT_BYTES_MAX = 512 << 10  # for one operation
 RESULTS_BYTES_MAX = 640 << 10  # for all operations in one message
 REASON_BYTES_MAX = 400  # for one that has to be truncated
+OBSERVED_REASON_MAX = 1_000
+DIGEST_MAX = 128
+PROPERTIES_BYTES_MAX = 8 << 10
 
 
 def truncate_result(answer: protocol.OperationResult) -> protocol.OperationResult:
@@ -28,6 +32,24 @@ def truncate_result(answer: protocol.OperationResult) -> protocol.OperationResul
         why = f"the result cannot be sent: {error}"[:4000].encode("utf-8", "replace").decode()
         return msgspec.structs.replace(answer, result=None, code="bad-result", reason=why)
     return answer if size <= RESULT_BYTES_MAX else _truncated(answer, RESULT_BYTES_MAX)
+
+
+def truncate_observation(observed: protocol.ObservedState, digest: str = "") -> protocol.ObservedState:
+    """An observation that can be sent and stored, in JSON and in MessagePack; ``digest`` if it has none."""
+    properties = observed.properties
+    if properties:
+        try:
+            # Each has values that the other has not, as integers of more than 64 bits.
+            size = max(len(encode(properties)) for encode in (msgspec.json.encode, msgspec.msgpack.encode))
+            if size > PROPERTIES_BYTES_MAX:
+                properties = {"left_out": f"more than {PROPERTIES_BYTES_MAX} bytes"}
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            properties = {"left_out": str(error)[:200]}
+    # A lone surrogate, as in a file name that is not UTF-8, cannot be sent.
+    reason = observed.reason[:OBSERVED_REASON_MAX].encode("utf-8", "replace").decode()
+    return msgspec.structs.replace(
+        observed, reason=reason, digest=(observed.digest or digest)[:DIGEST_MAX], properties=properties
+    )
 
 
 def fit_message(answers: Sequence[protocol.OperationResult]) -> list[protocol.OperationResult]:

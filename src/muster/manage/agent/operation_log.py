@@ -17,8 +17,6 @@ from muster.manage import protocol
 
 RESULTS_MAX = 256
 IN_DOUBT = "in-doubt"  # the code of an outcome that even the agent cannot determine
-REASON_MAX = 1_000
-PROPERTIES_BYTES_MAX = 8 << 10
 
 
 class OperationRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -95,22 +93,6 @@ def resolve_interrupted_rename(records: list[OperationRecord]) -> list[Operation
         if record.name in taken and record.config is not None:
             record.config, record.digest, record.runtime = None, "", {}
     return records
-
-
-def truncate_observation(observed: protocol.ObservedState, digest: str) -> protocol.ObservedState:
-    """An observation in a size that can be sent; adapters are third-party code."""
-    properties = observed.properties
-    if properties:
-        try:
-            if len(msgspec.json.encode(properties)) > PROPERTIES_BYTES_MAX:
-                properties = {"left_out": f"more than {PROPERTIES_BYTES_MAX} bytes"}
-        except (TypeError, ValueError, RecursionError) as error:
-            properties = {"left_out": str(error)[:200]}
-    # A lone surrogate, as in a file name that is not UTF-8, cannot be sent.
-    reason = observed.reason[:REASON_MAX].encode("utf-8", "replace").decode()
-    return msgspec.structs.replace(
-        observed, reason=reason, digest=observed.digest or digest, properties=properties
-    )
 
 
 def failure_result(id: str, error: errors.MusterError, epoch: int) -> protocol.OperationResult:

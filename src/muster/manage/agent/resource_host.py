@@ -68,7 +68,7 @@ class HostedResource(operation_log.OperationHistory):
     def record_observation(self, observed: protocol.ObservedState) -> None:
         """Record an observation made now."""
         self.sequence += 1
-        truncated = operation_log.truncate_observation(
+        truncated = operation_results.truncate_observation(
             observed, self.record.digest if observed.exists else ""
         )
         self.observed = msgspec.structs.replace(truncated, boot=self._boot, sequence=self.sequence)

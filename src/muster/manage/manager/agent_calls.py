@@ -28,7 +28,10 @@ class AgentCaller:
 
     async def call(self, agent: str, operation: protocol.Operation) -> protocol.OperationResult:
         subject = protocol.operation(agent, operation.resource)
-        data = messages.encode(operation, "msgpack")
+        try:
+            data = messages.encode(operation, "msgpack")
+        except errors.MusterError as error:
+            return _no_reply(operation, False, error.code, error.message)
         loop = asyncio.get_running_loop()
         async with self._gate:
             deadline = loop.time() + operation.timeout_s

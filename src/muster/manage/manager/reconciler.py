@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.core import health, messages
-from muster.manage import protocol
+from muster.manage import operation_results, protocol
 
 LATE_PERIODS = 2.5
 SILENT_PERIODS = 6.0
@@ -171,6 +171,7 @@ def observe(
         return False
     if not _accept_if_newer(runtime, observed, requested):
         return False
+    observed = operation_results.truncate_observation(observed)
     spec, before = assignment.spec, runtime.observed
     if not observed.properties and before is not None and before.properties and observed.exists:
         observed = msgspec.structs.replace(observed, properties=before.properties)

@@ -44,6 +44,13 @@ def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> lis
         for entry in entries
     ]
     for spec in specs:
+        try:
+            msgspec.msgpack.encode(spec.config)
+        except OverflowError as error:  # one such resource would stop the renewal of its manager
+            raise errors.InvalidInput(
+                f"the configuration of {spec.name!r} has an integer of more than 64 bits",
+                hint="write it as a text",
+            ) from error
         if len(msgspec.json.encode(spec.config)) > protocol.CONFIG_BYTES_MAX:
             raise errors.LimitExceeded(
                 f"the configuration of {spec.name!r} is over {protocol.CONFIG_BYTES_MAX} bytes",
@@ -62,8 +69,12 @@ def place_entries(state: assignments.AssignmentProcessor, raw: list[Any]) -> lis
     by_name = {spec.name: spec for spec in specs}
     for spec in specs:
         for dependency in spec.depends_on:
-            if dependency not in by_name and dependency not in state.resources:
+            if dependency in by_name:
+                continue
+            if (there := state.resources.get(dependency)) is None:
                 raise errors.InvalidInput(f"{spec.name!r} depends on {dependency!r}, which does not exist")
+            if there.deleting:
+                raise errors.Conflict(f"{spec.name!r} depends on {dependency!r}, which is being deleted")
     cycle = dependencies.find_cycle(_needs(state, by_name))
     if cycle is not None:
         raise errors.InvalidInput(f"the dependencies form a cycle: {' -> '.join(cycle)}")

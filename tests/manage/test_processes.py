@@ -524,7 +524,7 @@ async def test_an_operation_finds_again_what_could_not_be_found_at_the_start(bro
 
     async def never(_: Any) -> None: ...
 
-    monkeypatch.setattr(agent.Agent, "_retry_resume", never)
+    monkeypatch.setattr(agent.Agent, "_resume_forever", never)
     await house.start(adapters=find, types=("broken", "memory"))
     broken.faults.clear()
     answer = await house.do("put", "bad", type="broken", config={"value": 2})
@@ -532,6 +532,29 @@ async def test_an_operation_finds_again_what_could_not_be_found_at_the_start(bro
     adapter: Any = house.agent.hosted["bad"].adapter
     assert adapter.done == ["put"], "what is there is not created"
     await house.agent.stop()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.may_block(reason="records are written as a former agent did")
+async def test_an_adapter_that_hangs_while_it_resumes_does_not_delay_the_heartbeats(
+    broken, monkeypatch, tmp_path
+):
+    async def hang(self: Broken, config: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Broken, "resume", hang)
+    loop, net = asyncio.get_running_loop(), network.SimulatedNetwork(1)
+    beats: list[float] = []
+    manager = await net.connect("m1")
+    await manager.subscribe(protocol.heartbeats_to("m1"), handler=lambda _: beats.append(loop.time()))
+    host = agent.Agent(
+        await net.connect("host"), tmp_path / "hosted", beat_s=1.0, adapters=find, types=("broken", "memory")
+    )
+    async with host:
+        assert host.hosted["bad"].observed.state is health.HealthState.UNKNOWN
+        assert host.hosted["good"].observed.state is UP
+        await asyncio.sleep(60)
+        assert len(beats) >= 59
 
 
 async def test_no_text_of_an_adapter_ends_the_heartbeats(house):

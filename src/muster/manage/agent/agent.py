@@ -105,6 +105,7 @@ class Agent(resource_host.ResourceHost):
         ]
         self._tasks.loop("announcement", self._announce_forever)
         self._tasks.loop("heartbeat", self._heartbeat_forever)
+        self._tasks.loop("resumption", self._resume_forever)
 
     async def stop(self) -> None:
         """Stop the agent. Its resources continue to run."""
@@ -145,12 +146,17 @@ class Agent(resource_host.ResourceHost):
         while True:
             try:
                 await self.send_heartbeats()
-                await self._retry_resume()
             except errors.Unavailable:
                 pass
             except Exception as error:  # noqa: BLE001  (one resource must not stop the heartbeats of the others)
                 self._tasks.record_failure("heartbeat", error)
             await asyncio.sleep(self._beat_s)
+
+    async def _resume_forever(self) -> None:
+        """Not together with the heartbeats: an adapter that hangs must not delay those of other resources."""
+        while True:
+            await asyncio.sleep(self._beat_s)
+            await self._resume_missing()
 
     async def send_heartbeats(self) -> None:
         by_manager: dict[str, list[protocol.ResourceHeartbeat]] = {}

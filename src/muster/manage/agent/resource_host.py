@@ -28,6 +28,7 @@ events = log.EventLog("manage")
 
 SYNCS_AT_ONCE = 8  # concurrent syncs share disk flushes
 RESUME_S = 30.0  # for one adapter to find its resource again
+RESUME_PATIENCE_S = 1.0  # before the next adapter begins as well
 OBSERVE_TRIES_MAX = 3  # per resource, while changes are reported; then the last report counts
 NAMES_MAX = 1_000  # names of hosted resources in one reply
 EVENTS_A_SECOND = 10  # per resource; the next heartbeat reports later changes
@@ -112,17 +113,20 @@ class ResourceHost(abc.ABC):
             return
         self._boot = await asyncio.to_thread(_next_boot, self._folder, self._boot)
         for record in operation_log.resolve_interrupted_rename(await asyncio.to_thread(_load, self._folder)):
-            hosted = self._get_or_create(record.name, record)
-            if record.config is not None:
-                hosted.resumed = False
-                await self._try_resume(hosted)
+            self._get_or_create(record.name, record).resumed = record.config is None
+        await self._resume_missing()
 
-    async def _retry_resume(self) -> None:
-        """Retry resources that were not found when the agent started."""
-        for hosted in list(self.hosted.values()):
-            if not hosted.resumed and not hosted.lock.locked():
-                async with hosted.lock:
-                    await self._try_resume(hosted)
+    async def _resume_missing(self) -> None:
+        """Find resources that have not been found since the agent started.
+
+        One after the other, because an adapter may refer to an earlier one. An adapter that hangs delays the
+        next ones only by `RESUME_PATIENCE_S`.
+        """
+        async with asyncio.TaskGroup() as group:
+            for hosted in [hosted for hosted in self.hosted.values() if not hosted.resumed]:
+                if not hosted.lock.locked():
+                    resumption = group.create_task(self._try_resume(hosted))
+                    await asyncio.wait([resumption], timeout=RESUME_PATIENCE_S)
 
     async def _try_resume(self, hosted: HostedResource) -> None:
         """Resume an adapter. If that fails, the resource is ``unknown`` and left alone, because it may be
@@ -130,7 +134,7 @@ class ResourceHost(abc.ABC):
         """
         record = hosted.record
         try:
-            async with asyncio.timeout(RESUME_S):
+            async with hosted.lock, asyncio.timeout(RESUME_S):
                 await self._resume_adapter(hosted, record.type, record.config or {})
                 await self._observe(hosted)
         except Exception as error:  # noqa: BLE001  (adapters are third-party code)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from muster.bus.memory import network
-from muster.bus.rpc import server
+from muster.bus.rpc import request_audit, server
 from muster.core import errors, health, messages
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
@@ -267,6 +267,44 @@ def test_a_rollout_continues_after_a_short_disconnect(monkeypatch):
     play(scenario)
 
 
+def test_an_operation_has_its_outcome_although_the_registry_was_disconnected_meanwhile(monkeypatch):
+    async def slow(self: memory.MemoryAdapter) -> str:
+        self.done.append("slow")
+        await asyncio.sleep(6)
+        return "done"
+
+    async def store_slowly(self: request_audit.RequestAudit, record: messages.Decision) -> None:
+        await asyncio.sleep(2)  # longer than until the lease is renewed
+
+    monkeypatch.setattr(memory.MemoryAdapter, "do_echo", slow)
+    monkeypatch.setattr(request_audit.RequestAudit, "_store", store_slowly)
+
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        loop = asyncio.get_running_loop()
+        world.net._reconnect_soon = lambda bus: loop.call_later(1.0, world.net._reconnect, bus)
+        term = world.registry.processor.term
+        loop.call_later(3.0, world.net.disconnect, world.registry.bus)
+        assert await world.client.execute("web", "echo") == "done"
+        assert world.registry.processor.term == term, "the lease was not lost"
+        adapter: Any = world.host.hosted["web"].adapter
+        assert adapter.done.count("slow") == 1
+
+    play(scenario)
+
+
+def test_the_id_of_an_operation_may_be_longer_than_agents_accept():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        for _ in range(2):
+            (row,) = await world.client.exec("echo", "web", id="x" * 300)
+            assert row.outcome == messages.DecisionOutcome.DONE.value
+        adapter: Any = world.host.hosted["web"].adapter
+        assert adapter.done.count("echo") == 1
+
+    play(scenario)
+
+
 def test_a_rollout_that_cannot_continue_stops_with_a_reason(monkeypatch):
     async def fail(*_: Any) -> Any:
         raise errors.LimitExceeded("too much of it")
@@ -279,6 +317,27 @@ def test_a_rollout_that_cannot_continue_stops_with_a_reason(monkeypatch):
         (rollout,) = await world.client.rollouts(begun.id)
         assert rollout.state == "stopped"
         assert "too much of it" in rollout.reason
+
+    play(scenario)
+
+
+def test_rollouts_continue_after_a_failure_of_their_loop():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        rollouts = world.registry._handlers.rollouts
+        read, failures = rollouts._headers, [ValueError("a record that cannot be read")]
+
+        async def headers() -> Any:
+            if failures:
+                raise failures.pop()
+            return await read()
+
+        rollouts._headers = headers
+        await until(lambda: not failures)
+        begun = await world.client.rollout(rows.RolloutPlan(operation="echo"), "web")
+        await asyncio.sleep(60)
+        (rollout,) = await world.client.rollouts(begun.id)
+        assert rollout.state == "done"
 
     play(scenario)
 

@@ -12,12 +12,19 @@ import itertools
 import secrets
 
 REQUESTS_MAX = 20_000
+ORDER_ID_MAX = 256  # characters: see `protocol.Operation.id`
 
 
 def derived_id(request: str, characters: int) -> str:
     """The id of what a request starts: a repetition of the request, to any registry, has the same id."""
     id = hashlib.sha256(request.encode()).hexdigest() if request else secrets.token_hex(32)
     return id[:characters]
+
+
+def order_id(request: str, resource: str) -> str:
+    """The id of an operation on one resource, in a length that agents accept."""
+    id = f"{request}-{resource}"
+    return id if len(id) <= ORDER_ID_MAX else derived_id(id, 64)
 
 
 class ExecutedRequests:

@@ -307,7 +307,7 @@ class RegistryHandlers:
         selected = await self._named(names)
         orders = [
             protocol.OperationOrder(
-                id=f"{id}-{name}",
+                id=executed_requests.order_id(id, name),
                 resource=name,
                 operation=operation,
                 arguments=arguments or {},

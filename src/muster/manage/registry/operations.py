@@ -17,6 +17,7 @@ import msgspec
 from muster.bus import api
 from muster.core import errors, messages
 from muster.manage import protocol
+from muster.manage.registry import records
 
 if TYPE_CHECKING:
     from muster.manage.registry import endpoint
@@ -32,14 +33,25 @@ ResultsById = dict[str, protocol.OperationResult]
 async def submit_operation(
     registry: endpoint.RegistryEndpoint, orders: list[protocol.OperationOrder], by: str
 ) -> list[protocol.OperationResult]:
-    """A result for each order, in every case."""
+    """A result for each order. Raises `errors.Unavailable` only when this registry is not active any more.
+    The next one continues, because a request without a reply is repeated under the same ids.
+    """
     loop = asyncio.get_running_loop()
     until = loop.time() + MANAGER_WAIT_S
     maybe_started: set[str] = set()  # ids sent to a manager that was lost: the operation may have started
     results: ResultsById = {}
     left, look_s = orders, LOOK_S
     while left:
-        results |= await _send_once(registry, left, by, maybe_started)
+        try:
+            results |= await _send_once(registry, left, by, maybe_started)
+        except errors.Unavailable as error:  # nothing was sent this time
+            if not registry.acting.is_set():
+                raise
+            # Disconnected: the lease may outlast that.
+            results |= {
+                order.id: _result(order, messages.DecisionOutcome.FAILED, protocol.NOT_MANAGED, error.message)
+                for order in left
+            }
         left = [order for order in left if results[order.id].code == protocol.NOT_MANAGED]
         if not left or loop.time() > until:
             break
@@ -47,7 +59,7 @@ async def submit_operation(
         look_s = min(LOOK_S_MAX, look_s * 1.5)
     for order in left:
         if order.id in maybe_started:
-            reason = "its manager was lost, and no other manager owns the resource"
+            reason = "its manager was lost, and no other manager has replied"
             results[order.id] = _result(
                 order, messages.DecisionOutcome.IN_DOUBT, protocol.NOT_MANAGED, reason
             )
@@ -67,7 +79,10 @@ async def _send_once(
         by_manager.setdefault(owner.manager if owner else "", []).append(order)
     pages = [(manager, page) for manager, all_of in by_manager.items() for page in _pages(all_of)]
     replies = await asyncio.gather(
-        *(_send_page(registry, manager, page, by, maybe_started) for manager, page in pages)
+        *(
+            _send_page(registry, manager, state.managers.get(manager), page, by, maybe_started)
+            for manager, page in pages
+        )
     )
     results = {answer.id: answer for page in replies for answer in page}
     for order in orders:
@@ -84,10 +99,10 @@ def _pages(orders: list[protocol.OperationOrder]) -> Iterator[list[protocol.Oper
     page: list[protocol.OperationOrder] = []
     size = 0
     for order in orders:
-        size += len(msgspec.msgpack.encode(order))
+        size += len(msgspec.json.encode(order))
         if page and (len(page) == ORDERS_MAX or size > ORDERS_BYTES_MAX):
             yield page
-            page, size = [], len(msgspec.msgpack.encode(order))
+            page, size = [], len(msgspec.json.encode(order))
         page.append(order)
     if page:
         yield page
@@ -96,6 +111,7 @@ def _pages(orders: list[protocol.OperationOrder]) -> Iterator[list[protocol.Oper
 async def _send_page(
     registry: endpoint.RegistryEndpoint,
     manager: str,
+    member: records.ManagerRecord | None,
     page: list[protocol.OperationOrder],
     by: str,
     maybe_started: set[str],
@@ -103,7 +119,6 @@ async def _send_page(
     def all_of(outcome: messages.DecisionOutcome, code: str, reason: str) -> list[protocol.OperationResult]:
         return [_result(order, outcome, code, reason) for order in page]
 
-    member = registry.state.managers.get(manager)
     if member is None:
         return all_of(messages.DecisionOutcome.FAILED, protocol.NOT_MANAGED, "the resource has no manager")
     try:

@@ -120,6 +120,7 @@ class RolloutExecutor:
 
     async def run(self) -> None:
         """Continue running rollouts, until cancelled."""
+        self._ended = False  # it is called again after a failure
         try:
             while True:
                 with contextlib.suppress(errors.MusterError):

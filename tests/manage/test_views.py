@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from muster.manage.registry import records, views
 from tests.manage import assignment_cases
 
@@ -25,3 +27,22 @@ def test_an_agent_whose_resources_are_all_silent_is_unknown():
     assignment_cases.report(core, "db", assignment_cases.State.FAILED)
     assignment_cases.report(core, "x", assignment_cases.State.LATE)
     assert states() == {"a": "up", "b": "unknown", "c": ""}
+
+
+def test_agents_are_listed_by_a_thread_while_their_resources_change():
+    core = assignment_cases.having(
+        assignment_cases.spec("web", agent="a"), assignment_cases.spec("db", agent="a")
+    )
+    core.accept(records.RegistryChanges(agents={"a": records.AgentRecord()}, epoch=core.epoch))
+
+    class Statuses(dict[str, Any]):
+        """Another resource is applied while a status is read."""
+
+        def get(self, name: str, default: Any = None) -> Any:
+            core.accept(core.apply([assignment_cases.spec(f"new-{len(core.resources)}", agent="a")], "ann"))
+            return super().get(name, default)
+
+    snapshot = core.snapshot()
+    snapshot.statuses = Statuses()
+    (row,) = views.agents(snapshot, "", 10)["items"]
+    assert (row.name, row.resources) == ("a", 2)

@@ -148,7 +148,7 @@ def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> di
 
     def row_of(name: str) -> rows.AgentRow:
         agent = msgspec.to_builtins(state.agents[name])
-        hosted = state.hosted(name)
+        hosted = tuple(state.hosted(name))  # at once: it changes while a thread visits a snapshot
         states = {status.state for resource in hosted if (status := state.statuses.get(resource))}
         shown = "" if not states else "unknown" if states <= SILENT else "up"
         return rows.AgentRow(name=name, state=shown, resources=len(hosted), **agent)

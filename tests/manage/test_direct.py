@@ -12,12 +12,13 @@ import pytest
 
 from muster.app.supervisor import worker
 from muster.bus import api
+from muster.bus.memory import network
 from muster.bus.rpc import client as rpc
 from muster.core import errors, health, messages
 from muster.core.net import tls
 from muster.manage import protocol
 from muster.manage.agent import agent
-from muster.manage.direct import endpoint, links
+from muster.manage.direct import endpoint, frames, links
 from muster.manage.manager import manager
 from muster.testing.eventually import eventually, throughout
 from muster.trust import certificates, keyring
@@ -136,6 +137,19 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
             await rpc.call(lines.client._bus, subject, {"resource": "r", "name": "key", "key": ""})
         await lines.client.delete("r")
         await lines.client.wait_gone("r")
+
+
+async def test_a_stranger_cannot_send_a_large_frame():
+    async def check(*_: Any) -> str:
+        raise errors.Unauthorized("nobody")
+
+    bus = await network.SimulatedNetwork(1).connect("manager-1")
+    async with endpoint.DirectEndpoint(bus, check) as door:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write((frames.HANDSHAKE_BYTES_MAX + 1).to_bytes(4, "big"))
+        async with asyncio.timeout(frames.HANDSHAKE_S / 2):
+            assert b"manager-1" in await reader.read(), "it has closed the connection after its challenge"
+        writer.close()
 
 
 async def test_strangers_are_refused(lines, tmp_path):

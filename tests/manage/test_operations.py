@@ -14,6 +14,8 @@ from muster.bus.client import received
 from muster.bus.rpc import single_flight
 from muster.core import errors, health
 from muster.manage import client, protocol
+from muster.manage.adapters import base
+from muster.manage.adapters import memory as memory_
 from muster.manage.manager import agent_calls, manager
 from muster.manage.registry import operations
 from muster.testing.eventually import eventually
@@ -72,6 +74,20 @@ async def test_execute_returns_the_result_or_the_error(small):
     for verb in ("rename", "create", "delete", "put", "subscribe"):
         with pytest.raises(errors.NotFound, match="no operation"):
             await small.client.execute("a", verb, {"from": "a"})
+
+
+async def test_an_error_within_an_operation_is_not_the_callers():
+    class Faulty(memory_.MemoryAdapter):
+        async def do_fail(self, number: int = 1) -> None:
+            self.done.append("half")
+            raise TypeError("a bug of the adapter")
+
+    adapter = Faulty(base.AdapterContext("a", None, lambda _: None))
+    with pytest.raises(TypeError, match="a bug"):
+        await adapter.execute("fail", {"number": 2})
+    with pytest.raises(errors.InvalidInput, match="unexpected keyword argument 'other'"):
+        await adapter.execute("fail", {"other": 2})
+    assert adapter.done == ["half"]
 
 
 async def test_enumerate_goes_page_by_page(small):

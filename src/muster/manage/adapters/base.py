@@ -20,6 +20,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import functools
+import inspect
 import os
 import pathlib
 from collections.abc import Awaitable, Callable, Mapping
@@ -122,9 +123,10 @@ class Adapter(abc.ABC):
             known = ", ".join(self.operations())
             raise errors.NotFound(f"the type {self.type_name} has no operation {operation!r}: it has {known}")
         try:
-            return await function(**arguments)
+            inspect.signature(function).bind(**arguments)
         except TypeError as error:
             raise errors.InvalidInput(f"{operation}: {error}") from error
+        return await function(**arguments)
 
     def operations(self) -> list[str]:
         prefix = OPERATION_PREFIX

@@ -77,7 +77,9 @@ class DirectEndpoint:
             async with asyncio.timeout(frames.HANDSHAKE_S):
                 challenge = frames.LinkChallenge(secrets.token_urlsafe(16), self._bus.identity)
                 frames.write(writer, challenge)
-                proof: frames.LinkProof = await frames.read(reader, frames.LinkProof)
+                proof: frames.LinkProof = await frames.read(
+                    reader, frames.LinkProof, bytes_max=frames.HANDSHAKE_BYTES_MAX
+                )
                 identity = await self._check(proof.jwt, challenge.nonce, proof.signature)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, errors.MusterError) as error:
             events.warning("link-rejected", error=error)

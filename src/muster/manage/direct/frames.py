@@ -10,6 +10,7 @@ import msgspec
 from muster.core import errors
 
 FRAME_BYTES_MAX = 4 << 20
+HANDSHAKE_BYTES_MAX = 64 << 10  # of a frame whose sender is not authenticated yet
 HANDSHAKE_S = 5.0
 
 
@@ -36,9 +37,9 @@ def write(writer: asyncio.StreamWriter, value: msgspec.Struct) -> None:
     writer.write(len(data).to_bytes(4, "big") + data)
 
 
-async def read(reader: asyncio.StreamReader, kind: type[Any]) -> Any:
+async def read(reader: asyncio.StreamReader, kind: type[Any], *, bytes_max: int = FRAME_BYTES_MAX) -> Any:
     size = int.from_bytes(await reader.readexactly(4), "big")
-    if size > FRAME_BYTES_MAX:
+    if size > bytes_max:
         raise errors.InvalidInput(f"a frame of {size} bytes exceeds the limit")
     try:
         return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)

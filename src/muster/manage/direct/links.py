@@ -217,7 +217,9 @@ class AgentLinks:
         async with asyncio.timeout(frames.HANDSHAKE_S):
             reader, writer = await asyncio.open_connection(host, int(port), ssl=self._tls)
             try:
-                challenge: frames.LinkChallenge = await frames.read(reader, frames.LinkChallenge)
+                challenge: frames.LinkChallenge = await frames.read(
+                    reader, frames.LinkChallenge, bytes_max=frames.HANDSHAKE_BYTES_MAX
+                )
                 frames.write(
                     writer, frames.LinkProof(self._creds.user_jwt, self._creds.answer(challenge.nonce))
                 )

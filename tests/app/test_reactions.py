@@ -258,6 +258,51 @@ async def test_receivers_leave_when_there_are_no_rules_any_more(tmp_path: Path, 
 
 
 @pytest.mark.virtual_time
+async def test_a_rule_that_names_an_attribute_no_resource_has_does_not_stop_the_others(monkeypatch):
+    rules = [
+        reaction_rules.ReactionSpec(where=where, model="Server", policy="command")
+        for where in ("tier = 1", "TRUE")
+    ]
+    fleet: dict[str, list[rows.ResourceRow]] = {
+        "tier = 1": [resource("front"), resource("gone")],
+        "TRUE": [resource("web")],
+    }
+
+    async def get(*, where: str) -> list[rows.ResourceRow]:
+        if not fleet[where]:
+            raise errors.ParseError("no resource has an attribute tier", text=where, position=0)
+        return fleet[where]
+
+    async def names() -> list[str]:
+        return ["front", "web", "new"]
+
+    async def advertise(name: str, *_: Any, **__: Any) -> Any:
+        return types.SimpleNamespace(name=name)
+
+    async def leave() -> None: ...
+
+    async def obey(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(reactions, "execute_commands", obey)
+    receivers: Any = types.SimpleNamespace(
+        advertise=advertise, sender=lambda name: types.SimpleNamespace(name=name, leave=leave)
+    )
+    kept = reactions.ResourceReceivers(None, rules)  # type: ignore[arg-type]
+    kept._fleet = types.SimpleNamespace(get=get, names=names)  # type: ignore[assignment]
+    kept._earlier_left = True
+    assert await kept._update(receivers) == kept._rule_problem == ""
+    assert set(kept._joined) == {"front", "gone", "web"}
+    fleet |= {"tier = 1": [], "TRUE": [resource("web"), resource("new")]}
+    kept._earlier_left = False
+    await kept._update(receivers)
+    assert set(kept._joined) == {"front", "web", "new"}
+    assert kept._rule_problem.startswith("reaction 1: no resource has an attribute tier")
+    assert not kept._earlier_left, "it is not known yet which of them are due"
+    await kept._supervisor.close()
+
+
+@pytest.mark.virtual_time
 async def test_an_operation_that_the_rule_does_not_list_is_not_requested():
     manager = FakeManager("done")
     acknowledged = await obeyed(manager, command("delete", 7), command("restart", 8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -84,3 +85,16 @@ async def test_a_child_that_was_started_by_hand_is_not_ended_for_its_silence(
         os.kill(child.pid, 0)  # it runs
     else:
         await eventually(lambda: child.exit_code is not None)
+
+
+@pytest.mark.virtual_time
+async def test_a_machine_that_was_paused_does_not_end_its_children(tmp_path):
+    home_, loop = str(tmp_path), asyncio.get_running_loop()
+    parent = domain_tree.ParentNode(settings.ManageSettings(children=(home_,)))
+    parent._last_beat_s[home_] = loop.time()
+    assert await parent._is_heard(home_)
+    await asyncio.sleep(2 * domain_tree.SILENT_S)  # neither a probe nor a heartbeat
+    for _ in range(int(domain_tree.SILENT_S) + 1):
+        assert await parent._is_heard(home_)
+        await asyncio.sleep(domain_tree.BEAT_S)
+    assert not await parent._is_heard(home_), "it has been silent since the pause"

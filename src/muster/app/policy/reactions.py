@@ -30,7 +30,7 @@ from muster.core import errors, files, health, messages
 from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import client as manage
-from muster.manage import protocol
+from muster.manage import protocol, rows
 from muster.manage.agent import operation_log
 from muster.notify import client as notify
 from muster.notify import protocol as notify_protocol
@@ -106,6 +106,8 @@ class ResourceReceivers:
         self._rules = rules
         self._report = report
         self._fleet = manage.ManageClient(bus)
+        self._selected: list[list[rows.ResourceRow]] = [[] for _ in rules]  # by each rule
+        self._rule_problem = ""  # of the first rule that cannot be evaluated
         self._joined: dict[str, reaction_rules.ResourceReceiver] = {}
         self._earlier_left = False  # whether the receivers of an earlier start have left, unless still due
         self._supervisor = tasks.TaskSupervisor("reactions")
@@ -126,7 +128,7 @@ class ResourceReceivers:
                         problem = await self._update(receivers)
                     except errors.Unavailable as error:  # no registry or notifier is active yet
                         problem = str(error)
-                    self._report(len(self._joined), problem)
+                    self._report(len(self._joined), problem or self._rule_problem)
                     await asyncio.sleep(RETRY_S)  # many changes need one scan
                     if not problem:
                         with contextlib.suppress(TimeoutError):
@@ -138,8 +140,8 @@ class ResourceReceivers:
 
     async def _update(self, receivers: notify.NotifyClient) -> str:
         """Join and leave as the resources require; returns the problem of the first that cannot join."""
-        selected = [await self._fleet.get(where=rule.where) for rule in self._rules]
-        due = reaction_rules.receivers(self._rules, selected)
+        await self._select()
+        due = reaction_rules.receivers(self._rules, self._selected)
         problem = ""
         for name in self._joined.keys() - due.keys():
             await self._leave(receivers.sender(name))
@@ -152,10 +154,23 @@ class ResourceReceivers:
                 raise
             except errors.MusterError as error:  # as a model that is not defined yet
                 problem = problem or f"{name}: {error}"
-        if not self._earlier_left:
+        if not self._earlier_left and not self._rule_problem:
             await self._leave_earlier(receivers, due.keys())
             self._earlier_left = True
         return problem
+
+    async def _select(self) -> None:
+        """Read the resources of each rule. A rule that cannot be evaluated now, because no resource has an
+        attribute that it names, keeps those that still exist; the other rules are not affected.
+        """
+        self._rule_problem = ""
+        for place, rule in enumerate(self._rules):
+            try:
+                self._selected[place] = await self._fleet.get(where=rule.where)
+            except errors.InvalidInput as error:
+                self._rule_problem = self._rule_problem or f"reaction {place + 1}: {error}"
+                existing = set(await self._fleet.names())
+                self._selected[place] = [row for row in self._selected[place] if row.name in existing]
 
     async def _leave_earlier(self, receivers: notify.NotifyClient, due: Collection[str]) -> None:
         """Remove the receivers of an earlier start whose resources are not selected any more."""

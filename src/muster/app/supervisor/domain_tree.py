@@ -28,6 +28,7 @@ from muster.supervision import children
 
 BEAT_S = 1.0
 SILENT_S = 30.0  # longer than the time to a child's first heartbeat
+PAUSE_S = 5.0  # between two probes: this process was paused, maybe together with its children
 PORT_FILE = "bootstrap.port"
 STOP_S = 15.0
 PARENT = "manage.parent="  # in the command line of a child that was started by a parent
@@ -48,6 +49,7 @@ class ParentNode:
         self._last_beat_s: dict[
             str, float
         ] = {}  # of children that send heartbeats, so silence means something
+        self._probed_at_s: dict[str, float] = {}
         self._server: asyncio.Server | None = None
         self._port = 0
         self._context: context_.ComponentContext
@@ -118,8 +120,11 @@ class ParentNode:
         return os_process.ForeignProcess(pid)
 
     async def _is_heard(self, name: str) -> bool:
-        last_s = self._last_beat_s.get(name)
-        return last_s is None or asyncio.get_running_loop().time() - last_s <= SILENT_S
+        now_s = asyncio.get_running_loop().time()
+        probed_at_s, self._probed_at_s[name] = self._probed_at_s.get(name, now_s), now_s
+        if now_s - probed_at_s > PAUSE_S and name in self._last_beat_s:
+            self._last_beat_s[name] = now_s  # the silence of that time proves nothing
+        return now_s - self._last_beat_s.get(name, now_s) <= SILENT_S
 
     async def _receive_heartbeats(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The heartbeats of one child: lines with its home."""

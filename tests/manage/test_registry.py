@@ -11,6 +11,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.bus.memory import network
@@ -19,7 +20,7 @@ from muster.core import errors, health, messages
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
 from muster.manage.agent import agent, operation_log, resource_host
-from muster.manage.manager import manager, reconciler, zones
+from muster.manage.manager import agent_calls, manager, reconciler, zones
 from muster.manage.registry import assignments, endpoint, executed_requests, operations, record_store, records
 from muster.store import api as store_api
 from muster.store import backup, database
@@ -107,6 +108,72 @@ def test_a_registry_that_was_set_back_goes_beyond_the_epoch_that_agents_obey():
         await world.client.wait("web", "up")
 
     play(scenario, starts=False)
+
+
+def test_an_agent_that_reports_an_absurd_period_harms_nothing_else():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        hostile = await world.net.connect("host-b")
+
+        async def claimed(message: Any) -> None:
+            answer = {"kind": "claimed/1", "period_s": 0.0, "zone": "another"}
+            answer["observed"] = {"odd": {"exists": True, "state": "up"}}
+            await message.respond(msgspec.msgpack.encode(answer))
+
+        await hostile.subscribe(protocol.claim("host-b"), handler=claimed)
+        await world.client.create({"name": "odd", "type": "memory", "agent": "host-b"})
+        await until(lambda: "odd" in world.manager.managed)
+        await asyncio.sleep(30)
+        adapter: Any = world.host.hosted["web"].adapter
+        adapter.die("lightning")
+        await until(lambda: adapter.state is health.HealthState.UP)
+        assert not world.manager._tasks.failures
+
+    play(scenario)
+
+
+def test_an_agent_that_does_not_reply_delays_no_other():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        silent = await world.net.connect("host-b")
+        await silent.subscribe(protocol.operations_of("host-b"), handler=lambda _: None)
+        calls = world.manager._agents
+
+        def get(resource: str) -> protocol.Operation:
+            epoch = world.registry.processor.owners["web"].epoch
+            return protocol.Operation(id=resource, verb=protocol.Verb.GET, resource=resource, epoch=epoch)
+
+        waiting = [
+            asyncio.create_task(calls.call("host-b", get(f"r{number}")))
+            for number in range(2 * agent_calls.AT_ONCE)
+        ]
+        await asyncio.sleep(1)
+        async with asyncio.timeout(1):
+            answer = await calls.call("host-a", get("web"))
+        assert answer.outcome is messages.DecisionOutcome.DONE
+        for call in waiting:
+            call.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    play(scenario)
+
+
+def test_the_time_for_an_operation_is_limited():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.apply("web")
+        for timeout_s in (0.0, 1e9):
+            with pytest.raises(errors.InvalidInput, match="timeout_s"):
+                await world.client.exec("echo", "web", timeout_s=timeout_s)
+
+    play(scenario)
+
+
+def test_only_so_many_zones_are_known(monkeypatch):
+    monkeypatch.setattr(zones, "ZONES_MAX", 2)
+    reachability = zones.ZoneReachability(0.0)
+    for zone in ("a", "b", "c", "a"):
+        reachability.record(zone, 1.0, 5.0)
+    assert [reachability.last_seen_at(zone) for zone in "abc"] == [5.0, 5.0, 0.0]
 
 
 def test_an_agent_that_reports_an_absurd_epoch_harms_nothing_else():

@@ -49,6 +49,8 @@ SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
 
 Values = dict[str, Any]
+OperationTimeout = Annotated[float, msgspec.Meta(gt=0, le=3600)]  # in seconds
+HeartbeatPeriod = Annotated[float, msgspec.Meta(gt=0, le=86400)]  # in seconds
 
 
 class Verb(enum.Enum):
@@ -98,7 +100,7 @@ class Operation(messages.WireMessage, frozen=True, kw_only=True, tag="operation/
     start: bool = True  # for a creation: whether to start the resource
     operation: messages.Text = ""  # for an execution
     arguments: Values = msgspec.field(default_factory=dict)
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = OPERATION_TIMEOUT_S
+    timeout_s: OperationTimeout = OPERATION_TIMEOUT_S
     generation: messages.Count = 0  # of the desired state that it applies; 0: none
 
 
@@ -130,8 +132,8 @@ class ClaimResult(messages.WireMessage, frozen=True, kw_only=True, tag="claimed/
 
     observed: dict[str, ObservedState] = msgspec.field(default_factory=dict)
     superseded: dict[str, int] = msgspec.field(default_factory=dict)
-    period_s: float = 5.0
-    zone: str = "default"
+    period_s: HeartbeatPeriod = 5.0
+    zone: messages.Name = "default"
 
 
 class ResourceHeartbeat(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
@@ -149,8 +151,8 @@ class HeartbeatBatch(messages.WireMessage, frozen=True, kw_only=True, tag="beats
 
     sequence: messages.Count
     at_ms: messages.TimeMs
-    period_s: Annotated[float, msgspec.Meta(gt=0, le=86400)]
-    zone: str = "default"
+    period_s: HeartbeatPeriod
+    zone: messages.Name = "default"
     beats: tuple[ResourceHeartbeat, ...] = ()
 
 
@@ -272,7 +274,7 @@ class OperationOrder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     resource: str
     operation: str
     arguments: Values = {}
-    timeout_s: float = OPERATION_TIMEOUT_S
+    timeout_s: OperationTimeout = OPERATION_TIMEOUT_S
 
 
 class OrderBatch(messages.WireMessage, frozen=True, kw_only=True, tag="orders/1"):

@@ -144,7 +144,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batch: str = "1"  # a count, or a percentage such as 10%
     pause_s: Annotated[float, msgspec.Meta(ge=0, le=86400)] = 0.0
     errors_max: Annotated[int, msgspec.Meta(ge=0)] = 0
-    timeout_s: Annotated[float, msgspec.Meta(gt=0, le=3600)] = protocol.OPERATION_TIMEOUT_S
+    timeout_s: protocol.OperationTimeout = protocol.OPERATION_TIMEOUT_S
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):

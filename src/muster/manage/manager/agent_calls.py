@@ -1,12 +1,14 @@
 """Operations that a manager sends to agents.
 
 A request without a reply is sent again under the same id; the agent executes it once. The number of
-operations in progress is bounded.
+operations in progress is bounded, and one agent may have half of them: operations on others do not wait for
+an agent that does not reply.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Callable
 
 from muster.bus import api
@@ -23,6 +25,9 @@ class AgentCaller:
 
     def __init__(self, bus: api.Bus, may_act: Callable[[], bool]) -> None:
         self._gate = asyncio.Semaphore(AT_ONCE)
+        self._gates = collections.defaultdict[str, asyncio.Semaphore](  # by agent
+            lambda: asyncio.Semaphore(AT_ONCE // 2)
+        )
         self._bus = bus
         self._may_act = may_act
 
@@ -33,7 +38,7 @@ class AgentCaller:
         except errors.MusterError as error:
             return _no_reply(operation, False, error.code, error.message)
         loop = asyncio.get_running_loop()
-        async with self._gate:
+        async with self._gates[agent], self._gate:
             deadline = loop.time() + operation.timeout_s
             sent, resend_s = False, RESEND_S
             while True:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from muster.manage.manager import reconciler
 
+ZONES_MAX = 10_000  # agents name their zones; further ones are treated as never seen
+
 
 class ZoneReachability:
     def __init__(self, now: float) -> None:
@@ -13,6 +15,8 @@ class ZoneReachability:
         self._periods_s: dict[str, float] = {}  # by zone: the longest heartbeat period
 
     def record(self, zone: str, period_s: float, now: float) -> None:
+        if zone not in self._last_seen_at and len(self._last_seen_at) >= ZONES_MAX:
+            return
         self._last_seen_at[zone] = now
         if period_s > self._periods_s.get(zone, 0.0):
             self._periods_s[zone] = period_s

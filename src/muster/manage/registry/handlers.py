@@ -293,7 +293,7 @@ class RegistryHandlers:
         operation: str,
         names: list[str],
         arguments: dict[str, Any] | None = None,
-        timeout_s: float = protocol.OPERATION_TIMEOUT_S,
+        timeout_s: protocol.OperationTimeout = protocol.OPERATION_TIMEOUT_S,
         id: str | None = None,
     ) -> list[rows.ExecutionRow]:
         """Execute an operation on each resource concurrently. A repeated ``id`` is not executed again.

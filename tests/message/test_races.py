@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ pytestmark = pytest.mark.virtual_time
 
 JOBS = destinations.queue("jobs")
 OTHER = destinations.queue("other")
+NEWS = destinations.topic("news")
 
 
 class Disk:
@@ -54,6 +56,15 @@ class Disk:
             return await plain(stream, *args, **more)
 
         patch.setattr(streams.SimulatedStream, "publish_batch", store)
+        self.readable = asyncio.Event()
+        self.readable.set()
+        get = streams.SimulatedStream.get
+
+        async def read(stream: streams.SimulatedStream, sequence: int) -> api.StoredMessage:
+            await self.readable.wait()
+            return await get(stream, sequence)
+
+        patch.setattr(streams.SimulatedStream, "get", read)
 
 
 @pytest.fixture
@@ -215,6 +226,87 @@ async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
         await asyncio.sleep(0.2)
         await asyncio.gather(*(producer.send(f"{each}", delay_s=0.0006) for each in range(4)))
         assert sorted(await received(topic_consumer, 4.0)) == ["0", "1", "2", "3"]
+
+
+def due_at(destination: destinations.Destination, text: str, due_s: float) -> protocol.SendMessage:
+    """A message with a delivery time, by the clock of the event loop."""
+    due_ms = time.time_ns() // 1_000_000 + round((due_s - asyncio.get_running_loop().time()) * 1000)
+    meta = messages.MessageMeta(
+        kind="t", destination=str(destination), delivery_time_ms=due_ms, persistent=True
+    )
+    return protocol.SendMessage(str(destination), messages.encode_meta(meta).decode(), text.encode())
+
+
+async def consumer_of(connection: client_api.Connection, kind: str) -> consumers.Consumer:
+    session = connection.session()
+    match kind:
+        case "queue":
+            return await session.consumer(JOBS)
+        case "topic":
+            return await session.consumer(NEWS)
+        case _:
+            return await session.durable_consumer(NEWS, "all")
+
+
+@pytest.mark.parametrize("kind", ["queue", "topic", "durable"])
+@pytest.mark.parametrize("stage", ["stored", "released", "refused"])
+async def test_a_message_that_is_due_when_it_arrives_overtakes_no_delayed_one(
+    simulated_network: network.SimulatedNetwork, disk: Disk, kind: str, stage: str
+):
+    """While the earlier one is being stored, being released, or not released because the log is full."""
+    net = simulated_network
+    destination = JOBS if kind == "queue" else NEWS
+    async with (
+        serving(net),
+        client_api.Connection(await net.connect("r"), client_id="app") as reader,
+        client_api.Connection(await net.connect("a")) as first,
+        client_api.Connection(await net.connect("b")) as second,
+    ):
+        consumer = await consumer_of(reader, kind)
+        now = asyncio.get_running_loop().time()
+        if stage == "stored":
+            disk.ready.clear()
+        pending = [first.submit([due_at(destination, "1", now + 0.2)])]
+        await asyncio.sleep(0.1)
+        if stage == "released":
+            disk.readable.clear()
+        if stage == "refused":
+            disk.refusals = 1
+        await asyncio.sleep(0.3)
+        pending.append(second.submit([due_at(destination, "3", now + 0.3)]))
+        await asyncio.sleep(0.1)
+        pending.append(second.submit([due_at(destination, "2", now + 0.25)]))
+        await asyncio.sleep(0.1)
+        disk.ready.set()
+        disk.readable.set()
+        await asyncio.gather(*pending)
+        received_texts = await received(consumer)
+        assert received_texts[0] == "1"
+        assert sorted(received_texts) == ["1", "2", "3"]
+        if stage == "refused":
+            assert received_texts == ["1", "2", "3"], "by delivery time: all three were waiting"
+
+
+@pytest.mark.parametrize("kind", ["queue", "durable"])
+async def test_a_message_overtakes_no_delayed_one_of_an_earlier_dispatcher(
+    simulated_network: network.SimulatedNetwork, disk: Disk, kind: str
+):
+    net = simulated_network
+    destination = JOBS if kind == "queue" else NEWS
+    async with contextlib.AsyncExitStack() as clients:
+        sender = await clients.enter_async_context(client_api.Connection(await net.connect("a")))
+        now = asyncio.get_running_loop().time()
+        async with serving(net):
+            reader = client_api.Connection(await net.connect("r"), client_id="app")
+            consumer = await consumer_of(await clients.enter_async_context(reader), kind)
+            await sender.submit([due_at(destination, "1", now + 5)])
+            await sender.submit([due_at(destination, "2", now + 5)])
+        await asyncio.sleep(10)
+        disk.readable.clear()
+        async with serving(net):
+            await sender.submit([due_at(destination, "3", now + 6)])
+            disk.readable.set()
+            assert await received(consumer) == ["1", "2", "3"]
 
 
 async def test_of_two_transactions_one_commits_the_acknowledgement_of_a_message(

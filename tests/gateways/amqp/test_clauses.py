@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from muster.bus import api as bus_api
 from muster.message import destinations, messages, protocol
 from muster.message import errors as message_errors
 from muster.message.client import api as client_api
-from muster.message.dispatcher import admin
+from muster.message.dispatcher import admin, leadership
 from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
@@ -431,3 +432,19 @@ async def test_6_2_6_a_browser_with_a_selector_examines_a_deep_queue_in_parts(
         return bodies
 
     assert await asyncio.to_thread(work) == ["13", "29"]
+
+
+async def test_7_9_a_message_whose_delay_is_over_takes_its_place_among_delayed_ones(
+    clients: Any, dispatcher: leadership.DispatcherLeadership, bus: bus_api.Bus
+):
+    """The dispatcher publishes it: directly, it would overtake those that are due before it."""
+    topic = destinations.topic("news")
+    subscription = await bus.subscribe(topic.subject)
+
+    def work() -> object:
+        raw = clients("late")
+        message = proton.Message("late", annotations={"x-opt-delivery-time": 1_000})
+        return _send(raw, _sender(raw, str(topic)), message).remote_state
+
+    assert await asyncio.to_thread(work) == proton.Delivery.ACCEPTED
+    assert protocol.LOGGED in (await subscription.next(timeout_s=30)).headers

@@ -411,7 +411,7 @@ def _sections(message: messages.JmsMessage) -> bytes:
     if message.timestamp_ms:
         fields[9] = amqp_types.timestamp(message.timestamp_ms)
     if message.delivery_time_ms:
-        annotations[_DUE] = b"\x81" + message.delivery_time_ms.to_bytes(8, "big")
+        annotations[_DUE] = b"\x81" + message.delivery_time_ms.to_bytes(8, "big", signed=True)
     properties: dict[str, bytes] = {}
     for name, item in message.properties.typed.items():
         match name:

@@ -1,4 +1,8 @@
-"""Messages with a delivery time: stored separately in the log, and moved to their destination when due."""
+"""Messages with a delivery time: stored separately in the log, and moved to their destination when due.
+
+They are released in the order of their delivery times, then of their arrival, one batch at a time. A message
+that is due when it arrives, or arrives while earlier ones cannot be released, therefore overtakes none.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,8 @@ class DelayedMessages:
         self._delivery = delivery_queue
         self._waiting: list[tuple[int, int]] = []  # delivery time, number
         self._timer: asyncio.TimerHandle | None = None
-        self._release_lock = asyncio.Lock()
+        self._is_releasing = False
+        self._retry_at_ms = 0  # nothing is released before, because the log was full
 
     async def recover(self) -> None:
         """Read the delayed messages from the log, and delete those that an earlier dispatcher released but
@@ -67,64 +72,65 @@ class DelayedMessages:
 
     def _schedule(self) -> None:
         self.stop()
-        if self._waiting:
-            wait_s = max(0.0, (self._waiting[0][0] - self._state.now_ms()) / 1000)
-            self._timer = self._state.loop.call_later(wait_s, self._release_due)
+        if self._waiting and not self._is_releasing:
+            wait_ms = max(self._waiting[0][0], self._retry_at_ms) - self._state.now_ms()
+            self._timer = self._state.loop.call_later(max(0.0, wait_ms / 1000), self._start_release)
 
-    def _release_due(self) -> None:
-        now = self._state.now_ms()
-        due: list[int] = []
-        while self._waiting and self._waiting[0][0] <= now and len(due) < BATCH_MESSAGES:
-            due.append(heapq.heappop(self._waiting)[1])
-        if due:
-            self._state.spawn(self._release(due))
+    def _start_release(self) -> None:
+        self._is_releasing = True
+        self._state.spawn(self._release())
+
+    async def _release(self) -> None:
+        while batch := await self._take_due():
+            if not await self._store_copies(batch):
+                self._retry_at_ms = self._state.now_ms() + RETRY_MS
+                for entry in batch:
+                    heapq.heappush(self._waiting, entry)
+                break
+            self._state.spawn(self._delete([number for _, number in batch]))
+        self._is_releasing = False
         self._schedule()
 
-    async def _release(self, due: list[int]) -> None:
-        """Release in order of delivery time, so that the messages of a session keep their order."""
-        done: list[int] = []
-        async with self._release_lock:
-            while due:
-                released = await self._read(due)
-                del due[: len(released)]
-                if await self._store_copies(released):
-                    done += released
-        for number in done:
-            await self._state.stream.delete(pages.sequence_of(number))
-            self._state.ledger.delayed_done.discard(number)
-
-    async def _read(self, due: list[int]) -> dict[int, journal.JournalMessage | None]:
-        """The copies to store for the first of them, limited to one batch."""
-        copies: dict[int, journal.JournalMessage | None] = {}
+    async def _take_due(self) -> dict[tuple[int, int], journal.JournalMessage | None]:
+        """The messages to release next, with the copies to store, limited to one batch."""
+        batch: dict[tuple[int, int], journal.JournalMessage | None] = {}
         total = 0
-        for number in due:
+        while (
+            self._waiting
+            and self._waiting[0][0] <= self._state.now_ms()
+            and len(batch) < BATCH_MESSAGES
+            and total <= BATCH_BYTES
+        ):
+            due_ms, number = heapq.heappop(self._waiting)
             sequence = pages.sequence_of(number)
             page = await self._state.stream.get(sequence)
             held = dict(pages.read(sequence, page.data))[number]
-            meta = messages.decode_meta(held.raw)
-            copies[number] = None
-            if meta.destination is not None:
-                meta.sequence = number  # subscriptions created later do not receive it
-                raw = messages.encode_meta(meta).decode()
-                target = destinations.Destination.parse(meta.destination)
-                copies[number] = self._delivery.copy_to(
-                    target, meta, raw, held.data, republish=True, due=True
-                )
             total += len(held.data)
-            if total > BATCH_BYTES:
-                break
-        return copies
+            batch[due_ms, number] = self._copy(number, held)
+        return batch
 
-    async def _store_copies(self, released: dict[int, journal.JournalMessage | None]) -> bool:
+    def _copy(self, number: int, held: pages.PagedMessage) -> journal.JournalMessage | None:
+        meta = messages.decode_meta(held.raw)
+        if meta.destination is None:
+            return None
+        meta.sequence = number  # subscriptions created later do not receive it
+        raw = messages.encode_meta(meta).decode()
+        target = destinations.Destination.parse(meta.destination)
+        return self._delivery.copy_to(target, meta, raw, held.data, republish=True, due=True)
+
+    async def _delete(self, released: list[int]) -> None:
+        for number in released:
+            await self._state.stream.delete(pages.sequence_of(number))
+            self._state.ledger.delayed_done.discard(number)
+
+    async def _store_copies(self, batch: dict[tuple[int, int], journal.JournalMessage | None]) -> bool:
         """Whether there was room for them."""
-        copies = [copy for copy in released.values() if copy is not None]
+        copies = [copy for copy in batch.values() if copy is not None]
         record = ledger.LogRecord(
-            acked={ledger.DELAY_KEY: list(released)}, stored=journal.count_by_queue(copies)
+            acked={ledger.DELAY_KEY: [number for _, number in batch]}, stored=journal.count_by_queue(copies)
         )
         try:
             await self._state.store(journal.JournalItem(copies, record))
         except errors.LimitExceeded:  # the log is full
-            for number in released:
-                self.add(self._state.now_ms() + RETRY_MS, number)
             return False
         return True

@@ -59,12 +59,14 @@ class DeliveryQueue:
         republish: bool = False,
         due: bool = False,
     ) -> journal.JournalMessage:
-        """``republish``: topic subscribers have not received it. ``due``: ignore the delivery time."""
+        """``republish``: topic subscribers have not received it. ``due``: its delivery time has been awaited,
+        or does not count. All others with a delivery time wait in one order, even if they are due already.
+        """
         subject: str | None
         shared = self._state
         if self.transfers.is_remote(destination):
             return self.transfers.copy_to(destination, meta, raw, data, republish=republish)
-        if not due and meta.delivery_time_ms > shared.now_ms():
+        if not due and meta.delivery_time_ms:
             return journal.JournalMessage(
                 destination, meta, raw, data, shared.subjects.delay, republish, deferred=True
             )

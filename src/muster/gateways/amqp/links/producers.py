@@ -169,7 +169,7 @@ class ProducerLink:
         settled: bool,
         state: bytes | None,
     ) -> None:
-        transactions, now_ms = self._connection.transactions, time.time_ns() // 1_000_000
+        transactions = self._connection.transactions
         meta.origin = self._connection.jms.origin
         raw = messages.encode_meta(meta).decode()
         send = protocol.SendMessage(str(destination), raw, body)
@@ -178,7 +178,7 @@ class ProducerLink:
             if not settled:
                 self._engine.settle(self.link, number, outcome)
             return
-        if _is_direct(destination) and not meta.persistent and meta.delivery_time_ms <= now_ms:
+        if _is_direct(destination) and not meta.persistent and not meta.delivery_time_ms:
             if meta.large is not None:
                 release = protocol.ReleaseBody(meta.large.id, meta.large.partition)
                 self._connection.spawn(self._connection.jms.notify(release))

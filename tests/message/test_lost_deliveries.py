@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -13,11 +14,14 @@ from muster.bus.memory import network
 from muster.message import destinations, protocol
 from muster.message.client import api, consumers, partition_link
 from muster.message.dispatcher import leadership
+from muster.message.dispatcher.log import ledger
 from muster.testing import virtual_clock
+from muster.testing.eventually import eventually
 
 pytestmark = pytest.mark.virtual_time
 
 JOBS = destinations.queue("jobs")
+OTHER = destinations.queue("other")
 Filter = Callable[[str, bytes], int]  # how often a message is published
 
 
@@ -27,14 +31,20 @@ def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time_ns", virtual_clock.FakeClock().time_ns)
 
 
+async def no_delay(subject: str) -> None:
+    pass
+
+
 class LossyBus:
-    """A bus that publishes some messages never, or twice."""
+    """A bus that publishes some messages never, or twice, or late."""
 
     def __init__(self, bus: bus_api.Bus) -> None:
         self._bus = bus
         self.times: Filter = lambda subject, data: 1
+        self.delay: Callable[[str], Awaitable[None]] = no_delay
 
     async def publish(self, subject: str, data: bytes = b"", **options: Any) -> None:
+        await self.delay(subject)
         for _ in range(self.times(subject, data)):
             await self._bus.publish(subject, data, **options)
 
@@ -55,9 +65,12 @@ class World:
         return self.connection.home._registration_number - self._registered
 
     async def consumer(
-        self, mode: api.AcknowledgeMode = api.AcknowledgeMode.AUTO, prefetch: int = 200
+        self,
+        mode: api.AcknowledgeMode = api.AcknowledgeMode.AUTO,
+        prefetch: int = 200,
+        queue: destinations.Destination = JOBS,
     ) -> consumers.Consumer:
-        consumer = await self.connection.session(mode).consumer(JOBS, prefetch=prefetch)
+        consumer = await self.connection.session(mode).consumer(queue, prefetch=prefetch)
         self._registered = self.connection.home._registration_number
         return consumer
 
@@ -67,15 +80,20 @@ class World:
             await producer.send(text)
 
 
+@contextlib.asynccontextmanager
+async def serving(dispatcher: LossyBus) -> AsyncIterator[None]:
+    running = asyncio.create_task(leadership.DispatcherLeadership(dispatcher, lease_ttl_s=2).run())
+    yield
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.fixture
 async def world(simulated_network: network.SimulatedNetwork) -> AsyncIterator[World]:
     dispatcher = LossyBus(await simulated_network.connect("dispatcher"))
     client = LossyBus(await simulated_network.connect("client"))
-    running = asyncio.create_task(leadership.DispatcherLeadership(dispatcher, lease_ttl_s=2).run())
-    async with api.Connection(client) as connection:
+    async with serving(dispatcher), api.Connection(client) as connection:
         yield World(dispatcher, client, connection)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 def is_delivery(subject: str) -> bool:
@@ -134,6 +152,64 @@ async def test_a_gap_is_detected_by_the_next_delivery(world: World):
         assert message.body() == text
 
 
+async def test_a_delivery_on_its_way_does_not_overtake_those_that_are_repeated(
+    world: World, simulated_network: network.SimulatedNetwork
+):
+    """The first is lost, which the client detects when it gets the second. The third is on its way then."""
+    consumer = await world.consumer()
+    count = 0
+
+    async def delay(subject: str) -> None:
+        nonlocal count
+        count += is_delivery(subject)
+        if is_delivery(subject) and count == 2:
+            await asyncio.sleep(1)  # the third is the next
+        elif is_delivery(subject) and count == 3:
+            await eventually(lambda: world.repairs == 1)
+
+    world.dispatcher.times = nth({1}, 0, is_delivery)
+    world.dispatcher.delay = delay
+    await world.send("a")
+    async with (
+        api.Connection(await simulated_network.connect("other")) as other,
+        asyncio.TaskGroup() as sending,
+    ):
+        await other.session().producer(OTHER).send("x")  # from now on it is registered
+        sending.create_task(world.send("b"))
+        await asyncio.sleep(0.5)
+        sending.create_task(other.session().producer(JOBS).send("c"))
+        received = [message.body() for _ in range(3) if (message := await consumer.receive(10)) is not None]
+    assert received == ["a", "b", "c"]
+    assert await consumer.receive(10) is None
+    assert world.repairs == 1
+
+
+async def test_what_was_delivered_before_a_connection_registers_again_is_delivered_again(
+    world: World, simulated_network: network.SimulatedNetwork
+):
+    """A new dispatcher delivers to the first consumer. Its reply to the second is lost, so the client
+    registers again.
+    """
+    consumer, other = await world.consumer(), await world.consumer(queue=OTHER)
+    await world.send("a", "b")
+    lost = 0
+
+    def times(subject: str, data: bytes) -> int:
+        nonlocal lost
+        is_lost = not lost and not is_delivery(subject) and ledger.queue_key(OTHER.name).encode() in data
+        lost += is_lost
+        return not is_lost
+
+    successor = LossyBus(await simulated_network.connect("successor"))
+    successor.times = times
+    simulated_network.crash(world.dispatcher._bus)  # type: ignore[arg-type]
+    async with serving(successor):
+        await eventually(lambda: lost and world.repairs > 1)
+        received = [message.body() for _ in range(2) if (message := await consumer.receive(10)) is not None]
+        assert received == ["a", "b"]
+        assert await other.receive(1) is None
+
+
 async def test_deliveries_in_several_batches_are_counted(world: World):
     consumer = await world.consumer()
     session = world.connection.session(api.AcknowledgeMode.TRANSACTED)
@@ -149,15 +225,16 @@ async def test_deliveries_in_several_batches_are_counted(world: World):
 async def test_lost_credit_is_granted_again(world: World):
     consumer = await world.consumer(prefetch=2)
     is_notification = protocol.notify_subject("client", 0).__eq__
-    world.client.times = nth({1, 2}, 0, is_notification)  # all of it
-    await world.send(*"abcdef")
-    received = [
-        str(message.body())
-        for _ in range(6)
-        if (message := await consumer.receive(2 * partition_link.PING_S)) is not None
-    ]
-    assert received == list("abcdef")
-    assert world.repairs == 1
+    for repairs in (1, 2, 3):
+        world.client.times = nth({1, 2}, 0, is_notification)  # all of it
+        await world.send(*"abcdef")
+        received = [
+            str(message.body())
+            for _ in range(6)
+            if (message := await consumer.receive(2 * partition_link.PING_S)) is not None
+        ]
+        assert received == list("abcdef")
+        assert world.repairs == repairs
 
 
 async def test_a_client_that_lost_its_connection_does_not_receive_what_went_to_another(

@@ -64,7 +64,7 @@ class PartitionLink:
         self._registration = asyncio.Lock()
         self._subscriptions: list[api.Subscription] = []
         self._end_state_callback: Callable[[], None] = lambda: None
-        self._disconnected = False  # since all consumers were last attached
+        self._known = False  # to the dispatcher, before the last hello: consumers may be attached there
         self._stale: set[int] = set()  # consumers to attach again; their deliveries are repeated
         self._subscribed = False
         self._consumers: dict[int, DeliveryTarget] = {}
@@ -112,18 +112,17 @@ class PartitionLink:
                     registration=self._registration_number,
                 )
                 self._delivered_count = self._notified = 0
-                self._epoch = (await self.request_once(hello)).epoch
+                epoch = (await self.request_once(hello)).epoch
+                self._known, self._epoch = epoch == self._epoch, epoch
                 self._registered = True
                 self._attached.clear()
             for number, consumer in list(self._consumers.items()):
                 if number not in self._attached:
                     await self._attach_again(number, consumer)
-            if self._registered:
-                self._disconnected = False
 
     async def _attach_again(self, number: int, consumer: DeliveryTarget) -> None:
         request = consumer.attach_request()  # from here on, no earlier delivery is passed on
-        if self._disconnected:
+        if self._known:  # what was delivered since and not received is delivered again
             await self.request_once(
                 protocol.DetachConsumer(self.connection.name, number, self.connection.seen_by_application())
             )
@@ -145,15 +144,16 @@ class PartitionLink:
         if state is not api.ConnectionState.CONNECTED:
             self._discard_registration()
             self._highest_epoch = 0  # brokers restored from a backup have a lower epoch
-        elif self._disconnected and not self._is_closed:
+        elif not self._registered and not self._is_closed:
             self.connection.spawn(self._register_again())
 
     def _discard_registration(self) -> None:
-        self._registered, self._disconnected = False, True
-        self._stale.update(self._consumers)
+        self._registered = False
         self._drop_waiting()
 
     def _drop_waiting(self) -> None:
+        """Drop what waits for the application, and what still arrives: it must not overtake the former."""
+        self._stale.update(self._consumers)
         for consumer in self._consumers.values():
             consumer.drop_waiting()
 
@@ -264,6 +264,7 @@ class PartitionLink:
             await self.request(consumer.attach_request())
         except BaseException:
             self._consumers.pop(consumer.number, None)
+            self._stale.discard(consumer.number)
             # It may be attached nevertheless, and would then receive deliveries.
             self.connection.spawn(self.notify(protocol.DetachConsumer(self.connection.name, consumer.number)))
             raise

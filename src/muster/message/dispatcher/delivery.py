@@ -234,7 +234,6 @@ class DeliveryQueue:
                             consumer, source.key, number, instruction.count, message.raw, message.data
                         )
                     )
-                    connection.delivered += 1
                     self._unsent_bytes += len(message.data)
                     if is_queue and self.cache.read_bytes:
                         self.cache.forget(number)
@@ -309,7 +308,8 @@ class DeliveryQueue:
                     continue
                 waiting, connection.outbox = connection.outbox, []
                 due, connection.due = connection.due, []
-                registration, before = connection.registration, connection.delivered - len(waiting)
+                registration, before = connection.registration, connection.delivered
+                connection.delivered += len(waiting)
                 subject = protocol.deliver_subject(connection.identity, name, self._state.partition)
                 for batch in (*_split(waiting), *([[]] if due else [])):
                     message = protocol.DeliveryBatch(

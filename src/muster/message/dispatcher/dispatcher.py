@@ -379,7 +379,7 @@ class Dispatcher:
         if existing.client_id:
             self._state.clients[existing.origin] = existing.name
         existing.registration = hello.registration
-        existing.delivered, existing.notified = len(existing.outbox), 0
+        existing.delivered = existing.notified = 0
         existing.last_seen = self._state.loop.time()
         self._lost_at.pop(existing.name, None)
 

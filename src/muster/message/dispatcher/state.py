@@ -55,7 +55,7 @@ class ClientConnection:
     consumers: dict[int, str] = field(default_factory=dict)  # consumer number -> backlog
     outbox: list[protocol.MessageDelivery] = field(default_factory=list)
     registration: int = 0  # of its last hello
-    delivered: int = 0  # deliveries since then, including those in the outbox
+    delivered: int = 0  # deliveries sent since then
     notified: int = 0  # notifications from it since then
     due: list[tuple[int, str]] = field(default_factory=list)  # its own messages that it has to publish
     without_echo: bool = False

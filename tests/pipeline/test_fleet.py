@@ -328,6 +328,22 @@ def test_a_group_whose_last_machine_is_forgotten_is_reported_gone_once():
     assert gone == [("group", "db"), ("zone", "z2"), ("group", "web"), ("zone", "default")]
 
 
+@pytest.mark.parametrize("only", [(), ("db",)])
+def test_an_alert_about_a_group_ends_when_its_last_machine_is_forgotten(only):
+    """Unless the rule names the group: then that it is gone is what the rule is about."""
+    empty = rules.AlertRule(name="empty", scope="group", when="reports = 0", only=only)
+    evaluator = rollups.ScopeRuleEvaluator((empty,), rollups.Baselines())
+    known = fleet_state.FleetState(fleet_state.FleetStatePlan(forget_s=60))
+    known.feed([arrival([traffic.report("b", 1, T0, group="db")], T0)], T0)
+    on: dict[tuple[str, str], bool] = {}
+    for second in range(10, 130, 10):
+        output = known.feed([], T0 + second * 1000)
+        before = {key for key, is_on in on.items() if is_on}
+        verdicts = evaluator.evaluate(rollups.scope_totals(output.closed), before)
+        on |= {(verdict.rule, verdict.about): verdict.on for verdict in verdicts}
+    assert on == {("empty", "group:db"): bool(only)}
+
+
 def test_a_machine_that_moves_is_counted_once_and_raises_no_alert():
     silent = rules.AlertRule(name="silent", scope="node", when="age_s > 3 * period_s")
     plan = fleet_state.FleetStatePlan(rules=(silent,))

@@ -147,7 +147,8 @@ async def test_a_slow_follower_that_allows_gaps_hears_of_what_it_missed(bus: cli
                 seen.append(message.sequence)  # noqa: PERF401 - it ends in an error
 
         with pytest.raises(errors.Dropped) as dropped:
-            await read()
+            async with asyncio.timeout(60):
+                await read()
         assert seen == list(range(2, dropped.value.first))
         assert dropped.value.last == 1499
         assert [m.sequence for m in await contract.take(messages, 1)] == [1500]

@@ -158,7 +158,8 @@ async def test_an_attempt_ends_when_the_storage_is_lost_in_the_middle(after_ms: 
     async with await net.connect("one") as bus, await leases.Leases.open(bus, ttl_s=TTL_S) as mine:
         loop.call_later(after_ms / 2000, net.cut, "one")
         try:
-            lease = await mine.try_acquire(NAME, timeout_s=10)
+            async with asyncio.timeout(60):
+                lease = await mine.try_acquire(NAME, timeout_s=10)
         except errors.TimedOut:
             lease = None
         assert loop.time() < 60

@@ -645,7 +645,8 @@ async def test_a_dispatcher_ends_when_it_hears_of_its_successor(
     _, running = await act(simulated_network, "first", 1)
     _, successor = await act(simulated_network, "second", 2)
     with pytest.raises(errors.StaleEpoch):
-        await running
+        async with asyncio.timeout(60):
+            await running
     assert not successor.done()
     successor.cancel()
     await asyncio.gather(successor, return_exceptions=True)

@@ -149,11 +149,18 @@ async def test_a_full_queue_drops_and_counts_new_alerts_but_takes_their_ends(mon
     assert [notification.alert.about for notification in sender.unsent()] == ["node:1", "node:2", "node:0"]
     assert counted == ["notifications-not-sent"] * 2
     assert sender.failed == 2
-    for number in (1, 2):
+
+
+async def test_of_a_full_queue_beginnings_are_dropped_before_ends(monkeypatch):
+    monkeypatch.setattr(notifications, "QUEUE_MAX", 3)
+    sender = notifications.AlertNotificationSender(
+        {"team": notifications.AlertContact()}, settings.PipelineSettings()
+    )
+    for added in (notice(0, AlertState.RESOLVED), notice(1), notice(2)):
+        sender.add(added)
+    for number, left in ((1, [0, 2, 1]), (2, [0, 1, 2]), (3, [1, 2, 3])):
         sender.add(notice(number, AlertState.RESOLVED))
-    ends = [notification.alert.about for notification in sender.unsent()]
-    assert ends == ["node:0", "node:1", "node:2"], "beginnings are dropped first"
-    assert all(notification.alert.state is AlertState.RESOLVED for notification in sender.unsent())
+        assert [sent.alert.about for sent in sender.unsent()] == [f"node:{each}" for each in left]
 
 
 async def test_a_receiver_that_does_not_answer_delays_no_other(monkeypatch):

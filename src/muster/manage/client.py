@@ -305,6 +305,7 @@ class ManageClient:
 
     async def watch(self, *names: str, where: str = "") -> AsyncIterator[protocol.ResourceStateChange]:
         """Changes of health only; ``names`` and ``where`` as in `subscribe`."""
+        rows.check_change_condition(where)
         async for event in self.subscribe(*names, where=where):
             if isinstance(event, protocol.ResourceStateChange):
                 yield event

@@ -11,6 +11,9 @@ from typing import Annotated, Any
 import msgspec
 
 from muster.manage import protocol
+from muster.predicates import types
+from muster.predicates.analysis import type_check
+from muster.predicates.syntax import parser
 
 Counts = dict[str, int]
 
@@ -191,6 +194,13 @@ def is_in(row: ResourceRow, state: str | None) -> bool:
 
 def condition(row: ResourceRow | None) -> str:
     return f"{row.name} is {row.state}: {row.reason}" if row else ""
+
+
+def check_change_condition(where: str) -> None:
+    """`errors.ParseError` if the condition names a field that no change of a state has: it is misspelt."""
+    if where:
+        fields = dict.fromkeys(("resource", "state", "was", "reason", "manager"), types.STRING)
+        type_check.require(parser.parse(where), fields, where)
 
 
 def event_fields(event: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:

@@ -128,12 +128,27 @@ class FrameClient:
         fields = [amqp_types.text(name), amqp_types.uint(handle), b"\x41", NULL, NULL]
         return [frames.ATTACH, [*fields, described(0x28, source), described(0x29, [])]]
 
+    def attach_sender(self, handle: int, target: bytes, name: str = "out") -> list[Any]:
+        """The frame that attaches a link to send."""
+        fields = [amqp_types.text(name), amqp_types.uint(handle), b"\x42", NULL, NULL, described(0x28, [])]
+        return [frames.ATTACH, [*fields, target, NULL, NULL, amqp_types.uint(0)]]
+
+    def transfer(self, handle: int, number: int, *, more: bool = False, aborted: bool = False) -> list[Any]:
+        """A transfer without a payload."""
+        numbers = [amqp_types.uint(handle), amqp_types.uint(number), amqp_types.binary(b"%d" % number)]
+        flags = [NULL, b"\x42", _bool(more), NULL, NULL, NULL, _bool(aborted)]
+        return [frames.TRANSFER, [*numbers, *flags]]
+
     def flow(self, handle: int, credit: int, *rest: bytes) -> list[Any]:
         numbers = (amqp_types.uint(number) for number in (0, 100, 0, 100, handle, 0, credit))
         return [frames.FLOW, [*numbers, *rest]]
 
 
 NULL = b"\x40"
+
+
+def _bool(value: bool) -> bytes:
+    return b"\x41" if value else b"\x42"
 
 
 def described(code: int, items: list[bytes]) -> bytes:

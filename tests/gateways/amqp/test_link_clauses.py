@@ -16,8 +16,9 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 
 from muster.gateways.amqp.protocol import frames  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
+from muster.message.client import api as client_api  # noqa: E402
 from muster.message.client import outbox  # noqa: E402
-from tests.gateways.amqp import raw_client  # noqa: E402
+from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import gateway as amqp_gateway
@@ -215,7 +216,7 @@ RETURNING = {
 def _receive_without_outcome(client: raw_client.FrameClient, default: bytes) -> None:
     """Settle a message of a source with this default outcome, without an outcome."""
     client.send(*client.attach_receiver(0, [*QUEUE, *[NULL] * 7, default]))
-    client.until(frames.ATTACH)
+    assert frames.default_outcome(client.until(frames.ATTACH)[7]) == (None if default == NULL else default)
     client.send(*client.flow(0, 2))
     number = client.until(frames.TRANSFER)[3]
     client.send(frames.DISPOSITION, [TRUE, amqp_types.uint(number), NULL, TRUE])
@@ -253,6 +254,172 @@ async def test_3_5_3_the_default_outcome_of_a_source_returns_a_message(
         return message.body, message.delivery_count
 
     assert await asyncio.to_thread(work) == ("one", count)
+
+
+async def _depth(connection: client_api.Connection) -> tuple[int, int]:
+    (row,) = [
+        row for row in (await connection.request(protocol.ListQueues())).queues if row.queue == ORDERS.name
+    ]
+    return row.depth, row.in_flight
+
+
+async def test_4_4_2_a_message_without_an_outcome_is_not_part_of_its_transaction(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
+    connection = await dial()
+    await connection.session().producer(ORDERS).send("one")
+
+    def commit() -> tuple[test_doubt.Transacting, Any]:
+        client = test_doubt.Transacting(gateway.port)
+        name = client.declare()
+        _, delivery = client.receive()
+        delivery.local.data = [name]
+        delivery.update(frames.TRANSACTIONAL)
+        discharged = client.say("discharge", [name, False])
+        client.raw.until(lambda: discharged.remote_state)
+        return client, delivery
+
+    client, delivery = await asyncio.to_thread(commit)
+    assert await _depth(connection) == (1, 1), "the client has it, and has not acknowledged it"
+
+    def accept() -> None:
+        delivery.local.data = None
+        delivery.update(proton.Delivery.ACCEPTED)
+        delivery.settle()
+        client.raw.write()
+
+    await asyncio.to_thread(accept)
+
+    async def is_done() -> bool:
+        return await _depth(connection) == (0, 0)
+
+    await eventually.eventually(is_done)
+    client.raw.socket.close()
+
+
+@pytest.mark.parametrize("outcome", [None, proton.Delivery.RELEASED, proton.Delivery.MODIFIED])
+@pytest.mark.parametrize("address", ["queue:orders", "topic:news"])
+async def test_4_4_2_what_a_transaction_does_not_accept_is_delivered_again_after_its_commit(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, address: str, outcome: int | None
+):
+    """Without an outcome, it has the default outcome of its source, which is none here."""
+    producer = (await dial()).session().producer(destinations.Destination.parse(address))
+    loop = asyncio.get_running_loop()
+
+    def work() -> tuple[object, ...]:
+        client = test_doubt.Transacting(gateway.port, address=address)
+        asyncio.run_coroutine_threadsafe(producer.send("one"), loop).result()
+        name = client.declare()
+        _, delivery = client.receive()
+        failed = [True] if outcome == proton.Delivery.MODIFIED else []
+        state = [proton.Described(proton.ulong(outcome), failed)] if outcome else []
+        delivery.local.data = [name, *state]
+        delivery.update(frames.TRANSACTIONAL)
+        delivery.settle()
+        discharged = client.say("discharge", [name, False])
+        client.raw.until(lambda: discharged.remote_state)
+        message, _ = client.receive()
+        client.raw.socket.close()
+        return discharged.remote_state, message.body, message.delivery_count
+
+    counted = int(outcome == proton.Delivery.MODIFIED)
+    assert await asyncio.to_thread(work) == (proton.Delivery.ACCEPTED, "one", counted)
+
+
+async def test_2_6_14_aborted_messages_use_up_no_credit_for_good(frame_client: raw_client.FrameClient):
+    def work() -> int:
+        raw = frame_client
+        raw.send(*raw.attach_sender(0, raw_client.described(0x29, QUEUE)))
+        credit = raw.until(frames.FLOW)[8]
+        for number in range(credit):
+            raw.send(*raw.transfer(0, number, aborted=True))
+        raw.send(frames.DETACH, [amqp_types.uint(0), TRUE])
+        granted = 0
+        while (frame := raw.until(frames.FLOW, frames.DETACH))[0] == frames.FLOW:
+            if len(frame) > 8 and frame[8] is not None:
+                granted = frame[7] + frame[8] - credit  # delivery count and credit
+        return granted
+
+    assert await asyncio.to_thread(work) > 0
+
+
+async def test_2_6_14_an_incomplete_message_that_is_aborted_is_discarded(
+    frame_client: raw_client.FrameClient, dial: conftest.Dial
+):
+    connection = await dial()
+
+    def work() -> int:
+        raw = frame_client
+        raw.send(*raw.attach_sender(0, raw_client.described(0x29, QUEUE)))
+        raw.until(frames.FLOW)
+        raw.send(*raw.transfer(0, 0, more=True), *raw.transfer(0, 0, aborted=True))
+        raw.send(frames.DETACH, [amqp_types.uint(0), TRUE])
+        return int(raw.until(frames.DISPOSITION, frames.DETACH)[0])
+
+    assert await asyncio.to_thread(work) == frames.DETACH
+    assert not any(row.depth for row in (await connection.request(protocol.ListQueues())).queues)
+
+
+async def test_2_7_5_the_parts_of_a_message_have_one_number(frame_client: raw_client.FrameClient):
+    def work() -> str:
+        raw = frame_client
+        raw.send(*raw.attach_sender(0, raw_client.described(0x29, QUEUE)))
+        raw.until(frames.FLOW)
+        raw.send(*raw.transfer(0, 0, more=True), *raw.transfer(0, 1))
+        return raw_client.condition(raw.until(frames.DETACH))
+
+    assert await asyncio.to_thread(work) == "amqp:not-allowed"
+
+
+@pytest.mark.parametrize("frame", [frames.FLOW, frames.TRANSFER])
+async def test_2_7_a_frame_of_an_unattached_handle_ends_the_session(
+    frame_client: raw_client.FrameClient, frame: int
+):
+    def work() -> str:
+        raw = frame_client
+        raw.send(*(raw.flow(9, 1) if frame == frames.FLOW else raw.transfer(9, 0)))
+        return str(frames.state_fields(raw.until(frames.END)[2])[0])
+
+    assert await asyncio.to_thread(work) == "amqp:session:unattached-handle"
+
+
+async def test_2_6_7_a_drain_without_credit_is_answered(frame_client: raw_client.FrameClient):
+    def work() -> tuple[object, ...]:
+        raw = frame_client
+        raw.send(*raw.attach_receiver(0, QUEUE))
+        raw.until(frames.ATTACH)
+        raw.send(*raw.flow(0, 0, NULL, TRUE))
+        frame = raw.until(frames.FLOW)
+        return frame[7], frame[8], frame[10]
+
+    assert await asyncio.to_thread(work) == (0, 0, True)
+
+
+async def test_2_6_13_deliveries_that_a_client_resumes_are_delivered_anew(
+    frame_client: raw_client.FrameClient, dial: conftest.Dial
+):
+    """The gateway keeps no deliveries of detached links: its attach names none as unsettled."""
+    await (await dial()).session().producer(ORDERS).send("one")
+
+    def work() -> tuple[object, ...]:
+        raw = frame_client
+        raw.send(*raw.attach_receiver(0, QUEUE))
+        raw.until(frames.ATTACH)
+        raw.send(*raw.flow(0, 1))
+        tag = raw.until(frames.TRANSFER)[4]
+        raw.send(frames.DETACH, [amqp_types.uint(0)])
+        raw.until(frames.DETACH)
+        code, fields = raw.attach_receiver(1, QUEUE)
+        unsettled = amqp_types.encoded_map([tag, raw_client.described(frames.ACCEPTED, [])])
+        raw.send(code, [*fields, unsettled])
+        attach = raw.until(frames.ATTACH)
+        raw.send(*raw.flow(1, 1))
+        transfer = raw.until(frames.TRANSFER, frames.CLOSE, frames.END)
+        message = proton.Message()
+        message.decode(transfer[1])
+        return (attach[9:10] or [None])[0], message.body, message.delivery_count
+
+    assert await asyncio.to_thread(work) == (None, "one", 0)
 
 
 async def test_4_4_3_acquisition_in_a_transaction_is_refused(frame_client: raw_client.FrameClient):

@@ -25,7 +25,7 @@ class Outcomes:
         return bool(self._acks)
 
     def forget(self, key: str, number: int) -> None:
-        """The link of the message is closed, so that it has no outcome any more."""
+        """The message has an outcome, or its link is closed, so that it will have none."""
         self._unsettled.discard((key, number))
 
     def transmit(self, outgoing: consumers.OutgoingLink, data: bytes, key: str = "", number: int = 0) -> None:
@@ -70,13 +70,15 @@ class Outcomes:
     def settled(self, token: endpoints.Token, code: int, state: bytes | None) -> None:
         """The client reports the outcome of a message."""
         outgoing, key, number, data = token
-        if not frames.is_outcome(code):
-            state = outgoing.link.default_outcome
+        default = outgoing.link.default_outcome
+        if code != frames.TRANSACTIONAL and not frames.is_outcome(code, state):
+            state = default
             code = frames.code_of(state)
         if not key:
             outgoing.returned(number, data, code, state)
             return
-        if code == frames.TRANSACTIONAL and self._connection.transactions.acknowledge(state, key, number):
+        transactions = self._connection.transactions
+        if code == frames.TRANSACTIONAL and transactions.acknowledge(state, default, key, number):
             return
         self._unsettled.discard((key, number))
         if code == frames.ACCEPTED:

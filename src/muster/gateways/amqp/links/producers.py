@@ -61,6 +61,7 @@ class ProducerLink:
         self.link.on_message = self.arrived
         self.link.on_large = self._begin_large
         self.link.on_budget_exceeded = self._too_much
+        self.link.on_aborted = self.grant  # it used credit as well
         self.grant()
 
     def grant(self) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from muster.gateways.amqp import connection
     from muster.gateways.amqp.links import topics
 
-_REFUSED: Final = (frames.REJECTED, frames.RELEASED, frames.MODIFIED)
 _DECLARE, _DISCHARGE = (0x31, "amqp:declare:list"), (0x32, "amqp:discharge:list")
 _LOCAL: Final = "amqp:local-transactions"
 _GLOBAL: Final = {"amqp:distributed-transactions", "amqp:promotable-transactions"}
@@ -33,8 +32,8 @@ class AmqpTransaction:
     sends: list[protocol.SendMessage] = field(default_factory=list)
     acks: dict[str, list[int]] = field(default_factory=dict)
     refused: list[tuple[str, int, bytes]] = field(default_factory=list)  # outcome other than accepted
-    # Acknowledged topic messages
-    topic_deliveries: list[tuple[topics.TopicLink, int, bytes]] = field(default_factory=list)
+    # Topic messages, with their outcomes
+    topic_deliveries: list[tuple[topics.TopicLink, int, bytes, bytes]] = field(default_factory=list)
     size: int = 0  # of the messages to send, in bytes
     held: int = 0  # of everything held in memory, in bytes
     error: errors.MusterError | None = None  # why it must be rolled back
@@ -84,14 +83,16 @@ class TransactionCoordinator:
         with contextlib.suppress(message_errors.FormatError, message_errors.UnknownTransaction):
             self._named(state)[1].error = error
 
-    def acknowledge(self, state: bytes | None, key: str, number: int) -> bool:
-        """False: the transaction has ended, and the message is delivered again."""
+    def acknowledge(self, state: bytes | None, default: bytes | None, key: str, number: int) -> bool:
+        """``default``: the outcome if the state has none. False: the transaction has ended, so the message is
+        delivered again.
+        """
         try:
             _, transaction = self._named(state)
         except (message_errors.FormatError, message_errors.UnknownTransaction):
             return False
-        outcome = frames.outcome_of(state)
-        if outcome is not None and frames.code_of(outcome) in _REFUSED:
+        outcome = _outcome(state, default)
+        if frames.code_of(outcome) != frames.ACCEPTED:
             try:
                 self._hold(transaction, len(outcome))
             except errors.LimitExceeded as error:
@@ -103,7 +104,7 @@ class TransactionCoordinator:
         return True
 
     def hold(self, state: bytes | None, topic_link: topics.TopicLink, number: int, data: bytes) -> None:
-        """A topic message is acknowledged in a transaction. If that has ended, the message is delivered
+        """A topic message has an outcome in a transaction. If that has ended, the message is delivered
         again.
         """
         try:
@@ -117,7 +118,8 @@ class TransactionCoordinator:
             transaction.error = error
             topic_link.redeliver(number, data, counted=True)
         else:
-            transaction.topic_deliveries.append((topic_link, number, data))
+            outcome = _outcome(state, topic_link.link.default_outcome)
+            transaction.topic_deliveries.append((topic_link, number, data, outcome))
 
     def coordinate(self, link: endpoints.AmqpLink, number: int, data: bytes) -> None:
         """A message to the coordinator: declare or discharge."""
@@ -168,7 +170,10 @@ class TransactionCoordinator:
         else:
             self._connection.outcomes.discharged(transaction.acks)
             for key, place, outcome in transaction.refused:
+                self._connection.outcomes.forget(key, place)  # it may return to this client
                 self._connection.outcomes.release(frames.code_of(outcome), outcome, key, place)
+            for topic_link, place, data, outcome in transaction.topic_deliveries:
+                topic_link.returned(place, data, frames.code_of(outcome), outcome)
         if error is not None:
             # The Java client treats any condition except amqp:transaction:rollback as a rollback.
             state = frames.rejected("amqp:internal-error", error.message)
@@ -192,7 +197,7 @@ class TransactionCoordinator:
         if back:
             with contextlib.suppress(errors.Unavailable):
                 await jms.request(protocol.ReleaseMessages(jms.name, back, counted=True))
-        for topic_link, place, data in transaction.topic_deliveries:
+        for topic_link, place, data, _ in transaction.topic_deliveries:
             topic_link.redeliver(place, data, counted=True)
 
 
@@ -200,6 +205,11 @@ def check_capabilities(capabilities: frozenset[str]) -> None:
     """Refuse a coordinator for transactions of another kind than the gateway has."""
     if capabilities and _LOCAL not in capabilities and capabilities & _GLOBAL:
         raise message_errors.NotSupported(f"{', '.join(sorted(capabilities))}: {_LOCAL_ONLY}")
+
+
+def _outcome(state: bytes | None, default: bytes | None) -> bytes:
+    """The outcome of a message that is settled in a transaction."""
+    return frames.outcome_of(state) or default or frames.RELEASED_STATE
 
 
 def _plain(item: object) -> object:

@@ -124,7 +124,8 @@ class AmqpSession:
 class AmqpLink:
     """The owner sets the handlers: ``on_message`` for a message (number, data, settled, state), ``on_large``
     for the first frames of a large one (number, data), ``on_budget_exceeded`` if too many bytes of messages
-    are incomplete, ``on_credit`` when it may send more or has to drain.
+    are incomplete, ``on_aborted`` for a message that the peer aborted, ``on_credit`` when the link may send
+    more or has to drain.
     """
 
     __slots__ = (
@@ -137,6 +138,7 @@ class AmqpLink:
         "large",
         "lead",
         "namesake",
+        "on_aborted",
         "on_budget_exceeded",
         "on_credit",
         "on_large",
@@ -168,6 +170,7 @@ class AmqpLink:
         self.large: LargeMessageReceiver | None = None  # for the rest of the message that is incomplete
         self.on_large: Callable[[int, bytes], LargeMessageReceiver] | None = None
         self.on_budget_exceeded: Callable[[], None] = ignore
+        self.on_aborted: Callable[[], None] = ignore
         self.on_credit: Callable[[], None] = ignore
 
     def opened(self, channel: int, handle: int) -> None:
@@ -186,6 +189,8 @@ class AmqpLink:
             if aborted or not more:
                 self.drop_parts()
                 receiver.end(settled or was_settled, before if state is None else state, aborted=aborted)
+            if aborted:
+                self.on_aborted()
             return
         self.parts.append(part)
         self.parts_bytes += len(part)
@@ -205,7 +210,9 @@ class AmqpLink:
         else:
             data = b"".join(self.parts)
             self.drop_parts()
-            if not aborted:
+            if aborted:
+                self.on_aborted()
+            else:
                 self.on_message(number, data, settled, state)
 
     def drop_parts(self) -> None:
@@ -224,4 +231,4 @@ class AmqpLink:
         self.drop_parts()
         self.credit = 0
         self.on_large = None
-        self.on_message = self.on_credit = self.on_budget_exceeded = ignore
+        self.on_message = self.on_credit = self.on_budget_exceeded = self.on_aborted = ignore

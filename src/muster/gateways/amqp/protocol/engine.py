@@ -280,10 +280,15 @@ class AmqpEngine(output.EngineOutput):
             link.credit -= 1
             link.delivered += 1
             if not more:
-                if not aborted:
+                if aborted:
+                    link.on_aborted()
+                else:
                     link.on_message(number, data[start:end], settled, state)
                 return
             link.partial = (number, settled, state)
+        elif number not in (None, link.partial[0]):
+            self.close(link, "amqp:not-allowed", f"message {number} begins before the one before it ends")
+            return
         link.add(data[start:end], settled, state, more=more, aborted=aborted)
 
     def _end(self, session: endpoints.AmqpSession, condition: str, why: str) -> None:
@@ -327,7 +332,7 @@ class AmqpEngine(output.EngineOutput):
         if not isinstance(state, bytes):
             state = None
         code = frames.ACCEPTED if state == frames.ACCEPTED_STATE else frames.code_of(state)
-        if not settled and not frames.ACCEPTED <= code <= frames.TRANSACTIONAL:
+        if not settled and not frames.is_outcome(code, state):
             return  # no outcome yet
         for number in session.unsettled_from(first, first if last is None else last):
             token = session.settle(number)
@@ -400,6 +405,8 @@ class AmqpEngine(output.EngineOutput):
         channel = int.from_bytes(frame[6:8], "big")
         if code == frames.FLOW:
             return
+        if code == frames.ATTACH:
+            frame = self._opened(frame, at, channel)
         self._put(frame)
         if code == frames.BEGIN:
             fields, _ = frames.fields(frame, at, 3)
@@ -407,12 +414,6 @@ class AmqpEngine(output.EngineOutput):
                 session.channel = channel
                 session.outgoing = fields[1]
                 session.incoming_window = fields[2]
-        elif code == frames.ATTACH:
-            fields, _ = frames.fields(frame, at, 3)
-            for link in self.links():
-                is_new = link.wrapper is not None
-                if is_new and link.session.channel == channel and link.key == (fields[0], bool(fields[2])):
-                    link.opened(channel, fields[1])
         elif code == frames.DETACH:
             fields, _ = frames.fields(frame, at, 1)
             for link in self.links():
@@ -424,6 +425,19 @@ class AmqpEngine(output.EngineOutput):
                     session.shut()
         elif code == frames.CLOSE:
             self._close_sent = True
+
+    def _opened(self, frame: bytes, at: int, channel: int) -> bytes:
+        """An attach of proton: the link has its handle. Proton does not write the default outcome of its
+        source, which is in effect.
+        """
+        fields, _ = frames.fields(frame, at, 3)
+        for link in self.links():
+            is_new = link.wrapper is not None
+            if is_new and link.session.channel == channel and link.key == (fields[0], bool(fields[2])):
+                link.opened(channel, fields[1])
+                if link.default_outcome is not None and len(link.default_outcome) < 256:
+                    frame = frames.with_default_outcome(frame, at, link.default_outcome)
+        return frame
 
     @property
     def has_output(self) -> bool:

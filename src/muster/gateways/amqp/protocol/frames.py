@@ -15,8 +15,10 @@ from muster.message.amqp_format import amqp_types
 OPEN, BEGIN, ATTACH, FLOW, TRANSFER, DISPOSITION, DETACH, END, CLOSE = range(0x10, 0x19)
 ACCEPTED, REJECTED, RELEASED, MODIFIED = range(0x24, 0x28)
 _SOURCE, DECLARED, TRANSACTIONAL = 0x28, 0x33, 0x34
+_SOURCE_HEAD: Final = bytes((0, 0x53, _SOURCE))
 EMPTY: Final = b"\x00\x00\x00\x08\x02\x00\x00\x00"
 ACCEPTED_STATE: Final = b"\x00\x53\x24\x45"
+RELEASED_STATE: Final = b"\x00\x53\x26\x45"
 _KNOWN_MAX: Final = 1024
 _U32: Final = struct.Struct(">I")
 _HEAD: Final = struct.Struct(">IBBHHB")  # size, offset, type, channel, start of the descriptor, its code
@@ -205,15 +207,43 @@ def modified(state: bytes | None) -> tuple[bool, bool]:
     return bool(failed), bool(undeliverable)
 
 
-def is_outcome(code: int) -> bool:
+def is_outcome(code: int, state: bytes | None) -> bool:
     """Whether a delivery state ends a delivery, in a transaction or not."""
-    return ACCEPTED <= code <= MODIFIED or code == TRANSACTIONAL
+    if code == TRANSACTIONAL:
+        code = code_of(outcome_of(state))
+    return ACCEPTED <= code <= MODIFIED
 
 
 def default_outcome(source: bytes | None) -> bytes | None:
     """The outcome that a source gives messages which are settled without one."""
     items = state_fields(source) if code_of(source) == _SOURCE else []
     return items[8] if len(items) > 8 and isinstance(items[8], bytes) else None
+
+
+def with_default_outcome(frame: bytes, at: int, outcome: bytes) -> bytes:
+    """An attach, whose fields begin at ``at``, with the default outcome of its source, if it has a source."""
+    items = _encoded_fields(frame, at)
+    if len(items) < 6 or not items[5].startswith(_SOURCE_HEAD):
+        return frame
+    source = _encoded_fields(items[5], len(_SOURCE_HEAD))
+    source += [b"\x40"] * (9 - len(source))
+    source[8] = outcome
+    items[5] = _SOURCE_HEAD + amqp_types.sequence(source)
+    changed = frame[4:at] + amqp_types.sequence(items)
+    return _U32.pack(4 + len(changed)) + changed
+
+
+def _encoded_fields(data: bytes, at: int) -> list[bytes]:
+    """The fields of a list, not decoded."""
+    if data[at] == 0x45:
+        return []
+    count, at = (data[at + 2], at + 3) if data[at] == 0xC0 else (_U32.unpack_from(data, at + 5)[0], at + 9)
+    items: list[bytes] = []
+    for _ in range(count):
+        end = amqp_types.skip(data, at)
+        items.append(data[at:end])
+        at = end
+    return items
 
 
 def names_transaction(properties: bytes) -> bool:

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from muster.message import settings
 from muster.message.client import api as client_api
+from muster.message.client import consumers
 from muster.message.dispatcher import leadership, state
 from muster.testing import fixtures
 
@@ -52,3 +53,13 @@ async def dial(connect: fixtures.Connect) -> AsyncIterator[Dial]:
             return await stack.enter_async_context(client_api.Connection(bus, client_id=client_id))
 
         yield make
+
+
+async def take(consumer: consumers.Consumer, count: int, timeout_s: float = 30.0) -> list[str]:
+    """The bodies of the next ``count`` messages, each of which arrives within ``timeout_s``."""
+    bodies: list[str] = []
+    for _ in range(count):
+        message = await consumer.receive(timeout_s)
+        assert message is not None, f"only {len(bodies)} of {count} messages arrived"
+        bodies.append(str(message.body()))
+    return bodies

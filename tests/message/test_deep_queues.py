@@ -11,7 +11,6 @@ import pytest
 from muster.bus.brokers import broker as brokers
 from muster.message import destinations, messages, protocol
 from muster.message.client import api as client_api
-from muster.message.client import consumers
 from muster.message.dispatcher import leadership
 from muster.testing import fixtures
 from tests.message import conftest
@@ -36,15 +35,6 @@ async def fill(
     await asyncio.gather(*sent)
 
 
-async def take(consumer: consumers.Consumer, count: int) -> list[str]:
-    bodies: list[str] = []
-    for _ in range(count):
-        message = await consumer.receive(WAIT_S)
-        assert message is not None, f"only {len(bodies)} of {count} messages arrived"
-        bodies.append(str(message.body()))
-    return bodies
-
-
 async def test_a_transaction_receives_more_messages_than_are_held_in_memory(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
@@ -52,7 +42,7 @@ async def test_a_transaction_receives_more_messages_than_are_held_in_memory(
     await fill(connection, JOBS, 3000)
     session = connection.session(client_api.AcknowledgeMode.TRANSACTED)
     consumer = await session.consumer(JOBS)
-    assert await take(consumer, 3000) == [f"{number}" for number in range(3000)]
+    assert await conftest.take(consumer, 3000) == [f"{number}" for number in range(3000)]
     await session.commit()
     assert [row.depth for row in (await connection.request(protocol.ListQueues())).queues] == [0]
 
@@ -65,7 +55,7 @@ async def test_a_durable_subscriber_receives_everything_before_it_acknowledges(
     await (await session.durable_consumer(NEWS, "all")).close()
     await fill(await dial(), NEWS, DEEP)
     consumer = await session.durable_consumer(NEWS, "all")
-    assert await take(consumer, DEEP) == [f"{number}" for number in range(DEEP)]
+    assert await conftest.take(consumer, DEEP) == [f"{number}" for number in range(DEEP)]
 
 
 async def test_idle_consumers_with_a_large_prefetch_do_not_starve_another(
@@ -76,7 +66,7 @@ async def test_idle_consumers_with_a_large_prefetch_do_not_starve_another(
     for _ in range(2):
         await connection.session().consumer(JOBS, prefetch=1000)
     third = await (await dial()).session().consumer(JOBS)
-    assert len(await take(third, DEEP - 2000)) == DEEP - 2000
+    assert len(await conftest.take(third, DEEP - 2000)) == DEEP - 2000
 
 
 async def test_messages_that_no_consumer_selects_do_not_hide_others(
@@ -86,7 +76,7 @@ async def test_messages_that_no_consumer_selects_do_not_hide_others(
     await fill(connection, JOBS, 2000, n=1)
     await fill(connection, JOBS, 4000, n=2)
     consumer = await connection.session().consumer(JOBS, "n = 2")
-    assert await take(consumer, 4000) == [f"{number}" for number in range(4000)]
+    assert await conftest.take(consumer, 4000) == [f"{number}" for number in range(4000)]
 
 
 async def test_a_high_priority_goes_first_although_it_is_far_behind(
@@ -127,12 +117,12 @@ async def read_everywhere(connection: client_api.Connection) -> None:
 
     browsing = asyncio.create_task(browse())
     rare = await session.consumer(JOBS, "n = 1", prefetch=1)
-    assert await take(rare, 1) == ["0"]
+    assert await conftest.take(rare, 1) == ["0"]
     first = await session.consumer(JOBS, prefetch=1)
     message = await first.receive(WAIT_S)
     assert message is not None
     assert message.properties["n"] == 2
-    assert await take(first, 1000) == [f"{number}" for number in range(1000)]
+    assert await conftest.take(first, 1000) == [f"{number}" for number in range(1000)]
     assert len(await browsing) == DEEPER + DEEPER // 4 + 2
     assert await rare.receive_nowait() is None
     await connection.close()

@@ -12,7 +12,6 @@ import pytest
 from muster.bus.brokers import broker as brokers
 from muster.message import destinations, messages
 from muster.message.client import api as client_api
-from muster.message.client import consumers
 from muster.testing import fixtures
 from tests.message import conftest
 
@@ -37,15 +36,6 @@ async def fill(connection: client_api.Connection) -> None:
     await producer.send("urgent", priority=9)
 
 
-async def take(consumer: consumers.Consumer, count: int) -> list[str]:
-    bodies: list[str] = []
-    for _ in range(count):
-        message = await consumer.receive(WAIT_S)
-        assert message is not None, f"only {len(bodies)} of {count} messages arrived"
-        bodies.append(str(message.body()))
-    return bodies
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_selectors_priorities_groups_and_browsers_in_a_very_deep_queue(
@@ -65,14 +55,14 @@ async def test_selectors_priorities_groups_and_browsers_in_a_very_deep_queue(
     session = connection.session(client_api.AcknowledgeMode.CLIENT)
     rare = await session.consumer(JOBS, "rare = TRUE", prefetch=10)
     expected = [f"{number}" for number in range(RARE - 1, DEPTH, RARE)]
-    assert await take(rare, len(expected)) == expected
+    assert await conftest.take(rare, len(expected), WAIT_S) == expected
     note("selector")
     browsed = asyncio.create_task(browse(connection, "rare = TRUE"))
     first, second = [await session.consumer(JOBS, prefetch=100) for _ in range(2)]
-    assert (await take(first, 1))[0] == "urgent"
-    groups = [text for text in await take(first, GROUPED) if text.startswith("g")]
+    assert (await conftest.take(first, 1, WAIT_S))[0] == "urgent"
+    groups = [text for text in await conftest.take(first, GROUPED, WAIT_S) if text.startswith("g")]
     assert groups == [f"g{number}" for number in range(GROUPED)], "a group has one consumer, in order"
-    taken = [*await take(second, 1000), *await take(first, 1000)]
+    taken = [*await conftest.take(second, 1000, WAIT_S), *await conftest.take(first, 1000, WAIT_S)]
     assert len(set(taken)) == 2000
     note("priorities, group and 2,000 messages")
     assert await browsed == expected, "held by their consumer, and still in the queue"
@@ -83,7 +73,7 @@ async def test_selectors_priorities_groups_and_browsers_in_a_very_deep_queue(
     await start_process(sys.executable, "-m", "tests.message.run_dispatcher", broker.url, "d2")
     async with (await dial(identity="later")).session() as later:
         again = await later.consumer(JOBS, "rare = TRUE", prefetch=1)
-        assert (await take(again, 1))[0] in expected
+        assert (await conftest.take(again, 1, WAIT_S))[0] in expected
     note("another dispatcher, selector")
     sys.stdout.write(f"{DEPTH:,} messages, dispatcher {used >> 20} MiB, seconds: {steps}\n")
 

@@ -303,7 +303,7 @@ def _figure(value: float, unit: str) -> str:
         return units.rounded_percent(value)
     if unit in (" B", " B/s"):
         return units.rounded_size(value) + unit.removeprefix(" B")
-    return f"{_short(value)}{unit}"
+    return widgets.seconds(value) if unit == " s" else f"{_short(value)}{unit}"
 
 
 def _axis_text(value: float, unit: str) -> str:

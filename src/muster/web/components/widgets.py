@@ -61,8 +61,13 @@ def empty(what: str, hint: Child = "") -> Markup:
 
 def problem(what: str, hint: str | None) -> Markup:
     """An error message; text in backquotes is shown as a command."""
-    advice = tag("p", _quoting(hint), cls="hint") if hint else None
-    return tag("div", tag("p", _quoting(what)), advice, cls="problem", role="note")
+    advice = tag("p", _quoting(_sentence(hint)), cls="hint") if hint else None
+    return tag("div", tag("p", _quoting(_sentence(what))), advice, cls="problem", role="note")
+
+
+def _sentence(message: str) -> str:
+    """The messages of errors begin with a small letter, as the command line shows them after ``error:``."""
+    return message[:1].upper() + message[1:]
 
 
 def _quoting(text: str) -> Markup:

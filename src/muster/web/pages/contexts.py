@@ -32,13 +32,13 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
                 f"{node.temporary:,}",
                 f"{node.load.messages_per_s:,.1f}/s",
                 f"{node.proximity_ms:.2f} ms",
-                widgets.seconds(node.heard_s_ago),
+                f"{widgets.seconds(node.heard_s_ago)} ago",
                 widgets.size(node.memory_bytes),
             ]
             for node in infos
         ]
         return widgets.table(
-            ["Node", "Zone", "", "#Permanent", "#Temporary", "#Asked", "#Distance", "#Heard", "#Memory"],
+            ["Node", "Zone", "", "#Permanent", "#Temporary", "#Messages", "#Distance", "#Seen", "#Memory"],
             rows,
             label="Information nodes",
             none="There is no information node.",

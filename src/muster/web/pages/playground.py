@@ -51,7 +51,7 @@ def playground(request: page.PageRequest) -> page.DashboardPage:
         )
         return join(
             tag("p", tag("b", summary)),
-            widgets.table(["Party", ""], names, label="Matching receivers", none="Nobody."),
+            widgets.table(["Party", ""], names, label="Matching receivers", none="No receiver matches."),
         )
 
     async def near() -> Markup:

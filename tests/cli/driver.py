@@ -20,7 +20,7 @@ import pytest
 from muster.cli import main
 
 SOURCE = Path(main.__file__).parents[2]
-AGAIN_S = 5.0  # between two interrupts
+AGAIN_S = 60.0  # between two interrupts; the second one ends a command at once
 
 
 @dataclass

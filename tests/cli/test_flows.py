@@ -427,6 +427,8 @@ def test_queues_and_subscriptions_by_hand(up):
     message("send", "queue:orders", "chairs 6", "--delay", "1h")
     (row,) = message("scheduled", "queue:orders").json()
     assert row["delivery_time_ms"] > row["timestamp_ms"] + 3_000_000
+    message("cancel", "9" * 30, code=errors.NotFound.exit_code)  # no number of a message
+    message("move", "orders", "--limit", "9" * 30, code=errors.InvalidInput.exit_code)
     assert message("cancel", row["id"]).json()["cancelled"] == 1
     message("cancel", str(row["number"]), code=errors.NotFound.exit_code)
     assert message("scheduled").json() == []

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from muster.core import errors
+from muster.gateways.soap import settings
 from tests.cli import driver
 
 IDENTIFY = (
@@ -34,6 +35,15 @@ def test_no_client_logs_in_as_a_part_of_the_brokers():
         refused = driver.quick("gateway", "password", "ann", "--role", role, stdin="a long secret\n")
         assert refused.code == 2
         assert "--role" in refused.err
+
+
+@pytest.mark.parametrize("gateway", ["amqp", "wsman"])
+def test_a_key_without_a_certificate_is_refused(gateway: str, tmp_path: Path):
+    (tmp_path / "key.pem").write_text("")
+    refused = driver.quick("gateway", gateway, "--key", tmp_path / "key.pem", home=tmp_path)
+    assert (refused.code, "--key needs --cert" in refused.err) == (2, True), refused.err
+    with pytest.raises(errors.InvalidInput, match=r"soap\.certificate"):
+        settings.SoapSettings(key="key.pem")
 
 
 @pytest.mark.timeout(180)

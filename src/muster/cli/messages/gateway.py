@@ -83,6 +83,7 @@ def amqp(
     """
     from muster.app.supervisor import port_workers
 
+    _check_key(cert, key)
     if processes is None:
         processes = 1 if share_port or worker else port_workers.usable_cores()
     if processes == 1:
@@ -143,6 +144,7 @@ def wsman(
     """
     from muster.gateways.soap import settings
 
+    _check_key(cert, key)
     soap_settings = settings.SoapSettings(
         host=host,
         port=port,
@@ -179,6 +181,11 @@ def password(invocation: command.Invocation, name: str, role: str) -> None:
     trust = identities.open_keyring(config_.load(invocation))
     trust.passwords().set(name, roles.Role(role), entered, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
     invocation.printer.done({"name": name, "role": role}, f"{name} can log in")
+
+
+def _check_key(cert: Path | None, key: Path | None) -> None:
+    if key is not None and cert is None:
+        raise click.UsageError("--key needs --cert")
 
 
 def _check_amqp(host: str, cert: Path | None) -> None:

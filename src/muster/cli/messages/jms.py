@@ -42,6 +42,7 @@ _SUBSCRIPTIONS = (
     "matched?",
     "rejected?",
 )
+NUMBER_DIGITS = 19  # fewer fit into the number of a message
 _SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
 
 _queue = click.argument(
@@ -391,7 +392,7 @@ def cancel(invocation: command.Invocation, message_id: str, to: connection.Conne
     from muster.core import errors
     from muster.message import protocol
 
-    if message_id.isdecimal():
+    if message_id.isdecimal() and len(message_id) < NUMBER_DIGITS:
         request = protocol.CancelScheduled(int(message_id))
     else:
         request = protocol.CancelScheduled(id=message_id)
@@ -444,7 +445,7 @@ def dead_letters(
 @click.option(
     "-n",
     "--limit",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 2**31 - 1),
     default=1000,
     show_default=True,
     help="Maximum number of messages.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from muster.core import errors
 from muster.core.settings import sections
 from muster.gateways.soap import callbacks as callbacks_
 
@@ -39,5 +40,7 @@ class SoapSettings(sections.SettingsSection, frozen=True, kw_only=True):
     ] = ()
 
     def __post_init__(self) -> None:
+        if self.key and not self.certificate:
+            raise errors.InvalidInput("soap.key needs soap.certificate")
         for entry in self.callbacks:
             callbacks_.check_entry(entry)

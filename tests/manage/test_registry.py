@@ -826,7 +826,8 @@ def test_a_misspelt_attribute_is_an_error_that_names_the_right_one():
                 await select()
             assert caught.value.hint == "did you mean tier?"
         with pytest.raises(errors.InvalidInput, match="sate") as caught:
-            await anext(world.client.watch(where="sate = 'up'"))
+            async with asyncio.timeout(60):
+                await anext(world.client.watch(where="sate = 'up'"))
         assert caught.value.hint == "did you mean state?"
         assert await world.client.names(where="tier = 'front' AND zone = 'default' AND os <> ''") == ["web"]
         assert await world.client.names(where="tier = 'back'") == []

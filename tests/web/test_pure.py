@@ -136,6 +136,25 @@ async def test_the_cache_is_bounded_and_keeps_failures_for_a_moment_only():
     assert kept.made == before + 1
 
 
+async def test_the_cache_stores_neither_long_keys_nor_expired_results():
+    now = 0.0
+    kept = cache.TaggedCache(now=lambda: now)
+
+    async def fine() -> int:
+        return 1
+
+    long = "x" * (1 << 20)
+    for number in range(50):
+        await kept.get(("who", long, number), "t", 10.0, fine)
+    assert (len(kept), kept.made) == (50, 50)
+    assert max(map(len, kept._entries)) < 100
+    await kept.get(("who", long, 49), "t", 10.0, fine)
+    assert kept.made == 50
+    now = 11.0
+    await kept.get("another", "t", 10.0, fine)
+    assert len(kept) == 1
+
+
 async def test_a_reader_after_a_write_is_not_served_by_a_fill_begun_before_it():
     kept = cache.TaggedCache()
     truth, running, most = "before", 0, 0

@@ -5,13 +5,15 @@ Readers that arrive during a request wait for its result, unless the tag was tou
 it may have read the state before the change.  They wait for the next request, which begins when the current
 one ends, so each key has at most one request at a time.  Errors are cached for a short time, so that not
 every page sends requests to an unavailable service.  The number of entries is bounded; the least recently
-used is evicted.
+used is evicted, at the latest some time after it expired.  Of a key, which may contain a long request, only a
+digest is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ class _Entry:
 
 class TaggedCache:
     def __init__(self, *, entries_max: int = ENTRIES_MAX, now: Callable[[], float] = time.monotonic) -> None:
-        self._entries: collections.OrderedDict[Hashable, _Entry] = collections.OrderedDict()
+        self._entries: collections.OrderedDict[bytes, _Entry] = collections.OrderedDict()
         self._turns: collections.Counter[str] = collections.Counter()
         self._max = entries_max
         self._now = now
@@ -47,10 +49,12 @@ class TaggedCache:
         return len(self._entries)
 
     async def get(self, key: Hashable, tag: str, kept_s: float, make: Callable[[], Awaitable[T]]) -> T:
-        entry = self._entries.get(key)
+        """``key``: its `repr` identifies the request."""
+        digest = hashlib.blake2b(repr(key).encode(errors="surrogatepass"), digest_size=16).digest()
+        entry = self._entries.get(digest)
         if entry is None or self._is_over(entry):
-            entry = self._begin(key, tag, kept_s, make, after=None if entry is None else entry.future)
-        self._entries.move_to_end(key)
+            entry = self._begin(digest, tag, kept_s, make, after=None if entry is None else entry.future)
+        self._entries.move_to_end(digest)
         return cast(T, await asyncio.shield(entry.future))
 
     def touch(self, tag: str) -> None:
@@ -77,9 +81,12 @@ class TaggedCache:
             kept_s = min(FAILED_S, kept_s)
         return entry.turn != self._turns[entry.tag] or self._now() - entry.made_at_s > kept_s
 
+    def _has_expired(self, entry: _Entry) -> bool:
+        return entry.future.done() and self._now() - entry.made_at_s > entry.kept_s
+
     def _begin(
         self,
-        key: Hashable,
+        digest: bytes,
         tag: str,
         kept_s: float,
         make: Callable[[], Awaitable[T]],
@@ -87,8 +94,8 @@ class TaggedCache:
     ) -> _Entry:
         """``after``: the previous request, which may still be running."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        entry = self._entries[key] = _Entry(tag, self._now(), kept_s, future)
-        while len(self._entries) > self._max:
+        entry = self._entries[digest] = _Entry(tag, self._now(), kept_s, future)
+        while len(self._entries) > self._max or self._has_expired(next(iter(self._entries.values()))):
             self._entries.popitem(last=False)
         self.made += 1
         self._tasks.spawn(f"cache {tag}", self._make(entry, make, after))

@@ -6,11 +6,12 @@ import pytest
 
 from muster.core.formats import line_plot
 
+POLYLINE = "{http://www.w3.org/2000/svg}polyline"
 AXIS = line_plot.PlotAxis(0.0, 10.0, [(0.0, "0"), (10.0, "10")])
 
 
 def lines_of(text: str) -> list[list[tuple[float, ...]]]:
-    drawn = ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}polyline")
+    drawn = ElementTree.fromstring(text).iter(POLYLINE)
     return [[tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()] for line in drawn]
 
 
@@ -28,6 +29,8 @@ def test_gaps_are_not_joined_and_texts_are_escaped():
     points = [(0.0, 1.0), (1.0, 1.0), (8.0, 1.0)]
     text = line_plot.svg({"<b>": points}, AXIS, AXIS, label='"&', gap=2.0)
     assert [len(line) for line in lines_of(text)] == [2, 2]  # a single point is a dot
+    widths = [line.attrib["stroke-width"] for line in ElementTree.fromstring(text).iter(POLYLINE)]
+    assert widths == ["1.5", "5"], "which can be seen"
     assert "<b>" not in text
     assert [line_plot.figure(value) for value in (2.0, 0.12345, 12_345.6)] == ["2", "0.1235", "12,346"]
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 WIDTH, HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 720, 220, 88, 24, 24, 10
 COLOURS = ("#2b83c6", "#d58512", "#3f9c46", "#d0467f", "#8462d6", "#78909c")
 LEGEND_LINE = 16
+LINE, DOT = 1.5, 5  # widths of a line, and of a point without neighbours
 LETTER = 7.0  # mean width of a character in the legend
 
 Points = Sequence[tuple[float, float]]
@@ -62,8 +63,9 @@ def svg(
     for number, points in enumerate(lines.values()):
         for run in _runs(points, gap):
             path = " ".join(f"{x(across):.1f},{y(up):.1f}" for across, up in run)
+            width = LINE if len(set(run)) > 1 else DOT
             drawn.append(
-                f'<polyline points="{path}" fill="none" stroke="{_colour(number)}" stroke-width="1.5" '
+                f'<polyline points="{path}" fill="none" stroke="{_colour(number)}" stroke-width="{width}" '
                 'stroke-linecap="round"/>'
             )
     return (

@@ -22,7 +22,7 @@ from muster.gateways.soap import asgi, endpoint
 from muster.gateways.soap import server as soap_server
 from muster.gateways.uddi import endpoints, registry
 from muster.inform import client, service_entries
-from muster.inform.mounts import etcd
+from muster.inform.mounts import base, etcd
 from muster.inform.mounts import registry as mounts_registry
 from muster.inform.node import node
 from tests.inform import conftest
@@ -137,6 +137,7 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
     values = {
         "deep": "[" * 100_000,
         "half": r'{"name": "\ud800", "floor": 2}',
+        "large": "x" * 1_200_000,  # etcd accepts 1.5 MB
         "long": json.dumps({"number": 10**30, "floor": 2}),
         "plain": '{"floor": 2}',
     }
@@ -157,10 +158,11 @@ async def test_one_value_that_cannot_travel_hides_nothing_else(start_node, infor
         await inform.put("ours", b"v", attributes={"floor": 2})
         matches = await inform.find("floor = 2 OR key LIKE 'mount/%'")
         assert [context.key for context in matches.contexts] == [
-            *(f"mount/good/{key}" for key in values),
+            *(f"mount/good/{key}" for key in values if key != "large"),
             "ours",
         ]
         assert set(matches.failed) == {"deep", "far"}
+        assert matches.cut == ["good"]
         assert matches.contexts[1].attributes["floor"] == 2
 
 
@@ -174,6 +176,16 @@ async def test_a_fault_in_a_back_end_is_no_reason_to_find_nothing(start_node, in
     matches = await inform.find("a = 1")
     assert [context.key for context in matches.contexts] == ["k"]
     assert matches.failed == {"down": "ZeroDivisionError: by its author"}
+
+
+async def test_an_entry_that_no_reply_holds_is_named():
+    class Large:
+        async def entry(self, key: str) -> base.MountedEntry:
+            return base.MountedEntry(key, b"x" * 1_000_000, {"text": "x" * 500_000})
+
+    mounted = base.MountedRegistry("other", Large())  # type: ignore[arg-type]
+    with pytest.raises(errors.LimitExceeded, match="'mount/other/k' has 15"):
+        await mounted.get("mount/other/k")
 
 
 def test_a_mount_reports_its_error():

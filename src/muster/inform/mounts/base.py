@@ -16,6 +16,7 @@ from muster.inform import protocol, search_plan
 
 PREFIX = "mount/"
 ENTRIES_MAX = 10_000
+ENTRY_BYTES_MAX = protocol.VALUE_BYTES_MAX + protocol.ATTRIBUTES_BYTES_MAX  # as of our own contexts
 CHUNK = 500
 T = TypeVar("T")
 
@@ -55,9 +56,13 @@ class MountedRegistry:
     async def find(
         self, plan: search_plan.SearchPlan, after: str, limit: int, may_read: Callable[[str, str], bool]
     ) -> protocol.PartialFindResult:
-        """``may_read``: takes a key and its writer, which is empty for a mount."""
+        """``may_read``: takes a key and its writer, which is empty for a mount.
+
+        An entry that does not fit into a reply is left out, and the result is marked as ``cut``.
+        """
         entries = await self._with_timeout(self._backend.entries())
         matching: list[MountedEntry] = []
+        too_large = False
         for number, entry in enumerate(entries, 1):
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
@@ -67,17 +72,23 @@ class MountedRegistry:
                 and plan.selects(key, entry.version, "", dict(entry.attributes))
                 and may_read(key, "")
             ):
-                matching.append(entry)
+                if _size(entry) > ENTRY_BYTES_MAX:
+                    too_large = True
+                else:
+                    matching.append(entry)
         matching.sort(key=lambda entry: entry.key)
         contexts = protocol.fit_to_reply([self._context(entry) for entry in matching[:limit]])
         more = len(contexts) < len(matching)
         reached = contexts[-1].key if more else ""
-        return protocol.PartialFindResult(self.name, contexts, more, reached, cut=len(entries) >= ENTRIES_MAX)
+        cut = too_large or len(entries) >= ENTRIES_MAX
+        return protocol.PartialFindResult(self.name, contexts, more, reached, cut=cut)
 
     async def get(self, key: str) -> protocol.Context:
         entry = await self._with_timeout(self._backend.entry(key.removeprefix(self._key(""))))
         if entry is None:
             raise errors.NotFound(f"no entry {key!r}")
+        if (size := _size(entry)) > ENTRY_BYTES_MAX:
+            raise errors.LimitExceeded(f"{key!r} has {size} bytes, which is more than a context may have")
         return self._context(entry)
 
     async def _with_timeout(self, work: Coroutine[Any, Any, T]) -> T:
@@ -102,3 +113,7 @@ class MountedRegistry:
             self.name,
             "mounted",
         )
+
+
+def _size(entry: MountedEntry) -> int:
+    return len(entry.value) + len(protocol.encode(entry.attributes))

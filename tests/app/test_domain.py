@@ -6,15 +6,17 @@ import asyncio
 import os
 import signal
 import socket
+import types
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from muster.app import domain, identities
+from muster.app import domain, home, identities
 from muster.app.brokers import broker_set
 from muster.app.components import component, context
 from muster.bus import api
-from muster.bus.brokers import control
+from muster.bus.brokers import broker, control
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import server
@@ -219,6 +221,31 @@ async def test_a_revocation_reaches_brokers_that_are_in_no_cluster(made, monkeyp
 
             await eventually(refused)
         assert len(running.brokers.urls) == 3
+
+
+@pytest.mark.virtual_time
+async def test_a_broker_that_rejects_an_account_does_not_keep_it_from_others(made, monkeypatch, tmp_path):
+    published: list[str] = []
+
+    async def publish(_: Any, servers: list[str], **__: Any) -> None:
+        published.extend(servers)
+        if servers == ["first"]:
+            raise errors.Refused("the brokers rejected the new account")
+
+    monkeypatch.setattr(identities, "publish_accounts", publish)
+    brokers = broker_set.BrokerSet(made(), home.DomainFolder(tmp_path))
+    members = {
+        name: types.SimpleNamespace(state=broker.BrokerState.RUNNING, url=name)
+        for name in ("first", "second")
+    }
+    brokers._network = types.SimpleNamespace(brokers=members)  # type: ignore[assignment]
+    brokers._trust = types.SimpleNamespace(claims_update=lambda: ("", b"claims"))  # type: ignore[assignment]
+    passing = brokers._tasks.loop("accounts", brokers._pass_on_accounts)
+    await eventually(lambda: published.count("first") == 2, timeout_s=60)
+    assert published == ["first", "second", "first"], "the second has it, the first is asked again"
+    assert not passing.done()
+    assert "rejected" in (brokers._tasks.problem() or "")
+    await brokers._tasks.close()
 
 
 async def test_only_an_operator_changes_brokers(made):

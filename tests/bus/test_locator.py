@@ -345,6 +345,12 @@ async def test_questions_that_make_no_sense_are_refused_and_nothing_else_happens
         assert set(await locator_client.locate(here.url)) == set(trio.urls)
 
 
+async def test_a_malformed_host_is_an_error_of_the_client():
+    async with locator_server.Locator(["nats://127.0.0.1:9"]) as here:
+        response = await http_client.request("GET", f"{here.url}/locate", headers={"Host": "["})
+        assert (response.status, response.body[:15]) == (400, b"invalid request")
+
+
 async def test_it_reports_that_no_broker_runs():
     async with locator_server.Locator(["nats://127.0.0.1:9"]) as here:
         with pytest.raises(errors.Unavailable, match="can reach responds"):

@@ -208,6 +208,8 @@ async def test_a_repeated_pending_change_is_applied_once(notifier, receivers, co
 
 async def _every_page_has_its_parties(bus: api.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages that are cut by their bytes, at another place by each notifier, and by their number."""
+    with pytest.raises(errors.InvalidInput, match="limit"):
+        await queries.list_receivers(bus, limit=0)
     everyone = [receiver.receiver for receiver in (await queries.list_receivers(bus)).receivers]
     assert len(everyone) == 20
     assert everyone == sorted(everyone)

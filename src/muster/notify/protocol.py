@@ -163,7 +163,7 @@ class NotifyQuery(messages.WireMessage, frozen=True, kw_only=True, tag="notify-q
     sender: str = ""
     state: Values = msgspec.field(default_factory=dict)  # of the sender, from the notifier that holds it
     after: str = ""  # only receivers with greater names
-    limit: int = 100
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 100
 
 
 class NotifyQueryResult(

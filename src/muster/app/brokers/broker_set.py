@@ -274,8 +274,13 @@ class BrokerSet:
                     tls = None
                     if self._settings.bus.uses_tls:
                         tls = await asyncio.to_thread(certificates.client_tls, self._settings)
-                    with contextlib.suppress(errors.Unavailable):  # it has just ended
+                    try:
                         await identities.publish_accounts(self._trust, [member.url], tls=tls)
+                    except errors.Unavailable:
+                        continue  # it has just ended
+                    except errors.MusterError as error:  # the other brokers get them all the same
+                        self._tasks.record_failure("accounts", error)
+                    else:
                         self._published[name] = claims
             await asyncio.sleep(ACCOUNTS_S)
 

@@ -156,9 +156,9 @@ class Locator:
         try:
             protocol = broker_order.BrokerProtocol(request.query.get("protocol", "nats"))
             count = min(ANSWER_MAX, max(1, int(request.query.get("count", "3"))))
+            via = urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
         except ValueError as error:
             raise errors.InvalidInput(f"invalid request: {error}") from None
-        via = urllib.parse.urlsplit(f"//{request.headers.get('host', '')}").hostname
         choices = await self.locate(
             request.query.get("client", request.peer), protocol=protocol, count=count, via=via
         )

@@ -16,7 +16,7 @@ from muster.inform import access_rules, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
 from muster.inform.node import primary as node_primary
-from muster.inform.node import state
+from muster.inform.node import state, write_attempts
 from muster.inform.node.log import context_log
 
 pytestmark = pytest.mark.virtual_time
@@ -856,3 +856,71 @@ async def test_a_silent_node_is_not_a_primary_that_refuses(start: Start, monkeyp
     written = await node.writer.write(put(value=b"new", expected_version=1), "ann")
     assert sent == [False]
     assert (written.primary, written.version) == ("p", 3)
+
+
+# A request that arrives twice
+
+
+async def test_a_write_that_was_rejected_is_not_executed_by_a_second_request(alone):
+    deletion = protocol.DeleteContext("k", request="d")
+    for _ in range(2):
+        with pytest.raises(errors.NotFound):
+            await alone.writer.write(deletion, "ann")
+        await alone.writer.write(put(), "ann")
+    update = protocol.UpdateContext(protocol.DeleteContext("k", request="e", expected_version=77), "ann")
+    with pytest.raises(errors.Conflict):
+        await alone.writer._primary.update(update)
+    later = msgspec.structs.replace(
+        update, write=msgspec.structs.replace(update.write, expected_version=None)
+    )
+    with pytest.raises(errors.Conflict):
+        await alone.writer._primary.update(later)
+
+
+async def test_requests_with_one_id_share_an_attempt_and_another_follows_an_unknown_outcome():
+    attempts, go, count = write_attempts.WriteAttempts(), asyncio.Event(), 0
+    result = protocol.WriteResult("k", 1, "s", "n", 1, "normal")
+
+    async def attempt() -> protocol.WriteResult:
+        nonlocal count
+        count += 1
+        await go.wait()
+        if count == 1:
+            raise errors.TimedOut("no reply")
+        return result
+
+    async def both() -> list[object]:
+        go.clear()
+        run = [asyncio.ensure_future(attempts.run("ann", put(request="r"), attempt)) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert attempts.has("ann", put(request="r"))
+        go.set()
+        return await asyncio.gather(*run, return_exceptions=True)
+
+    assert [type(outcome) for outcome in await both()] == [errors.TimedOut] * 2
+    assert (count, attempts.has("ann", put(request="r"))) == (1, False)
+    assert await both() == [result] * 2
+    assert count == 2
+
+    go.clear()
+    cancelled = asyncio.ensure_future(attempts.run("ann", put(request="r"), attempt))
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(attempts.run("ann", put(request="r"), attempt))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(errors.TimedOut):
+        await waiting
+
+
+async def test_a_bounded_number_of_rejections_is_remembered(monkeypatch):
+    monkeypatch.setattr(write_attempts, "REJECTED_MAX", 3)
+    attempts = write_attempts.WriteAttempts()
+
+    async def reject() -> protocol.WriteResult:
+        raise errors.NotFound("no context")
+
+    for number in range(5):
+        with pytest.raises(errors.NotFound):
+            await attempts.run("ann", put(request=str(number)), reject)
+    remembered = [attempts.has("ann", put(request=str(number))) for number in range(5)]
+    assert remembered == [False, False, True, True, True]

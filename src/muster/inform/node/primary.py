@@ -23,7 +23,7 @@ import msgspec
 from muster.bus import api
 from muster.core import clock, errors
 from muster.inform import protocol
-from muster.inform.node import state
+from muster.inform.node import state, write_attempts
 from muster.inform.node.log import context_log
 from muster.inform.node.replicas import placement
 
@@ -49,6 +49,7 @@ class PrimaryWriter:
     def __init__(self, shared: state.NodeState) -> None:
         self._state = shared
         self._applied: dict[tuple[str, int], tuple[set[str], asyncio.Event]] = {}
+        self._attempts = write_attempts.WriteAttempts()
 
     # Writes.
 
@@ -56,6 +57,9 @@ class PrimaryWriter:
         """Execute a write as the primary of the context; `protocol.PrimaryMoved` if another node is the
         primary.
         """
+        return await self._attempts.run(update.writer, update.write, lambda: self._update(update))
+
+    async def _update(self, update: protocol.UpdateContext) -> protocol.WriteResult:
         shared, write = self._state, update.write
         begun_s = shared.now_s()
         async with shared.key_locks.hold(write.key):

@@ -23,7 +23,7 @@ from muster.bus import api
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.mounts import base as mounts
-from muster.inform.node import primary, state
+from muster.inform.node import primary, state, write_attempts
 from muster.inform.node.log import context_log
 from muster.inform.node.replicas import placement
 
@@ -42,11 +42,17 @@ class ContextWriter:
     def __init__(self, shared: state.NodeState, primary_writer: primary.PrimaryWriter) -> None:
         self._state = shared
         self._primary = primary_writer
+        self._attempts = write_attempts.WriteAttempts()
 
     async def write(
         self, write: protocol.PutContext | protocol.DeleteContext, writer: str
     ) -> protocol.WriteResult:
         write = _checked(write, writer)
+        return await self._attempts.run(writer, write, lambda: self._write(write, writer))
+
+    async def _write(
+        self, write: protocol.PutContext | protocol.DeleteContext, writer: str
+    ) -> protocol.WriteResult:
         shared, key = self._state, write.key
         begun_s = shared.now_s()
         may_be_new = isinstance(write, protocol.PutContext) and not write.expected_version
@@ -92,6 +98,8 @@ class ContextWriter:
         It needs no task, only `finish` when it is stored.  None: use `write`.
         """
         write = _checked(write, writer)
+        if self._attempts.has(writer, write):
+            return None
         shared, key = self._state, write.key
         base = self._primary.base_here(key)
         if base is not None:

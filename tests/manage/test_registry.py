@@ -921,3 +921,33 @@ def test_the_latest_executed_requests_are_recognised(monkeypatch):
     assert [f"ann/{number}" in executed for number in range(5)] == [False, False, True, True, True]
     assert executed.add("ann/3") == executed.add("") == {}
     assert executed.add("ann/5") == {"ann/2": None, "ann/5": 6}
+
+
+def test_a_registry_whose_lease_ended_while_it_loaded_does_not_act():
+    async def scenario(world: RegistryWorld) -> None:
+        loads: list[bool] = []  # whether the lease was lost in the end
+        acted: list[bool] = []
+        registry: Any = endpoint.RegistryEndpoint(await world.net.connect("registry-9"), world.store)
+        real = registry._records.load
+
+        async def load_slowly(loaded: Any) -> None:
+            lease = registry._lease
+            if not loads:
+                world.net.unplug("registry-9")
+                await lease.lost.wait()
+                world.net.heal()
+            await real(loaded)
+            loads.append(lease.lost.is_set())
+
+        class RecordedEvent(asyncio.Event):
+            def set(self) -> None:
+                acted.append(loads[-1])
+                super().set()
+
+        registry._records.load, registry.acting = load_slowly, RecordedEvent()
+        await world.registry.stop()
+        async with registry:
+            await registry.acting.wait()
+        assert (loads, acted) == ([True, False], [False])
+
+    play(scenario)

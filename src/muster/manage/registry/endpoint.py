@@ -131,6 +131,8 @@ class RegistryEndpoint:
             term=lease.epoch, ttl_s=self._manager_ttl_s, session=secrets.randbits(48)
         )
         await self._records.load(loaded)
+        if lease.lost.is_set():
+            return  # loading took longer than the lease: another registry may have changed the records
         self.processor = loaded
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(

@@ -241,14 +241,21 @@ class SimulatedBus:
             counts=self._counts,
         )
         ear = SimulatedSubscription(subject, group or "", self, subscription.accept)
-        self._send(lambda: self.net.listen(ear))
         self._subscriptions[subscription] = ear
-        await self.flush()
 
         async def unsubscribe() -> None:
             self._subscriptions.pop(subscription, None)
             self.net.forget(ear)
 
+        def listen() -> None:
+            if subscription in self._subscriptions:
+                self.net.listen(ear)
+
+        try:
+            await self._round_trip(listen)  # in one step: within a connection, nothing overtakes
+        except BaseException:
+            await unsubscribe()
+            raise
         subscription.started(unsubscribe)
         return subscription
 
@@ -346,13 +353,21 @@ class SimulatedBus:
             self._waiting.discard(future)
 
     async def flush(self, *, timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
+        await self._round_trip(lambda: None, timeout_s)
+
+    async def _round_trip(self, action: Callable[[], None], timeout_s: float = api.DEFAULT_TIMEOUT_S) -> None:
+        """Do something at the brokers, and wait for the reply."""
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def pong() -> None:
             if not done.done():
                 done.set_result(True)
 
-        self._send(lambda: self.net.hop(self.node, "down", pong, self.context))
+        def arrive() -> None:
+            action()
+            self.net.hop(self.node, "down", pong, self.context)
+
+        self._send(arrive)
         if await self.wait(done, timeout_s) is None:
             raise errors.TimedOut(f"the broker did not respond within {timeout_s} s")
 

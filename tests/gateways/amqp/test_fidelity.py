@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from muster.message import destinations, errors, messages, protocol
+from muster.message import codec, destinations, errors, messages, protocol
 from muster.message.amqp_format import amqp_types, bodies, message_codec
 from muster.testing import fixtures
 from tests.message import conftest
@@ -220,6 +220,19 @@ async def test_python_readers_get_a_translation_of_every_body(
     unreadable = received["map with a list as key"]
     assert unreadable.properties[bodies.ENCODED] is True
     assert unreadable.body() == SECTIONS["map with a list as key"]
+
+
+@pytest.mark.parametrize("address", ["", "queue:", "x" * 400])
+@pytest.mark.parametrize("body", ["text", {"nested": {"list": [1, 2]}}], ids=["text", "map"])
+def test_addresses_that_are_not_ours_change_nothing(body: object, address: str):
+    """AMQP readers get the message as it is, and others without these addresses."""
+    data = bytes(proton.Message(body, address=address, reply_to=address).encode())
+    meta, payload, to = message_codec.decode(data, ORDERS, 0)
+    assert to == ORDERS
+    assert _bare(message_codec.encode(meta, payload, 0, 0)) == _bare(data)
+    message = codec.message_from_meta(meta, payload, ORDERS)
+    assert (message.body(), message.destination, message.reply_to) == (body, ORDERS, None)
+    assert message_codec.decode(data, None, 0)[2] is None, "there is nowhere to send it to"
 
 
 async def test_plain_clients_of_a_topic_read_json(

@@ -48,10 +48,14 @@ def address(text: str, capabilities: frozenset[str] = frozenset()) -> destinatio
     return destinations.queue(text)
 
 
-def _annotated(text: str, kind: int | None) -> destinations.Destination:
-    if kind is None:
-        return address(text)
-    return destinations.Destination(sections.KINDS[kind if 0 <= kind < len(sections.KINDS) else 0], text)
+def _annotated(text: str, kind: int | None) -> destinations.Destination | None:
+    """The destination of an address in a message; None if the address is not one of ours."""
+    try:
+        if kind is None:
+            return address(text)
+        return destinations.Destination(sections.KINDS[kind if 0 <= kind < len(sections.KINDS) else 0], text)
+    except errors.InvalidDestination:
+        return None
 
 
 # -- decoding ----------------------------------------------------------------------------------------------

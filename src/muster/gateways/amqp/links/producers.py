@@ -148,7 +148,7 @@ class ProducerLink:
 
     def _checked(self, destination: destinations.Destination | None) -> destinations.Destination:
         if destination is None:
-            raise message_errors.InvalidDestination("neither the message nor its link has an address")
+            raise message_errors.InvalidDestination("neither the message nor its link has a valid address")
         if self._destination is None:
             self._connection.link_factory.check_may_send(destination)
         return destination

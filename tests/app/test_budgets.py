@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import types
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,8 @@ from muster.app import domain
 from muster.app.operations import retention
 from muster.bus import api
 from muster.core import errors, messages, subjects
+from muster.core.telemetry import log, metrics
+from muster.supervision import tasks
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
 from muster.web.data import read_model as source_
@@ -218,3 +222,30 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
             alert = messages.decode((await subscription.next(timeout_s=30)).data, messages.Alert)
             assert (alert.about, alert.severity) == ("budget:history", WARNING)
         assert running.metrics.value("muster_budget_full_total", budget="history") == 1
+
+
+@pytest.mark.virtual_time
+async def test_the_start_does_not_wait_long_for_streams_without_a_leader():
+    """A restarted domain stood still for five seconds, until the list of streams was complete."""
+    go = asyncio.Event()
+
+    class Bus:
+        async def budgets(self) -> list[api.StreamBudget]:
+            await go.wait()
+            raise errors.TimedOut("not all streams replied")
+
+    supervisor = tasks.TaskSupervisor("budgets")
+    context: Any = types.SimpleNamespace(
+        metrics=metrics.Metrics(), tasks=supervisor, bus=Bus(), log=log.EventLog("app")
+    )
+    monitor = retention.RetentionMonitor()
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await monitor.start(context)
+    assert loop.time() - began_s == pytest.approx(retention.FIRST_CHECK_S)
+    go.set()
+    monitor = retention.RetentionMonitor()
+    began_s = loop.time()
+    await monitor.start(context)
+    assert loop.time() - began_s < 0.1, "an error is reported, and the check repeated later"
+    await supervisor.close()

@@ -11,6 +11,7 @@ owner of each budget defines what happens when it is full.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from muster.core.telemetry import metrics
 from muster.trust.permissions import roles
 
 PERIOD_S = 10.0
+FIRST_CHECK_S = 1.0  # of the start of the domain
 RULE = "budget"
 FULL = 0.99  # a stream that drops its oldest messages stays just below its limit
 
@@ -126,6 +128,7 @@ class RetentionMonitor:
 
     def __init__(self, *, period_s: float = PERIOD_S) -> None:
         self._period_s = period_s
+        self._is_checked = asyncio.Event()
         self._context: context_.ComponentContext
         self._uses: list[BudgetUsage] = []
         self._severities: dict[str, messages.Severity] = {}
@@ -145,8 +148,11 @@ class RetentionMonitor:
         self._used = context.metrics.gauge("budget_used_bytes", "Bytes used of each budget.", ("budget",))
         self._limit = context.metrics.gauge("budget_limit_bytes", "Size of each budget.", ("budget",))
         self._full = context.metrics.counter("budget_full", "Times a budget was found full.", ("budget",))
-        await self.check()
         context.tasks.loop("check", self._check_forever)
+        # Streams without a leader delay it after a restart of all brokers. The domain does not wait for them.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_CHECK_S):
+                await self._is_checked.wait()
 
     async def stop(self) -> None:
         """The domain ends the task."""
@@ -222,11 +228,12 @@ class RetentionMonitor:
 
     async def _check_forever(self) -> None:
         while True:
-            await asyncio.sleep(self._period_s)
             try:
                 await self.check()
             except (errors.MusterError, OSError) as error:  # retried in the next period
                 self._context.log.warning("budgets-unknown", error=error)
+            self._is_checked.set()
+            await asyncio.sleep(self._period_s)
 
 
 def _of_stream(budget: api.StreamBudget) -> BudgetUsage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -67,6 +68,8 @@ class HistoryUpkeep:
             maintenance_process.__name__,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            # spark-submit may have added archives with the code to the path of this process only.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert process.stdin is not None
         assert process.stdout is not None

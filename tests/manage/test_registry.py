@@ -951,3 +951,18 @@ def test_a_registry_whose_lease_ended_while_it_loaded_does_not_act():
         assert (loads, acted) == ([True, False], [False])
 
     play(scenario)
+
+
+def test_a_change_whose_event_was_lost_is_repeated_before_the_next_heartbeat():
+    async def scenario(world: RegistryWorld) -> None:
+        await world.start(agent.Agent(await world.net.connect("host-a"), None, beat_s=60.0))
+        await world.apply("a")
+        host: Any = world.host
+        host.publish_event = lambda *_, **__: None  # the broker of the manager failed
+        host.hosted["a"].adapter.die()
+        began_s = asyncio.get_running_loop().time()
+        await until(lambda: world.hosted("a") is health.HealthState.UP)
+        assert asyncio.get_running_loop().time() - began_s < 5.0
+        await until(lambda: not host._changed)
+
+    play(scenario, starts=False)

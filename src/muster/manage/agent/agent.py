@@ -14,7 +14,7 @@ import platform
 import random
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, Self
 
 import msgspec
@@ -34,6 +34,8 @@ events = log.EventLog("manage")
 BEAT_S = 5.0
 HELLO_S = 30.0
 HELLO_TIMEOUT_S = 3.0
+# A change is repeated: its event is lost if the broker of this agent or of the manager fails.
+REPEAT_S, REPEATED_FOR_S = 1.0, 15.0
 BEATS_MAX = 1_000  # in one message, with shortened reasons
 REASON_MAX = 200
 SECRET_TIMEOUT_S = 10.0
@@ -86,6 +88,8 @@ class Agent(resource_host.ResourceHost):
         self._sequence = 0
         self._tasks = tasks.TaskSupervisor(f"agent {self.name}")
         self._subscriptions: list[Closable] = []
+        self._changed: dict[str, float] = {}  # resources whose state is repeated, until when
+        self._has_changed = asyncio.Event()
         self.dropped_events = 0
 
     # Lifecycle
@@ -105,6 +109,7 @@ class Agent(resource_host.ResourceHost):
         ]
         self._tasks.loop("announcement", self._announce_forever)
         self._tasks.loop("heartbeat", self._heartbeat_forever)
+        self._tasks.loop("repetition", self._repeat_forever)
         self._tasks.loop("resumption", self._resume_forever)
 
     async def stop(self) -> None:
@@ -152,16 +157,28 @@ class Agent(resource_host.ResourceHost):
                 self._tasks.record_failure("heartbeat", error)
             await asyncio.sleep(self._beat_s)
 
+    async def _repeat_forever(self) -> None:
+        """Send heartbeats of resources that have changed, sooner than those of all."""
+        while True:
+            await self._has_changed.wait()
+            await asyncio.sleep(min(REPEAT_S, self._beat_s))
+            now = asyncio.get_running_loop().time()
+            self._changed = {name: until for name, until in self._changed.items() if until > now}
+            if not self._changed:
+                self._has_changed.clear()
+            with contextlib.suppress(errors.Unavailable):
+                await self.send_heartbeats(self._changed)
+
     async def _resume_forever(self) -> None:
         """Not together with the heartbeats: an adapter that hangs must not delay those of other resources."""
         while True:
             await asyncio.sleep(self._beat_s)
             await self._resume_missing()
 
-    async def send_heartbeats(self) -> None:
+    async def send_heartbeats(self, only: Collection[str] | None = None) -> None:
         by_manager: dict[str, list[protocol.ResourceHeartbeat]] = {}
-        for name, resource in self.hosted.items():
-            record, seen = resource.record, resource.observed
+        for name in self.hosted if only is None else self.hosted.keys() & set(only):
+            record, seen = self.hosted[name].record, self.hosted[name].observed
             if record.manager:
                 by_manager.setdefault(record.manager, []).append(
                     protocol.ResourceHeartbeat(
@@ -192,6 +209,8 @@ class Agent(resource_host.ResourceHost):
         now = hosted.observed
         if (before.exists, before.state, before.reason) == (now.exists, now.state, now.reason):
             return
+        self._changed[hosted.record.name] = asyncio.get_running_loop().time() + REPEATED_FOR_S
+        self._has_changed.set()
         self.publish_event(hosted, protocol.CHANGED, hosted.observed)
 
     def _on_event(self, hosted: resource_host.HostedResource, what: str, **details: str) -> None:

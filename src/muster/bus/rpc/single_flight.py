@@ -18,6 +18,10 @@ class SingleFlight(Generic[T]):
         self._outcomes: dict[Hashable, asyncio.Task[T]] = {}
         self._waiting: dict[Hashable, int] = {}
 
+    def __contains__(self, what: Hashable) -> bool:
+        """Whether it is being executed."""
+        return what in self._outcomes
+
     async def once(self, what: Hashable, do: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The outcome of ``do``, or of the one that was begun for the same ``what`` and has not ended.
 

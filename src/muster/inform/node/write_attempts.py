@@ -7,11 +7,10 @@ has marked is another request: its rejection makes sure that no other attempt is
 
 from __future__ import annotations
 
-import asyncio
-import collections
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from muster.bus.rpc import single_flight
 from muster.core import errors
 from muster.inform import protocol
 
@@ -23,36 +22,31 @@ Attempt = Callable[[], Coroutine[Any, Any, protocol.WriteResult]]
 
 class WriteAttempts:
     def __init__(self) -> None:
-        self._outcomes: dict[AttemptId, asyncio.Future[protocol.WriteResult]] = {}
-        self._rejected: collections.deque[AttemptId] = collections.deque()
+        self._in_progress = single_flight.SingleFlight[protocol.WriteResult]()
+        self._rejections: dict[AttemptId, errors.MusterError] = {}  # oldest first
 
     def has(self, writer: str, write: protocol.PutContext | protocol.DeleteContext) -> bool:
         """Whether this request is being executed or was rejected."""
-        return (writer, write.request, write.repeat) in self._outcomes
+        id = (writer, write.request, write.repeat)
+        return id in self._rejections or id in self._in_progress
 
     async def run(
         self, writer: str, write: protocol.PutContext | protocol.DeleteContext, attempt: Attempt
     ) -> protocol.WriteResult:
         """Execute the write; or return or raise the outcome of the first such request."""
         id = (writer, write.request, write.repeat)
-        if (first := self._outcomes.get(id)) is not None:
-            return await asyncio.shield(first)
-        outcome = self._outcomes[id] = asyncio.get_running_loop().create_future()
-        try:
-            result = await attempt()
-        except BaseException as error:
-            if isinstance(error, errors.NotFound | errors.Refused) and not isinstance(
-                error, protocol.PrimaryMoved
-            ):
-                self._rejected.append(id)
-                if len(self._rejected) > REJECTED_MAX:
-                    del self._outcomes[self._rejected.popleft()]
-            else:
-                del self._outcomes[id]
-            known = isinstance(error, errors.MusterError)
-            outcome.set_exception(error if known else errors.TimedOut("the outcome of the write is unknown"))
-            outcome.exception()  # others need not ask for it
-            raise
-        del self._outcomes[id]
-        outcome.set_result(result)
-        return result
+
+        async def remember_rejection() -> protocol.WriteResult:
+            try:
+                return await attempt()
+            except protocol.PrimaryMoved:
+                raise
+            except (errors.NotFound, errors.Refused) as rejection:
+                self._rejections[id] = rejection
+                if len(self._rejections) > REJECTED_MAX:
+                    del self._rejections[next(iter(self._rejections))]
+                raise
+
+        if (rejection := self._rejections.get(id)) is not None:
+            raise rejection.with_traceback(None)
+        return await self._in_progress.once(id, remember_rejection)

@@ -877,6 +877,25 @@ async def test_a_dispatcher_that_fails_with_questions_pending_has_a_successor(
         assert len((await browsing).messages) == 1
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [protocol.PurgeQueue("jobs"), protocol.MoveMessages("jobs", to=str(OTHER))],
+    ids=["purge", "move"],
+)
+async def test_messages_that_could_not_be_moved_for_lack_of_room_are_delivered(
+    simulated_network: network.SimulatedNetwork, disk: Disk, request_: protocol.DispatcherRequest
+):
+    net = simulated_network
+    async with serving(net), client_api.Connection(await net.connect("a")) as connection:
+        for number in range(3):
+            await connection.session().producer(JOBS).send(f"{number}")
+        disk.refusals = 1
+        with pytest.raises(errors.LimitExceeded):
+            await connection.request(request_)
+        assert disk.refusals == 0
+        assert await received(await connection.session().consumer(JOBS)) == ["0", "1", "2"]
+
+
 async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
     simulated_network: network.SimulatedNetwork, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from muster.cli import live_names
@@ -266,6 +267,14 @@ def test_a_misspelt_name_is_followed_by_a_similar_one(line, similar, up, monkeyp
     answer = driver.quick(*line.split(), home=up)
     assert answer.code == errors.NotFound.exit_code
     assert re.search(rf"hint: did you mean .*\b{similar}\b.*\?", answer.err), answer.err
+
+
+def test_a_name_that_exists_is_no_hint():
+    """An alert is named by its rule and what it is about: only one of them may be wrong."""
+    rule = click.Argument(["rule"], shell_complete=lambda *_: ["silent", "silence"])
+    context = click.Context(click.Command("resolve", params=[rule]))
+    context.params = {"rule": "silent"}
+    assert live_names.similar_to(context, "no alert of 'silent'") == "did you mean silence?"
 
 
 def test_a_name_unlike_all_others_has_no_hint(up):

@@ -60,7 +60,7 @@ def similar_to(context: click.Context, message: str) -> str | None:
             context.params[param.name or ""] = None  # as before it was typed
             # Of many names only the first are offered: those that begin alike are requested as well.
             for begun in dict.fromkeys((word[:2], "")):
-                offered = [item.value for item in param.shell_complete(context, begun)]
+                offered = [item.value for item in param.shell_complete(context, begun) if item.value != word]
                 near += difflib.get_close_matches(word, offered, n=SIMILAR_MAX)
     return f"did you mean {' or '.join(list(dict.fromkeys(near))[:SIMILAR_MAX])}?" if near else None
 

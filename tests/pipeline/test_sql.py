@@ -86,6 +86,10 @@ def test_only_the_files_of_the_period_are_read(root, monkeypatch):  # noqa: F811
         "CREATE SECRET (TYPE S3)",
         "EXPORT DATABASE '/tmp/out'",
         "PREPARE x AS SELECT 1",
+        "SELECT * FROM enable_logging(storage='file', storage_config={'path': '/tmp/out'})",
+        "SELECT * FROM read_duckdb('/tmp/x.db')",
+        "SELECT 1\x00; DROP TABLE nodes",
+        "SELECT '\ud800'",
         "SELECT $1",
         "SELECT colour FROM nodes",
         "SELEC 1",
@@ -121,6 +125,44 @@ def test_a_date_that_python_does_not_have_is_an_error_with_a_remedy(root, value)
     with pytest.raises(errors.InvalidInput, match="SQL: ") as error:
         sql.rows(sql.query(root, f"SELECT {value} AS moment").table)
     assert "VARCHAR" in (error.value.hint or "")
+
+
+def test_maps_are_objects_unless_their_keys_cannot_be(root, tmp_path):  # noqa: F811
+    table = sql.query(root, "SELECT map(['a'], [1]) AS named, map([[1]], [2]) AS odd").table
+    assert sql.rows(table) == [{"named": [["a", 1]], "odd": [[[1], 2]]}]
+    assert sql.rows(table.select(["named"])) == [{"named": {"a": 1}}]
+    with_maps = driver.quick("history", "machine = 'm3'", "--dir", root, "-n", "1", "-o", "json").json()
+    assert with_maps[0]["metrics"] == {"queue": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("sql", "SELECT 1", "--as-of", "999999999d"), errors.InvalidInput),
+        (("sql", "SELECT 1", "--as-of", "0001-01-01"), errors.InvalidInput),
+        (("sql", "SELECT 1", "--as-of", "9999-12-31T23:59:59-12:00"), errors.InvalidInput),
+        (("sql", "SELECT 1", "--memory", "99999999TB"), errors.InvalidInput),
+        (("sql", "SELECT 1 AS number", "--timeout", "99999999999d"), None),
+        (("sql", "SELECT union_value(a := 1) AS u", "-o", "parquet", "--to", "OUT"), errors.InvalidInput),
+        (("sql", "SELECT INTERVAL 1 DAY AS days", "-o", "csv", "--to", "OUT"), errors.InvalidInput),
+        (("sql", "SELECT map([[1]], [2]) AS odd", "-o", "csv", "--to", "OUT"), None),
+        (("history", "TRUE", "--of", "group", "--by", "machine"), errors.InvalidInput),
+        (("history", "TRUE", "--of", "reported_at", "--by", "machine"), errors.InvalidInput),
+        (("history", "TRUE", "--of", "cpu_percent", "--by", "metrics"), errors.InvalidInput),
+        (("history", "TRUE", "--of", "cpu_percent", "--by", "machine,machine"), None),
+        (("history", "TRUE", "--last", "999999999d"), None),
+        (("history", "TRUE", "-n", "99999999999999999999"), None),
+        (("history", "export", "nodes", "--to", "no/such/folder.csv"), errors.NotFound),
+        (("report", "node", "m1", "--at", "999999999d"), errors.InvalidInput),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else None,
+)
+def test_extreme_arguments_are_used_or_refused(root, tmp_path, words, code):  # noqa: F811
+    given = [str(tmp_path / "out") if word == "OUT" else word for word in words]
+    answer = driver.quick(*given, *(() if words[0] == "report" else ("--dir", root)))
+    assert answer.code == (0 if code is None else code.exit_code), answer.err
+    assert "bug in Muster" not in answer.err
+    assert "Traceback" not in answer.err
 
 
 def test_the_tables_as_they_were(root):  # noqa: F811

@@ -60,6 +60,10 @@ def test_paths_and_urls_are_accepted(text, normal):
         "/srv/100%41",
         "file:///srv/a%5Bb%5D",
         "s3://bucket/*",
+        "s3://buc\nket/history",
+        "/srv/\0",
+        "file:///srv/%00",
+        "abfss://box@/history",
     ],
 )
 def test_other_urls_are_refused_before_anything_runs(text):

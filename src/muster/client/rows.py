@@ -44,7 +44,11 @@ class Rows(Sequence[T], Generic[T]):
 
     @functools.cached_property
     def _rows(self) -> list[T]:
-        return self._given if self._table is None else self._table.to_pylist()
+        if self._table is None:
+            return self._given
+        from muster.pipeline.history import tables
+
+        return tables.to_pylist(self._table)
 
     @overload
     def __getitem__(self, index: int) -> T: ...

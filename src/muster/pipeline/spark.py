@@ -22,6 +22,7 @@ import pyarrow as pa
 from muster.core import errors
 from muster.pipeline.history import delta, sql, storage, tables
 
+LAST_MS = 253_402_300_799_999  # the end of the year 9999
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical"
 _STATEMENTS = ("Command", "ParsedStatement", "InsertIntoDir")
 
@@ -78,6 +79,7 @@ def read(
     frame = spark.read.schema(schema).option("basePath", root).parquet(*paths)
     for bound_ms, comparison, last in ((from_ms, ">=", False), (to_ms, "<", True)):
         if bound_ms is not None:
+            bound_ms = max(0, min(bound_ms, LAST_MS))
             day = datetime.datetime.fromtimestamp(bound_ms / 1000, datetime.UTC).date()
             frame = frame.where(f"{tables.DAY} {'<=' if last else '>='} DATE '{day}'")
             frame = frame.where(f"{snapshot.time} {comparison} timestamp_millis({bound_ms})")

@@ -181,7 +181,7 @@ def search(
     PREDICATE refers to the columns of the table; see docs/reference/predicates.md.
     """
     from muster.core import errors
-    from muster.pipeline.history import newest_first
+    from muster.pipeline.history import newest_first, tables
     from muster.pipeline.history import search as query_
 
     location = resolve_root(invocation, root)
@@ -209,10 +209,10 @@ def search(
             rows = query_.summarise(location, search_query, of=of, by=parts).to_pylist()
             shown = (*parts, *query_.STATISTICS)
         elif limit > 0:
-            rows = newest_first.read_page(location, search_query, limit)[0].to_pylist()
+            rows = tables.to_pylist(newest_first.read_page(location, search_query, limit)[0])
         else:
             for batch in query_.search(location, search_query):
-                rows += batch.to_pylist()
+                rows += tables.to_pylist(batch)
     invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match", expands=True)
 
 

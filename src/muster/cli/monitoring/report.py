@@ -257,15 +257,13 @@ def time_ms(text: str | None, option: str) -> int | None:
     if text is None:
         return None
     try:
-        return int((time.time() - units.parse_duration_s(text)) * 1000)
-    except errors.InvalidInput:
-        pass
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
+        try:
+            at_s = time.time() - units.parse_duration_s(text)
+        except errors.InvalidInput:
+            at_s = datetime.datetime.fromisoformat(text).timestamp()  # local time without a time zone
+        datetime.datetime.fromtimestamp(at_s, datetime.UTC)  # or it is out of range
+    except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
             f"{text!r} is neither a time (ISO 8601) nor a duration", param_hint=option
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.astimezone()
-    return int(moment.timestamp() * 1000)
+    return int(at_s * 1000)

@@ -117,9 +117,11 @@ def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
     if form in FILES:
         if form == "parquet" and to is None and sys.stdout.isatty():
             raise click.UsageError("Parquet is not text: write it to a file with --to")
-        write_table(table, form, str(to) if to is not None else sys.stdout.buffer)
         if to is None:
+            write_table(table, form, sys.stdout.buffer)
             return
+        with to.open("wb") as file:
+            write_table(table, form, file)
     elif to is not None:
         import msgspec
 
@@ -132,13 +134,22 @@ def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
 
 def write_table(table: Any, form: str, target: Any) -> None:
     """Write a table as CSV or Parquet. Nested values of CSV are JSON."""
-    if form == "parquet":
-        import pyarrow.parquet as pq
+    import pyarrow as pa
 
-        pq.write_table(table, target, compression="zstd")
-        return
-    import pyarrow.csv as pa_csv
+    from muster.core import errors
 
-    from muster.pipeline.history import export
+    try:
+        if form == "parquet":
+            import pyarrow.parquet as pq
 
-    pa_csv.write_csv(export.flat(table), target)
+            pq.write_table(table, target, compression="zstd")
+            return
+        import pyarrow.csv as pa_csv
+
+        from muster.pipeline.history import export
+
+        pa_csv.write_csv(export.flat(table), target)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise errors.InvalidInput(
+            f"SQL: {form} has no type for a column of the result: {error}", hint="cast it to VARCHAR"
+        ) from error

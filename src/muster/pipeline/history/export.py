@@ -30,6 +30,8 @@ def write(root: storage.Root, query: search.HistorySearch, path: Path) -> int:
             f"{path.name}: unknown format {path.suffix!r}",
             hint=f"use a name that ends with {', '.join(FORMATS)}",
         )
+    if not path.absolute().parent.is_dir():
+        raise errors.NotFound(f"there is no folder {path.parent}")
     snapshot = search.open_snapshot(root, query)
     if snapshot is None:
         raise errors.NotFound(f"the history has no table {query.kind} yet")
@@ -74,7 +76,7 @@ def flat(table: pa.Table) -> pa.Table:
     """Nested values as JSON, for formats without nesting."""
     for place, field in enumerate(table.schema):
         if pa.types.is_nested(field.type):
-            values = table.column(place).to_pylist(maps_as_pydicts="lossy")
+            values = tables.to_pylist(table.column(place))
             texts = [
                 None if value is None else msgspec.json.encode(sql.plain(value)).decode() for value in values
             ]

@@ -19,6 +19,7 @@ from muster.pipeline.history import delta, search, storage, tables
 
 FILES_AT_ONCE = 16
 SHOWN_MAX = 200_000  # rows of one millisecond: all of them are read to find the next page
+ROWS_MAX = 1 << 40  # as good as no limit, and Arrow can count so far
 EVER = datetime.datetime.max.replace(tzinfo=datetime.UTC)
 
 
@@ -53,6 +54,7 @@ def read_page(
 
     Rows written in the meantime are newer and do not change the pages.
     """
+    limit = min(limit, ROWS_MAX)
     snapshot = search.open_snapshot(root, query)
     if snapshot is None:
         return pa.table({}), None

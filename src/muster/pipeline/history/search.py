@@ -25,6 +25,7 @@ from muster.predicates.backends import columnar, columns
 from muster.predicates.syntax import parser
 
 STATISTICS = ("count", "mean", "min", "max")
+TIME_MS_MAX = (1 << 63) // 1000 - 1  # columns have microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,12 @@ def scan(dataset: ds.Dataset, query: HistorySearch) -> Iterator[pa.RecordBatch]:
 
 def summarise(root: storage.Root, query: HistorySearch, *, of: str, by: Sequence[str]) -> pa.Table:
     """Count, mean, minimum and maximum of ``of`` for each combination of ``by``, highest mean first."""
+    by = tuple(dict.fromkeys(by))
     needed = tuple(dict.fromkeys((*by, of)))
     narrowed = replace(query, columns=needed, limit=None)
     parts = []
     for batch in search(root, narrowed):
+        _require_summable(batch.schema, of, by)
         part = pa.Table.from_batches([batch])
         parts.append(
             part.group_by(list(by)).aggregate([(of, "count"), (of, "sum"), (of, "min"), (of, "max")])
@@ -123,13 +126,23 @@ def summarise(root: storage.Root, query: HistorySearch, *, of: str, by: Sequence
     return made.slice(0, query.limit)
 
 
+def _require_summable(schema: pa.Schema, of: str, by: Sequence[str]) -> None:
+    kind = schema.field(of).type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise errors.InvalidInput(f"the column {of!r} has no numbers to summarise")
+    for name in by:
+        if pa.types.is_nested(schema.field(name).type):
+            raise errors.InvalidInput(f"rows cannot be grouped by {name!r}, which has lists or maps")
+
+
 def _period(query: HistorySearch, schema: pa.Schema) -> Any:
     name = tables.definition(query.kind).time
     kind = schema.field(name).type
     bounds = None
     for bound, compare in ((query.from_ms, "__ge__"), (query.to_ms, "__lt__")):
         if bound is not None:
-            value = pa.scalar(bound, pa.timestamp("ms", tz="UTC")).cast(kind)
+            bound_ms = max(-TIME_MS_MAX, min(bound, TIME_MS_MAX))
+            value = pa.scalar(bound_ms, pa.timestamp("ms", tz="UTC")).cast(kind)
             bound_ = getattr(ds.field(name), compare)(value)
             bounds = bound_ if bounds is None else bounds & bound_
     return bounds

@@ -53,8 +53,8 @@ def query(
     batches: list[pa.RecordBatch] = []
     count = 0
     with (
-        _connection(root, limits, as_of) as database,
         _translated(limits),
+        _connection(root, limits, as_of) as database,
         _deadline(database, limits.seconds),
     ):
         reader = database.sql(text).to_arrow_reader(ROWS_AT_ONCE)
@@ -69,6 +69,10 @@ def query(
 
 
 def _require_select(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise errors.InvalidInput("SQL: the query is not valid Unicode text") from None
     try:
         statements = duckdb.extract_statements(text)
     except duckdb.Error as error:
@@ -123,7 +127,7 @@ def _deadline(database: duckdb.DuckDBPyConnection, seconds: float) -> Iterator[N
     done = threading.Event()
 
     def interrupt() -> None:
-        wait_s = seconds
+        wait_s = min(seconds, threading.TIMEOUT_MAX)
         while not done.wait(wait_s):
             database.interrupt()  # again and again: between two batches it has no effect
             wait_s = 0.1
@@ -162,7 +166,7 @@ def _message(error: Exception) -> str:
 def rows(table: pa.Table) -> list[dict[str, Any]]:
     """Rows of plain values: numbers, text, lists and objects."""
     try:
-        listed = table.to_pylist(maps_as_pydicts="lossy")
+        listed = tables.to_pylist(table)
     except (OverflowError, ValueError) as error:
         raise errors.InvalidInput(
             f"SQL: the result has a date or time that cannot be shown: {error}", hint="cast it to VARCHAR"

@@ -69,7 +69,10 @@ def normalize(root: Root, *, setting: str = "history_dir", checkpoint: bool = Fa
     """A local path without a scheme, or a URL. `errors.InvalidInput` if it is neither."""
     text = os.fspath(root)
     scheme = scheme_of(text)
-    if special := sorted(set(text if scheme != "file" else parse.unquote(text)) & _REFUSED):
+    characters = set(text if scheme != "file" else parse.unquote(text))
+    if any(character < " " or character == "\x7f" for character in characters):
+        raise errors.InvalidInput(f"{setting}: {_without_secrets(text)!r} contains a control character")
+    if special := sorted(characters & _REFUSED):
         raise errors.InvalidInput(
             f"{setting}: {_without_secrets(text)!r} contains {' '.join(special)}",
             hint="Spark and delta-rs do not agree on names with these characters",
@@ -98,7 +101,7 @@ def normalize(root: Root, *, setting: str = "history_dir", checkpoint: bool = Fa
         raise errors.InvalidInput(
             f"{setting}: a URL must not contain credentials", hint="set them in the environment"
         )
-    if scheme == "abfss" and not parts.username:
+    if scheme == "abfss" and not (parts.username and parts.hostname):
         raise errors.InvalidInput(
             f"{setting}: {text!r} names no container",
             hint="write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",

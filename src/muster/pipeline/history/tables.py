@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -232,3 +233,11 @@ def _hourly() -> TableDefinition:
         ),
         5,
     )
+
+
+def to_pylist(values: pa.Table | pa.RecordBatch | pa.ChunkedArray) -> list[Any]:
+    """Python values; maps are dictionaries unless their keys are lists or objects."""
+    try:
+        return list(values.to_pylist(maps_as_pydicts="lossy"))
+    except TypeError:  # a key that cannot be hashed
+        return list(values.to_pylist())

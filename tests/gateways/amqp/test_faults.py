@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
+from typing import Any
 
 import pytest
 
@@ -16,14 +17,18 @@ from muster.bus.brokers import broker as brokers  # noqa: E402
 from muster.bus.client import client as bus_client  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp import memory_budget  # noqa: E402
-from muster.gateways.amqp.links import topics  # noqa: E402
-from muster.gateways.amqp.protocol import output  # noqa: E402
+from muster.gateways.amqp.links import consumers, topics  # noqa: E402
+from muster.gateways.amqp.protocol import frames, output  # noqa: E402
 from muster.message import destinations, protocol  # noqa: E402
+from muster.message.amqp_format import amqp_types  # noqa: E402
+from muster.message.client import partition_link  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust.login import passwords  # noqa: E402
 from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
 from tests.message import conftest  # noqa: E402
+
+ORDERS = destinations.queue("orders")
 
 
 async def test_what_a_vanished_client_had_comes_again_marked(
@@ -134,6 +139,74 @@ async def test_a_client_that_does_not_read_costs_little_and_misses_nothing(
     async with asyncio.timeout(60):
         await asyncio.to_thread(read_all)
     assert got == list(range(count))
+    raw.socket.close()
+
+
+async def test_a_client_that_does_not_read_leaves_the_messages_of_a_queue_to_others(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
+):
+    """It has given credit without end. All beyond what its socket takes would wait in the gateway."""
+    count, body = 800, "x" * 50_000
+    connection = await dial()
+    producer = connection.session().producer(ORDERS)
+    await asyncio.gather(*(producer.submit(body) for _ in range(count)))
+    raw = await asyncio.to_thread(raw_client.Raw, gateway.port, "deaf")
+    receiver = raw_client.receiver(raw, "queue:orders", 1_000_000)
+    await asyncio.to_thread(raw.until, lambda: receiver.state & proton.Endpoint.REMOTE_ACTIVE)
+    (bridge,) = gateway.connections
+    (tap,) = bridge.outgoing_links.values()
+    assert isinstance(tap, consumers.DispatcherLink)
+    await eventually.eventually(lambda: not bridge.running.may_send(tap.link))
+    await bridge.jms.request(protocol.Ping(bridge.jms.name, [tap.number]))  # all that it may get has come
+    assert sum(len(data) for _, _, data, _ in tap._waiting) < 2 * consumers.AHEAD_BYTES_MAX
+    other = await connection.session().consumer(ORDERS, prefetch=1)
+    assert await other.receive(30) is not None
+
+    def read_all() -> None:
+        for _ in range(count - 2):  # of the other consumer: one is received, and one waits there
+            delivery = raw_client.receive(raw, receiver)[1]
+            delivery.update(proton.Delivery.ACCEPTED)
+            delivery.settle()
+
+    await asyncio.to_thread(read_all)
+    raw.socket.close()
+
+
+async def test_credit_that_is_reduced_and_raised_again_is_not_granted_twice(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    """The dispatcher is slow to stop, and the client grants credit again meanwhile."""
+    plain = partition_link.PartitionLink.request
+    stopping, go_on = asyncio.Event(), asyncio.Event()
+
+    async def request(link: partition_link.PartitionLink, message: Any, **options: Any) -> Any:
+        reply = await plain(link, message, **options)
+        if isinstance(message, protocol.StopDelivery):
+            stopping.set()
+            await go_on.wait()
+        return reply
+
+    raw = await asyncio.to_thread(raw_client.FrameClient, gateway.port, "wavering")
+    await asyncio.to_thread(raw.send, *raw.attach_receiver(0, [amqp_types.text("queue:orders")]))
+    await asyncio.to_thread(raw.until, frames.ATTACH)
+    (bridge,) = gateway.connections
+    (tap,) = bridge.outgoing_links.values()
+    assert isinstance(tap, consumers.DispatcherLink)
+    await asyncio.to_thread(raw.send, *raw.flow(0, 5))
+    await eventually.eventually(lambda: tap._granted == 5)
+    monkeypatch.setattr(partition_link.PartitionLink, "request", request)
+    await asyncio.to_thread(raw.send, *raw.flow(0, 0))
+    await stopping.wait()
+    await asyncio.to_thread(raw.send, *raw.flow(0, 10))
+    await eventually.eventually(lambda: tap.link.credit == 10)
+    go_on.set()
+    await eventually.eventually(lambda: tap._granted == 10)
+    producer = (await dial()).session().producer(ORDERS)
+    for number in range(15):
+        await producer.send(f"{number}")
+    consumer = await (await dial()).session().consumer(ORDERS)
+    rest = [await consumer.receive(30) for _ in range(5)]
+    assert [message.body() for message in rest if message] == [f"{number}" for number in range(10, 15)]
     raw.socket.close()
 
 

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 
 _DEAD_LETTERS: Final = ledger.queue_key(destinations.DEAD_LETTERS)
+AHEAD_MAX: Final = 1000  # messages that the dispatcher may deliver to a link before the client receives them
+AHEAD_BYTES_MAX: Final = 8 << 20  # approximate bytes of these
+AHEAD_MIN: Final = 10
 
 
 def now_ms() -> int:
@@ -153,7 +156,9 @@ class OutgoingLink:
 
 
 class DispatcherLink(OutgoingLink):
-    """Receives from the dispatcher, as far as the client's credit allows."""
+    """Receives from the dispatcher, as far as the client's credit allows, and not much more than the client
+    takes: what waits here costs memory, and no other consumer gets it.
+    """
 
     def __init__(
         self,
@@ -168,17 +173,27 @@ class DispatcherLink(OutgoingLink):
         self._granted = 0  # credit granted to the dispatcher, including messages that wait here
         self._waiting: deque[tuple[str, int, bytes, int]] = deque()  # backlog, number, message, expiry
         self._streaming = False  # a large message is being sent
+        self._mean_bytes = 65536.0  # of a message, approximately; at first they may be large
+        self._flowing = asyncio.Lock()
+        self._flow_due = False
         self.expired = 0
 
     def drop_waiting(self) -> None:
         self._waiting.clear()
+
+    def _window(self) -> int:
+        """The credit that the dispatcher has at most. A client that drains its link gets all at one time."""
+        if self.link.drain:
+            return self.link.credit
+        fits = int(AHEAD_BYTES_MAX / max(1.0, self._mean_bytes))
+        return min(self.link.credit, AHEAD_MAX, max(AHEAD_MIN, fits))
 
     def attach_request(self) -> protocol.AttachConsumer:
         """The request to attach. A new dispatcher does not know earlier deliveries, so those that wait here
         are dropped: they would be delivered twice.
         """
         self.drop_waiting()
-        self._granted = 0 if self.closed else self.link.credit
+        self._granted = 0 if self.closed else self._window()
         return msgspec.structs.replace(self._attach, credit=self._granted)
 
     async def open(self) -> None:
@@ -204,8 +219,13 @@ class DispatcherLink(OutgoingLink):
             self._granted -= 1
             self.on_credit()
             return
+        self._mean_bytes += (len(data) - self._mean_bytes) / 8
         self._waiting.append((delivery.key, delivery.sequence, data, meta.expiration_ms))
         self._pump()
+        is_low = self._granted < self.link.credit and self._granted <= self._window() // 2
+        if is_low and not self._flow_due:
+            self._flow_due = True
+            self.on_credit()
 
     def _pump(self) -> None:
         expired: dict[str, list[int]] = {}
@@ -249,13 +269,18 @@ class DispatcherLink(OutgoingLink):
             self.on_credit()
 
     async def flow(self) -> None:
+        async with self._flowing:  # a grant must not overtake a reduction
+            self._flow_due = False
+            await self._flow()
+
+    async def _flow(self) -> None:
         jms = self.connection.jms
         if self.closed or self._streaming:
             return
         self._pump()
         if self.link.credit < self._granted:
             await self._return_excess()
-        more = self.link.credit - self._granted
+        more = self._window() - self._granted
         if more > 0:
             self._granted += more
             await jms.notify(protocol.GrantCredit(jms.name, self.number, more))

@@ -41,6 +41,8 @@ class MusterError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # for tracebacks of users' programs
 
 
 class InvalidInput(MusterError):

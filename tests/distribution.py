@@ -19,7 +19,8 @@ from xdist.scheduler import loadscope
 ROOT = Path(__file__).parents[1]
 #: Folders, and the session fixtures that their files share: Spark; a domain with a web server, and a browser.
 SHARING = {"tests/pipeline/": "spark", "tests/web/": "lab|admin|olga|vera|visit|furnished"}
-APART = ("tests/docs/test_blocks.py",)  # each page is independent of the others
+#: Tests that are independent of each other: one for each page, one for each command.
+APART = ("tests/docs/test_blocks.py", "tests/cli/test_running_sweep.py")
 
 
 @functools.cache

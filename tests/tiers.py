@@ -50,6 +50,7 @@ FILES = {
     "tests/cli/test_flows.py": "whole domains",
     "tests/cli/test_gateway.py": "processes",
     "tests/cli/test_interrupts.py": "processes",
+    "tests/cli/test_running_sweep.py": "whole domains",
     "tests/cli/test_sweep.py": "many command lines",
     "tests/*/test_cli.py": "processes",
     "tests/docs/test_blocks.py": "whole domains",

@@ -1,18 +1,26 @@
 """Generated command lines: every command, with values that its parameters do not expect.
 
 The types come from the parser. One parameter at a time gets an unusual value while the required ones have
-plausible values; then random combinations follow, from a seed.
+plausible values; then random combinations follow, from a seed. `failures` runs them.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
 from muster.cli import command, main
+from muster.core import errors
+from tests.cli import driver
+
+BUG = errors.InvariantViolation.exit_code
+PATIENCE_S = 3.0  # then a command that serves, or waits, is interrupted
+#: A command that is known to wait is interrupted sooner, and later one of several of its lines is tried.
+PATIENCE_AGAIN_S, WAITED_MAX, WAITED_EVERY = 0.3, 10, 5
+SERVES = {"web serve", "pipeline"}  # with a home they serve until they are interrupted, or start Spark
 
 #: Not called: they start processes or a whole domain, whatever their arguments.
 STARTS = {"demo", "up"}
@@ -98,6 +106,32 @@ def commands() -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for path, click_command in visit((), main.muster):
         if path and path[0] not in STARTS:
             yield path, click_command
+
+
+def serving(paths: Iterable[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    return {path for path in paths if SERVES & {path[0], " ".join(path)}}
+
+
+def failures(
+    path: tuple[str, ...], click_command: click.Command, home: Path, folder: Path, *, every: int, mixed: int
+) -> list[str]:
+    """The command lines that fail, with their messages; one of ``every`` line is tried."""
+    failed = []
+    waited = 0
+    rng = random.Random(" ".join(path))
+    for number, words in enumerate(lines(path, click_command, files(folder), rng, mixed)):
+        if number > 1 and number % (every if waited < WAITED_MAX else every * WAITED_EVERY):
+            continue
+        try:
+            patience_s = PATIENCE_AGAIN_S if waited else PATIENCE_S
+            answer = driver.quick(*words, home=home, patience_s=patience_s)
+        except BaseException as error:  # noqa: BLE001  (whatever escapes is a finding)
+            failed.append(f"{words}: {type(error).__name__}: {error}")
+            continue
+        waited += answer.code == main.INTERRUPTED
+        if answer.code == BUG or "Traceback" in answer.err:
+            failed.append(f"{words}: {answer.code}: {answer.err[:300]}")
+    return failed
 
 
 def lines(

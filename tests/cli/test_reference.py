@@ -20,11 +20,13 @@ def test_the_reference_page_is_the_command_s_own():
     assert PAGE.read_text() == made, "REWRITE=1 pytest tests/cli writes it anew"
 
 
-def test_no_summary_of_a_command_is_shortened_at_eighty_columns(monkeypatch):
+def test_help_fits_eighty_columns_and_no_summary_is_shortened(monkeypatch):
     monkeypatch.setattr(reference, "WIDTH", 80)
     for context in reference.walk():
         _, *lines = context.get_help().splitlines()  # the line of the usage may end with "..."
         assert not [line for line in lines if line.endswith("...")], context.command_path
+        wide = [line for line in "\n".join(lines).partition("\nExamples:")[0].splitlines() if len(line) > 80]
+        assert not wide, context.command_path
 
 
 def test_every_option_is_explained():

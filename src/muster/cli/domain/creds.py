@@ -79,7 +79,12 @@ def _time(at_s: int) -> str:
 )
 @click.argument("identity")
 @click.option(
-    "--role", type=click.Choice(ROLES), default="user", show_default=True, help="Role of the identity."
+    "--role",
+    type=click.Choice(ROLES),
+    default="user",
+    show_default=True,
+    metavar="ROLE",
+    help=f"Role of the identity: {', '.join(ROLES)}.",
 )
 @click.option(
     "--topic",

@@ -40,8 +40,11 @@ def gateway() -> None:
 @gateway.command(
     examples=[
         ("muster gateway amqp --port 5672", "Java clients connect to amqp://127.0.0.1:5672"),
-        ("muster gateway amqp --port 5671 --host 0.0.0.0 --cert gateway.pem --key gateway.key", "amqps://"),
-        ("muster gateway amqp --port 5672 --processes 1", "leave the other cores to others"),
+        (
+            "muster gateway amqp --port 5671 --host 0.0.0.0 --cert gateway.pem --key gateway.key",
+            "with TLS, at amqps://",
+        ),
+        ("muster gateway amqp --port 5672 --processes 1", "on one core"),
     ]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -164,7 +167,14 @@ def wsman(
     ],
 )
 @click.argument("name", shell_complete=live_names.LOGINS)
-@click.option("--role", type=click.Choice(ROLES), default="user", show_default=True, help="Role of NAME.")
+@click.option(
+    "--role",
+    type=click.Choice(ROLES),
+    default="user",
+    show_default=True,
+    metavar="ROLE",
+    help=f"Role of NAME: {', '.join(ROLES)}.",
+)
 @command.pass_invocation
 def password(invocation: command.Invocation, name: str, role: str) -> None:
     """Set NAME's password for the gateways."""

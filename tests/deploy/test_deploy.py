@@ -119,7 +119,9 @@ def test_the_dashboard_has_the_form_that_grafana_reads_and_is_found_by_it():
         assert panel["datasource"] == {"type": "prometheus", "uid": "${source}"}
         letters = [target["refId"] for target in panel["targets"]]
         assert len(set(letters)) == len(letters) > 0
-        assert panel["fieldConfig"]["defaults"]["unit"]
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        assert unit
+        assert unit != "bytes", "GiB: elsewhere sizes are in GB, which is decbytes"
         text = json.dumps(panel)
         assert set(re.findall(r"\$\{?([a-z]+)", text)) <= variables, panel["title"]
     provided = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/muster.yaml").read_text())

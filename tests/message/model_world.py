@@ -281,6 +281,8 @@ class World:
     async def purge(self) -> None:
         try:
             count = (await self.admin.request(protocol.PurgeQueue(JOBS.name))).count
+        except errors.NotFound:  # nothing was sent to it yet
+            return
         except errors.MusterError:
             self.accounts.purge_in_doubt = True
         else:

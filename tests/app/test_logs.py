@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import os
+import sys
 import time
 
 from muster.app import log_files
+from muster.app import settings as app_settings
 from muster.core.settings import domain, loader
 from muster.core.telemetry import log
 
@@ -83,3 +86,13 @@ def test_ours_and_the_brokers_logs_fit_the_budget_together():
     ours = log_files.file_bytes(settings) * log_files.PIECES
     theirs = 3 * log_files.broker_file_bytes(settings, 3) * 4
     assert ours + theirs <= 64 << 20
+
+
+async def test_a_process_whose_log_cannot_be_opened_is_not_stopped_by_its_output(tmp_path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "print('x' * (1 << 20))", stdout=asyncio.subprocess.PIPE
+    )
+    settings = loader.load(app_settings.Settings, flags={"domain.data_dir": str(tmp_path)})
+    captured = log_files.CapturedProcess(process, tmp_path / "missing" / "a.log", settings, processes=1)
+    async with asyncio.timeout(60):
+        assert await captured.wait() == 0

@@ -6,25 +6,28 @@ import asyncio
 import contextlib
 import signal
 import ssl
+import types
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from muster import connection
-from muster.app import domain, enrolment, identities
+from muster.app import domain, enrolment, home, identities
 from muster.app import settings as app_settings
 from muster.app.components import bootstrap_client, management
-from muster.app.supervisor import module_process
+from muster.app.supervisor import module_process, worker
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
 from muster.core.settings import loader
-from muster.manage import client, protocol
+from muster.manage import client, protocol, settings
 from muster.manage.agent import agent
+from muster.store import api as store_api
 from muster.supervision import children
 from muster.testing.eventually import eventually
-from muster.trust import credentials, sealed_box
+from muster.trust import credentials, keyring, sealed_box
 from muster.trust.permissions import roles
 
 MANIFEST = """
@@ -34,6 +37,26 @@ resources:
     agent: local
     config: {command: [sleep, "1000"]}
 """
+
+
+def test_a_registry_uses_all_settings_of_the_store(tmp_path):
+    flags = {
+        "domain.data_dir": str(tmp_path),
+        "store.max_bytes": 1 << 20,
+        "store.busy_timeout_s": 9.0,
+        "store.history_max_changes": 5_000,
+    }
+    context: Any = types.SimpleNamespace(
+        settings=loader.load(app_settings.Settings, flags=flags),
+        folder=home.DomainFolder(tmp_path),
+        trust=keyring.Keyring.create(tmp_path / "keys", "local"),
+        servers=lambda: (),
+    )
+    task = management._worker_config(context, settings.ManageSettings(), "registry-1")
+    received = msgspec.json.decode(msgspec.json.encode(task), type=worker.WorkerConfig)
+    assert received.store.url == f"sqlite:{tmp_path / 'store.db'}"
+    options = store_api.StoreOptions.from_settings(received.store)
+    assert (options.bytes_max, options.busy_timeout_s, options.history_changes_max) == (1 << 20, 9.0, 5_000)
 
 
 WITH_SECRET = MANIFEST.replace('"1000"]}', '"1000"], environment: {WORD: {secret: "store:word"}}}')

@@ -314,13 +314,6 @@ async def open_store(settings: domain.BaseSettings) -> database.Store:
         password = await asyncio.to_thread(loader.read_secret, store_settings.password, os.environ)
     return await database.open(
         f"sqlite:{settings.domain.folder.absolute() / path}" if in_folder else store_settings.url,
-        settings=store_api.StoreOptions(
-            sync=store_settings.sync,
-            pool=store_settings.pool,
-            busy_timeout_s=store_settings.busy_timeout_s,
-            bytes_max=store_settings.max_bytes,
-            history_changes_max=store_settings.history_max_changes,
-            history_bytes_max=store_settings.history_max_bytes,
-        ),
+        settings=store_api.StoreOptions.from_settings(store_settings),
         password=password,
     )

@@ -22,6 +22,8 @@ from muster.core.settings import domain
 from muster.core.telemetry import log
 from muster.supervision import tasks
 
+events = log.EventLog("app")
+
 PIECES = 4  # per log: the current and three older ones
 CHUNK_BYTES = 64 << 10
 LINGER_S = 2.0
@@ -95,15 +97,23 @@ class CapturedProcess:
 async def _capture_output(
     output: asyncio.StreamReader, file: Path, settings: domain.BaseSettings, *, processes: int
 ) -> None:
-    """Write the output of a process into ``file`` until it ends."""
-    log_file = await asyncio.to_thread(
-        RotatingFile, file, file_bytes(settings, processes), settings.retention.logs.max_age_s
-    )
+    """Write the output of a process into ``file`` until it ends. It is read in any case: a process whose
+    output is not read stops.
+    """
+    log_file: RotatingFile | None = None
+    try:
+        log_file = await asyncio.to_thread(
+            RotatingFile, file, file_bytes(settings, processes), settings.retention.logs.max_age_s
+        )
+    except OSError as error:
+        events.error("output-lost", file=file.name, error=error)
     try:
         while data := await output.read(CHUNK_BYTES):
-            await asyncio.to_thread(log_file.write, data.decode(errors="replace"))
+            if log_file is not None:
+                await asyncio.to_thread(log_file.write, data.decode(errors="replace"))
     finally:
-        log_file.close()
+        if log_file is not None:
+            log_file.close()
 
 
 class RotatingFile(io.TextIOBase):

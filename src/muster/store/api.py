@@ -10,11 +10,12 @@ commits, and a version is also a position in the change feed.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
 from muster.core import errors
+from muster.core.settings import domain
 
 KEY_BYTES_MAX = 1_024  # PostgreSQL's index entries end at some 2,700 bytes
 COLLECTION_CHARS_MAX = 64
@@ -81,6 +82,17 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     poll_s: float = 0.25
     #: PostgreSQL's schema that holds the tables: several stores may share one database.
     namespace: str = "muster"
+
+    @classmethod
+    def from_settings(cls, settings: domain.StoreSettings) -> Self:
+        return cls(
+            sync=settings.sync,
+            pool=settings.pool,
+            busy_timeout_s=settings.busy_timeout_s,
+            bytes_max=settings.max_bytes,
+            history_changes_max=settings.history_max_changes,
+            history_bytes_max=settings.history_max_bytes,
+        )
 
 
 class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -219,7 +219,9 @@ def _worker_config(
         not base_settings.bus.servers and base_settings.bus.uses_tls,
     )
     scheme, _, path = base_settings.store.url.partition(":")
-    in_folder = scheme == "sqlite" and path != ":memory:"
+    store = base_settings.store
+    if scheme == "sqlite" and path != ":memory:":
+        store = msgspec.structs.replace(store, url=f"sqlite:{context.folder.root / path}")
     direct_port = None
     number = int(rest.rpartition("-")[2]) if kind == "manager" else 0
     if 0 < number <= len(manage_settings.direct_ports):
@@ -232,9 +234,7 @@ def _worker_config(
         creds=str(creds),
         ca=str(certificates.bundle(base_settings)) if uses_tls else None,
         keys=str(base_settings.keys_folder),
-        store_url=f"sqlite:{context.folder.root / path}" if in_folder else base_settings.store.url,
-        store_password=base_settings.store.password or "",
-        sync=base_settings.store.sync,
+        store=store,
         folder=str(context.folder.root / "agent"),
         zone=base_settings.domain.zone,
         beat_s=manage_settings.beat_s,

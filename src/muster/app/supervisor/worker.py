@@ -61,9 +61,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     creds: str
     ca: str | None = None
     keys: str = ""
-    store_url: str = ""
-    store_password: str = ""  # a reference, never the secret itself
-    sync: str = "full"
+    store: domain.StoreSettings = msgspec.field(default_factory=domain.StoreSettings)  # of a registry
     folder: str = ""
     zone: str = "default"
     beat_s: float = 5.0
@@ -107,12 +105,12 @@ async def run(task: WorkerConfig, stop: asyncio.Event, ready: Callable[[], None]
         match task.kind:
             case "registry":
                 password = None
-                if task.store_password:
-                    password = await asyncio.to_thread(loader.read_secret, task.store_password, os.environ)
+                if task.store.password:
+                    password = await asyncio.to_thread(loader.read_secret, task.store.password, os.environ)
                 store = await stack.enter_async_context(
                     await database.open(
-                        task.store_url,
-                        settings=msgspec.convert({"sync": task.sync}, store_api.StoreOptions),
+                        task.store.url,
+                        settings=store_api.StoreOptions.from_settings(task.store),
                         password=password,
                     )
                 )

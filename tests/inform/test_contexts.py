@@ -166,6 +166,25 @@ async def test_a_watcher_learns_that_it_missed_changes(start_node, inform):
         await anext(changes)
 
 
+async def test_a_watcher_learns_that_the_log_was_restored_from_before_its_version(
+    start_node, inform, monkeypatch
+):
+    monkeypatch.setattr(client, "WAIT_S", 0.1)
+    await start_node("n1")
+    written = await inform.put("k", b"v")
+    assert await inform.changes("k", after_version=written.version) == []
+    with pytest.raises(errors.NotFound, match="no longer in the log"):
+        await inform.changes("k", after_version=written.version + 1_000)
+
+
+async def test_a_deletion_stays_in_the_log_although_the_clock_of_its_node_is_behind(start_node, inform):
+    node = await start_node("n1", now_ns=lambda: time.time_ns() - 10 * 86_400 * 10**9)
+    await inform.put("k", b"v")
+    await inform.delete("k")
+    await node.maintenance.expire_due()
+    assert await node.state.log.last("k") is not None, "another node may be offline"
+
+
 async def test_a_watcher_that_missed_a_purged_deletion_learns_of_it(start_node, inform):
     node = await start_node(tombstone_s=0.3)
     written = await inform.put("k", b"1")

@@ -202,12 +202,21 @@ class ContextReader:
                     return history
             left_s = deadline_s - shared.now_s()
             if left_s <= 0 or shared.closing:
-                return protocol.ContextHistory([])
+                return protocol.ContextHistory([], complete=not await self._is_ahead(request.after_version))
             try:
                 async with asyncio.timeout(left_s):
                     await changed.wait()
             except TimeoutError:
                 continue
+
+    async def _is_ahead(self, version: int) -> bool:
+        """Whether the log has not reached this version: it is of another log, before a restore."""
+        shared = self._state
+        if version > shared.position and not shared.closing:
+            with contextlib.suppress(errors.Unavailable):
+                await shared.refresh(shared.settings.timeout_s)
+                return version > shared.position
+        return False
 
     # Replicas.
 

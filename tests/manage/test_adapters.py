@@ -430,3 +430,18 @@ def test_the_catalogue_has_each_and_checks_configurations():
     for name in plugins.BUILT_IN:
         assert issubclass(plugins.load_adapter(name), base.Adapter)
         assert plugins.load_adapter(name).type_name == name
+
+
+async def test_a_unit_whose_state_systemd_does_not_report_is_not_taken_for_down():
+    reported: list[protocol.ObservedState] = []
+    adapter: Any = systemd.SystemdAdapter(base.AdapterContext("site", None, reported.append))
+    adapter._config = systemd.SystemdUnitConfig(unit="site.service")
+
+    async def silent(*_: str, **__: bool) -> str:
+        raise errors.TimedOut("systemctl show did not finish")
+
+    adapter._systemctl = silent
+    watching = asyncio.create_task(adapter._watch())
+    await eventually(lambda: reported)
+    watching.cancel()
+    assert (reported[0].exists, reported[0].state) == (True, health.HealthState.UNKNOWN)

@@ -158,6 +158,24 @@ def test_an_agent_that_does_not_reply_delays_no_other():
     play(scenario)
 
 
+def test_an_agent_that_does_not_reply_to_claims_delays_no_other(monkeypatch):
+    monkeypatch.setattr(manager, "CLAIMS_MAX", 1)
+
+    async def scenario(world: RegistryWorld) -> None:
+        silent = await world.net.connect("host-b")
+        await silent.subscribe(protocol.claim("host-b"), handler=lambda _: None)
+        names = [f"r{number:02}" for number in range(4 * manager.CLAIMS_AT_ONCE)]
+        entries = [{"name": name, "type": "memory", "agent": "host-b"} for name in names]
+        await world.client.apply(json.dumps({"resources": entries}))
+        await until(lambda: len(world.manager.managed) == len(names))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        await world.apply("web")
+        assert loop.time() - began_s < manager.CLAIM_TIMEOUT_S
+
+    play(scenario)
+
+
 def test_the_time_for_an_operation_is_limited():
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")

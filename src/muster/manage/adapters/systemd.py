@@ -117,8 +117,8 @@ class SystemdAdapter(base.Adapter):
         while self._config is not None:
             try:
                 observed = await self.observe()
-            except errors.MusterError as error:
-                observed = protocol.ObservedState(True, health.HealthState.DOWN, str(error))
+            except errors.MusterError as error:  # it may be running
+                observed = protocol.ObservedState(True, health.HealthState.UNKNOWN, str(error))
             self.context.report_state(observed)  # the agent publishes only changes
             await asyncio.sleep(self._config.every_s)
 

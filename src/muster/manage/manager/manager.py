@@ -11,6 +11,7 @@ epochs.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import time
 from collections.abc import Callable
@@ -54,6 +55,9 @@ class Manager:
         self._outranked: set[str] = set()
         self._report_outranked_at = 0.0
         self._claiming = asyncio.Semaphore(CLAIMS_AT_ONCE)
+        self._claiming_of = collections.defaultdict[str, asyncio.Semaphore](  # by agent: half of them
+            lambda: asyncio.Semaphore(CLAIMS_AT_ONCE // 2)
+        )
         self._agents = agent_calls.AgentCaller(bus, lambda: self.may_act)
         self._orders = orders.OrderRunner(self.name, self._agents, self._find, self._on_observed)
         self._checkpoints = checkpoints.CheckpointWriter(
@@ -172,7 +176,7 @@ class Manager:
         request = protocol.ClaimRequest(manager=self.name, resources=epochs)
         answer: protocol.ClaimResult | None = None
         try:
-            async with self._claiming:
+            async with self._claiming_of[agent], self._claiming:
                 if self.may_act:
                     message = await self._bus.request(
                         protocol.claim(agent), messages.encode(request), timeout_s=CLAIM_TIMEOUT_S

@@ -73,6 +73,26 @@ async def test_connections_are_distributed_and_a_killed_worker_is_replaced():
     assert not any(runs(pid) for pid in pids)
 
 
+async def test_a_worker_that_fails_at_the_start_ends_the_others(tmp_path: Path):
+    """The first one fails when the second one has begun, which never becomes ready."""
+    program = (
+        "import os, pathlib, sys, time\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "try:\n"
+        "    (folder / 'first').touch(exist_ok=False)\n"
+        "except FileExistsError:\n"
+        "    (folder / 'writing').write_text(str(os.getpid()))\n"
+        "    (folder / 'writing').rename(folder / 'second')\n"
+        "    sys.stdin.read()\n"
+        "while not (folder / 'second').exists():\n"
+        "    time.sleep(0.01)\n"
+    )
+    with pytest.raises(errors.Unavailable, match="ended with code 0"):
+        async with port_workers.PortWorkers([sys.executable, "-c", program], HOST, 0, 2):
+            pass
+    assert not runs(int((tmp_path / "second").read_text()))
+
+
 async def test_a_port_is_shared_with_other_gateways_only_on_request():
     async with workers(1, share_port=True) as serving:
         with pytest.raises(errors.Unavailable, match=f"port {serving.port} of {HOST} is in use"):

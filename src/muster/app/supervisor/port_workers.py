@@ -46,9 +46,13 @@ class PortWorkers:
     async def __aenter__(self) -> Self:
         self._reserved = self._reserve()
         self.port = self._reserved.getsockname()[1]
+        starts = [asyncio.ensure_future(worker.start()) for worker in self._workers]
         try:
-            await asyncio.gather(*(worker.start() for worker in self._workers))
+            await asyncio.gather(*starts)
         except BaseException:
+            for start in starts:  # one that failed does not end the others
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
             await self.__aexit__()
             raise
         return self

@@ -192,7 +192,9 @@ async def find(bus: Any, scope: str, name: str, at_ms: int | None, window_s: flo
     nodes = live_view.latest(stored.batch for stored in batches)
     if not nodes.num_rows:
         raise errors.NotFound(
-            f"no report in the {window_s:g} s before then",
+            f"no report in the last {window_s:g} s"
+            if at_ms is None
+            else f"no report in the {window_s:g} s before this time",
             hint="use a larger --window, or search with `muster history`",
         )
     view = _view(nodes, scope, name, now_ms - int(window_s * 1000), now_ms)

@@ -165,7 +165,7 @@ class ReadModel(bus_feed.BusFeed):
 
         report = await self._query(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
         if report is None:
-            raise errors.NotFound(f"no report of the {scope} {name} in the {window_s:g} s before then")
+            raise errors.NotFound(f"no report of the {scope} {name} in the {window_s:g} s before this time")
         return report
 
     # Alerts and the pipeline

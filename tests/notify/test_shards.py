@@ -7,16 +7,18 @@ import random
 import types as python_types
 from typing import Any
 
+import numpy as np
 import pytest
 
+from muster.bus.memory import network
 from muster.core import errors, messages
-from muster.notify import authorities, models, protocol
+from muster.notify import authorities, client, models, protocol
 from muster.notify import settings as settings_
 from muster.notify.matcher import kernels_numpy, matcher
 from muster.notify.notifier import notifier as notifier_notifier
 from muster.notify.notifier import pending_acks
 from muster.notify.notifier.shards import shard as shards_shard
-from muster.notify.notifier.shards import snapshots
+from muster.notify.notifier.shards import snapshots, summaries
 from muster.predicates import types
 from muster.predicates.syntax import parser
 from muster.testing.eventually import eventually
@@ -73,6 +75,95 @@ def test_a_snapshot_brings_back_what_there_was(knows):
     replay.finish()
     assert _held(replay._engine) == _held(made)
     assert not replay.refused
+
+
+def _comes_back(made: matcher.Matcher, knows: authorities.AuthorityView) -> int:
+    """Whether the receivers of shard 5 come back from a snapshot; returns the number of its messages."""
+    replay = snapshots.ShardReplay(matcher.Matcher(kernels=kernels_numpy), knows, 5)
+    parts = list(snapshots.snapshot(made, 5, epoch=1))
+    for data in parts:
+        assert len(data) <= messages.MAX_BYTES
+        replay.take(data)
+    replay.finish()
+    assert not replay.refused
+    states = {receiver: made.state_of(receiver) for receiver in made.receivers()}
+    assert {receiver: replay._engine.state_of(receiver) for receiver in replay._engine.receivers()} == states
+    return len(parts) - 2
+
+
+def test_receivers_with_much_state_are_divided_among_the_messages_of_a_snapshot(knows):
+    made = matcher.Matcher(kernels=kernels_numpy)
+    names = [f"p/web-{number}" for number in range(snapshots.RECEIVERS)]
+    texts = [f"{number:0>300}" for number in range(snapshots.RECEIVERS)]
+    columns: dict[str, Any] = {"application": texts}
+    made.join_many(names, WEB_SERVER, columns, [""], np.zeros(len(names), np.int64), shard=5)
+    assert _comes_back(made, knows) == 2
+
+
+def test_a_receiver_that_is_larger_than_a_message_comes_back_from_a_snapshot(knows):
+    attributes = {f"text_{number}": types.STRING for number in range(10)}
+    large = models.Model("Large", attributes)
+    knows.vocabulary.add(large)
+    made = matcher.Matcher(kernels=kernels_numpy)
+    made.join("p/web", large, dict.fromkeys(attributes, "x" * shards_shard.TEXT_MAX), "command", shard=5)
+    assert _comes_back(made, knows) == 11
+
+
+def test_a_summary_fits_into_a_message_whatever_receivers_state(knows):
+    made = matcher.Matcher(kernels=kernels_numpy)
+    for number in range(20):
+        state = {"application": f"{number:0>{shards_shard.TEXT_MAX}}"}
+        made.join(f"p/web-{number}", WEB_SERVER, state, "command", shard=5)
+    assert "application" not in summaries.summary_words(made), "not listed: any word"
+    assert summaries.summary_accepts(made) == ("command",)
+
+
+def test_the_number_of_models_is_limited(knows, monkeypatch):
+    monkeypatch.setattr(models, "MODELS_MAX", len(knows.vocabulary.receivers))
+    known, new = (authorities.define_of(models.Model(name, {})) for name in ("WebServer", "Another"))
+    with pytest.raises(errors.LimitExceeded, match="models of this kind"):
+        knows.model_key(new)
+    monkeypatch.setattr(knows.vocabulary, "require_growth", lambda _: None)
+    assert knows.model_key(known) == "model.receiver.WebServer"
+
+
+@pytest.mark.virtual_time
+async def test_a_definition_concerns_its_own_model_only(monkeypatch):
+    defined: list[str] = []
+    define = matcher.Matcher.define
+
+    def counted(self: matcher.Matcher, model: models.Model) -> None:
+        defined.append(model.name)
+        define(self, model)
+
+    monkeypatch.setattr(matcher.Matcher, "define", counted)
+    net = network.SimulatedNetwork(1)
+    async with (
+        await net.connect("n1") as bus,
+        await net.connect("ann") as own,
+        notifier_notifier.Notifier(bus, settings_.NotifySettings(), kernels=kernels_numpy),
+        client.NotifyClient(own) as receivers,
+    ):
+        names = [f"Model{number}" for number in range(5)]
+        for name in names:
+            await receivers.define(models.Model(name, {}))
+        await receivers.define(models.Model("news", {}, models.ModelKind.EVENT))
+    assert defined == names
+
+
+def test_a_text_that_does_not_fit_is_refused(knows):
+    checker = shards_shard.ChangeValidator(matcher.Matcher(kernels=kernels_numpy), knows, lambda _: None)
+    text = "x" * (shards_shard.TEXT_MAX + 1)
+    (name,) = _names(5, "p", 1)
+    changes: list[protocol.Change] = [
+        protocol.JoinReceiver(receiver=name, model="WebServer", state={"application": text}),
+        protocol.JoinReceivers(receivers=(name,), model="WebServer", values={"application": [text]}),
+        protocol.JoinReceiver(receiver=name, model="WebServer", state={"application": text[1:]}),
+        protocol.UpdateReceivers(receivers=(name,), values={"application": [text]}),
+    ]
+    accepted, refused = checker.check("p", changes, 5)
+    assert (len(accepted), [place for place, _ in refused]) == (1, [0, 1, 3])
+    assert {fault.code for _, fault in refused} == {errors.LimitExceeded.code}
 
 
 def test_the_longest_policy_is_longer_in_a_snapshot_and_comes_back(knows):
@@ -205,7 +296,7 @@ async def test_a_holder_that_was_deposed_cannot_store_any_more(notifier, receive
 
 
 def test_records_are_cut_to_fit_and_read_back_the_same(monkeypatch):
-    monkeypatch.setattr(pending_acks, "RECORD_BYTES", 200)
+    monkeypatch.setattr(protocol, "RECORD_BYTES", 200)
     made = pending_acks.PendingAcks()
     made.match(5, [f"farm/web-{number}" for number in range(50)])
     made.match(6, ["farm/web-1"])

@@ -124,6 +124,9 @@ class AuthorityView:
         """Return the key of a model; `errors.Conflict` unless it is equal to or extends the known model."""
         draft = model_of(define)
         self.vocabulary.require_growth(draft)
+        known = self.vocabulary.of_kind(draft.kind)
+        if draft.name not in known and len(known) >= models.MODELS_MAX:
+            raise errors.LimitExceeded(f"there are {models.MODELS_MAX:,} models of this kind already")
         return f"model.{draft.kind.value}.{draft.name}"
 
     def grant_key(self, chain: tuple[str, ...], *, now: float) -> tuple[str, float | None]:

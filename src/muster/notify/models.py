@@ -27,6 +27,7 @@ from muster.predicates.syntax import parser
 from muster.predicates.syntax import printer as text_
 
 ATTRIBUTES_MAX: Final = 256
+MODELS_MAX: Final = 1_000  # of receivers, and of events: each event is compared with all of them
 CONJUNCTIONS_MAX: Final = 64
 REMEMBERED_MAX: Final = 32 << 20  # bytes: each shard may have all policies, and each gets its own request
 JUST_CHECKED_MAX: Final = 2_000  # trees take twenty times the memory of their text

@@ -31,7 +31,7 @@ lease.  An event goes to the shard of its sender, which has the sender's state.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -135,6 +135,30 @@ class SendEvent(messages.WireMessage, frozen=True, kw_only=True, tag="notify-sen
     address: Expression = "TRUE"
     delivery: Delivery = "transient"
     at_ms: messages.TimeMs = 0
+
+
+ReceiversByEvent = dict[int, tuple[str, ...]]  # sequence of an event -> receivers
+RECORD_BYTES: Final = 400_000  # of receivers in one message
+
+
+def split_receivers(receivers_by_event: Mapping[int, Iterable[str]]) -> Iterator[ReceiversByEvent]:
+    """Split into parts that each fit into a message; many receivers of one event are spread over several."""
+    piece: ReceiversByEvent = {}
+    size = 0
+    for sequence, receivers in receivers_by_event.items():
+        start: list[str] = []
+        for receiver in receivers:
+            start.append(receiver)
+            size += 3 + 4 * len(receiver)
+            if size >= RECORD_BYTES:
+                piece[sequence] = tuple(start)
+                yield piece
+                piece, start, size = {}, [], 0
+        if start:
+            piece[sequence] = tuple(start)
+            size += 16
+    if piece:
+        yield piece
 
 
 class EventAcks(messages.WireMessage, frozen=True, kw_only=True, tag="notify-acked/1"):

@@ -3,6 +3,10 @@
 A notifier delivers again what was not acknowledged, and the next holder of a shard repeats what the former
 one may have delivered already.  So received events are remembered until their shard reports that they will
 not be sent again.  Deliveries of a former holder are rejected by their epoch.
+
+A domain that was restored from a backup counts epochs and events from lower numbers.  Its notifiers repeat
+their deliveries, which a former holder does not do for long.  So a lower epoch is accepted when deliveries
+were repeated with it for `RESTORED_S`, and none had the higher one.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ from muster.core import errors, messages, subjects
 from muster.notify import protocol
 from muster.supervision import tasks
 
+RESTORED_S = 60.0
+
 
 class EventReceipts:
     def __init__(self, bus: api.Bus) -> None:
         self._bus = bus
         self._fences = collections.defaultdict[int, leases.EpochFence](leases.EpochFence)
+        self._lower: dict[int, tuple[float, float]] = {}  # by shard: first and last of repeated lower epochs
         self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> receivers
         self._acks: dict[int, dict[int, list[str]]] = {}
         self._tasks = tasks.TaskSupervisor(f"acknowledgements of {bus.identity}")
@@ -36,10 +43,19 @@ class EventReceipts:
 
     def is_stale(self, delivered: protocol.EventDelivery) -> bool:
         """Whether the sending notifier no longer holds the shard."""
+        shard, now_s = delivered.shard, asyncio.get_running_loop().time()
         try:
-            self._fences[delivered.shard].check(delivered.epoch)
+            self._fences[shard].check(delivered.epoch)
         except errors.StaleEpoch:
-            return True
+            first_s, last_s = self._lower.get(shard, (now_s, now_s))
+            if now_s - last_s > RESTORED_S:
+                first_s = now_s
+            self._lower[shard] = first_s, now_s
+            if now_s - first_s < RESTORED_S:
+                return True
+            self._fences[shard] = leases.EpochFence(delivered.epoch)
+            self._received.pop(shard, None)
+        self._lower.pop(shard, None)
         return False
 
     def has(self, name: str, delivered: protocol.EventDelivery) -> bool:
@@ -62,9 +78,7 @@ class EventReceipts:
             await asyncio.sleep(0)  # collect more acknowledgements of this iteration of the loop
             acks, self._acks = self._acks, {}
             for shard, events in acks.items():
-                acked = protocol.EventAcks(
-                    events={sequence: tuple(names) for sequence, names in events.items()}
-                )
                 subject = subjects.from_identity(protocol.PART, self._bus.identity, "ack", str(shard))
-                with contextlib.suppress(errors.Unavailable):  # it is delivered and acknowledged again
-                    await self._bus.publish(subject, messages.encode(acked))
+                for part in protocol.split_receivers(events):
+                    with contextlib.suppress(errors.Unavailable):  # it is delivered and acknowledged again
+                        await self._bus.publish(subject, messages.encode(protocol.EventAcks(events=part)))

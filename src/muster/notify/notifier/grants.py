@@ -91,8 +91,11 @@ class GrantView:
                     await self._apply_entry(entry.key, entry.value)
                     self._revisions[entry.key] = entry.revision
                 self.version += 1
-                for held in common.known.vocabulary.receivers.values():
-                    common.engine.define(held)
+                prefix, _, name = entry.key.rpartition(".")
+                if prefix == f"model.{models.ModelKind.RECEIVER.value}" and (
+                    model := common.known.vocabulary.receivers.get(name)
+                ):
+                    common.engine.define(model)
                 self._revision = entry.revision
                 self._changed.set()
 

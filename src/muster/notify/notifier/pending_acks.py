@@ -6,14 +6,9 @@ Changes are taken out as records, which have to be stored before they take effec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Iterable
 
 from muster.notify import protocol
-
-RECORD_BYTES: Final = 400_000  # so that a record fits into a message
-
-ReceiversByEvent = dict[int, tuple[str, ...]]  # sequence of an event -> receivers
 
 
 class PendingAcks:
@@ -21,7 +16,7 @@ class PendingAcks:
         self.position = 0
         self.owed: dict[int, set[str]] = {}  # sequence -> receivers
         self.owing = 0  # pending acknowledgements of all events
-        self._matched: ReceiversByEvent = {}
+        self._matched: protocol.ReceiversByEvent = {}
         self._acked: dict[int, set[str]] = {}
         self._recorded = 0
 
@@ -76,10 +71,13 @@ class PendingAcks:
 
     def records(self, epoch: int) -> list[protocol.MatchRecord]:
         """Return the changes since the last records."""
-        matched, acked = list(_cut(self._matched)), list(_cut(self._acked))
+        matched = list(protocol.split_receivers(self._matched))
+        acked = list(protocol.split_receivers(self._acked))
         self._matched, self._acked, self._recorded = {}, {}, self.position
 
-        def record(matched: ReceiversByEvent, acked: ReceiversByEvent) -> protocol.MatchRecord:
+        def record(
+            matched: protocol.ReceiversByEvent, acked: protocol.ReceiversByEvent
+        ) -> protocol.MatchRecord:
             return protocol.MatchRecord(position=self.position, epoch=epoch, matched=matched, acked=acked)
 
         if len(matched) <= 1 and len(acked) <= 1:
@@ -92,7 +90,7 @@ class PendingAcks:
         first = protocol.MatchRecord(position=self.position, epoch=epoch, reset=True)
         more = (
             protocol.MatchRecord(position=self.position, epoch=epoch, matched=part)
-            for part in _cut(self.owed)
+            for part in protocol.split_receivers(self.owed)
         )
         return [first, *more]
 
@@ -106,23 +104,3 @@ class PendingAcks:
         for sequence, receivers in record.acked.items():
             for receiver in receivers:
                 self._settle(sequence, receiver)
-
-
-def _cut(owed: Mapping[int, Iterable[str]]) -> Iterator[ReceiversByEvent]:
-    """Split into parts that each fit into a record; a large set of receivers is spread over several."""
-    piece: ReceiversByEvent = {}
-    size = 0
-    for sequence, receivers in owed.items():
-        start: list[str] = []
-        for receiver in receivers:
-            start.append(receiver)
-            size += 3 + 4 * len(receiver)
-            if size >= RECORD_BYTES:
-                piece[sequence] = tuple(start)
-                yield piece
-                piece, start, size = {}, [], 0
-        if start:
-            piece[sequence] = tuple(start)
-            size += 16
-    if piece:
-        yield piece

@@ -67,7 +67,6 @@ class NotifierMembers:
 
     def _summary(self, leaving: bool, also: tuple[protocol.Shard, ...]) -> protocol.ShardSummary:
         common = self._common
-        accepts = common.engine.policies.accepts()
         return protocol.ShardSummary(
             notifier=common.name,
             shards=() if leaving else (*common.held, *also),
@@ -75,7 +74,7 @@ class NotifierMembers:
             full=self.owing >= self._owing_max,
             floors={shard: held.floor for shard, held in common.held.items()},
             words=summaries.summary_words(common.engine),
-            accepts=None if accepts is None else tuple(sorted(accepts)),
+            accepts=summaries.summary_accepts(common.engine),
         )
 
     @property

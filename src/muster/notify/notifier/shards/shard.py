@@ -25,6 +25,7 @@ from muster.notify.notifier.shards import snapshots
 from muster.predicates import types
 
 CHANGES_WAITING_MAX = 1000  # messages for each process
+TEXT_MAX = 128 << 10  # characters of one value: a message with it fits into the log and a snapshot
 
 
 @dataclass(slots=True)
@@ -122,6 +123,8 @@ class ChangeValidator:
             case protocol.JoinReceiver():
                 subjects.token(change.receiver)
                 model = vocabulary.receiver_model(change.model)
+                for attribute, value in change.state.items():
+                    _require_short(attribute, (value,))
                 model.require(protocol.from_wire(change.state))
                 kept = msgspec.structs.replace(change, policy=vocabulary.policy_text(change.policy))
                 self._models[receivers[0]] = model
@@ -177,6 +180,7 @@ class ChangeValidator:
 def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], count: int) -> None:
     if len(cells) != count:
         raise errors.InvalidInput(f"{len(cells)} values of {attribute} for {count} receivers")
+    _require_short(attribute, cells)
     declared = model.attributes.get(attribute)
     if declared is None or models.restricted(attribute):
         model.require({attribute: None})  # raises the error
@@ -186,3 +190,11 @@ def _check_cells(model: models.Model, attribute: str, cells: Sequence[Any], coun
         return
     for cell in cells:
         model.require({attribute: frozenset(cell) if isinstance(cell, tuple) else cell})
+
+
+def _require_short(attribute: str, cells: Sequence[Any]) -> None:
+    for cell in cells:
+        if cell.__class__ is str and len(cell) > TEXT_MAX:
+            raise errors.LimitExceeded(
+                f"{attribute[:80]} has {len(cell):,} characters; at most {TEXT_MAX:,} are allowed"
+            )

@@ -195,8 +195,8 @@ class ShardManager:
             if accepted:
                 entries.append((entry.process, accepted))
         if entries:
-            data = snapshots.encode_applied(entries, held.lease.epoch)
             try:
+                data = snapshots.encode_applied(entries, held.lease.epoch)
                 await self._store(held, data)
             except errors.LimitExceeded as error:
                 # Nothing was stored: the stream is full, or the batch was too large.

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 
 from muster.core import errors, messages
@@ -54,16 +55,31 @@ def snapshot(engine: engines.Matcher, shard: protocol.Shard, epoch: int) -> Iter
 
 
 def _written(engine: engines.Matcher, table: int, rows: Any, epoch: int) -> Iterator[bytes]:
-    data = encode_applied(_joins(engine, table, rows), epoch, "part")
-    if len(data) <= BYTES_MAX or len(rows) == 1:
+    joins = _joins(engine, table, rows)
+    try:
+        data = encode_applied(joins, epoch, "part")
+    except messages.MessageTooLarge:
+        data = b""
+    if 0 < len(data) <= BYTES_MAX:
         yield data
-        return
-    middle = len(rows) // 2
-    yield from _written(engine, table, rows[:middle], epoch)
-    yield from _written(engine, table, rows[middle:], epoch)
+    elif len(rows) == 1:
+        yield from _split(joins[0], epoch)
+    else:
+        middle = len(rows) // 2
+        yield from _written(engine, table, rows[:middle], epoch)
+        yield from _written(engine, table, rows[middle:], epoch)
 
 
-def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, list[protocol.Change]]]:
+def _split(entry: tuple[str, list[protocol.JoinReceivers]], epoch: int) -> Iterator[bytes]:
+    """A receiver that is too large for a message: it joins without values, and each of them follows."""
+    process, (join,) = entry
+    yield encode_applied([(process, [msgspec.structs.replace(join, values={})])], epoch, "part")
+    for name, cells_ in join.values.items():
+        update = protocol.UpdateReceivers(receivers=join.receivers, values={name: cells_})
+        yield encode_applied([(process, [update])], epoch, "part")
+
+
+def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, list[protocol.JoinReceivers]]]:
     table = engine.tables[number]
     by_process: dict[str, tuple[list[str], list[int]]] = {}
     for place, receiver in enumerate(engine.names([engines.MatchResult(number, rows)])):
@@ -73,7 +89,7 @@ def _joins(engine: engines.Matcher, number: int, rows: Any) -> list[tuple[str, l
         places.append(place)
     cells = table.cells(rows)
     held, durable, changed_s = table.policy_of[rows], table.durable(rows), table.changed_s[rows]
-    entries: list[tuple[str, list[protocol.Change]]] = []
+    entries: list[tuple[str, list[protocol.JoinReceivers]]] = []
     for process, (names, places) in by_process.items():
         numbers, which = np.unique(held[places], return_inverse=True)
         texts = ("" if policy < 0 else engine.policies.text(policy) for policy in numbers.tolist())

@@ -7,7 +7,7 @@ acknowledged, every other notifier has confirmed it (`muster.notify.notifier.sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from muster.notify import models, protocol
 from muster.notify.matcher import matcher, receiver_columns
@@ -16,9 +16,11 @@ from muster.predicates.analysis import normal_forms
 
 Words = Mapping[str, tuple[str, ...]]
 
+CHARACTERS_MAX = 64 << 10  # of words, and of event types: a summary has to fit into a message
+
 
 def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
-    """Return all values of each string attribute that has few values in every model.
+    """Return all values of each string attribute that has few values in every model, as far as they fit.
 
     Restricted attributes are left out: a grant begins and ends without a change of a receiver.
     """
@@ -38,15 +40,32 @@ def summary_words(held: matcher.Matcher) -> dict[str, tuple[str, ...]]:
                 unknown.add(name)
             else:
                 values.setdefault(name, set()).update(words)
-    return {name: tuple(sorted(words)) for name, words in values.items() if name not in unknown}
+    listed: dict[str, tuple[str, ...]] = {}
+    size = 0
+    for name in sorted(values.keys() - unknown, key=lambda name: (_size(values[name]), name)):
+        size += _size(values[name])
+        if size > CHARACTERS_MAX:
+            break
+        listed[name] = tuple(sorted(values[name]))
+    return listed
+
+
+def summary_accepts(held: matcher.Matcher) -> tuple[str, ...] | None:
+    """Return the event types of which an event needs one; None: any, or too many to list."""
+    accepts = held.policies.accepts()
+    return None if accepts is None or _size(accepts) > CHARACTERS_MAX else tuple(sorted(accepts))
+
+
+def _size(words: Iterable[str]) -> int:
+    return sum(map(len, words))
 
 
 def is_wider(held: matcher.Matcher, summary: protocol.ShardSummary | None) -> bool:
     """Whether the matcher has more now than the summary."""
     if summary is None:
         return True
-    accepts = held.policies.accepts()
-    if summary.accepts is not None and (accepts is None or not accepts <= set(summary.accepts)):
+    accepts = summary_accepts(held)
+    if summary.accepts is not None and (accepts is None or not set(accepts) <= set(summary.accepts)):
         return True
     now = summary_words(held)
     return any(name not in now or not set(now[name]) <= set(words) for name, words in summary.words.items())

@@ -184,6 +184,8 @@ async def test_hostile_requests_are_refused_and_counted(quiet):
     assert await post(port, "/elsewhere", b"") == 404
     assert await post(port, "/v1/metrics", bomb, "Content-Encoding: gzip") == 413
     assert await post(port, "/v1/metrics", b"\xff" * 50) == 400
+    of_a_page = ("Origin: https://evil.example", "Content-Type: text/plain")
+    assert await post(port, "/report", b'{"name":"forged","state":"down"}', *of_a_page) == 400
     laughs = b'<!DOCTYPE a [<!ENTITY b "c">]><a>&b;</a>'
     assert await post(port, "/report", laughs, "Content-Type: text/xml") == 400
     with pytest.raises(errors.InvalidInput, match="rejected"):

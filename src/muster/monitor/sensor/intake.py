@@ -6,7 +6,8 @@
     UDP                statsd lines, ``service.metric:1|c``
 
 Processes that can reach loopback are trusted with the machine's metrics only, so the intake listens nowhere
-else. Size and time are bounded; rejected input is counted by reason.
+else. Pages in a browser of the machine can reach it too: their requests are rejected. Size and time are
+bounded; rejected input is counted by reason.
 """
 
 from __future__ import annotations
@@ -48,19 +49,20 @@ class SensorIntake:
         if not hosts.is_loopback(host):
             raise errors.InvalidInput(f"the sensor's intake listens on loopback only, not on {host!r}")
         loop = asyncio.get_running_loop()
+        routes = {
+            "/report": self._report,
+            "/v1/metrics": self._otlp,
+            "/v1/logs": self._unsupported,
+            "/v1/traces": self._unsupported,
+            "/api/v1/write": self._remote_write,
+        }
         try:
             if http_port is not None:
                 self._http = await server.serve(
                     {},
                     host,
                     http_port,
-                    post_routes={
-                        "/report": self._report,
-                        "/v1/metrics": self._otlp,
-                        "/v1/logs": self._unsupported,
-                        "/v1/traces": self._unsupported,
-                        "/api/v1/write": self._remote_write,
-                    },
+                    post_routes={path: _of_programs(handler) for path, handler in routes.items()},
                     on_refused=self._refused,
                     body_bytes_max=BODY_BYTES_MAX,
                     connections_max=CONNECTIONS_MAX,
@@ -140,6 +142,17 @@ class SensorIntake:
             # Prometheus divides the series of a job into several requests.
             self._into.push(report, self._clock(), period_s=max(self._period_s, 60.0), merge=True)
         return server.HttpResponse(204)
+
+
+def _of_programs(handler: Callable[[server.HttpRequest], server.HttpResponse]) -> server.Handler:
+    """Reject requests of pages, of whatever site: browsers add these headers to them, and programs do not."""
+
+    def handle(request: server.HttpRequest) -> server.HttpResponse:
+        if not {"origin", "sec-fetch-site"}.isdisjoint(request.headers):
+            raise errors.InvalidInput("the sensor receives reports of programs, not of pages in a browser")
+        return handler(request)
+
+    return handle
 
 
 class _Statsd(asyncio.DatagramProtocol):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import types
 from typing import Any
 
 import pytest
 
 from muster.core import errors
+from muster.monitor import live_view
 from muster.testing.eventually import eventually
-from muster.web.data import connections, history_reader, read_model, turns
+from muster.web.data import connections, history_reader, latest_reports, read_model, rows, turns
 from muster.web.rest import event_stream, resources
+from muster.web.rest import reports as reports_rest
 from tests.web.test_identity import NoDomain
 
 
@@ -40,6 +43,44 @@ async def test_many_searches_of_the_history_leave_threads_to_others(monkeypatch:
         await asyncio.gather(*searches)
         await source.cache.close()
     assert len(began) == len(searches)
+
+
+async def test_the_reports_of_a_large_fleet_are_computed_outside_of_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: set[int] = set()
+
+    def noted(*_: Any, **__: Any) -> None:
+        threads.add(threading.get_ident())
+
+    for module, name in ((live_view, "node"), (latest_reports, "_group"), (latest_reports, "_summary")):
+        monkeypatch.setattr(module, name, noted)
+    reports = latest_reports.LatestReports()
+    await reports.node("web-1")
+    await reports.group("web")
+    await reports.summary()
+    assert threads
+    assert threading.get_ident() not in threads
+
+
+async def test_one_computation_serves_all_who_list_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = read_model.ReadModel(NoDomain(), history="", domain="lab")
+    computed, release = 0, asyncio.Event()
+
+    async def summary() -> rows.MachineSummary:
+        nonlocal computed
+        computed += 1
+        await release.wait()
+        return rows.MachineSummary(groups=[rows.GroupRow(group="web")])
+
+    monkeypatch.setattr(source.machines, "summary", summary)
+    web: Any = types.SimpleNamespace(source=source)
+    requests = [asyncio.create_task(reports_rest.groups(web, None)) for _ in range(20)]  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    release.set()
+    assert {response.status_code for response in await asyncio.gather(*requests)} == {200}
+    assert computed == 1
+    await source.cache.close()
 
 
 @pytest.mark.virtual_time

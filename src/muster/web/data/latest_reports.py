@@ -135,18 +135,10 @@ class LatestReports:
         return await asyncio.to_thread(live_view.system_report, table, from_ms=now_ms - 60_000, to_ms=now_ms)
 
     async def group(self, name: str) -> reports_columns.GroupReport | None:
-        table = await self.table()
-        members = table.filter(pc.equal(table.column("group"), name))
-        if not members.num_rows:
-            return None
-        now_ms = int(time.time() * 1000)
-        rows = await asyncio.to_thread(
-            live_view.group_reports, members, from_ms=now_ms - 60_000, to_ms=now_ms
-        )
-        return rows[0]
+        return await asyncio.to_thread(_group, await self.table(), name)
 
     async def node(self, machine: str) -> messages.NodeReport | None:
-        return live_view.node(await self.table(), machine)
+        return await asyncio.to_thread(live_view.node, await self.table(), machine)
 
     async def page(
         self, *, group: str = "", state: str = "", after: str = "", limit: int = 50
@@ -154,6 +146,14 @@ class LatestReports:
         """A page of machines after the name ``after``: rows, total number, and the next cursor."""
         table = await self.table()
         return await asyncio.to_thread(_page, table, group, state, after, limit)
+
+
+def _group(table: pa.Table, name: str) -> reports_columns.GroupReport | None:
+    members = table.filter(pc.equal(table.column("group"), name))
+    if not members.num_rows:
+        return None
+    now_ms = int(time.time() * 1000)
+    return live_view.group_reports(members, from_ms=now_ms - 60_000, to_ms=now_ms)[0]
 
 
 def _stale(table: pa.Table, now_s: float) -> tuple[Any, Any]:

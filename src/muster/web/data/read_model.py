@@ -112,7 +112,7 @@ class ReadModel(bus_feed.BusFeed):
     async def group(self, name: str) -> reports_columns.GroupReport:
         group: Any = await self._latest("group", name)
         if group is None:
-            group = await self.machines.group(name)
+            group = await self.cache.get(("made", name), "machines", 2.0, lambda: self.machines.group(name))
         if group is None:
             raise errors.NotFound(f"no report of the group {name!r}")
         assert isinstance(group, reports_columns.GroupReport)

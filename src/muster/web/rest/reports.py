@@ -63,7 +63,8 @@ async def groups(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    summary = await web.source.machines.summary()
+    source = web.source
+    summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
     if not summary.groups:
         web.source.require_connection()
     return base.paginate(summary.groups, cursor, limit, lambda row: (row.group,))

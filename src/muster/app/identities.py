@@ -31,7 +31,7 @@ OWN = {
     ADMINISTRATOR: roles.Role.OPERATOR,
 }
 
-PEOPLE = frozenset((roles.Role.VIEWER, roles.Role.OPERATOR))
+PEOPLE = frozenset((roles.Role.VIEWER, roles.Role.OPERATOR, roles.Role.USER))
 
 
 def open_keyring(settings: settings_domain.BaseSettings) -> keyring.Keyring:
@@ -103,7 +103,7 @@ def login_credentials(trust: keyring.Keyring, identity: str, role: roles.Role) -
         return credentials(trust, identity, role)
     except errors.Conflict:
         if not {role, trust.show(identity).role} <= PEOPLE:
-            raise  # the name of a service or an application
+            raise  # the name of a service
         return credentials(trust, f"{identity}-{role}", role)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import types
 from typing import Any
 
@@ -198,6 +199,9 @@ class NoLink:
 
     async def as_person(self, name, role):
         return self
+
+    def using(self, bus):
+        return contextlib.nullcontext()
 
     async def open_stream(self, name):
         return self

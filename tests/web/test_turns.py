@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from muster.bus import api
 from muster.core import errors
 from muster.monitor import live_view
 from muster.testing.eventually import eventually
+from muster.trust.permissions import roles
 from muster.web.data import connections, history_reader, latest_reports, read_model, rows, turns
-from muster.web.rest import event_stream, resources
+from muster.web.rest import event_stream
 from muster.web.rest import reports as reports_rest
 from tests.web.test_identity import NoDomain
 
@@ -106,6 +108,64 @@ def test_a_login_cannot_take_all_watches(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not event_stream.EventStreams.open
 
 
-def test_an_operation_keeps_its_connection_to_its_end() -> None:
-    limit = resources.ExecuteBody.model_json_schema()["properties"]["timeout_s"]["maximum"]
-    assert limit < connections.IDLE_S
+class PersonBus:
+    """A connection that is there until it is closed."""
+
+    def __init__(self, identity: str) -> None:
+        self.identity = identity
+        self.state = api.ConnectionState.CONNECTED
+
+    async def close(self) -> None:
+        self.state = api.ConnectionState.CLOSED
+
+
+class PersonLocation:
+    async def connect(self, identity: str, role: roles.Role) -> Any:
+        return PersonBus(identity)
+
+    async def place(self) -> None:
+        return None
+
+
+async def test_an_operation_keeps_its_connection_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PEOPLE_MAX", 2)
+    monkeypatch.setattr(connections, "IDLE_S", -1.0)
+
+    async def connected(_: api.Bus) -> None:
+        pass
+
+    links = connections.BusConnections(PersonLocation(), on_connected=connected, on_lost=lambda: None)
+    links._bus = await PersonLocation().connect("web", roles.Role.WEB)
+    used = await links.as_person("olga", roles.Role.OPERATOR)
+    with links.using(used):
+        others = [await links.as_person(name, roles.Role.VIEWER) for name in ("ann", "bob", "vic")]
+        await links._forget_idle()
+        assert used.state is api.ConnectionState.CONNECTED
+        assert {bus.state for bus in others} == {api.ConnectionState.CLOSED}
+        assert await links.as_person("olga", roles.Role.OPERATOR) is used
+    await links._forget_idle()
+    assert used.state is api.ConnectionState.CLOSED
+    assert not links._used
+
+
+async def test_a_connection_used_while_another_is_closed_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def connected(_: api.Bus) -> None:
+        pass
+
+    links = connections.BusConnections(PersonLocation(), on_connected=connected, on_lost=lambda: None)
+    links._bus = await PersonLocation().connect("web", roles.Role.WEB)
+    first, second = [await links.as_person(name, roles.Role.VIEWER) for name in ("ann", "bob")]
+    for who, (bus, used_s) in list(links._people.items()):
+        links._people[who] = (bus, used_s - connections.IDLE_S - 1)
+    close = first.close
+
+    async def use_the_other() -> None:
+        await links.as_person("bob", roles.Role.VIEWER)
+        await close()
+
+    monkeypatch.setattr(first, "close", use_the_other)
+    await links._forget_idle()
+    assert [bus.state for bus in (first, second)] == [
+        api.ConnectionState.CLOSED,
+        api.ConnectionState.CONNECTED,
+    ]

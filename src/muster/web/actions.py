@@ -66,7 +66,8 @@ class ActionRunner:
                 require_role(session, needs, what)
                 bus = await self._source.link.as_person(session.name, roles.Role.OPERATOR)
                 sent = True
-                result = await act(bus)
+                with self._source.link.using(bus):
+                    result = await act(bus)
                 outcome, why = messages.DecisionOutcome.DONE, ""
             except errors.MusterError as error:
                 outcome, why = messages.DecisionOutcome.of(error), error.message

@@ -3,7 +3,7 @@
 The web process survives restarts of the domain.  A restarted domain may use other ports, so the link looks up
 the location again until it is connected.  Operations of people, and their reads of contexts, use their own
 identities, so that every service can authorize and record them.  These connections are few and are closed
-when they are idle.
+when they are idle, but not while an operation uses them: its outcome would be in doubt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import collections
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Iterator
 from typing import Protocol
 
 from muster.bus import api
@@ -23,7 +23,7 @@ from muster.trust.permissions import roles
 IDENTITY = "web"
 RETRY_S = 0.5
 PEOPLE_MAX = 256
-IDLE_S = 900.0  # longer than the longest operation, which would otherwise lose its connection
+IDLE_S = 300.0
 
 events = log.EventLog("web")
 
@@ -49,6 +49,7 @@ class BusConnections:
         self._people: collections.OrderedDict[tuple[str, roles.Role], tuple[api.Bus, float]] = (
             collections.OrderedDict()
         )
+        self._used: collections.Counter[api.Bus] = collections.Counter()  # by operations
         self._joining = asyncio.Lock()
         self.reason = "connecting to the domain"
 
@@ -108,16 +109,30 @@ class BusConnections:
             if bus is None or bus.state is api.ConnectionState.CLOSED:
                 bus = await self._location.connect(name, role)
             self._people[name, role] = (bus, time.monotonic())
-            while len(self._people) > PEOPLE_MAX:
-                _, (oldest, _) = self._people.popitem(last=False)
-                await _close(oldest)
+            unused = [
+                who for who, (held, _) in self._people.items() if held is not bus and not self._used[held]
+            ]
+            for oldest in unused[: max(0, len(self._people) - PEOPLE_MAX)]:
+                await _close(self._people.pop(oldest)[0])
         return bus
 
+    @contextlib.contextmanager
+    def using(self, bus: api.Bus) -> Iterator[None]:
+        """Keep a connection of `as_person` open until an operation has ended."""
+        self._used[bus] += 1
+        try:
+            yield
+        finally:
+            self._used[bus] -= 1
+            if not self._used[bus]:
+                del self._used[bus]
+
     async def _forget_idle(self) -> None:
-        for who, (bus, used_s) in list(self._people.items()):
-            if time.monotonic() - used_s > IDLE_S:
+        for who in list(self._people):
+            kept = self._people.get(who)  # now: it may have been used while another one was closed
+            if kept and time.monotonic() - kept[1] > IDLE_S and not self._used[kept[0]]:
                 del self._people[who]
-                await _close(bus)
+                await _close(kept[0])
 
     async def _leave(self, bus: api.Bus) -> None:
         people, self._people = self._people, collections.OrderedDict()

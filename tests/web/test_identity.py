@@ -201,6 +201,22 @@ async def test_an_address_with_an_open_bracket_is_refused_and_not_a_bug(lab, met
     assert (await client.request(method, path, headers=headers)).status_code == status
 
 
+@pytest.mark.parametrize(("scheme", "secure"), [("http", False), ("https", True)])
+async def test_a_cookie_is_not_sent_without_tls_where_a_proxy_serves_it(lab, scheme, secure):
+    web, client = lab
+    form = {"name": "ann", "password": "ann has a secret"}
+    origin = f"{scheme}://{urlsplit(HERE).netloc}"
+    response = await client.post("/login", data=form, headers={"Origin": origin})
+    assert response.status_code == 303
+    assert ("secure" in response.headers["set-cookie"].lower()) is secure
+    session = await web.logins.recognise_cookie(response.cookies[request_state.COOKIE])
+    cookie = {"Cookie": f"{request_state.COOKIE}={response.cookies[request_state.COOKIE]}", "Origin": origin}
+    form = {"form": web.logins.form_token(session), "back": "/tokens", "description": "mine"}
+    noted = await client.post("/do/create-token", data=form, headers=cookie)
+    assert noted.headers["set-cookie"].startswith("muster-note=")
+    assert ("secure" in noted.headers["set-cookie"].lower()) is secure
+
+
 async def test_a_long_body_is_read_only_after_a_login(lab):
     _, client = lab
     made = await create(client, "ann")

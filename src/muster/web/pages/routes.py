@@ -241,7 +241,8 @@ async def _form(request: Request) -> dict[str, str]:
 
 @router.post("/login")
 async def login(request: Request) -> Response:
-    if request.headers.get("origin") is None:
+    origin = request.headers.get("origin")
+    if origin is None:
         raise errors.Forbidden(
             "the login form is not from the dashboard", hint="programs use POST /api/v1/tokens"
         )
@@ -257,12 +258,13 @@ async def login(request: Request) -> Response:
         if isinstance(error, errors.Forbidden):  # failed logins are recorded by the password check
             await _record_login(web, name or "-", error)
         return await _login_page(request, next_, error, name)
-    return await _logged_in(web, session, RedirectResponse(_within(next_), status_code=303))
+    return await _logged_in(web, session, RedirectResponse(_within(next_), status_code=303), origin)
 
 
 async def _logged_in(
-    web: request_state.WebState, session: sessions.LoginSession, response: Response
+    web: request_state.WebState, session: sessions.LoginSession, response: Response, address: str
 ) -> Response:
+    """``address``: of the dashboard, as the browser knows it."""
     await _record_login(web, session.name)
     response.set_cookie(
         request_state.COOKIE,
@@ -270,9 +272,14 @@ async def _logged_in(
         max_age=int(session.until - time.time()),
         httponly=True,
         samesite="strict",
-        secure=bool(web.settings.cert),
+        secure=_is_secure(web, address),
     )
     return response
+
+
+def _is_secure(web: request_state.WebState, address: str) -> bool:
+    """Whether browsers use TLS: with this process, or with a proxy in front of it."""
+    return bool(web.settings.cert) or address.startswith("https:")
 
 
 async def _record_login(
@@ -325,7 +332,8 @@ async def finish_oidc(request: Request, state: str = "", code: str = "", error: 
         return await _login_page(request, "/", problem)
     # A redirect would still belong to the navigation from the provider's site, for which browsers do not send
     # a strict cookie; the refresh is a navigation of our own.
-    made = await _logged_in(web, session, HTMLResponse(layout.moved(_within(next_), theme=_theme(request))))
+    moved = HTMLResponse(layout.moved(_within(next_), theme=_theme(request)))
+    made = await _logged_in(web, session, moved, web.settings.oidc.url)
     made.delete_cookie(ATTEMPT, path=CALLBACK)
     made.headers["Cache-Control"] = "no-store"
     return made
@@ -351,13 +359,15 @@ async def submit_form(request: Request, act: str) -> Response:
     fields = await _form(request)
     request_state.check_csrf_token(request, session, fields.pop("form", ""))
     back = _within(fields.pop("back", "/"))
+    web = request_state.state_of(request)
     try:
-        result = await forms.run_form(request_state.state_of(request), session, act, fields)
+        result = await forms.run_form(web, session, act, fields)
     except errors.MusterError as error:
         result = f"Failed: {error.message}" + (f" ({error.hint})" if error.hint else "")
     response = RedirectResponse(back, status_code=303)
     text = base64.urlsafe_b64encode(result[:1500].encode()).decode()
-    response.set_cookie(NOTE, text, max_age=30, httponly=True, samesite="strict")
+    secure = _is_secure(web, request.headers.get("origin", ""))  # the note may have the text of a token
+    response.set_cookie(NOTE, text, max_age=30, httponly=True, samesite="strict", secure=secure)
     return response
 
 

@@ -11,9 +11,11 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
+from muster.message import protocol
 from muster.monitor import live_view
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
+from muster.web.auth import sessions
 from muster.web.data import connections, history_reader, latest_reports, read_model, rows, turns
 from muster.web.rest import event_stream
 from muster.web.rest import reports as reports_rest
@@ -36,10 +38,10 @@ async def test_many_searches_of_the_history_leave_threads_to_others(monkeypatch:
         for number in range(40)
     ]
     try:
-        await eventually(lambda: len(began) >= read_model.LONG_AT_ONCE)
+        await eventually(lambda: len(began) >= turns.LONG_AT_ONCE)
         async with asyncio.timeout(5):
             await asyncio.to_thread(int)  # such as the check of a login
-        assert len(began) == read_model.LONG_AT_ONCE
+        assert len(began) == turns.LONG_AT_ONCE
     finally:
         ended.set()
         await asyncio.gather(*searches)
@@ -169,3 +171,33 @@ async def test_a_connection_used_while_another_is_closed_stays_open(monkeypatch:
         api.ConnectionState.CLOSED,
         api.ConnectionState.CONNECTED,
     ]
+
+
+async def test_a_viewer_sees_no_temporary_queues_through_the_web(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the bus a viewer may neither list nor browse them; the web process may."""
+    source = read_model.ReadModel(NoDomain(), history="", domain="lab")
+    names = ("orders", "dead-letters", "temporary:shop-1:1")
+
+    async def reply(key: Any, request: protocol.DispatcherRequest) -> protocol.DispatcherReply:
+        return protocol.DispatcherReply(
+            queues=[protocol.QueueRow(queue=name, depth=0, consumers=0) for name in names],
+            scheduled=[
+                protocol.ScheduledRow(number=1, id=None, destination=f"queue:{name}", delivery_time_ms=1)
+                for name in names
+            ],
+        )
+
+    monkeypatch.setattr(source, "_dispatcher", reply)
+    for role, count in ((sessions.WebRole.VIEWER, 2), (sessions.WebRole.OPERATOR, 3)):
+        person = sessions.LoginSession(
+            id="1", name="vic", role=role, kind=sessions.TokenKind.COOKIE, born=0, until=1
+        )
+        assert [row.queue for row in await source.queues(person)] == list(names[:count])
+        assert len(await source.scheduled(person, None)) == count
+        for number, name in enumerate(names, 1):
+            browsing = source.browse(person, name, selector=None, after=0, limit=1)
+            if number <= count:
+                assert await browsing == ([], None)
+            else:
+                with pytest.raises(errors.Forbidden, match="may not browse"):
+                    await browsing

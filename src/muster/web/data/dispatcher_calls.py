@@ -10,6 +10,8 @@ from muster.core import errors
 from muster.message import codec, destinations, messages, protocol
 from muster.message import rows as message_rows
 from muster.message.client import routes
+from muster.trust.permissions import queue_rights, roles
+from muster.web.auth import sessions
 from muster.web.data import bus_feed, rows
 
 
@@ -54,6 +56,25 @@ async def _call_partition(
     if answer.error is not None:
         raise error_replies.from_error_reply(answer.error)
     return answer
+
+
+def may_browse(person: sessions.LoginSession, queue: str) -> bool:
+    """What the dispatcher would decide about the person: the web process itself may browse every queue."""
+    role = roles.Role.OPERATOR if person.role.covers(sessions.WebRole.OPERATOR) else roles.Role.VIEWER
+    return queue_rights.allows(queue_rights.of_role(role), queue, queue_rights.QueueRight.BROWSE)
+
+
+def visible_scheduled(
+    person: sessions.LoginSession, scheduled: list[protocol.ScheduledRow]
+) -> list[protocol.ScheduledRow]:
+    return [row for row in scheduled if may_browse(person, row.destination.removeprefix("queue:"))]
+
+
+def check_browse(person: sessions.LoginSession, queue: str) -> None:
+    if not may_browse(person, queue):
+        raise errors.Forbidden(
+            f"{person.name} has the role {person.role.value}, which may not browse the queue {queue[:100]!r}"
+        )
 
 
 def browsed(delivery: protocol.MessageDelivery, queue: str) -> rows.BrowsedMessage:

@@ -41,8 +41,7 @@ from muster.web.data import (
 from muster.web.data import rows as rows_
 
 READ_S = bus_feed.READ_S
-SCHEDULED_MAX = 1000
-LONG_AT_ONCE = 2  # reads of the history, past reports and plans of manifests
+SCHEDULED_MAX = 1000  # the next messages
 
 T = TypeVar("T")
 
@@ -52,10 +51,9 @@ class ReadModel(bus_feed.BusFeed):
         super().__init__(location, domain=domain)
         self._history = history
         self._sql = sql_runner.SqlRunner(history)
-        self._long = turns.WorkTurns(LONG_AT_ONCE, "searches")
+        self._long = turns.WorkTurns(turns.LONG_AT_ONCE, "searches")
 
     async def _in_turn(self, read: Callable[..., T], *arguments: Any) -> T:
-        """The result of a read that takes a thread for long."""
         async with self._long.turn():
             return await asyncio.to_thread(read, *arguments)
 
@@ -453,20 +451,24 @@ class ReadModel(bus_feed.BusFeed):
 
         return await self._query(("message", key), "message", 1.0, ask)
 
-    async def queues(self) -> list[message_protocol.QueueRow]:
-        return (await self._dispatcher("queues", message_protocol.ListQueues())).queues
+    async def queues(self, person: sessions.LoginSession) -> list[message_protocol.QueueRow]:
+        queues = (await self._dispatcher("queues", message_protocol.ListQueues())).queues
+        return [row for row in queues if dispatcher_calls.may_browse(person, row.queue)]
 
     async def subscriptions(self) -> list[message_protocol.SubscriptionRow]:
         return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).subscriptions
 
-    async def scheduled(self, destination: str | None) -> list[message_protocol.ScheduledRow]:
-        """The next messages, at most `SCHEDULED_MAX`."""
+    async def scheduled(
+        self, person: sessions.LoginSession, destination: str | None
+    ) -> list[message_protocol.ScheduledRow]:
         request = message_protocol.ListScheduled(destination, limit=SCHEDULED_MAX)
-        return (await self._dispatcher(("scheduled", destination), request)).scheduled
+        reply = await self._dispatcher(("scheduled", destination), request)
+        return dispatcher_calls.visible_scheduled(person, reply.scheduled)
 
     async def browse(
-        self, queue: str, *, selector: str | None, after: int, limit: int
+        self, person: sessions.LoginSession, queue: str, *, selector: str | None, after: int, limit: int
     ) -> tuple[list[rows_.BrowsedMessage], int | None]:
+        dispatcher_calls.check_browse(person, queue)
         request = message_protocol.BrowseQueue(queue, selector or None, after, limit, must_exist=True)
         page = await self._dispatcher(("browse", queue, selector, after, limit), request)
         rows = [dispatcher_calls.browsed(delivery, queue) for delivery in page.messages]

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from muster.core import errors
 
 WAIT_S = 60.0
+LONG_AT_ONCE = 2  # reads of the history, past reports and plans of manifests
 
 
 class WorkTurns:

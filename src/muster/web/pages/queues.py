@@ -18,7 +18,7 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
     source = request.web.source
 
     async def all_queues() -> Markup:
-        queues_ = await source.queues()
+        queues_ = await source.queues(request.person)
         deepest = max((row.depth for row in queues_), default=1) or 1
         rows: list[list[Child]] = [
             [
@@ -69,7 +69,9 @@ def queues(request: page.PageRequest) -> page.DashboardPage:
         )
 
     async def dead() -> Markup:
-        letters, _ = await source.browse(destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN)
+        letters, _ = await source.browse(
+            request.person, destinations.DEAD_LETTERS, selector=None, after=0, limit=SHOWN
+        )
         rows: list[list[Child]] = [
             [
                 widgets.moment(letter.timestamp_ms),
@@ -114,7 +116,11 @@ def queue(request: page.PageRequest) -> page.DashboardPage:
 
     async def waiting() -> Markup:
         browsed, next_ = await request.web.source.browse(
-            name, selector=selector, after=base.number(request.parameter("after")), limit=SHOWN
+            request.person,
+            name,
+            selector=selector,
+            after=base.number(request.parameter("after")),
+            limit=SHOWN,
         )
         rows: list[list[Child]] = [
             [

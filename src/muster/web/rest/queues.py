@@ -40,7 +40,7 @@ async def queues(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    return base.paginate(await web.source.queues(), cursor, limit, lambda row: (row.queue,))
+    return base.paginate(await web.source.queues(person), cursor, limit, lambda row: (row.queue,))
 
 
 @router.get(
@@ -71,7 +71,9 @@ async def browse(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows, next_ = await web.source.browse(name, selector=selector, after=base.number(cursor), limit=limit)
+    rows, next_ = await web.source.browse(
+        person, name, selector=selector, after=base.number(cursor), limit=limit
+    )
     return base.page(rows, next_)
 
 
@@ -116,7 +118,7 @@ async def dead_letters(
     cursor: base.Cursor = "",
 ) -> Response:
     rows, next_ = await web.source.browse(
-        destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
+        person, destinations.DEAD_LETTERS, selector=None, after=base.number(cursor), limit=limit
     )
     return base.page(rows, next_)
 
@@ -135,7 +137,7 @@ async def scheduled(
     limit: base.Limit = base.LIMIT,
     cursor: base.Cursor = "",
 ) -> Response:
-    rows = await web.source.scheduled(destination or None)
+    rows = await web.source.scheduled(person, destination or None)
     return base.paginate(rows, cursor, limit, lambda row: (row.delivery_time_ms, row.number))
 
 

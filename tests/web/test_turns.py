@@ -142,11 +142,11 @@ async def test_an_operation_keeps_its_connection_to_its_end(monkeypatch: pytest.
     with links.using(used):
         others = [await links.as_person(name, roles.Role.VIEWER) for name in ("ann", "bob", "vic")]
         await links._forget_idle()
-        assert used.state is api.ConnectionState.CONNECTED
+        assert {used.state} == {api.ConnectionState.CONNECTED}
         assert {bus.state for bus in others} == {api.ConnectionState.CLOSED}
         assert await links.as_person("olga", roles.Role.OPERATOR) is used
     await links._forget_idle()
-    assert used.state is api.ConnectionState.CLOSED
+    assert {used.state} == {api.ConnectionState.CLOSED}
     assert not links._used
 
 

@@ -64,6 +64,7 @@ UNSUPERVISED = {
     "app/domain.py: Domain.guard": "awaited in place",
     "app/process.py: run": "awaited in place",
     "app/supervisor/fork_server.py: ForkServer.spawn": "awaited in place",
+    "app/supervisor/port_workers.py: PortWorkers.__aenter__": "awaited in place",
     "app/supervisor/worker.py: run_worker": "awaited in place",
     "bus/brokers/broker.py: Broker.reserve": "awaited in place",
     "bus/client/connection.py: NatsConnection._failed": "closes the connection, which reports its end",

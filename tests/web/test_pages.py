@@ -159,7 +159,7 @@ async def test_a_viewer_sees_no_actions(furnished, visit):
         assert await viewer.page.locator("form[action^='/do/']").count() == 0, path
     answer = await viewer.page.goto(f"{furnished.url}/logins")
     assert answer.status == 403
-    assert "the role admin is required" in await viewer.page.inner_text("main")
+    assert "The role admin is required" in await viewer.page.inner_text("main")
 
 
 async def test_logging_in_and_out(furnished, visit):

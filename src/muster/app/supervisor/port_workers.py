@@ -100,13 +100,12 @@ class PortWorkers:
         )
         assert process.stdout is not None
         try:
-            ready = await process.stdout.readline()
+            if not await process.stdout.readline():
+                code = await process.wait()
+                raise errors.Unavailable(f"a process for port {self.port} ended with code {code}")
         except BaseException:
-            process.kill()
-            await process.wait()
+            await children.end_process(process)
             raise
-        if not ready:
-            raise errors.Unavailable(f"a process for port {self.port} ended with code {await process.wait()}")
         self._tasks.spawn("output", _discard(process.stdout))
         return process
 

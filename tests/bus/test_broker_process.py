@@ -313,7 +313,7 @@ async def test_a_broker_that_was_down_knows_revocations_before_it_accepts_client
     async with broker.Broker(dataclasses.replace(settings, trust=current()), trust=current) as server:
         async with await client.connect([server.url], creds=creds):
             pass
-        trust.revoke("agent-1")  # nobody sends it to the broker
+        trust.revoke("agent-1")  # no command sends it to the broker
         assert server.pid
         os.kill(server.pid, signal.SIGKILL)
         await eventually(lambda: server.restarts == 1)

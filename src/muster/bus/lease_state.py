@@ -266,7 +266,7 @@ class LeaseCandidate:
         there = self._record
         if there is None:
             self.phase = LeasePhase.CLAIMING
-            # After an expiry, the revision of its marker: then nobody held the lease in between.
+            # After an expiry, the revision of its marker: then no process held the lease in between.
             return self._store(None if self.former_until is None else self._revision)
         if there.held_over in self._closed:
             self.phase = LeasePhase.CLAIMING

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +13,7 @@ from muster.message import errors as message_errors
 from muster.message.client import api, consumers
 from muster.message.dispatcher import leadership
 from muster.testing import virtual_clock
+from tests.message.test_partitions import connected
 
 pytestmark = pytest.mark.virtual_time
 
@@ -36,14 +36,6 @@ async def net(simulated_network: network.SimulatedNetwork) -> AsyncIterator[netw
     yield simulated_network
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    net: network.SimulatedNetwork, identity: str = "client", client_id: str | None = None
-) -> AsyncIterator[api.Connection]:
-    async with api.Connection(await net.connect(identity), client_id=client_id) as connection:
-        yield connection
 
 
 async def send(connection: api.Connection, to: destinations.Destination, *texts: str) -> None:

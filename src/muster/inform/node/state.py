@@ -168,7 +168,7 @@ class NodeState:
         self.due.clear()
 
     def _schedule_expiry(self, record: protocol.ContextRecord, *, not_before_ns: int = 0) -> None:
-        """``not_before_ns``: a deletion is not older, whatever the clock of its writer said."""
+        """``not_before_ns``: a deletion is not older, whatever the clock of its writer showed."""
         end_ns = self._ends_at_ns(record.value is None, record.stamp, record.expires_at_ns)
         if record.value is None and not_before_ns:
             end_ns = max(end_ns, not_before_ns + int(self.settings.tombstone_s * 1e9))

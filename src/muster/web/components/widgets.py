@@ -169,10 +169,8 @@ def moment(at_ms: int | None) -> Markup:
         return Markup("–")
     try:
         at = datetime.datetime.fromtimestamp(at_ms / 1000, datetime.UTC)
-    except (
-        ValueError,
-        OverflowError,
-    ):  # clients state times: one that no calendar has must not hide the rest
+    except (ValueError, OverflowError):
+        # Clients state times: one that no calendar has must not hide the rest.
         return tag("span", f"{at_ms} ms")
     today = time.time() - at_ms / 1000 < 43_200
     shown = at.strftime("%H:%M:%S") if today else at.strftime("%Y-%m-%d %H:%M")

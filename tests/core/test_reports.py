@@ -66,6 +66,43 @@ def test_a_metric_that_was_not_measured_is_null_and_a_new_one_is_extra():
     assert row["extra"] == [("gpu_percent", 3.0)]
 
 
+def test_names_of_metrics_may_be_codes_or_plain():
+    batch = columns.to_batch(
+        [node_report(metrics={"a": 1.0, "b": 2.0}), node_report(), node_report(metrics={"b": 3.0})]
+    )
+    assert pa.types.is_dictionary(batch["extra"].type.key_type)
+    place = batch.schema.get_field_index("extra")
+    plain = batch.set_column(place, "extra", batch["extra"].cast(pa.map_(pa.string(), pa.float64())))
+    read, _ = columns.decode(columns.encode(plain, columns.BatchInfo(channel="c")))
+    assert read.schema.equals(columns.node_schema())
+    assert columns.from_batch(read) == columns.from_batch(batch)
+
+
+def test_a_metric_has_a_name():
+    batch = columns.to_batch([node_report(metrics={"a": 1.0})])
+    names = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), pa.array([None], pa.string()))
+    place = batch.schema.get_field_index("extra")
+    nameless = batch.set_column(
+        place,
+        batch.schema.field(place),
+        pa.MapArray.from_arrays(pa.array([0, 1], pa.int32()), names, pa.array([1.0])),
+    )
+    with pytest.raises(columns.ReportSchemaMismatch, match="without a name"):
+        columns.decode(columns.encode(nameless, columns.BatchInfo(channel="c")))
+
+
+@given(rows, st.data())
+def test_a_part_of_a_batch_needs_only_its_own_names(rows, data):
+    batch = columns.to_batch(rows)
+    start = data.draw(st.integers(0, len(rows) - 1))
+    part = batch.slice(start, data.draw(st.integers(1, len(rows))))
+    small = columns.without_unused_names(part)
+    assert columns.from_batch(small) == rows[start : start + part.num_rows]
+    names = small["extra"].keys.dictionary.to_pylist()
+    used = {name for pairs in part["extra"].to_pylist() for name, _ in pairs or ()}
+    assert sorted(names) == sorted(used)
+
+
 def test_the_state_is_the_worst_of_the_services():
     states = (health.HealthState.UP, health.HealthState.DOWN, health.HealthState.LATE)
     services = tuple(messages.ServiceReport(name=state.value, state=state) for state in states)

@@ -56,6 +56,18 @@ def test_a_message_has_a_bounded_number_of_rows():
     assert [forward.facts.sequence for forward in forwards] == [1, 2, 3]
 
 
+def test_many_names_of_metrics_count_for_the_size_of_a_message():
+    channel = make(message_bytes=100_000)
+    sent = [
+        node(f"m{machine}", metrics={f"{machine}-{number:0200}": 1.0 for number in range(20)})
+        for machine in range(100)
+    ]
+    give(channel, *sent)
+    forwards = channel.flush(NOW_MS)
+    assert rows_of(forwards) == sent
+    assert max(len(forward.encode()) for forward in forwards) < 110_000
+
+
 def test_a_message_has_a_bounded_size_for_any_rows():
     channel = make(message_bytes=100_000)
     many = tuple(

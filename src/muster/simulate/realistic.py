@@ -203,6 +203,5 @@ class RealisticFleet:
         gauged = scale * (0.3 + load[row] / 100 + 0.2 * noise)
         values = np.where(_IS_COUNTER[key], counted, np.round(gauged, 3))
         offsets = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int32)
-        return pa.MapArray.from_arrays(
-            pa.array(offsets), pa.array(_NAMES).take(pa.array(key)), pa.array(values)
-        )
+        names = pa.DictionaryArray.from_arrays(pa.array(key, pa.int32()), pa.array(_NAMES))
+        return pa.MapArray.from_arrays(pa.array(offsets), names, pa.array(values))

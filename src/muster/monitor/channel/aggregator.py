@@ -36,6 +36,7 @@ GONE_AFTER_PERIODS = 6
 RECOUNT_MS = 2000
 MISSING_VALID_MS = 60_000
 REASONS_MAX = 64
+NAMES_BYTES = 16 << 10  # of metrics in a message: those that do not occur in it may be among them
 COUNT_MAX = (1 << 63) - 1
 LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 
@@ -390,7 +391,11 @@ def _pieces(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
 
     Not by `nbytes`, which crashes for some valid batches of hostile senders.
     """
-    if batch.num_rows < 2 or pa.ipc.get_record_batch_size(batch) <= bytes_max:
+    size = pa.ipc.get_record_batch_size(batch)
+    if columns.EXTRA in batch.schema.names and columns.names_bytes(batch) > NAMES_BYTES:
+        batch = columns.without_unused_names(batch)
+        size += columns.names_bytes(batch)
+    if batch.num_rows < 2 or size <= bytes_max:
         yield batch
         return
     half = batch.num_rows // 2

@@ -220,7 +220,9 @@ def wide_to_batch(rows: Sequence[WideReportRow | ShapedReportRow]) -> pa.RecordB
         columns[name] = pa.array(standard[place], from_pandas=True)  # NaN, which no report contains, is null
     offsets = pa.array(np.r_[0, ends].astype(np.int32), mask=np.r_[sizes == 0, False])
     columns["extra"] = pa.MapArray.from_arrays(
-        offsets, pa.array(list(words), pa.string()).take(pa.array(code)), pa.array(value)
+        offsets,
+        pa.DictionaryArray.from_arrays(pa.array(code, pa.int32()), pa.array(list(words), pa.string())),
+        pa.array(value),
     )
     return _batch(columns, len(rows))
 

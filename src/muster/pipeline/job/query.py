@@ -197,7 +197,7 @@ def history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns of the table."""
     schema = tables.definition(tables.NODES).file_schema
     names = {tables.SEQUENCE: blocks.SEQUENCE, "metrics": "extra"}
-    arrays = [batch.column(names.get(field.name, field.name)) for field in schema]
+    arrays = [batch.column(names.get(field.name, field.name)).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -165,6 +165,29 @@ async def test_the_domain_runs_without_a_part_that_is_not_vital_and_reports_it(m
         assert running.metrics.value("muster_part_failures_total", failed="fault") == 1
 
 
+async def test_a_part_whose_port_was_in_use_starts_later_and_is_announced(made, monkeypatch):
+    monkeypatch.setattr(component, "RETRY_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        settings = made(bus__locator=True, bus__locator_port=port)
+        running = domain.Domain(settings)
+        await running.start()
+        try:
+            parts = (await page(running, "/readyz")).json()["parts"]
+            assert parts["locator"]["state"] == "failed"
+            assert running.folder.running().locator_url is None
+            other.close()
+
+            async def is_announced() -> bool:
+                described = await asyncio.to_thread(running.folder.running)
+                return described is not None and described.locator_url is not None
+
+            await eventually(is_announced)
+            assert (await page(running, "/readyz")).json()["parts"]["locator"]["state"] == "up"
+        finally:
+            await running.stop()
+
+
 async def test_a_vital_part_takes_the_domain_down(made):
     part = FaultyPart(vital=True)
     async with domain.Domain(made(), parts=[part]) as running:

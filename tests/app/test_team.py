@@ -84,6 +84,55 @@ async def test_without_a_part_that_is_not_vital_the_others_go_on_but_not_its_dep
     assert story[-3:] == ["stop d", "stop b", "stop a"]  # what began half-way is stopped too
 
 
+@pytest.mark.virtual_time
+async def test_a_part_that_failed_at_its_start_is_started_again_with_its_dependants():
+    story: list[str] = []
+    announced: list[int] = []
+    broken = Example("b", story, fault=errors.Unavailable("no luck"))
+    members = made(story, Example("a", story), broken, Example("c", story, ["b"]))
+    await members.start()
+
+    async def announce() -> None:
+        announced.append(len(story))
+
+    members.retry_failed(on_start=announce)
+    await asyncio.sleep(600)
+    tries = story.count("start b")
+    assert 8 <= tries <= 20
+    assert story.count("stop b") == tries - 1  # each try begins anew
+    assert story.count("failed b: no luck") == 1  # not reported again for each try
+    assert members.health()["b"].reason == "no luck"
+    broken.fault = None
+    await asyncio.sleep(component.RETRY_S_MAX)
+    assert [status.state.value for status in members.health().values()] == ["up"] * 3
+    assert len(announced) == 2
+    await members.stop()
+    assert story[-3:] == ["stop c", "stop b", "stop a"]
+
+
+@pytest.mark.virtual_time
+async def test_a_start_that_is_repeated_ends_with_the_group():
+    story: list[str] = []
+    hangs = asyncio.Event()
+
+    class Slow(Example):
+        async def start(self, context: Any) -> None:
+            await super().start(context)
+            await hangs.wait()
+
+    slow = Slow("a", story, fault=errors.Unavailable("no luck"))
+    members = made(story, slow)
+    await members.start()
+
+    async def announce() -> None: ...
+
+    members.retry_failed(on_start=announce)
+    slow.fault = None
+    await eventually(lambda: story.count("start a") == 2)
+    await members.stop()
+    assert story[-2:] == ["start a", "stop a"]
+
+
 async def test_a_vital_part_that_cannot_start_ends_the_start():
     story: list[str] = []
     vital = Example("b", story, vital=True, fault=errors.Unavailable("no luck"))

@@ -12,7 +12,7 @@ import fnmatch
 import os
 import sys
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ import pytest
 
 from muster.app import domain, service_manager
 from muster.app import settings as app_settings
-from muster.app.components import dispatcher
+from muster.app.components import component, dispatcher
 from muster.app.supervisor import dispatcher_process, server_process
 from muster.bus import leases
 from muster.bus.http import client as http_client
 from muster.bus.http import server
+from muster.core import errors
 from muster.core.settings import loader
 from muster.core.telemetry import metrics
 from muster.gateways import udp
@@ -268,7 +269,8 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
     }
     made = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(domain.Domain(made, parts=app_settings.components(made)))
+        parts = [*app_settings.components(made), CannotStart()]
+        running = await stack.enter_async_context(domain.Domain(made, parts=parts))
         bus = await stack.enter_async_context(await running.connect("ann", roles.Role.USER))
         jms = await stack.enter_async_context(client_api.Connection(bus))
         await jms.session().consumer(destinations.queue("orders"))
@@ -280,6 +282,22 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         assert 'muster_task_failures_total{owner="dispatcher",task="journal"}' in measured.body.decode()
     assert "task-failed" in caplog.text
     covered.update(set(started) - {WATCH})
+
+
+class CannotStart:
+    """A component whose start is repeated."""
+
+    name = "cannot-start"
+    depends_on: Sequence[str] = ()
+    vital = False
+
+    async def start(self, context: Any) -> None:
+        raise errors.Unavailable("never")
+
+    async def stop(self) -> None: ...
+
+    def health(self) -> component.ComponentHealth:
+        raise NotImplementedError
 
 
 async def _start_further_dispatcher(

@@ -121,7 +121,8 @@ class Domain:
             self._stack.push_async_callback(self._components.stop)
             await self._components.start()
             self.state = DomainState.RUNNING
-            await asyncio.to_thread(self.folder.announce, self.running)
+            await self._announce()
+            self._components.retry_failed(on_start=self._announce)
         except BaseException:
             await self.stop()
             raise
@@ -268,6 +269,9 @@ class Domain:
         if not self._failure.done():
             self._failure.set_exception(error)
             self._failure.exception()  # mark it as retrieved, in case no task awaits it
+
+    async def _announce(self) -> None:
+        await asyncio.to_thread(self.folder.announce, self.running)
 
     async def _hold_folder(self) -> None:
         lock = self.folder.hold()

@@ -5,7 +5,8 @@ dependencies; components start in that order and stop in the reverse order. A co
 domain can work without it:
 
 - If a **vital** component fails, at the start or later, the domain stops.
-- Any other component is reported as failed, and so are its dependants; the rest continues.
+- Any other component is reported as failed, and so are its dependants; the rest continues. One that failed at
+  its start is started again, with growing delays.
 
 Work that continues after ``start`` belongs in ``context.tasks``: the domain ends it at the stop. A failed
 loop is restarted, and the component is late meanwhile; a failure that is declared fatal is the failure of the
@@ -14,15 +15,18 @@ component, which nothing restarts here.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import graphlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from muster.app.components import context as context_
 from muster.core import errors, health
 from muster.supervision import tasks
+
+RETRY_S, RETRY_S_MAX = 1.0, 60.0  # until a failed start is repeated; doubled each time
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class Component(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Drain and stop. Called once after a `start` that was begun, also if it failed half-way."""
+        """Drain and stop. Called once after a `start` that was begun, also if it failed half-way; another
+        `start` may follow."""
         ...
 
     def health(self) -> ComponentHealth: ...
@@ -105,6 +110,7 @@ class ComponentGroup:
         self._begun: list[str] = []
         self._running: set[str] = set()
         self._failed: dict[str, str] = {}
+        self._retries = tasks.TaskSupervisor("failed components")
 
     async def start(self) -> None:
         """Start all components; raises the error of a vital one, and the caller then stops the group."""
@@ -116,6 +122,27 @@ class ComponentGroup:
                 if self._members[name].vital:
                     raise
 
+    def retry_failed(self, on_start: Callable[[], Awaitable[None]]) -> None:
+        """Repeat failed starts in the background until all components run. ``on_start`` is called after each
+        that succeeds."""
+        if self._failed:
+            self._retries.loop("starts", functools.partial(self._retry, on_start))
+
+    async def _retry(self, on_start: Callable[[], Awaitable[None]]) -> None:
+        wait_s = RETRY_S
+        while waiting := [name for name in self._order if name not in self._running]:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_S_MAX)
+            for name in waiting:  # in the order of the start, so a dependant follows at once
+                await self._stop_one(name)
+                try:
+                    await self._start_one(self._members[name])
+                except Exception as error:  # noqa: BLE001
+                    self._fail(name, error)
+                else:
+                    del self._failed[name]
+                    await on_start()
+
     async def _start_one(self, component: Component) -> None:
         broken = [other for other in component.depends_on if other in self._failed]
         if broken:
@@ -126,14 +153,20 @@ class ComponentGroup:
 
     async def stop(self) -> None:
         """Stop in reverse order. A component that cannot stop is reported; the others still stop."""
-        for name in reversed(self._begun):
-            await self._tasks[name].close()
-            try:
-                await self._members[name].stop()
-            except Exception as error:  # noqa: BLE001
-                self._on_failure(self._members[name], error)
-        self._begun.clear()
+        await self._retries.close()
+        for name in reversed(list(self._begun)):
+            await self._stop_one(name)
         self._running.clear()
+
+    async def _stop_one(self, name: str) -> None:
+        if name not in self._begun:
+            return
+        await self._tasks[name].close()
+        try:
+            await self._members[name].stop()
+        except Exception as error:  # noqa: BLE001
+            self._on_failure(self._members[name], error)
+        self._begun.remove(name)
 
     def health(self) -> dict[str, ComponentHealth]:
         return {name: self._health_of(name) for name in self._order}
@@ -155,5 +188,7 @@ class ComponentGroup:
         self._fail(name, error)
 
     def _fail(self, name: str, error: BaseException) -> None:
-        self._failed[name] = str(error) or type(error).__name__
-        self._on_failure(self._members[name], error)
+        reason = str(error) or type(error).__name__
+        if self._failed.get(name) != reason:  # a start that fails again is reported once
+            self._failed[name] = reason
+            self._on_failure(self._members[name], error)

@@ -126,6 +126,7 @@ class DispatcherComponent:
 
     def __init__(self, settings: settings_.MessageSettings) -> None:
         self._settings = settings
+        self._bus: api.Bus | None = None
         self._service: leadership.DispatcherLeadership | None = None
         count = self._settings.process_count(port_workers.usable_cores())
         self._processes = [
@@ -167,7 +168,7 @@ class DispatcherComponent:
     async def stop(self) -> None:
         for process in self._processes:
             await process.stop()
-        if self._service is not None:
+        if self._bus is not None:
             await self._bus.close()
 
     def health(self) -> component.ComponentHealth:

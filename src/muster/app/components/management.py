@@ -51,7 +51,7 @@ class ManagementComponent:
         self._context: context_.ComponentContext
         self._children: dict[str, children.ChildSupervisor] = {}
         self._unready: set[str] = set()
-        self._fork_server: fork_server.ForkServer
+        self._fork_server: fork_server.ForkServer | None = None
         self._server: server.RpcServer | None = None
         self._enrolment: enrolment.EnrolmentService
 
@@ -71,7 +71,9 @@ class ManagementComponent:
         if self._server is not None:
             await self._server.close()
         await asyncio.gather(*(child.stop() for child in self._children.values()))
-        await self._fork_server.close()
+        if self._fork_server is not None:
+            await self._fork_server.close()
+            self._fork_server = None
 
     def health(self) -> component.ComponentHealth:
         missing = [
@@ -102,6 +104,7 @@ class ManagementComponent:
 
     def _supervisor(self, name: str) -> children.ChildSupervisor:
         async def launch() -> children.ProcessHandle:
+            assert self._fork_server is not None
             task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
             self._unready.add(name)
             return os_process.ForeignProcess(await self._fork_server.spawn(name, task))

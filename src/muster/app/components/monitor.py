@@ -58,6 +58,7 @@ class ChannelComponent:
     async def stop(self) -> None:
         if self._channel is not None:
             await self._channel.stop()
+            self._channel = None
         if self._bus is not None:
             await self._bus.close()
 
@@ -109,6 +110,7 @@ class SensorComponent:
     async def stop(self) -> None:
         if self._sensor is not None:
             await self._sensor.stop()
+            self._sensor = None
         if self._bus is not None:
             await self._bus.close()
 

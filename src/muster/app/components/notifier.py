@@ -9,6 +9,7 @@ import msgspec
 
 from muster.app.components import component
 from muster.app.components import context as context_
+from muster.bus import api
 from muster.core import health
 from muster.notify import settings as settings_
 from muster.notify.notifier import notifier
@@ -30,6 +31,7 @@ class NotifierComponent:
         not forward events to each other."""
         self._settings = settings
         self._identity = f"{IDENTITY}{suffix}"
+        self._bus: api.Bus | None = None
         self._notifier: notifier.Notifier | None = None
 
     async def start(self, context: context_.ComponentContext) -> None:
@@ -58,6 +60,8 @@ class NotifierComponent:
     async def stop(self) -> None:
         if self._notifier is not None:
             await self._notifier.stop()
+            self._notifier = None
+        if self._bus is not None:
             await self._bus.close()
 
     def health(self) -> component.ComponentHealth:

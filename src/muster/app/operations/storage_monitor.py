@@ -15,6 +15,7 @@ created again from it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -154,21 +155,23 @@ class IntegrityMonitor:
         self._context: context_.ComponentContext
         self._bus: client.NatsBus
         self._audit: request_audit.RequestAudit
+        self._stack = contextlib.AsyncExitStack()
         self._file: Path
         self._records = StreamRecords()
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
         self._bus = await connect(context)
+        self._stack.push_async_callback(self._bus.close)
         self._audit = request_audit.RequestAudit(context.bus, "bus")
+        self._stack.push_async_callback(self._audit.close)
         self._file = context.folder.brokers / FILE
         self._records = await asyncio.to_thread(_load, self._file)
         context.tasks.loop("sequences", self._compare_forever)
         context.tasks.loop("reading", self._read_forever)
 
     async def stop(self) -> None:
-        await self._audit.close()
-        await self._bus.close()
+        await self._stack.aclose()
 
     @property
     def losses(self) -> list[StreamLoss]:

@@ -7,6 +7,7 @@ it continues from there, and repeated events are recognised.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from typing import Annotated
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.policy import response_rules
+from muster.bus import api
 from muster.core import errors, health, messages
 from muster.core.settings import sections
 from muster.notify import client as notify
@@ -53,6 +55,8 @@ class ResponderComponent:
 
     def __init__(self, settings: Responder) -> None:
         self._settings = settings
+        self._bus: api.Bus
+        self._stack = contextlib.AsyncExitStack()
         self._rules: tuple[response_rules.ResponseRule, ...] = ()
         self._sent = 0
         self._refused = 0
@@ -64,13 +68,14 @@ class ResponderComponent:
     async def start(self, context: context_.ComponentContext) -> None:
         self._rules = response_rules.load(await asyncio.to_thread(Path(self._settings.rules).read_text))
         self._bus = await context.connect(IDENTITY, roles.Role.RESPONDER)
+        self._stack.push_async_callback(self._bus.close)
         self._counts = context.metrics.counter(
             "responses", "Notifications that alerts led to, by outcome", ("outcome",)
         )
         context.tasks.loop("responses", functools.partial(self._respond, context))
 
     async def stop(self) -> None:
-        await self._bus.close()
+        await self._stack.aclose()
 
     def health(self) -> component.ComponentHealth:
         reason = self._waits or self._reason

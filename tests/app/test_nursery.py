@@ -17,13 +17,19 @@ from muster.testing.eventually import eventually
 
 # A child of the fork server that waits for its lifeline: it needs no domain.
 IDLE = """
-import asyncio, os, sys
+import asyncio, os, sys, time
 from muster.app.supervisor import fork_server, worker
 
 async def idle(task, lifeline, ready):
     ready()
     await asyncio.to_thread(os.read, lifeline, 1)
 
+def send(message):
+    while os.path.exists("delay"):
+        time.sleep(0.01)
+    send_now(message)
+
+send_now, fork_server._send = fork_server._send, send
 worker.run_worker = idle
 sys.argv[0] = "fork_server"
 fork_server.main()
@@ -37,8 +43,13 @@ def task(tmp_path: Path, name: str) -> worker.WorkerConfig:
     )
 
 
-def log_of(process: psutil.Process) -> str:
-    return Path(f"/proc/{process.pid}/fd/2").readlink().stem
+def log_of(process: psutil.Process, folder: Path) -> str:
+    """The name of the log in this folder that the process writes."""
+    try:
+        log = Path(f"/proc/{process.pid}/fd/2").readlink()
+    except OSError:
+        return ""
+    return log.stem if log.parent == folder else ""
 
 
 @pytest.fixture
@@ -47,14 +58,39 @@ async def made(monkeypatch, tmp_path):
 
     async def idle(*words: Any, **options: Any) -> Any:
         program, _, _, lifeline = words
-        return await create(program, "-c", IDLE, lifeline, **options)
+        return await create(program, "-c", IDLE, lifeline, cwd=tmp_path, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", idle)
     ready: list[str] = []
     server = fork_server.ForkServer(ready.append)
     server.ready = ready  # type: ignore[attr-defined]
     yield server
-    await server.close()
+    if server.pid is not None and psutil.pid_exists(server.pid):
+        await server.close()
+
+
+@pytest.mark.may_block(reason="the test looks at processes")
+async def test_a_frozen_fork_server_is_replaced(made, monkeypatch, tmp_path):
+    first = await made.spawn("a", task(tmp_path, "a"))
+    frozen = psutil.Process(made.pid)
+    frozen.suspend()
+    monkeypatch.setattr(fork_server, "START_S", 0.05)
+    with pytest.raises(errors.TimedOut):
+        await made.spawn("b", task(tmp_path, "b-1"))
+    monkeypatch.setattr(fork_server, "START_S", 20.0)
+    pid = await made.spawn("b", task(tmp_path, "b-2"))
+    assert made.pid != frozen.pid
+    assert [child.pid for child in psutil.Process(made.pid).children()] == [pid]
+    assert psutil.pid_exists(first)  # not affected
+
+
+@pytest.mark.may_block(reason="the test looks at processes")
+async def test_a_frozen_fork_server_does_not_delay_the_end(made, tmp_path):
+    await made.spawn("a", task(tmp_path, "a"))
+    nest = psutil.Process(made.pid)
+    nest.suspend()
+    await asyncio.wait_for(made.close(), 20)
+    assert not nest.is_running()
 
 
 @pytest.mark.may_block(reason="the test looks at processes")
@@ -62,20 +98,20 @@ async def test_a_process_that_starts_too_late_is_ended(made, monkeypatch, tmp_pa
     first = await made.spawn("a", task(tmp_path, "a-1"))
     await eventually(lambda: made.ready == ["a"])
     os.kill(first, signal.SIGKILL)
-    nest = psutil.Process(made.pid)
-    nest.suspend()
+    (tmp_path / "delay").touch()
     monkeypatch.setattr(fork_server, "START_S", 0.05)
     with pytest.raises(errors.TimedOut):
         await made.spawn("a", task(tmp_path, "a-2"))
     monkeypatch.setattr(fork_server, "START_S", 20.0)
     again = asyncio.create_task(made.spawn("a", task(tmp_path, "a-3")))
     await asyncio.sleep(0)
-    nest.resume()
+    (tmp_path / "delay").unlink()
     pid = await again
 
-    def only_the_last() -> bool:
-        return [log_of(child) for child in nest.children()] == ["a-3"]
+    def logs() -> list[str]:
+        running = (process for process in psutil.process_iter() if process.is_running())
+        return [name for process in running if (name := log_of(process, tmp_path))]
 
-    await eventually(only_the_last)
-    assert pid == nest.children()[0].pid
+    await eventually(lambda: logs() == ["a-3"])
+    assert psutil.pid_exists(pid)
     await eventually(lambda: made.ready == ["a", "a"])

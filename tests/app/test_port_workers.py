@@ -13,6 +13,7 @@ import pytest
 
 from muster.app.supervisor import port_workers
 from muster.core import errors
+from muster.supervision import children
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 
@@ -36,6 +37,24 @@ async def main():
     async with port_workers.PortWorkers([sys.executable, "-c", {WORKER!r}], "127.0.0.1", 0, 2) as workers:
         print(*workers.pids, flush=True)
         await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+# The same with a health page, whose address it publishes in a folder.
+PROBED_WORKER = """
+import asyncio, pathlib, socket, sys
+from muster.bus.http import health
+from muster.core.settings import domain
+from muster.core.telemetry import metrics
+async def main():
+    pages = health.serve_process(
+        domain.HealthSettings(), process="worker", conditions=dict, metrics=metrics.Metrics(),
+        folder=pathlib.Path(sys.argv[1]),
+    )
+    async with pages:
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 asyncio.run(main())
 """
 
@@ -71,6 +90,26 @@ async def test_connections_are_distributed_and_a_killed_worker_is_replaced():
         await eventually(served_by_all)
         pids = serving.pids
     assert not any(runs(pid) for pid in pids)
+
+
+async def test_a_frozen_worker_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    quick = children.ProbePolicy(period_s=0.05, timeout_s=0.5, failures_max=2)
+    monkeypatch.setattr(port_workers, "PROBE_POLICY", quick)
+    command = [sys.executable, "-c", PROBED_WORKER, str(tmp_path)]
+    async with port_workers.PortWorkers(command, HOST, 0, 2, pages=tmp_path) as serving:
+        frozen, other = serving.pids
+        os.kill(frozen, signal.SIGSTOP)
+        await eventually(lambda: serving.running == 2 and frozen not in serving.pids)
+        assert other in serving.pids
+        assert not runs(frozen)
+
+
+async def test_a_worker_that_is_frozen_at_its_start_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(port_workers, "START_S", 0.2)
+    hangs = port_workers.PortWorkers([sys.executable, "-c", "input()"], HOST, 0, 1)
+    with pytest.raises(errors.TimedOut, match="not ready"):
+        async with hangs:
+            pass
 
 
 async def test_a_worker_that_fails_at_the_start_ends_the_others(tmp_path: Path):

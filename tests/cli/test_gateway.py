@@ -130,7 +130,11 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
         for name, login in (
             ("ann", raw_client.plain("ann", "a long secret")),
             ("guest", raw_client.LOGIN),
+            ("ann, the operator", raw_client.plain("ann", "a new secret")),
         ):
+            if "operator" in name:
+                changed = ("gateway", "password", "ann", "--role", "operator")
+                driver.quick(*changed, home=home, stdin="a new secret\n")
             raw = raw_client.Raw(port, f"{name}'s", login=login)
             sender = raw.session.sender("out")
             sender.target.address = "queue:orders"
@@ -153,11 +157,12 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
             raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         raw.socket.close()
     browsed = driver.quick("message", "browse", "queue:orders", "-o", "json", home=home).json()
-    assert [row["body"] for row in browsed] == ["of ann", "of guest"]
+    assert [row["body"] for row in browsed] == ["of ann", "of guest", "of ann, the operator"]
     known = {
         row["identity"]: row["role"] for row in driver.quick("creds", "list", "-o", "json", home=home).json()
     }
     assert (known["ann"], known["guest"], known["vic"]) == ("user", "user", "viewer")
+    assert known["ann-operator"] == "operator"  # an identity keeps its role, a login need not
 
 
 def _metrics(home: Path) -> str:

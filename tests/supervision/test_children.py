@@ -219,3 +219,21 @@ async def test_a_child_that_does_not_respond_is_reported_before_it_is_killed():
     replies = True
     await eventually(lambda: child.is_responding)
     await child.stop()
+
+
+async def test_the_end_of_a_process_is_noticed_although_its_child_holds_the_output():
+    program = (
+        "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    survivor = int(await process.stdout.readline())
+    process.kill()
+    try:
+        async with asyncio.timeout(20):
+            assert await children.exit_code(process) == -signal.SIGKILL
+    finally:
+        os.kill(survivor, signal.SIGKILL)
+    await process.communicate()

@@ -20,7 +20,7 @@ from typing import TextIO, cast
 
 from muster.core.settings import domain
 from muster.core.telemetry import log
-from muster.supervision import tasks
+from muster.supervision import children, tasks
 
 events = log.EventLog("app")
 
@@ -85,7 +85,7 @@ class CapturedProcess:
 
     async def wait(self) -> int:
         """Wait for its end and the rest of its output. Its own children may still hold the pipe."""
-        code = await self._process.wait()
+        code = await children.exit_code(self._process)
         await asyncio.wait((self._capture,), timeout=LINGER_S)
         await self._tasks.close()
         return code

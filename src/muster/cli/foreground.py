@@ -16,6 +16,7 @@ from muster.client import signals
 
 if TYPE_CHECKING:
     from muster.bus import api
+    from muster.core.settings import domain
     from muster.core.telemetry import metrics
     from muster.trust.permissions import roles
 
@@ -80,23 +81,38 @@ async def serve_until_signal(
 
     ``folder``: where the address of the pages is published; default: the folder of the home's domain.
     """
-    import os
-
-    from muster.app import home
-    from muster.app import settings as app_settings
     from muster.bus.http import health
-    from muster.core.settings import loader
 
-    if folder is None and home.Home.find(invocation.home).settings_file.is_file():
-        folder = home.DomainFolder(config_.load(invocation).domain.folder).pages
     async with health.serve_process(
-        loader.load(app_settings.Settings, env=os.environ).health,
+        _health_settings(),
         process=process or (bus.identity if bus is not None else "muster"),
         conditions=lambda: {} if bus is None else {"bus": health.bus_health(bus)},
         metrics=measure,
-        folder=folder,
+        folder=folder or _pages_folder(invocation),
     ) as server:
         if server is not None:
             invocation.printer.note(f"health pages: {server.url}")
         async with signals.until_signal() as stop:
             yield stop
+
+
+def pages_of_processes(invocation: command.Invocation) -> Path | None:
+    """Where processes publish the addresses of their health pages; None if they have none."""
+    return _pages_folder(invocation) if _health_settings().enabled else None
+
+
+def _pages_folder(invocation: command.Invocation) -> Path | None:
+    from muster.app import home
+
+    if not home.Home.find(invocation.home).settings_file.is_file():
+        return None
+    return home.DomainFolder(config_.load(invocation).domain.folder).pages
+
+
+def _health_settings() -> domain.HealthSettings:
+    import os
+
+    from muster.app import settings as app_settings
+    from muster.core.settings import loader
+
+    return loader.load(app_settings.Settings, env=os.environ).health

@@ -34,6 +34,7 @@ events = log.EventLog("children")
 
 POLICY = backoff.BackoffPolicy(crashes_max=None, window_s=60.0, pause_s=0.5, pause_s_max=30.0)
 STOP_S = 5.0
+EXIT_CHECK_S = 0.2
 TURN_S = 0.02  # between turns of the event loop during a probe; with less than half of them it was late
 
 
@@ -277,6 +278,16 @@ class ChildSupervisor:
         self.state = state
         if self._on_change is not None:
             self._on_change()
+
+
+async def exit_code(process: asyncio.subprocess.Process) -> int:
+    """Wait for the end of a process. Its own `wait` also waits until all its pipes are closed, and children
+    that survive it hold them open."""
+    while process.returncode is None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_CHECK_S):
+                await process.wait()
+    return process.returncode
 
 
 async def end_process(process: ProcessHandle, *steps: tuple[int, float], kill: bool = True) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from muster.core import errors
-from muster.supervision import tasks
+from muster.supervision import children, tasks
 
 START_S = 20.0
 
@@ -59,7 +59,7 @@ class ForkServer:
         return self._process.pid if self._process is not None else None
 
     async def spawn(self, name: str, task: msgspec.Struct) -> int:
-        """The pid of the process for this task. A fork server that has ended is replaced.
+        """The pid of the process for this task. A fork server that has ended or does not reply is replaced.
 
         A process that starts after its request was abandoned is killed, because another one has its task by
         then.
@@ -67,15 +67,16 @@ class ForkServer:
         async with self._begin:
             if self._process is None or self._process.returncode is not None:
                 await self._start()
-        assert self._process is not None
-        assert self._process.stdin is not None
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
         started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         number = next(self._requests)
         self._starting[number] = started
         self._names = {other: known for other, known in self._names.items() if known != name} | {number: name}
         request = Request(number, msgspec.Raw(msgspec.json.encode(task)))
-        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
-        ended = asyncio.ensure_future(self._process.wait())
+        process.stdin.write(msgspec.json.encode(request) + b"\n")
+        ended = asyncio.ensure_future(children.exit_code(process))
         try:
             await asyncio.wait([started, ended], timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
             if started.done():
@@ -86,15 +87,15 @@ class ForkServer:
         self._names.pop(number, None)
         if ended.done():
             raise errors.Unavailable(f"the fork server ended while {name} was starting")
+        await _kill(process)  # it is frozen or hangs; its children survive it
         raise errors.TimedOut(f"{name} did not start within {START_S:g} s")
 
     async def close(self) -> None:
         """Close the lifeline: all children end."""
         os.close(self._lifeline[1])
         if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            await self._process.wait()
+            await _kill(self._process)
+        await self._listening.wait_idle(children.STOP_S)  # until all children have ended
         await self._listening.close()
         os.close(self._lifeline[0])
 
@@ -125,6 +126,14 @@ class ForkServer:
             else:  # too late
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(message.pid, signal.SIGKILL)
+
+
+async def _kill(process: asyncio.subprocess.Process) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await children.exit_code(process)
 
 
 def _send(message: ForkServerMessage) -> None:

@@ -1,7 +1,7 @@
 """Several processes that serve one port: the kernel distributes the connections among them (SO_REUSEPORT).
 
-Each process is restarted when it ends. All end with the process that started them, however that ends: it
-holds the other end of their standard input.
+Each process is replaced when it ends or stops responding. All end with the process that started them, however
+that ends: it holds the other end of their standard input.
 """
 
 from __future__ import annotations
@@ -12,10 +12,16 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
+from muster.bus.http import health as http_health
 from muster.core import errors
 from muster.supervision import children, tasks
+
+START_S = 60.0
+# A frozen process is replaced after at most 6 s: it keeps new connections until then.
+PROBE_POLICY = children.ProbePolicy(period_s=1.0, timeout_s=2.0, failures_max=2)
 
 
 def usable_cores() -> int:
@@ -28,10 +34,19 @@ class PortWorkers:
     SO_REUSEPORT, prints a line when it is ready, and ends when its standard input is closed.
 
     ``port`` 0: a free one. ``share_port``: processes of other users of this class may serve it too.
+    ``pages``: the folder where workers publish the addresses of their health pages; without it, a worker that
+    does not respond is not noticed.
     """
 
     def __init__(
-        self, command: Sequence[str], host: str, port: int, count: int, *, share_port: bool = False
+        self,
+        command: Sequence[str],
+        host: str,
+        port: int,
+        count: int,
+        *,
+        share_port: bool = False,
+        pages: Path | None = None,
     ) -> None:
         self._command = command
         self._host = host
@@ -39,9 +54,7 @@ class PortWorkers:
         self._share_port = share_port
         self._reserved: socket.socket | None = None
         self._tasks = tasks.TaskSupervisor("output of workers")
-        self._workers = [
-            children.ChildSupervisor(f"worker {number}", self._launch) for number in range(count)
-        ]
+        self._workers = [self._supervisor(number, pages) for number in range(count)]
 
     async def __aenter__(self) -> Self:
         self._reserved = self._reserve()
@@ -70,6 +83,19 @@ class PortWorkers:
     @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def _supervisor(self, number: int, pages: Path | None) -> children.ChildSupervisor:
+        async def responds() -> bool:
+            assert pages is not None
+            return await http_health.reported(pages, worker.pid) is not None
+
+        worker = children.ChildSupervisor(
+            f"worker {number}",
+            self._launch,
+            probe=None if pages is None else responds,
+            probe_policy=PROBE_POLICY,
+        )
+        return worker
 
     def _reserve(self) -> socket.socket:
         """Bind the port without listening, so that it remains ours while no worker listens."""
@@ -100,9 +126,15 @@ class PortWorkers:
         )
         assert process.stdout is not None
         try:
-            if not await process.stdout.readline():
-                code = await process.wait()
-                raise errors.Unavailable(f"a process for port {self.port} ended with code {code}")
+            async with asyncio.timeout(START_S):
+                if not await process.stdout.readline():
+                    code = await process.wait()
+                    raise errors.Unavailable(f"a process for port {self.port} ended with code {code}")
+        except TimeoutError as error:
+            await children.end_process(process)
+            raise errors.TimedOut(
+                f"a process for port {self.port} was not ready within {START_S:g} s"
+            ) from error
         except BaseException:
             await children.end_process(process)
             raise

@@ -238,12 +238,15 @@ async def _serve_processes(
     _check_amqp(host, cert)
     measure = metrics.Metrics(process=True)
     await _domain(invocation, measure)
+    pages = foreground.pages_of_processes(invocation)
     common = ["-o", "json"]
     for option, value in (("--home", invocation.home), ("--profile", invocation.profile)):
         common += [option, str(value)] if value is not None else []
     worker = [sys.executable, "-m", "muster", *common, "gateway", "amqp", "--worker", *arguments]
     async with (
-        port_workers.PortWorkers(worker, host, port, processes, share_port=share_port) as workers,
+        port_workers.PortWorkers(
+            worker, host, port, processes, share_port=share_port, pages=pages
+        ) as workers,
         foreground.serve_until_signal(invocation, None, measure, process=f"amqp-{workers.port}") as stop,
     ):
         measure.gauge("amqp_processes", "Number of processes that serve the port.").read_from(
@@ -398,7 +401,7 @@ async def _domain(
     believed = ssl.create_default_context(cafile=running.ca) if running.ca else None
 
     async def connect(name: str, role: roles.Role, *, echo: bool = True) -> api.Bus:
-        creds = await asyncio.to_thread(identities.credentials, trust, name, role)
+        creds = await asyncio.to_thread(identities.login_credentials, trust, name, role)
         return await client.connect(running.servers, creds=creds, tls=believed, measure=measure, echo=echo)
 
     return trust, connect

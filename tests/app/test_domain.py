@@ -175,7 +175,9 @@ async def test_a_part_whose_port_was_in_use_starts_later_and_is_announced(made, 
         try:
             parts = (await page(running, "/readyz")).json()["parts"]
             assert parts["locator"]["state"] == "failed"
-            assert running.folder.running().locator_url is None
+            described = await asyncio.to_thread(running.folder.running)
+            assert described is not None
+            assert described.locator_url is None
             other.close()
 
             async def is_announced() -> bool:

@@ -98,6 +98,18 @@ def duration(
     )
 
 
+def limit(default: int, words: str, *, at_least: int = 1, at_most: int | None = None) -> Callable[[F], F]:
+    """The option ``-n``, ``--limit`` of a command that prints rows."""
+    return click.option(
+        "-n",
+        "--limit",
+        type=click.IntRange(at_least, at_most),
+        default=default,
+        show_default=True,
+        help=words,
+    )
+
+
 COMMON_NAMES = ("output", "home", "profile", "debug")
 
 

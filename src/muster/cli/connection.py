@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 ConnectionOptions = location.ConnectionOptions
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 def options(command: F) -> F:
@@ -60,6 +61,18 @@ async def connect(
     return await connection.connect(
         profile.servers, locator=profile.locator, creds=profile.creds, tls=tls, measure=measure
     )
+
+
+def call(
+    invocation: cli_command.Invocation, to: ConnectionOptions, work: Callable[[api.Bus], Awaitable[T]]
+) -> T:
+    """Connect, await ``work`` with the bus, and return its result."""
+
+    async def connected() -> T:
+        async with await connect(invocation, to) as bus:
+            return await work(bus)
+
+    return cli_command.run(connected())
 
 
 def resolve(invocation: cli_command.Invocation, to: ConnectionOptions) -> ConnectionOptions:

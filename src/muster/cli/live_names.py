@@ -276,7 +276,6 @@ def _keyring(names: Callable[[keyring.Keyring], Iterable[str]]) -> Completer:
 
 
 RESOURCES = _completer(_resources)
-OPERATIONS = _completer(_operations)
 RESOURCE_OPERATION = _completer(_words)
 AGENTS = _completer(_rows("agents", "name"))
 RESOURCES_AND_AGENTS = _completer(_resources, _rows("agents", "name"))

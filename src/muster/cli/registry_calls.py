@@ -48,14 +48,9 @@ def call_registry(
     work: Callable[[client.ManageClient], Awaitable[T]],
 ) -> T:
     """Connect, call ``work`` with a client, and return its result."""
+    from muster.manage import client
 
-    async def ask() -> T:
-        from muster.manage import client
-
-        async with await connection.connect(invocation, to) as bus:
-            return await work(client.ManageClient(bus))
-
-    return command.run(ask())
+    return connection.call(invocation, to, lambda bus: work(client.ManageClient(bus)))
 
 
 def ask_domain(
@@ -64,14 +59,9 @@ def ask_domain(
     work: Callable[[bootstrap_client.BootstrapClient], Awaitable[T]],
 ) -> T:
     """Send a request to the domain's bootstrap node."""
+    from muster.app.components import bootstrap_client
 
-    async def ask() -> T:
-        from muster.app.components import bootstrap_client
-
-        async with await connection.connect(invocation, to) as bus:
-            return await work(bootstrap_client.BootstrapClient(bus))
-
-    return command.run(ask())
+    return connection.call(invocation, to, lambda bus: work(bootstrap_client.BootstrapClient(bus)))
 
 
 def read_text(path: Path) -> str:

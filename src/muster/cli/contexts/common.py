@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,14 +15,9 @@ from muster.cli import command, connection
 if TYPE_CHECKING:
     from muster.inform import client, protocol
 
-limit_option = click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="Maximum number of results.",
-)
+T = TypeVar("T")
+
+limit_option = command.limit(100, "Maximum number of results.", at_most=10_000)
 after_option = click.option("--after", default="", metavar="KEY", help="Continue after this key.")
 
 
@@ -34,6 +29,21 @@ async def inform_client(
 
     async with await connection.connect(invocation, to) as bus:
         yield client.InformClient(bus, node=node or protocol.ANY)
+
+
+def call(
+    invocation: command.Invocation,
+    to: connection.ConnectionOptions,
+    work: Callable[[client.InformClient], Awaitable[T]],
+    node: str | None = None,
+) -> T:
+    """Connect, await ``work`` with a client, and return its result."""
+
+    async def connected() -> T:
+        async with inform_client(invocation, to, node) as held:
+            return await work(held)
+
+    return command.run(connected())
 
 
 def attributes(arguments: tuple[str, ...]) -> dict[str, Any]:

@@ -28,13 +28,9 @@ def _in_sessions(
     to: connection.ConnectionOptions,
     act: Callable[[activities.Activities], Awaitable[T]],
 ) -> T:
-    async def work() -> T:
-        from muster.inform import activities
+    from muster.inform import activities
 
-        async with contexts_.inform_client(invocation, to) as contexts:
-            return await act(activities.Activities(contexts, time.time_ns))
-
-    return command.run(work())
+    return contexts_.call(invocation, to, lambda held: act(activities.Activities(held, time.time_ns)))
 
 
 def _session(activity: activities.Activity) -> rows.ActivityRow:
@@ -112,13 +108,9 @@ def _in_services(
     to: connection.ConnectionOptions,
     act: Callable[[service_entries.ServiceEntries], Awaitable[T]],
 ) -> T:
-    async def work() -> T:
-        from muster.inform import service_entries
+    from muster.inform import service_entries
 
-        async with contexts_.inform_client(invocation, to) as contexts:
-            return await act(service_entries.ServiceEntries(contexts))
-
-    return command.run(work())
+    return contexts_.call(invocation, to, lambda held: act(service_entries.ServiceEntries(held)))
 
 
 def _entry(entry: service_entries.ServiceEntry, source: str = "") -> rows.ServiceEntryRow:

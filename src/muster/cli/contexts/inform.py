@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +12,6 @@ from muster.cli import command, connection, foreground, live_names
 from muster.cli.contexts import common, entries
 from muster.cli.domain import config as config_
 from muster.core import units
-
-if TYPE_CHECKING:
-    from muster.inform import protocol
 
 node_option = click.option("--node", metavar="NAME", help="Use this information node instead of the nearest.")
 
@@ -81,18 +78,19 @@ def put(
     """
     data = sys.stdin.buffer.read() if value in (None, "-") else str(value).encode()
 
-    async def work() -> protocol.WriteResult:
-        async with common.inform_client(invocation, to, node) as held:
-            return await held.put(
-                None if key == "-" else key,
-                data,
-                attributes=common.attributes(attributes),
-                lease_s=lease_s,
-                expected_version=if_version,
-                ack="replicated" if replicated else "logged",
-            )
-
-    written = command.run(work())
+    written = common.call(
+        invocation,
+        to,
+        lambda held: held.put(
+            None if key == "-" else key,
+            data,
+            attributes=common.attributes(attributes),
+            lease_s=lease_s,
+            expected_version=if_version,
+            ack="replicated" if replicated else "logged",
+        ),
+        node,
+    )
     facts = {
         name: getattr(written, name) for name in ("key", "version", "stamp", "primary", "replicas", "status")
     }
@@ -115,14 +113,9 @@ def get(
     to: connection.ConnectionOptions,
 ) -> None:
     """Read a context, with its version and age."""
-
-    async def work() -> protocol.Context:
-        async with common.inform_client(invocation, to, node) as held:
-            return await held.get(key, max_staleness_s=max_staleness_s)
-
     from muster.inform import rows
 
-    context = command.run(work())
+    context = common.call(invocation, to, lambda held: held.get(key, max_staleness_s=max_staleness_s), node)
     if raw:
         sys.stdout.buffer.write(context.value)
         return
@@ -138,12 +131,7 @@ def delete(
     invocation: command.Invocation, key: str, if_version: int | None, to: connection.ConnectionOptions
 ) -> None:
     """Delete a context."""
-
-    async def work() -> protocol.WriteResult:
-        async with common.inform_client(invocation, to) as held:
-            return await held.delete(key, expected_version=if_version)
-
-    written = command.run(work())
+    written = common.call(invocation, to, lambda held: held.delete(key, expected_version=if_version))
     invocation.printer.done({"key": written.key, "version": written.version}, f"{written.key} was deleted")
 
 
@@ -166,14 +154,9 @@ def find(
     PREDICATE can also use the names key, version and writer. If the list is incomplete, a message on stderr
     gives the reason.
     """
-
-    async def work() -> protocol.FindResult:
-        async with common.inform_client(invocation, to) as held:
-            return await held.find(predicate, limit=limit, after=after)
-
     from muster.inform import rows
 
-    result = command.run(work())
+    result = common.call(invocation, to, lambda held: held.find(predicate, limit=limit, after=after))
     listed = list(map(rows.context_row, result.contexts))
     columns = ("key", "version", "attributes", "age_s", "source?")
     invocation.printer.rows(listed, columns, of="context", empty="no context matches")
@@ -190,7 +173,6 @@ def watch(
     invocation: command.Invocation, key: str, after: int, count: int | None, to: connection.ConnectionOptions
 ) -> None:
     """Print the changes of a context as they happen, in order."""
-
     from muster.inform import rows
 
     async def work() -> None:
@@ -213,14 +195,9 @@ def watch(
 @command.pass_invocation
 def history(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
     """List the versions of a context that are still in the log."""
-
-    async def work() -> protocol.ContextHistory:
-        async with common.inform_client(invocation, to) as held:
-            return await held.history(key)
-
     from muster.inform import rows
 
-    versions = command.run(work())
+    versions = common.call(invocation, to, lambda held: held.history(key))
     changes = list(map(rows.change_row, versions.changes))
     columns = ("version", "reason", "value", "attributes", "writer", "stamp?")
     invocation.printer.rows(changes, columns, of="version", empty=f"{key} has never been written")
@@ -234,14 +211,9 @@ def history(invocation: command.Invocation, key: str, to: connection.ConnectionO
 @command.pass_invocation
 def where(invocation: command.Invocation, key: str, to: connection.ConnectionOptions) -> None:
     """List the replicas of a context: which is primary, their ages and their demand."""
-
-    async def work() -> protocol.ReplicaList:
-        async with common.inform_client(invocation, to) as held:
-            return await held.where(key)
-
     from muster.inform import rows
 
-    result = command.run(work())
+    result = common.call(invocation, to, lambda held: held.where(key))
     replicas = list(map(rows.replica_row, result.replicas))
     invocation.printer.rows(replicas, ("node", "replica_kind", "version", "age_s", "demand"), of="replica on")
     common.warn_silent(invocation, result)
@@ -253,10 +225,6 @@ def where(invocation: command.Invocation, key: str, to: connection.ConnectionOpt
 @command.pass_invocation
 def nodes(invocation: command.Invocation, node: str | None, to: connection.ConnectionOptions) -> None:
     """List information nodes: load, proximity, number of contexts, messages per second."""
-
-    async def work() -> list[protocol.NodeInfo]:
-        async with common.inform_client(invocation, to, node) as held:
-            return await held.nodes()
 
     rows = [
         {
@@ -270,7 +238,7 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
             "heard_s_ago": info.heard_s_ago,
             "zone": info.zone,
         }
-        for info in command.run(work())
+        for info in common.call(invocation, to, lambda held: held.nodes(), node)
     ]
     shown = (
         "node",

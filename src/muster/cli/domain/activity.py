@@ -26,14 +26,7 @@ COLUMNS = ("at_ms", "who", "what", "target", "outcome", "why")
 @click.option("--who", default="", metavar="NAME", help="Only operations of this identity, or on its behalf.")
 @click.option("--what", default="", metavar="OPERATION", help="Only this operation, such as apply or purge.")
 @click.option("--target", default="", metavar="TEXT", help="Only records whose target contains this text.")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=50,
-    show_default=True,
-    help="Number of latest records to search.",
-)
+@command.limit(50, "Number of latest records to search.", at_most=10_000)
 @click.option("-f", "--follow", is_flag=True, help="Print new records until Ctrl-C.")
 @connection.options
 @command.pass_invocation

@@ -26,13 +26,9 @@ def _ask(
     to: connection.ConnectionOptions,
     ask: Callable[[control.BrokerControl], Awaitable[T]],
 ) -> T:
-    async def work() -> T:
-        from muster.bus.brokers import control
+    from muster.bus.brokers import control
 
-        async with await connection.connect(invocation, to) as bus:
-            return await ask(control.BrokerControl(bus))
-
-    return command.run(work())
+    return connection.call(invocation, to, lambda bus: ask(control.BrokerControl(bus)))
 
 
 @broker.command("list", examples=[("muster broker list", ""), ("muster broker list --links", "")])

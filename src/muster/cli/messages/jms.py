@@ -224,14 +224,7 @@ def receive(
 @message.command(examples=[("muster message browse orders --where \"region = 'north'\"", "")])
 @_queue
 @_selector
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Maximum number of messages.",
-)
+@command.limit(100, "Maximum number of messages.")
 @connection.options
 @command.pass_invocation
 def browse(
@@ -355,14 +348,7 @@ def purge(
     ],
 )
 @click.argument("destination", required=False, shell_complete=live_names.DESTINATIONS)
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 1000),
-    default=100,
-    show_default=True,
-    help="Maximum number of messages.",
-)
+@command.limit(100, "Maximum number of messages.", at_most=1000)
 @connection.options
 @command.pass_invocation
 def scheduled(
@@ -404,14 +390,7 @@ def cancel(invocation: command.Invocation, message_id: str, to: connection.Conne
 
 @message.command("dead-letters", examples=[("muster message dead-letters", "with reasons")])
 @_selector
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Maximum number of messages.",
-)
+@command.limit(100, "Maximum number of messages.")
 @connection.options
 @command.pass_invocation
 def dead_letters(
@@ -442,14 +421,7 @@ def dead_letters(
     help="Destination (default: the original destination of each message).",
 )
 @_selector
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 2**31 - 1),
-    default=1000,
-    show_default=True,
-    help="Maximum number of messages.",
-)
+@command.limit(1000, "Maximum number of messages.", at_most=2**31 - 1)
 @connection.options
 @command.pass_invocation
 def move(

@@ -27,13 +27,9 @@ def _with(
     to: connection.ConnectionOptions,
     work: Callable[[client.PipelineClient], Awaitable[Any]],
 ) -> Any:
-    async def ask() -> Any:
-        from muster.pipeline import client
+    from muster.pipeline import client
 
-        async with await connection.connect(invocation, to) as bus:
-            return await work(client.PipelineClient(bus))
-
-    return command.run(ask())
+    return connection.call(invocation, to, lambda bus: work(client.PipelineClient(bus)))
 
 
 _TEXTS = ("rule", "about", "severity", "state", "reason", "group")

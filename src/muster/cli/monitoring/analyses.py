@@ -17,14 +17,7 @@ from muster.cli.monitoring import pipeline
 if TYPE_CHECKING:
     from muster.pipeline.batch import capacity_report
 
-limit_option = click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=100,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+limit_option = command.limit(100, "Maximum number of rows.", at_most=10_000)
 
 
 @click.command(

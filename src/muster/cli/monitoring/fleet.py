@@ -33,17 +33,11 @@ def forget(
     The history keeps its rows; `muster history forget` deletes them.
     """
     from muster.core import errors
+    from muster.pipeline import client
 
     if bool(machines) == bool(where):
         raise errors.InvalidInput("name machines or use --where, not both")
-
-    async def work() -> None:
-        from muster.pipeline import client
-
-        async with await connection.connect(invocation, to) as bus:
-            await client.PipelineClient(bus).forget(machines, where=where)
-
-    command.run(work())
+    connection.call(invocation, to, lambda bus: client.PipelineClient(bus).forget(machines, where=where))
     selected = where or ", ".join(machines)
     invocation.printer.done(
         {"machines": list(machines), "where": where}, f"the next batch of the pipeline removes: {selected}"

@@ -155,9 +155,7 @@ def history() -> None:
 @click.option("--columns", metavar="NAME,…", help="Columns to show.")
 @click.option("--of", metavar="COLUMN", help="Aggregate this column: count, mean, minimum, maximum.")
 @click.option("--by", default="", metavar="COLUMN,…", help="With --of: group by these columns.")
-@click.option(
-    "-n", "--limit", type=int, default=100, show_default=True, help="Maximum number of rows; 0: all."
-)
+@command.limit(100, "Maximum number of rows; 0: all.", at_least=0)
 @root_option
 @command.pass_invocation
 def search(

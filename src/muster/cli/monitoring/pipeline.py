@@ -113,14 +113,9 @@ def status(invocation: command.Invocation, follow: bool, to: connection.Connecti
 @command.pass_invocation
 def stop(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """Stop the pipeline after the current batch."""
+    from muster.pipeline import client
 
-    async def work() -> None:
-        from muster.pipeline import client
-
-        async with await connection.connect(invocation, to) as bus:
-            await client.PipelineClient(bus).stop()
-
-    command.run(work())
+    connection.call(invocation, to, lambda bus: client.PipelineClient(bus).stop())
     invocation.printer.done({"stopping": True}, "the pipeline will stop after the current batch")
 
 
@@ -202,17 +197,13 @@ def _replay_notifications(
     from muster.app.operations import policy_replay as replay_
     from muster.core import errors
 
-    async def ask() -> Any:
-        async with await connection.connect(invocation, to) as bus:
-            return await replay_.load_vocabulary(bus)
-
     resolved = connection.resolve(invocation, to)
     if not resolved.servers:
         raise errors.InvalidInput("Spark does not use a locator: name brokers with --server")
     access = {"servers": ",".join(resolved.servers)}
     access |= {"credentials": str(resolved.creds)} if resolved.creds else {}
     access |= {"ca": str(resolved.ca)} if resolved.ca else {}
-    words = command.run(ask())
+    words = connection.call(invocation, to, replay_.load_vocabulary)
     with history_.spark_session(invocation) as spark:
         result = replay_.replay_notifications(spark, access, words, policy, address=address, from_ms=from_ms)
     if not invocation.printer.for_people:

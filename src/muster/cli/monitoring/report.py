@@ -65,44 +65,37 @@ def system(
     _print(invocation, "system", "", at, window_s, to)
 
 
-@report.command(
-    cls=ReportQuery,
-    examples=[("muster report group web -o xml", "with the schema docs/schemas/report.xsd")],
-)
-@click.argument("name", shell_complete=live_names.GROUPS)
-@at_option
-@window_option
-@connection.options
-@command.pass_invocation
-def group(
-    invocation: command.Invocation,
-    name: str,
-    at: str | None,
-    window_s: float,
-    to: connection.ConnectionOptions,
-) -> None:
-    """Print the report of a group of machines."""
-    _print(invocation, "group", name, at, window_s, to)
+def _add_named(scope: str, of: str, names: live_names.Completer, example: tuple[str, str]) -> None:
+    """Add the command that prints the report of a group or of a machine."""
+
+    @report.command(scope, cls=ReportQuery, examples=[example], help=f"Print the report of {of}.")
+    @click.argument("name", shell_complete=names)
+    @at_option
+    @window_option
+    @connection.options
+    @command.pass_invocation
+    def named(
+        invocation: command.Invocation,
+        name: str,
+        at: str | None,
+        window_s: float,
+        to: connection.ConnectionOptions,
+    ) -> None:
+        _print(invocation, scope, name, at, window_s, to)
 
 
-@report.command(
-    cls=ReportQuery,
-    examples=[("muster report node web-7 --at 2026-11-15T12:00:00Z", "a past report")],
+_add_named(
+    "group",
+    "a group of machines",
+    live_names.GROUPS,
+    ("muster report group web -o xml", "with the schema docs/schemas/report.xsd"),
 )
-@click.argument("name", shell_complete=live_names.MACHINES)
-@at_option
-@window_option
-@connection.options
-@command.pass_invocation
-def node(
-    invocation: command.Invocation,
-    name: str,
-    at: str | None,
-    window_s: float,
-    to: connection.ConnectionOptions,
-) -> None:
-    """Print the report of a machine and its services."""
-    _print(invocation, "node", name, at, window_s, to)
+_add_named(
+    "node",
+    "a machine and its services",
+    live_names.MACHINES,
+    ("muster report node web-7 --at 2026-11-15T12:00:00Z", "a past report"),
+)
 
 
 def _print(
@@ -117,12 +110,8 @@ def _print(
 
     at_ms = time_ms(at, "--at")
 
-    async def ask() -> Any:
-        async with await connection.connect(invocation, to) as bus:
-            return await find(bus, scope, name, at_ms, window_s)
-
     try:
-        current = command.run(ask())
+        current = connection.call(invocation, to, lambda bus: find(bus, scope, name, at_ms, window_s))
     except (errors.NotFound, errors.Unavailable):
         current = None
         if at_ms is not None and not (to.servers or to.locator or invocation.profile):

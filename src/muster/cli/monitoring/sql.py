@@ -43,9 +43,7 @@ class SqlCommand(command.MusterCommand):
 @click.argument("query", metavar="QUERY")
 @click.option("--spark", "on_spark", is_flag=True, help="Run the query with Spark on the configured master.")
 @history_.as_of_option
-@click.option(
-    "-n", "--limit", type=int, default=10_000, show_default=True, help="Maximum number of rows; 0: all."
-)
+@command.limit(10_000, "Maximum number of rows; 0: all.", at_least=0)
 @command.duration("--timeout", "60s", "Maximum time of the query, without Spark.")
 @click.option(
     "--memory",

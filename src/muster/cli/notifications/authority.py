@@ -11,7 +11,6 @@ from muster.cli import command, connection
 from muster.cli.domain import config as config_
 
 if TYPE_CHECKING:
-    from muster.notify import rows
     from muster.trust import grants
 
 by_option = click.option(
@@ -198,14 +197,9 @@ def revoke(
 @command.pass_invocation
 def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> None:
     """List grants and whether they are in force."""
+    from muster.notify import queries
 
-    async def work() -> list[rows.GrantRow]:
-        from muster.notify import queries
-
-        async with await connection.connect(invocation, to) as bus:
-            return await queries.list_grants(bus)
-
-    listed = command.run(work())
+    listed = connection.call(invocation, to, queries.list_grants)
     columns = ("serial", "holder", "attributes", "tier?", "authority?", "scope?", "expires_at", "status")
     invocation.printer.rows(listed, columns, empty="there are no grants")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -243,7 +242,7 @@ def leave(invocation: command.Invocation, receiver: str, to: connection.Connecti
             await mine.change([protocol.LeaveReceiver(receiver=name)])
         return full
 
-    left = command.run(_with(invocation, to, ask))
+    left = connection.call(invocation, to, ask)
     invocation.printer.done({"receiver": left}, f"the receiver {left} was removed")
 
 
@@ -272,27 +271,11 @@ def _value(value: Any) -> str:
     return "{" + ", ".join(value) + "}" if isinstance(value, list | tuple) else str(value)
 
 
-async def _with(
-    invocation: command.Invocation,
-    to: connection.ConnectionOptions,
-    question: Callable[[api.Bus], Awaitable[T]],
-) -> T:
-    async with await connection.connect(invocation, to) as bus:
-        return await question(bus)
-
-
 @notify.command(examples=[('muster notify receivers --where "load > 0.8"', "")])
 @click.option(
     "--where", default="", metavar="PREDICATE", help="Only receivers whose state matches this predicate."
 )
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Maximum number of receivers.",
-)
+@command.limit(100, "Maximum number of receivers.")
 @connection.options
 @command.pass_invocation
 def receivers(
@@ -305,7 +288,7 @@ def receivers(
 
         return await queries.list_receivers(bus, where=where, limit=limit)
 
-    result = command.run(_with(invocation, to, ask))
+    result = connection.call(invocation, to, ask)
     invocation.printer.rows(
         result.receivers, _RECEIVER, empty="no receiver matches" if where else "there are no receivers"
     )
@@ -320,14 +303,7 @@ def receivers(
     "--event", "kind", metavar="TYPE", help="Only receivers that would accept an event of this type."
 )
 @click.option("--from", "sender", metavar="PROCESS/NAME", help="Sender of the event (default: yourself).")
-@click.option(
-    "-n",
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum number of receivers.",
-)
+@command.limit(20, "Maximum number of receivers.")
 @connection.options
 @command.pass_invocation
 def who(
@@ -352,7 +328,7 @@ def who(
         event = await _event(bus, kind, content, expression, by) if kind else None
         return await queries.match_receivers(bus, expression, event=event, sender=by, limit=limit)
 
-    result = command.run(_with(invocation, to, ask))
+    result = connection.call(invocation, to, ask)
     printer = invocation.printer
     lines = [
         f"matching receivers: {result.count}",
@@ -403,7 +379,7 @@ def explain(
         sent = await _event(bus, words[0], tuple(words[1:]), address, by)
         return await queries.explain(bus, sent, sender=by, receiver=receiver)
 
-    explanation = command.run(_with(invocation, to, ask))
+    explanation = connection.call(invocation, to, ask)
     lines = ["delivered" if explanation.delivered else "not delivered"]
     sides = {"address": explanation.address, "event": explanation.event, "sender": explanation.sender}
     for side, verdict in sides.items():
@@ -428,7 +404,7 @@ def check(invocation: command.Invocation, policy: str, to: connection.Connection
 
         return await queries.check(bus, policy)
 
-    checked = command.run(_with(invocation, to, ask))
+    checked = connection.call(invocation, to, ask)
     invocation.printer.item(
         checked,
         f"{checked.canonical}\n  {checked.clauses} clauses, cost {checked.cost}, "
@@ -460,7 +436,7 @@ def define(invocation: command.Invocation, file: Path, to: connection.Connection
         for policy in document.policies.values():
             await queries.check(bus, policy)
 
-    command.run(_with(invocation, to, ask))
+    connection.call(invocation, to, ask)
     invocation.printer.rows(
         [{"model": model.name, "of": model.kind.value} for model in document.models], ["model", "of"]
     )
@@ -484,7 +460,7 @@ def models(invocation: command.Invocation, form: Any, to: connection.ConnectionO
 
         return await queries.list_models(bus)
 
-    definitions = command.run(_with(invocation, to, ask))
+    definitions = connection.call(invocation, to, ask)
     if form is None:
         invocation.printer.rows(definitions, ["name", "of", "attributes"], empty="no model is defined")
         return

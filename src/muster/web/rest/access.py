@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -15,7 +16,7 @@ from muster.trust.permissions import roles
 from muster.web import actions, request_state
 from muster.web.auth import scopes, sessions, tokens
 from muster.web.data import rows
-from muster.web.rest import base
+from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
 
 router = base.router("access")
@@ -80,19 +81,17 @@ async def issue_token(
     return await web.actions.finish(create())
 
 
-@router.get(
+@lists.listing(
+    router,
     "/tokens",
-    summary="List your API tokens; for an admin, those of all logins",
-    **base.answers(base.items(base.kind(tokens.TokenRow))),
+    "List your API tokens; for an admin, those of all logins",
+    tokens.TokenRow,
+    lambda row: (row.created_at, row.id),
 )
 async def list_tokens(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    listed_ = [record.row for record in await tokens_of(web, person)]
-    return base.paginate(listed_, cursor, limit, lambda row: (row.created_at, row.id))
+    web: request_state.WebState, person: sessions.LoginSession
+) -> Sequence[tokens.TokenRow]:
+    return [record.row for record in await tokens_of(web, person)]
 
 
 async def tokens_of(web: request_state.WebState, person: sessions.LoginSession) -> list[tokens.TokenRecord]:
@@ -154,17 +153,10 @@ async def me(web: request_state.Web, person: request_state.Person) -> Response:
     )
 
 
-@router.get(
-    "/logins", summary="List logins and their roles", **base.answers(base.items(base.kind(rows.LoginRow)))
-)
-async def logins(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
+@lists.listing(router, "/logins", "List logins and their roles", rows.LoginRow, lambda row: (row.name,))
+async def logins(web: request_state.WebState, person: sessions.LoginSession) -> Sequence[rows.LoginRow]:
     actions.require_role(person, sessions.WebRole.ADMIN, "list logins")
-    return base.paginate(await asyncio.to_thread(listed, web), cursor, limit, lambda row: (row.name,))
+    return await asyncio.to_thread(listed, web)
 
 
 def listed(web: request_state.WebState) -> list[rows.LoginRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Path
@@ -12,8 +13,9 @@ from muster.core import messages
 from muster.pipeline import client, protocol
 from muster.pipeline.alerts import tracker
 from muster.web import request_state
+from muster.web.auth import sessions
 from muster.web.data import read_model
-from muster.web.rest import base
+from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
 
 router = base.router("alerts")
@@ -33,18 +35,11 @@ class SilenceBody(StrictBody):
     reason: str = Field("", max_length=1000)
 
 
-@router.get(
-    "/alerts",
-    summary="List unresolved alerts, the most severe first",
-    **base.answers(base.items(base.kind(messages.Alert))),
+@lists.listing(
+    router, "/alerts", "List unresolved alerts, the most severe first", messages.Alert, read_model.alert_order
 )
-async def alerts(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.alerts(), cursor, limit, read_model.alert_order)
+async def alerts(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[messages.Alert]:
+    return await web.source.alerts()
 
 
 @router.post("/alerts/acknowledgements", summary="Acknowledge an alert", **base.answers(None, status=204))
@@ -71,18 +66,11 @@ async def resolve(web: request_state.Web, person: request_state.Person, body: Al
     return Response(status_code=204)
 
 
-@router.get(
-    "/silences",
-    summary="List silences and maintenance windows",
-    **base.answers(base.items(base.kind(tracker.Silence))),
+@lists.listing(
+    router, "/silences", "List silences and maintenance windows", tracker.Silence, lambda row: (row.id,)
 )
-async def silences(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.silences(), cursor, limit, lambda row: (row.id,))
+async def silences(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[tracker.Silence]:
+    return await web.source.silences()
 
 
 @router.post("/silences", summary="Silence alerts", **base.answers(base.kind(tracker.Silence), status=201))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import Path
@@ -14,7 +15,7 @@ from muster.core import errors
 from muster.inform import client, protocol, rows, service_entries
 from muster.web import problems, request_state
 from muster.web.auth import sessions
-from muster.web.rest import base
+from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
 
 router = base.router("contexts")
@@ -205,18 +206,15 @@ async def replicas(web: request_state.Web, person: request_state.Person, key: Ke
     return base.reply(await web.source.replicas(key))
 
 
-@router.get(
+@lists.listing(
+    router,
     "/information-nodes",
-    summary="List information nodes and their load",
-    **base.answers(base.items(base.kind(protocol.NodeInfo))),
+    "List information nodes and their load",
+    protocol.NodeInfo,
+    lambda row: (row.node,),
 )
-async def nodes(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.information_nodes(), cursor, limit, lambda row: (row.node,))
+async def nodes(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[protocol.NodeInfo]:
+    return await web.source.information_nodes()
 
 
 # Service entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -11,8 +12,9 @@ from starlette.responses import Response
 
 from muster.notify import client, protocol, rows
 from muster.web import request_state
+from muster.web.auth import sessions
 from muster.web.data import rows as web_rows
-from muster.web.rest import base
+from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
 
 router = base.router("notification")
@@ -77,18 +79,15 @@ async def receivers(
     return base.page(result.receivers, result.next, total=result.count)
 
 
-@router.get(
+@lists.listing(
+    router,
     "/models",
-    summary="List the models of receivers and events",
-    **base.answers(base.items(base.kind(rows.ModelRow))),
+    "List the models of receivers and events",
+    rows.ModelRow,
+    lambda row: (row.of, row.name),
 )
-async def models(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.models(), cursor, limit, lambda row: (row.of, row.name))
+async def models(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.ModelRow]:
+    return await web.source.models()
 
 
 @router.post(

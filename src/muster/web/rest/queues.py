@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import Path, Query
@@ -11,9 +12,10 @@ from starlette.responses import Response
 from muster.core import errors
 from muster.message import destinations, protocol
 from muster.web import request_state
+from muster.web.auth import sessions
 from muster.web.data import dispatcher_calls
 from muster.web.data import rows as rows_
-from muster.web.rest import base
+from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
 
 router = base.router("messages")
@@ -29,33 +31,28 @@ class MoveBody(StrictBody):
     limit: int = Field(100, ge=1, le=1000)
 
 
-@router.get(
+def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
+    return row.client_id or "", row.subscription, row.identity
+
+
+@lists.listing(
+    router,
     "/queues",
-    summary="List queues with their depth and consumers",
-    **base.answers(base.items(base.kind(protocol.QueueRow))),
+    "List queues with their depth and consumers",
+    protocol.QueueRow,
+    lambda row: (row.queue,),
 )
-async def queues(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.queues(person), cursor, limit, lambda row: (row.queue,))
+async def queues(web: request_state.WebState, person: sessions.LoginSession) -> Sequence[protocol.QueueRow]:
+    return await web.source.queues(person)
 
 
-@router.get(
-    "/subscriptions",
-    summary="List durable subscriptions",
-    **base.answers(base.items(base.kind(protocol.SubscriptionRow))),
+@lists.listing(
+    router, "/subscriptions", "List durable subscriptions", protocol.SubscriptionRow, _subscription
 )
 async def subscriptions(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    rows = await web.source.subscriptions()
-    return base.paginate(rows, cursor, limit, _subscription)
+    web: request_state.WebState, _: sessions.LoginSession
+) -> Sequence[protocol.SubscriptionRow]:
+    return await web.source.subscriptions()
 
 
 @router.get(
@@ -159,10 +156,6 @@ async def cancel_scheduled(
     if not done.count:
         raise errors.NotFound(f"there is no scheduled message {number}: it was delivered or cancelled")
     return base.reply(rows_.ScheduledCancelled(number=number))
-
-
-def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
-    return row.client_id or "", row.subscription, row.identity
 
 
 def _act_of(request: protocol.DispatcherRequest) -> Any:

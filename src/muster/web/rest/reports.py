@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Path, Query
+from fastapi import Depends, Path, Query
 from pydantic import Field
 from starlette.responses import Response
 
@@ -15,7 +17,7 @@ from muster.web import actions, request_state
 from muster.web.auth import sessions
 from muster.web.data import rows as rows_
 from muster.web.data import sql_runner
-from muster.web.rest import base
+from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
 
 router = base.router("reports")
@@ -27,6 +29,25 @@ Window = Annotated[
     float, Query(gt=0, le=3600, description="With `at`: maximum age of the report in seconds.")
 ]
 Name = Annotated[str, Path(min_length=1, max_length=256)]
+
+
+@dataclass(frozen=True, slots=True)
+class PastTime:
+    """The query parameters that select an older report."""
+
+    at: At = None
+    window_s: Window = 60.0
+
+    async def report(
+        self, web: request_state.WebState, scope: str, name: str, current: Callable[[], Awaitable[object]]
+    ) -> Response:
+        """The report at that time, else the current one."""
+        if self.at is None:
+            return base.reply(await current())
+        return base.reply(await web.source.report_at(scope, name, self.at, self.window_s))
+
+
+Past = Annotated[PastTime, Depends()]
 
 
 @router.get(
@@ -41,33 +62,23 @@ async def overview(web: request_state.Web, person: request_state.Person) -> Resp
 @router.get(
     "/reports/system", summary="Report of the system", **base.answers(base.kind(reports_columns.SystemReport))
 )
-async def system(
-    web: request_state.Web, person: request_state.Person, at: At = None, window_s: Window = 60.0
-) -> Response:
-    if at is not None:
-        return base.reply(await web.source.report_at("system", "", at, window_s))
-    report = await web.source.system()
-    if report is None:
-        raise errors.NotFound("there is no system report yet", hint="start sensors and a channel")
-    return base.reply(report)
+async def system(web: request_state.Web, person: request_state.Person, past: Past) -> Response:
+    async def current() -> object:
+        report = await web.source.system()
+        if report is None:
+            raise errors.NotFound("there is no system report yet", hint="start sensors and a channel")
+        return report
+
+    return await past.report(web, "system", "", current)
 
 
-@router.get(
-    "/reports/groups",
-    summary="List groups with counts",
-    **base.answers(base.items(base.kind(rows_.GroupRow))),
-)
-async def groups(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
+@lists.listing(router, "/reports/groups", "List groups with counts", rows_.GroupRow, lambda row: (row.group,))
+async def groups(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows_.GroupRow]:
     source = web.source
     summary = await source.cache.get("machine summary", "machines", 2.0, source.machines.summary)
     if not summary.groups:
         web.source.require_connection()
-    return base.paginate(summary.groups, cursor, limit, lambda row: (row.group,))
+    return summary.groups
 
 
 @router.get(
@@ -75,16 +86,8 @@ async def groups(
     summary="Report of a group",
     **base.answers(base.kind(reports_columns.GroupReport)),
 )
-async def group(
-    web: request_state.Web,
-    person: request_state.Person,
-    name: Name,
-    at: At = None,
-    window_s: Window = 60.0,
-) -> Response:
-    if at is not None:
-        return base.reply(await web.source.report_at("group", name, at, window_s))
-    return base.reply(await web.source.group(name))
+async def group(web: request_state.Web, person: request_state.Person, name: Name, past: Past) -> Response:
+    return await past.report(web, "group", name, lambda: web.source.group(name))
 
 
 @router.get(
@@ -134,16 +137,8 @@ async def forget(web: request_state.Web, person: request_state.Person, body: Rem
     summary="Report of a machine with its services",
     **base.answers(base.kind(messages.NodeReport)),
 )
-async def node(
-    web: request_state.Web,
-    person: request_state.Person,
-    name: Name,
-    at: At = None,
-    window_s: Window = 60.0,
-) -> Response:
-    if at is not None:
-        return base.reply(await web.source.report_at("node", name, at, window_s))
-    return base.reply(await web.source.node(name))
+async def node(web: request_state.Web, person: request_state.Person, name: Name, past: Past) -> Response:
+    return await past.report(web, "node", name, lambda: web.source.node(name))
 
 
 @router.get(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -15,7 +15,7 @@ from muster.core import errors
 from muster.manage import client, rows
 from muster.web import problems, request_state
 from muster.web.auth import sessions
-from muster.web.rest import base
+from muster.web.rest import base, lists
 
 T = TypeVar("T")
 router = base.router("management")
@@ -216,42 +216,23 @@ async def summary(web: request_state.Web, person: request_state.Person) -> Respo
     return base.reply(await web.source.summary())
 
 
-@router.get(
-    "/managers",
-    summary="List managers and their resources",
-    **base.answers(base.items(base.kind(rows.ManagerRow))),
+@lists.listing(
+    router, "/managers", "List managers and their resources", rows.ManagerRow, lambda row: (row.name,)
 )
-async def managers(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.managers(), cursor, limit, lambda row: (row.name,))
+async def managers(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.ManagerRow]:
+    return await web.source.managers()
 
 
-@router.get("/agents", summary="List agents", **base.answers(base.items(base.kind(rows.AgentRow))))
-async def agents(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.agents(), cursor, limit, lambda row: (row.name,))
+@lists.listing(router, "/agents", "List agents", rows.AgentRow, lambda row: (row.name,))
+async def agents(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.AgentRow]:
+    return await web.source.agents()
 
 
-@router.get(
-    "/rollouts",
-    summary="List rollouts and their progress",
-    **base.answers(base.items(base.kind(rows.RolloutRow))),
+@lists.listing(
+    router, "/rollouts", "List rollouts and their progress", rows.RolloutRow, lambda row: (row.id,)
 )
-async def rollouts(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.rollouts(), cursor, limit, lambda row: (row.id,))
+async def rollouts(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[rows.RolloutRow]:
+    return await web.source.rollouts()
 
 
 # Brokers
@@ -268,19 +249,11 @@ class LinkBody(StrictBody):
     far: str = Field(min_length=1, max_length=500, description="A broker, or the URL of a leaf listener.")
 
 
-@router.get(
-    "/brokers",
-    summary="List the brokers of the domain",
-    **base.answers(base.items(base.kind(control.BrokerRow))),
+@lists.listing(
+    router, "/brokers", "List the brokers of the domain", control.BrokerRow, lambda row: (row.name,)
 )
-async def brokers(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    listed = [_without_paths(broker) for broker in await web.source.brokers()]
-    return base.paginate(listed, cursor, limit, lambda row: (row.name,))
+async def brokers(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[control.BrokerRow]:
+    return [_without_paths(broker) for broker in await web.source.brokers()]
 
 
 def _without_paths(broker: control.BrokerDescription) -> control.BrokerRow:
@@ -310,18 +283,9 @@ async def stop_broker(
     return base.reply(_without_paths(stopped))
 
 
-@router.get(
-    "/links",
-    summary="List the links between brokers",
-    **base.answers(base.items(base.kind(control.LinkRow))),
-)
-async def links(
-    web: request_state.Web,
-    person: request_state.Person,
-    limit: base.Limit = base.LIMIT,
-    cursor: base.Cursor = "",
-) -> Response:
-    return base.paginate(await web.source.links(), cursor, limit, lambda row: (row.id,))
+@lists.listing(router, "/links", "List the links between brokers", control.LinkRow, lambda row: (row.id,))
+async def links(web: request_state.WebState, _: sessions.LoginSession) -> Sequence[control.LinkRow]:
+    return await web.source.links()
 
 
 @router.post(

@@ -367,7 +367,3 @@ def state(resource: str) -> str:
 
 def resource_event_subject(resource: str) -> str:
     return subjects.to_all(PART, "event", resource)
-
-
-def decision(what: str) -> str:
-    return subjects.log_subject(PART, "decision", what)

@@ -121,10 +121,6 @@ def progress(pipeline: str) -> str:
     return subjects.from_identity(PART, pipeline, "progress")
 
 
-def top(pipeline: str) -> str:
-    return columns.result_subject(pipeline, "top")
-
-
 def driver_lease(pipeline: str) -> str:
     return f"{PART}.{pipeline}"
 

@@ -424,10 +424,6 @@ class RegistryEndpoint:
     def bus(self) -> api.Bus:
         return self._bus
 
-    @property
-    def term(self) -> int:
-        return self._acting().term
-
     # The audit
 
     async def record(self, what: str, target: str, why: str, *, who: str, **facts: Any) -> None:

@@ -15,6 +15,7 @@ from muster.app import file_formats
 from muster.core import errors
 from muster.manage.adapters import plugins
 from tests.cli import driver
+from tools.reference import file_formats as file_formats_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "manifest.md"
 NAMES = list(file_formats.FORMATS)
@@ -25,7 +26,7 @@ def accepts(name: str, document: Any) -> bool:
 
 
 def test_the_page_is_current():
-    made = file_formats.reference()
+    made = file_formats_page.reference()
     if os.environ.get("REWRITE"):
         PAGE.write_text(made)
     assert PAGE.read_text() == made, "REWRITE=1 pytest tests/app/test_file_formats.py writes it anew"

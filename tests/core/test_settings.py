@@ -292,7 +292,6 @@ def test_a_service_adds_its_section_by_subclassing() -> None:
 
     loaded = loader.load(Whole, flags={"engine.cylinders": 2, "bus.port": 4222})
     assert (loaded.engine.cylinders, loaded.bus.port) == (2, 4222)
-    assert "## `[engine]`" in loader.reference(Whole)
 
 
 class Ports(sections.SettingsSection, frozen=True, kw_only=True):

@@ -70,15 +70,6 @@ def parse_size_bytes(text: str) -> int:
     return int(float(number) * factor) if "." in number else int(number) * factor
 
 
-def format_duration(duration_s: float) -> str:
-    """The shortest exact form for people; `parse_duration_s` reads it back."""
-    for unit in ("w", "d", "h", "min", "s"):
-        count = duration_s / _DURATION_UNITS[unit]
-        if count >= 1 and count == int(count):
-            return f"{int(count)}{unit}"
-    return f"{duration_s:.9f}".rstrip("0").rstrip(".") + "s"
-
-
 def format_size(size_bytes: int) -> str:
     """The shortest exact form for people; `parse_size_bytes` reads it back."""
     for unit in ("PiB", "TiB", "GiB", "MiB", "KiB"):

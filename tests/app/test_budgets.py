@@ -229,14 +229,14 @@ async def test_the_start_does_not_wait_long_for_streams_without_a_leader():
     """A restarted domain stood still for five seconds, until the list of streams was complete."""
     go = asyncio.Event()
 
-    class Bus:
+    class SilentBus:
         async def budgets(self) -> list[api.StreamBudget]:
             await go.wait()
             raise errors.TimedOut("not all streams replied")
 
     supervisor = tasks.TaskSupervisor("budgets")
     context: Any = types.SimpleNamespace(
-        metrics=metrics.Metrics(), tasks=supervisor, bus=Bus(), log=log.EventLog("app")
+        metrics=metrics.Metrics(), tasks=supervisor, bus=SilentBus(), log=log.EventLog("app")
     )
     monitor = retention.RetentionMonitor()
     loop = asyncio.get_running_loop()

@@ -70,7 +70,7 @@ def _build() -> Path | None:
     return program if program.exists() else None
 
 
-class Collector:
+class RealCollector:
     """``sink`` is where it sends all that it received, encoded again."""
 
     def __init__(self, url: str, sink: otlp_sink.Collector) -> None:
@@ -95,7 +95,9 @@ def attributes(owner: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def started(folder: Path, sink: otlp_sink.Collector, sensor_port: int = 9) -> AsyncIterator[Collector]:
+async def started(
+    folder: Path, sink: otlp_sink.Collector, sensor_port: int = 9
+) -> AsyncIterator[RealCollector]:
     program = await asyncio.to_thread(_build)
     require_part("the OpenTelemetry Collector", program, hint="needs go and, the first time, a network")
     assert program is not None
@@ -112,7 +114,7 @@ async def started(folder: Path, sink: otlp_sink.Collector, sensor_port: int = 9)
             return False
 
         await eventually(is_ready, timeout_s=60)
-        yield Collector(url, sink)
+        yield RealCollector(url, sink)
 
 
 async def test_it_understands_our_metrics_log_events_and_spans(

@@ -51,7 +51,7 @@ SETTINGS = {
 }
 
 
-class Machine(outages.Drill):
+class RestoredDomain(outages.Drill):
     """A domain with one broker, a sensor and the pipeline."""
 
     @contextlib.asynccontextmanager
@@ -122,7 +122,11 @@ async def is_up(manage: manage_client.ManageClient) -> bool:
 
 
 async def test_nothing_acknowledged_before_the_backup_is_missing_and_everything_is_managed(tmp_path: Path):
-    lost, other, file = Machine(tmp_path / "lost"), Machine(tmp_path / "other"), tmp_path / "lab.tar.gz"
+    lost, other, file = (
+        RestoredDomain(tmp_path / "lost"),
+        RestoredDomain(tmp_path / "other"),
+        tmp_path / "lab.tar.gz",
+    )
     rules, pid_file = tmp_path / "rules.yaml", tmp_path / "worker.pid"
     rules.write_text(RULES)
     options = [f"{key}={value}" for key, value in (SETTINGS | {"pipeline.rules": str(rules)}).items()]

@@ -14,7 +14,7 @@ NEWS = destinations.topic("news")
 WAIT_S = 60.0
 
 
-class History:
+class TransferHistory:
     """Senders put each body into a queue and on a topic; a mover takes each from the queue to two others in
     one transaction; a reader with a durable subscription acknowledges each by itself."""
 

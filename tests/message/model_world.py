@@ -132,7 +132,7 @@ class LossyNetwork(network.SimulatedNetwork):
             super()._pass_on(ear, message)
 
 
-class World:
+class DispatcherWorld:
     """The system under test, and the faults that can be done to it."""
 
     def __init__(self, partition_count: int) -> None:

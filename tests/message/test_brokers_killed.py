@@ -66,7 +66,7 @@ async def _kill_under_load(cluster: network.BrokerNetwork, *, kills: int, betwee
         async with _serving(connect, home.url, "d1", "d2"), contextlib.AsyncExitStack() as connections:
             senders = 2
             count = (kills + 1) * between
-            sent_history = history.History(senders * count)
+            sent_history = history.TransferHistory(senders * count)
             spared = (await _leader(watching), home.name)
             first = next(name for name in cluster.brokers if name not in spared)
             users = [

@@ -52,7 +52,7 @@ class LossyBus:
         return getattr(self._bus, name)
 
 
-class World:
+class LossyWorld:
     def __init__(self, dispatcher: LossyBus, client: LossyBus, connection: api.Connection) -> None:
         self.dispatcher = dispatcher
         self.client = client
@@ -89,11 +89,11 @@ async def serving(dispatcher: LossyBus) -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def world(simulated_network: network.SimulatedNetwork) -> AsyncIterator[World]:
+async def world(simulated_network: network.SimulatedNetwork) -> AsyncIterator[LossyWorld]:
     dispatcher = LossyBus(await simulated_network.connect("dispatcher"))
     client = LossyBus(await simulated_network.connect("client"))
     async with serving(dispatcher), api.Connection(client) as connection:
-        yield World(dispatcher, client, connection)
+        yield LossyWorld(dispatcher, client, connection)
 
 
 def is_delivery(subject: str) -> bool:
@@ -115,7 +115,7 @@ def nth(numbers: set[int], times: int, matches: Callable[[str], bool]) -> Filter
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-async def test_a_lost_delivery_is_repeated(world: World, lost: int):
+async def test_a_lost_delivery_is_repeated(world: LossyWorld, lost: int):
     consumer = await world.consumer(api.AcknowledgeMode.CLIENT)
     world.dispatcher.times = nth({lost}, 0, is_delivery)
     for text in ("a", "b", "c"):
@@ -131,7 +131,7 @@ async def test_a_lost_delivery_is_repeated(world: World, lost: int):
     assert await consumer.receive(1) is None
 
 
-async def test_a_repeated_delivery_is_received_once(world: World):
+async def test_a_repeated_delivery_is_received_once(world: LossyWorld):
     consumer = await world.consumer()
     world.dispatcher.times = nth({2}, 2, is_delivery)
     for text in ("a", "b", "c"):
@@ -142,7 +142,7 @@ async def test_a_repeated_delivery_is_received_once(world: World):
     assert world.repairs == 0
 
 
-async def test_a_gap_is_detected_by_the_next_delivery(world: World):
+async def test_a_gap_is_detected_by_the_next_delivery(world: LossyWorld):
     consumer = await world.consumer()
     world.dispatcher.times = nth({1}, 0, is_delivery)
     await world.send("a", "b")
@@ -153,7 +153,7 @@ async def test_a_gap_is_detected_by_the_next_delivery(world: World):
 
 
 async def test_a_delivery_on_its_way_does_not_overtake_those_that_are_repeated(
-    world: World, simulated_network: network.SimulatedNetwork
+    world: LossyWorld, simulated_network: network.SimulatedNetwork
 ):
     """The first is lost, which the client detects when it gets the second. The third is on its way then."""
     consumer = await world.consumer()
@@ -185,7 +185,7 @@ async def test_a_delivery_on_its_way_does_not_overtake_those_that_are_repeated(
 
 
 async def test_what_was_delivered_before_a_connection_registers_again_is_delivered_again(
-    world: World, simulated_network: network.SimulatedNetwork
+    world: LossyWorld, simulated_network: network.SimulatedNetwork
 ):
     """A new dispatcher delivers to the first consumer. Its reply to the second is lost, so the client
     registers again.
@@ -210,7 +210,7 @@ async def test_what_was_delivered_before_a_connection_registers_again_is_deliver
         assert await other.receive(1) is None
 
 
-async def test_deliveries_in_several_batches_are_counted(world: World):
+async def test_deliveries_in_several_batches_are_counted(world: LossyWorld):
     consumer = await world.consumer()
     session = world.connection.session(api.AcknowledgeMode.TRANSACTED)
     for _ in range(5):
@@ -222,7 +222,7 @@ async def test_deliveries_in_several_batches_are_counted(world: World):
     assert world.repairs == 0
 
 
-async def test_lost_credit_is_granted_again(world: World):
+async def test_lost_credit_is_granted_again(world: LossyWorld):
     consumer = await world.consumer(prefetch=2)
     is_notification = protocol.notify_subject("client", 0).__eq__
     for repairs in (1, 2, 3):
@@ -238,7 +238,7 @@ async def test_lost_credit_is_granted_again(world: World):
 
 
 async def test_a_client_that_lost_its_connection_does_not_receive_what_went_to_another(
-    world: World, simulated_network: network.SimulatedNetwork
+    world: LossyWorld, simulated_network: network.SimulatedNetwork
 ):
     """It would receive it later than the other client, and not marked."""
     consumer = await world.consumer(api.AcknowledgeMode.CLIENT, prefetch=1)
@@ -254,7 +254,7 @@ async def test_a_client_that_lost_its_connection_does_not_receive_what_went_to_a
         await again.acknowledge()
 
 
-async def test_a_connection_that_loses_nothing_registers_once(world: World):
+async def test_a_connection_that_loses_nothing_registers_once(world: LossyWorld):
     consumer = await world.consumer(prefetch=10)
     for round_number in range(3):
         await world.send(*(f"{round_number}-{number}" for number in range(50)))

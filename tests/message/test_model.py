@@ -37,7 +37,7 @@ T = TypeVar("T")
 STEP_S = 0.05
 
 
-class Machine(stateful.RuleBasedStateMachine):
+class MessageModel(stateful.RuleBasedStateMachine):
     partition_count = 1
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Machine(stateful.RuleBasedStateMachine):
         self._patch.setattr(time, "time_ns", lambda: virtual_clock.EPOCH_NS + round(loop.time() * 1e9))
         self.world = self._run(self._begin())
 
-    async def _begin(self) -> model_world.World:
-        world = model_world.World(self.partition_count)
+    async def _begin(self) -> model_world.DispatcherWorld:
+        world = model_world.DispatcherWorld(self.partition_count)
         plain = streams.SimulatedStream.publish_batch
 
         async def store(stream: streams.SimulatedStream, *args: Any, **more: Any) -> int:
@@ -244,20 +244,20 @@ quick = settings(
 )
 
 
-class PartitionedMachine(Machine):
+class PartitionedMachine(MessageModel):
     """The queues are in different partitions, and transactions concern both."""
 
     partition_count = 2
 
 
-@pytest.mark.parametrize("machine", [Machine, PartitionedMachine])
-def test_the_accounts_of_messages_hold_under_faults(machine: type[Machine]):
+@pytest.mark.parametrize("machine", [MessageModel, PartitionedMachine])
+def test_the_accounts_of_messages_hold_under_faults(machine: type[MessageModel]):
     stateful.run_state_machine_as_test(machine, settings=quick)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # 900 s alone on a machine, and this one may be busy
-@pytest.mark.parametrize("machine", [Machine, PartitionedMachine])
-def test_the_accounts_of_messages_hold_for_long(machine: type[Machine]):
+@pytest.mark.parametrize("machine", [MessageModel, PartitionedMachine])
+def test_the_accounts_of_messages_hold_for_long(machine: type[MessageModel]):
     many = settings(quick, max_examples=3000, stateful_step_count=50, derandomize=False, print_blob=True)
     stateful.run_state_machine_as_test(machine, settings=many)

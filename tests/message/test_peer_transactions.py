@@ -42,7 +42,7 @@ def wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @dataclass
-class Partition:
+class PeerPartition:
     """A dispatcher of partition `HERE` and a peer of it."""
 
     net: network.SimulatedNetwork
@@ -82,7 +82,7 @@ class Partition:
 
 
 @contextlib.asynccontextmanager
-async def serving(net: network.SimulatedNetwork, *, epoch: int = 1) -> AsyncIterator[Partition]:
+async def serving(net: network.SimulatedNetwork, *, epoch: int = 1) -> AsyncIterator[PeerPartition]:
     """Without a lease: the owner of the log changes only when another one writes to it."""
     bus = await net.connect(f"dispatcher-{epoch}")
     stream = await bus.stream(
@@ -94,7 +94,7 @@ async def serving(net: network.SimulatedNetwork, *, epoch: int = 1) -> AsyncIter
         ).run()
     )
     try:
-        partition = Partition(net, stream, await net.connect(f"peer-{epoch}"))
+        partition = PeerPartition(net, stream, await net.connect(f"peer-{epoch}"))
         await eventually.eventually(partition.is_served)
         yield partition
     finally:
@@ -120,7 +120,7 @@ def prepare(
     return peer_protocol.PrepareAcks(attempt, 0, acks={KEY: numbers}, **fields)
 
 
-async def received_by_another(partition: Partition) -> list[tuple[str, bool]]:
+async def received_by_another(partition: PeerPartition) -> list[tuple[str, bool]]:
     """What another client receives, and whether it is marked as redelivered."""
     async with partition.client("other") as connection, connection.session() as session:
         consumer = await session.consumer(QUEUE)
@@ -280,7 +280,7 @@ async def test_a_repeated_resolution_waits_for_the_first(
 class Coordinator:
     """Answers questions for the outcome, in place of partition 0."""
 
-    def __init__(self, partition: Partition) -> None:
+    def __init__(self, partition: PeerPartition) -> None:
         self.outcomes: dict[str, peer_protocol.Outcome] = {}
         self.asked: list[str] = []
         self._partition = partition

@@ -129,7 +129,7 @@ def test_each_driver_writes_an_alert_state_of_its_own_and_reads_the_newest(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["alerts-00000010.json"]
 
 
-class Authority:
+class PausedLease:
     """A driver as it was paused: it believes in its lease until it reads the record."""
 
     epoch = 1
@@ -151,7 +151,7 @@ def messages(*ids: str) -> list[api.OutgoingMessage]:
 
 async def test_a_former_driver_publishes_nothing(bus):
     stream = await bus.stream(api.StreamSettings("r", ("r.>",)))
-    authorities = Authority(), Authority()
+    authorities = PausedLease(), PausedLease()
     old, new = (fenced_stream.FencedStream(stream, authority) for authority in authorities)
     await old.fence("r.marker")
     await old.publish(messages("a", "b"))
@@ -168,7 +168,7 @@ async def test_a_former_driver_publishes_nothing(bus):
 
 async def test_the_driver_continues_when_another_writer_uses_the_stream(bus):
     stream = await bus.stream(api.StreamSettings("r", ("r.>",)))
-    fenced = fenced_stream.FencedStream(stream, Authority())
+    fenced = fenced_stream.FencedStream(stream, PausedLease())
     await fenced.fence("r.marker")
     await stream.publish("r.other", b"other")
     await fenced.publish(messages(*(f"m{n}" for n in range(1200))))

@@ -14,7 +14,7 @@ from muster.pipeline.job import history_upkeep
 from tests.pipeline import test_history, traffic
 
 
-class Authority:
+class ExpiringLease:
     """The driver's lease, which is lost after a number of checks."""
 
     epoch = 1
@@ -40,7 +40,7 @@ def upkeep(
     clock_ms: int = LATER_MS,
 ) -> history_upkeep.HistoryUpkeep:
     return history_upkeep.HistoryUpkeep(
-        str(root), limits, Authority(checks), log.EventLog("pipeline"), lambda: clock_ms
+        str(root), limits, ExpiringLease(checks), log.EventLog("pipeline"), lambda: clock_ms
     )
 
 

@@ -29,7 +29,7 @@ IIS = "application = 'IIS' AND load > 0.5"
 ADDRESSES = (IIS, "application LIKE 'Apa%' OR services CONTAINS 'cgi'", "load IS NULL", "TRUE")
 
 
-class World:
+class Farm:
     """A farm whose servers come, change and go, and two who send alerts about them."""
 
     def __init__(self, farm: client.NotifyClient, senders: dict[str, client.ReceiverHandle]) -> None:
@@ -81,7 +81,7 @@ def _meant(state: dict[str, Any], address: str) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def world(url: str) -> AsyncIterator[World]:
+async def world(url: str) -> AsyncIterator[Farm]:
     async with contextlib.AsyncExitStack() as stack:
 
         async def connect(name: str) -> bus_client.NatsBus:
@@ -99,7 +99,7 @@ async def world(url: str) -> AsyncIterator[World]:
             name: await control.advertise(name, "Controller", {"entity": name})
             for name in ("chief", "jester")
         }
-        made = World(farm, senders)
+        made = Farm(farm, senders)
         keep = served._history.decided
 
         def decided(*reported: Any) -> None:
@@ -110,7 +110,7 @@ async def world(url: str) -> AsyncIterator[World]:
         yield made
 
 
-async def played(url: str) -> World:
+async def played(url: str) -> Farm:
     """A day of it, kept by the notifier."""
     async with world(url) as made:
         for number in range(20):

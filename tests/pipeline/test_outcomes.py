@@ -18,7 +18,7 @@ from tests.pipeline import test_history, traffic
 DOWN = [tracker.RuleVerdict("down", "group:web", True, 1000, group="web")]
 
 
-class Deaf:
+class LeaderlessStream:
     """A stream without a leader, for longer than anybody waits."""
 
     async def publish(self, *_: Any, **__: Any) -> int:
@@ -61,7 +61,7 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
     """The batch is done again, and the book does not change twice: what it said must not be lost."""
     async with await client.connect([broker.url], identity="pipeline") as bus:
         committer = await opened(bus, tmp_path)
-        stream, committer._alerts = committer._alerts, Deaf()  # type: ignore[assignment]
+        stream, committer._alerts = committer._alerts, LeaderlessStream()  # type: ignore[assignment]
         with pytest.raises(errors.TimedOut):
             await committer._finish(7, DOWN, 1000, [], {}, 0)
         assert await published_alerts(bus) == []
@@ -81,7 +81,7 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
 async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path):
     async with await client.connect([broker.url], identity="pipeline") as bus:
         committer = await opened(bus, tmp_path)
-        committer._alerts = Deaf()  # type: ignore[assignment]
+        committer._alerts = LeaderlessStream()  # type: ignore[assignment]
         with pytest.raises(errors.TimedOut):
             await committer._finish(7, DOWN, 1000, [], {}, 0)
         committer.save()  # as whoever sends notices does, at any moment
@@ -96,7 +96,7 @@ async def test_an_acknowledgement_counts_although_no_broker_takes_it(broker, tmp
     async with await client.connect([broker.url], identity="pipeline") as bus:
         committer = await opened(bus, tmp_path)
         await committer._finish(7, DOWN, 1000, [], {}, 0)
-        committer._alerts = Deaf()  # type: ignore[assignment]
+        committer._alerts = LeaderlessStream()  # type: ignore[assignment]
         outcome = committer.alert_tracker.acknowledge("down", "group:web", "ann", 2000)
         await committer.store_updates(outcome)
         again = await opened(bus, tmp_path)

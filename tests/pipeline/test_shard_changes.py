@@ -40,7 +40,7 @@ def reports(sequence: int, at_ms: int, names: range) -> list[messages.NodeReport
     ]
 
 
-class Fleet:
+class ShardedFleet:
     """Shards as Spark runs them: the machines of a message are divided, and outputs are added up."""
 
     def __init__(self, shards: int, plan_: state.FleetStatePlan) -> None:
@@ -109,7 +109,7 @@ STEPS = [
 @hypothesis.given(strategies.lists(strategies.integers(1, 9), min_size=len(STEPS), max_size=len(STEPS)))
 @hypothesis.settings(max_examples=10, deadline=None)
 def test_any_number_of_shards_at_any_time_gives_the_same_results(shards):
-    steady, moving = Fleet(4, plan()), Fleet(4, plan())
+    steady, moving = ShardedFleet(4, plan()), ShardedFleet(4, plan())
     for (rows, clock_ms), number in zip(STEPS, shards, strict=True):
         moving.rescale(number)
         expected, actual = results(steady.feed(rows, clock_ms)), results(moving.feed(rows, clock_ms))
@@ -117,7 +117,7 @@ def test_any_number_of_shards_at_any_time_gives_the_same_results(shards):
 
 
 def test_shards_are_divided_by_machine_and_rankings_follow_their_machines():
-    fleet = Fleet(1, plan())
+    fleet = ShardedFleet(1, plan())
     fleet.feed(reports(1, T0, range(200)), T0)
     fleet.rescale(4)
     assert all(30 < len(shard.nodes) < 70 for shard in fleet.shards)
@@ -134,7 +134,7 @@ def test_shards_are_divided_by_machine_and_rankings_follow_their_machines():
 
 @pytest.mark.parametrize("width_s", [1.0, 7.0, 9.999, 60.0])
 def test_after_a_change_of_length_each_report_is_in_one_window_and_no_alert_changes(width_s):
-    fleet = Fleet(2, plan())
+    fleet = ShardedFleet(2, plan())
     clock_ms = T0
     totals: list[rollups.ScopeTotals] = []
     changes: list[tuple[str, str, bool]] = []

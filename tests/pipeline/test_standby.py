@@ -30,7 +30,7 @@ TAKEOVER_S = 30.0  # on a machine that is not busy; the test allows more and rep
 RULES = "rules:\n  - {name: there, scope: node, when: cpu_percent > 5}\n"
 
 
-class Fleet:
+class ReportLoop:
     """Reports twice a second until it is stopped."""
 
     def __init__(self, url: str) -> None:
@@ -137,7 +137,7 @@ async def test_a_driver_whose_java_process_hangs_gives_up_its_lease(broker, tmp_
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 async def test_a_standby_takes_over_and_the_former_driver_changes_nothing(broker, tmp_path, how):
     await traffic.store(broker.url)
-    fleet = Fleet(broker.url)
+    fleet = ReportLoop(broker.url)
     root, terms = tmp_path / "history", tmp_path / "pipeline" / "checkpoint" / "drivers"
     async with (
         await client.connect([broker.url], identity="ann") as bus,

@@ -353,7 +353,7 @@ async def test_a_decision_during_a_read_of_the_history_appears_once_in_order(mon
     made = bus_feed.BusFeed(None, domain="x")  # type: ignore[arg-type]
     made.decisions.add(decision(1))
 
-    class Bus:
+    class HandlerBus:
         async def subscribe(self, subject, handler, max_pending):
             self.handler = handler
 
@@ -381,7 +381,7 @@ async def test_a_decision_during_a_read_of_the_history_appears_once_in_order(mon
     monkeypatch.setattr(manage_client, "ManageClient", Manage)
     monkeypatch.setattr(monitor_client, "recent", none)
     monkeypatch.setattr(monitor_client, "results", nothing)
-    bus: Any = Bus()
+    bus: Any = HandlerBus()
     await made._begin(bus)
     assert [item.target for item in made.decisions] == ["t1", "t2", "t2", "t3", "t4"]
     await made._begin(bus)  # connected again

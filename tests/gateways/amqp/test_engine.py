@@ -16,7 +16,7 @@ from muster.gateways.amqp.protocol import endpoints, engine, frames  # noqa: E40
 SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
 
 
-class World:
+class EnginePair:
     """A client of proton's and our engine, whose owner opens everything that the client opens."""
 
     def __init__(self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20) -> None:
@@ -111,7 +111,7 @@ def _deliver(link: Any, tag: str, data: bytes) -> Any:
 
 @pytest.mark.parametrize("frame_bytes", [512, 4096, 64 << 10])
 def test_what_a_client_sends_arrives_whole_and_is_accepted_in_ranges(frame_bytes: int):
-    world = World(frame_bytes=frame_bytes)
+    world = EnginePair(frame_bytes=frame_bytes)
     sender = world.sender()
     world.server.grant(world.links[0], 100)
     world.run()
@@ -131,7 +131,7 @@ def test_what_a_client_sends_arrives_whole_and_is_accepted_in_ranges(frame_bytes
 
 
 def test_a_settled_transfer_says_so_and_a_refused_one_says_why():
-    world = World()
+    world = EnginePair()
     sender = world.sender()
     world.server.grant(world.links[0], 10)
     world.run()
@@ -152,7 +152,7 @@ def test_a_settled_transfer_says_so_and_a_refused_one_says_why():
 def test_what_we_send_arrives_whole_within_the_clients_window(frame_bytes: int, window_bytes: int):
     got: list[bytes] = []
 
-    class Reading(World):
+    class Reading(EnginePair):
         def read(self) -> None:
             receiver = self.session.connection.link_head(0)
             while receiver is not None and (current := receiver.current) is not None:
@@ -187,7 +187,7 @@ def test_what_we_send_arrives_whole_within_the_clients_window(frame_bytes: int, 
 @pytest.mark.parametrize("first", [0, 5000, 0xFFFFFFFB])
 def test_credit_counts_from_the_number_at_which_a_sender_begins(first: int):
     """Otherwise a sender that begins above the credit never sends."""
-    world = World()
+    world = EnginePair()
     null, is_sender = b"\x40", b"\x42"
     count = b"\x70" + first.to_bytes(4, "big")
     fields = b"\xa1\x03raw" + b"\x52\x07" + is_sender + 6 * null + count
@@ -201,7 +201,7 @@ def test_credit_counts_from_the_number_at_which_a_sender_begins(first: int):
 
 
 def test_outcomes_keep_their_kind():
-    world = World()
+    world = EnginePair()
     receiver = world.receiver()
     receiver.flow(10)
     world.run()
@@ -220,7 +220,7 @@ def test_outcomes_keep_their_kind():
 
 
 def test_acceptances_are_read_together_and_counted_where_nothing_else_was_said():
-    world = World()
+    world = EnginePair()
     receiver = world.receiver()
     receiver.flow(1000)
     world.run()
@@ -243,7 +243,7 @@ def test_acceptances_are_read_together_and_counted_where_nothing_else_was_said()
 
 
 def test_a_drained_link_has_no_credit_left():
-    world = World()
+    world = EnginePair()
     receiver = world.receiver()
     receiver.drain(7)
     world.run()
@@ -256,7 +256,7 @@ def test_a_drained_link_has_no_credit_left():
 
 
 def test_a_link_is_drained_after_what_the_sessions_window_held_back():
-    world = World(window_bytes=16 << 10)
+    world = EnginePair(window_bytes=16 << 10)
     receiver = world.session.receiver("in")
     receiver.open()
     receiver.drain(10)
@@ -315,7 +315,7 @@ def test_unfinished_and_unsettled_bytes_are_bounded_over_all_links_and_sessions(
     ],
 )
 def test_a_malformed_frame_of_a_client_that_logged_in_ends_with_an_error_close(sent_bytes: tuple[int, bytes]):
-    world = World()
+    world = EnginePair()
     code, body = sent_bytes
     performative = b"\x00\x53" + bytes((code,)) + body
     channel = 7 if code == frames.BEGIN else 0
@@ -332,7 +332,7 @@ def test_a_malformed_frame_of_a_client_that_logged_in_ends_with_an_error_close(s
 
 
 def test_a_message_without_credit_closes_its_link():
-    world = World()
+    world = EnginePair()
     sender = world.sender()
     output = frames.transfer_head(frames.transfer_lead(0, 0), 0, 1, settled=False, more=False) + b"x"
     world.server.push(output)
@@ -342,7 +342,7 @@ def test_a_message_without_credit_closes_its_link():
 
 
 def test_who_does_not_care_for_a_sessions_window_is_not_heard_for_ever():
-    world = World()
+    world = EnginePair()
     sender = world.sender()
     (link,) = world.server.links()
     world.server.grant(link, 10_000)
@@ -363,7 +363,7 @@ def test_who_does_not_care_for_a_sessions_window_is_not_heard_for_ever():
     ],
 )
 def test_an_unknown_handle_ends_its_session(sent_bytes: bytes):
-    world = World()
+    world = EnginePair()
     world.server.push(sent_bytes)
     world.run()
     assert world.session.remote_condition.name == "amqp:session:unattached-handle"
@@ -380,7 +380,7 @@ def test_an_unknown_handle_ends_its_session(sent_bytes: bytes):
     ],
 )
 def test_a_malformed_frame_closes_the_connection_and_says_so(sent_bytes: bytes):
-    world = World()
+    world = EnginePair()
     assert not world.server.push(sent_bytes)
     data, _ = world.server.pull()
     world.hear(data)
@@ -399,7 +399,7 @@ def test_a_malformed_frame_closes_the_connection_and_says_so(sent_bytes: bytes):
 )
 @hypothesis.settings(max_examples=150, deadline=None)
 def test_no_bytes_trip_the_engine(sent_bytes: list[tuple[int, bytes]], step: int):
-    world = World()
+    world = EnginePair()
     world.sender()
     data = b"".join(
         (11 + len(body)).to_bytes(4, "big") + b"\x02\x00\x00\x00\x00\x53" + bytes([code]) + body
@@ -414,7 +414,7 @@ def test_no_bytes_trip_the_engine(sent_bytes: list[tuple[int, bytes]], step: int
 
 def test_links_stop_after_a_megabyte_until_the_socket_has_taken_it():
     """What is made for a socket can no longer expire, and takes memory."""
-    world, size = World(window_bytes=1 << 30), 10_000
+    world, size = EnginePair(window_bytes=1 << 30), 10_000
     receiver = world.receiver()
     receiver.flow(1_000)
     world.run()

@@ -29,7 +29,7 @@ QUEUES = [f"stock-{number}" for number in range(8)]
 ROUNDS = 3
 
 
-class History:
+class DeliveryHistory:
     """What clients attempted, what was confirmed, and what arrived. Clients in threads share it."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class History:
         assert not doubled, f"more than one delivery that is not marked: {sorted(doubled)}"
 
 
-async def produce(connection: api.Connection, history: History) -> None:
+async def produce(connection: api.Connection, history: DeliveryHistory) -> None:
     producer = connection.session().producer()
     for queue in itertools.cycle(QUEUES):
         if history.ending.is_set():
@@ -69,7 +69,7 @@ async def produce(connection: api.Connection, history: History) -> None:
             history.sent.add(text)
 
 
-async def consume(connection: api.Connection, queue: str, history: History) -> None:
+async def consume(connection: api.Connection, queue: str, history: DeliveryHistory) -> None:
     session = connection.session(api.AcknowledgeMode.CLIENT)
     async with await session.consumer(destinations.queue(queue), prefetch=5) as consumer:
         while not history.ended.is_set():
@@ -81,7 +81,7 @@ async def consume(connection: api.Connection, queue: str, history: History) -> N
                     history.acknowledged.add(str(message.body()))
 
 
-async def drain(connection: api.Connection, history: History) -> set[str]:
+async def drain(connection: api.Connection, history: DeliveryHistory) -> set[str]:
     """The messages that are left, which are deliveries as well."""
     rest = set()
     async with connection.session() as session:
@@ -93,7 +93,7 @@ async def drain(connection: api.Connection, history: History) -> set[str]:
     return rest
 
 
-def exchange_over_amqp(port: int, history: History) -> None:
+def exchange_over_amqp(port: int, history: DeliveryHistory) -> None:
     """Send and receive through a gateway, and connect again whenever that fails."""
     queues = itertools.cycle(QUEUES)
     while not history.ended.is_set():
@@ -109,7 +109,7 @@ def exchange_over_amqp(port: int, history: History) -> None:
 
 
 def _exchange(
-    connection: proton_utils.BlockingConnection, queues: itertools.cycle[str], history: History
+    connection: proton_utils.BlockingConnection, queues: itertools.cycle[str], history: DeliveryHistory
 ) -> None:
     receivers = [connection.create_receiver(f"queue:{queue}", credit=3) for queue in QUEUES[:2]]
     while not history.ended.is_set():
@@ -133,7 +133,7 @@ async def test_nothing_is_lost_or_doubled_when_a_process_fails_while_queues_move
     broker: brokers.Broker, start_process: fixtures.StartProcess, dial: conftest.Dial, seed: int
 ):
     assert len({partitions.of_queue(queue, PARTITIONS) for queue in QUEUES}) == PARTITIONS
-    choice, names, history = random.Random(seed), itertools.count(), History()
+    choice, names, history = random.Random(seed), itertools.count(), DeliveryHistory()
 
     async def begin() -> child_process.ChildProcess:
         return await start_process(

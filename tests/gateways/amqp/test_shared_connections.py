@@ -26,7 +26,7 @@ from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust.login import passwords  # noqa: E402
 
 
-class World:
+class GatewayWorld:
     """A gateway, and the connections to the bus that it has made."""
 
     def __init__(self, connect: fixtures.Connect) -> None:
@@ -56,13 +56,13 @@ class World:
 @pytest_asyncio.fixture
 async def world(
     dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect
-) -> AsyncIterator[World]:
-    made = World(connect)
+) -> AsyncIterator[GatewayWorld]:
+    made = GatewayWorld(connect)
     async with made.gateway:
         yield made
 
 
-async def test_two_clients_have_one_connection_until_both_have_left(world: World):
+async def test_two_clients_have_one_connection_until_both_have_left(world: GatewayWorld):
     def work() -> list[str]:
         first, second = world.client(), world.client()
         receivers = [session.create_receiver("topic:hall") for session in (first, second)]
@@ -80,7 +80,7 @@ async def test_two_clients_have_one_connection_until_both_have_left(world: World
     await eventually.eventually(lambda: bus.state is api.ConnectionState.CLOSED, timeout_s=30)
 
 
-async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(world: World):
+async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(world: GatewayWorld):
     count = 30
 
     class Shared(proton_reactor.ReceiverOption):  # type: ignore[misc]
@@ -107,7 +107,7 @@ async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(
         await asyncio.to_thread(client.close)
 
 
-async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
+async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: GatewayWorld):
     first = await asyncio.to_thread(world.client)
     assert len(world.gateway.connections) == 1
     await world.dialled[0].close()
@@ -128,19 +128,23 @@ async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: World):
     assert len(world.dialled) == 2
 
 
+class NamedListener:
+    """Adds its name to ``heard_by`` for each message."""
+
+    def __init__(self, name: str, heard_by: list[str]) -> None:
+        self.owner = self.name = name
+        self._heard_by = heard_by
+
+    def offer(self, _: topic_listeners.TopicMessage) -> None:
+        self._heard_by.append(self.name)
+
+
 async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fixtures.Connect):
     order: list[str] = []
 
-    class Tap:
-        def __init__(self, owner: str) -> None:
-            self.owner = owner
-
-        def offer(self, message: topic_listeners.TopicMessage) -> None:
-            order.append(self.owner)
-
     bus = await connect("listens")
     listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
-    taps = [Tap(owner) for owner in ("a", "b", "a", "b")]
+    taps: Any = [NamedListener(owner, order) for owner in ("a", "b", "a", "b")]
     for tap in taps:
         await listeners.add("hall", "hall", None, tap)
     await bus.publish(destinations.topic("hall").subject, b"x")
@@ -155,13 +159,6 @@ async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fix
 async def test_connections_take_turns_however_many_listeners_each_has():
     heard_by: list[str] = []
 
-    class Tap:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
-            heard_by.append(self.name)
-
     class Bridge(connection.AmqpConnection):
         written = 0
 
@@ -171,9 +168,9 @@ async def test_connections_take_turns_however_many_listeners_each_has():
 
     gateway = amqp_gateway.AmqpGateway(_nobody, None)
     many, few, alone = Bridge(gateway), Bridge(gateway), Bridge(gateway)
-    crowd: Any = (Tap("many"),) * connection.TURN_DELIVERIES
-    values: Any = (Tap("few"),) * 5
-    single: Any = (Tap("alone"),)
+    crowd: Any = (NamedListener("many", heard_by),) * connection.TURN_DELIVERIES
+    values: Any = (NamedListener("few", heard_by),) * 5
+    single: Any = (NamedListener("alone", heard_by),)
     output: Any = _Said()
     message = topics.EncodedTopicMessage(output)
     for _ in range(3):
@@ -192,11 +189,11 @@ async def test_who_cannot_keep_up_holds_a_bounded_number_of_messages(monkeypatch
     monkeypatch.setattr(connection, "PENDING_MAX", 5)
     topic_messages: list[topics.EncodedTopicMessage] = []
 
-    class Tap:
+    class MessageListener:
         def offer(self, topic_message: topics.EncodedTopicMessage) -> None:
             topic_messages.append(topic_message)
 
-    taps: Any = (Tap(),)
+    taps: Any = (MessageListener(),)
     made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
     output: Any = _Said()
     messages = [topics.EncodedTopicMessage(output) for _ in range(20)]
@@ -221,7 +218,7 @@ async def test_gateways_may_share_a_port():
 
 
 async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
-    class Tap:
+    class CountingListener:
         def __init__(self) -> None:
             self.heard = self.expired = 0
 
@@ -233,7 +230,7 @@ async def test_what_expired_while_it_waited_for_a_turn_is_not_handed_out():
 
     made = connection.AmqpConnection(amqp_gateway.AmqpGateway(_nobody, None))
     output: Any = _Said()
-    tap: Any = Tap()
+    tap: Any = CountingListener()
     for kind in (topics.EncodedTopicMessage, Short, topics.EncodedTopicMessage):
         made.enqueue_topic_message((tap,) * connection.TURN_DELIVERIES, kind(output))
     await eventually.eventually(lambda: tap.heard == 2 * connection.TURN_DELIVERIES, timeout_s=30)

@@ -14,7 +14,7 @@ import pytest
 
 from muster.bus.memory import network, streams
 from muster.core import errors
-from muster.message import destinations, partitions, protocol, settings
+from muster.message import destinations, listings, partitions, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.client import api, consumers
 from muster.message.dispatcher import leadership
@@ -120,7 +120,7 @@ async def test_scheduled_messages_of_all_partitions_are_listed_in_order_and_canc
         session = connection.session()
         for delay_s, queue in ((30, ONE), (10, TWO), (20, HOME), (40, TWO)):
             await session.producer(queue).send("later", delay_s=delay_s)
-        rows: list[protocol.ScheduledRow] = []
+        rows: list[listings.ScheduledRow] = []
         after = (0, 0)
         while page := (await connection.request(protocol.ListScheduled(None, after, 2))).scheduled:
             rows += page

@@ -11,7 +11,7 @@ import pytest
 
 from muster.bus import api
 from muster.core import errors
-from muster.message import protocol
+from muster.message import listings, protocol
 from muster.monitor import live_view
 from muster.testing.eventually import eventually
 from muster.trust.permissions import roles
@@ -180,9 +180,9 @@ async def test_a_viewer_sees_no_temporary_queues_through_the_web(monkeypatch: py
 
     async def reply(key: Any, request: protocol.DispatcherRequest) -> protocol.DispatcherReply:
         return protocol.DispatcherReply(
-            queues=[protocol.QueueRow(queue=name, depth=0, consumers=0) for name in names],
+            queues=[listings.QueueRow(queue=name, depth=0, consumers=0) for name in names],
             scheduled=[
-                protocol.ScheduledRow(number=1, id=None, destination=f"queue:{name}", delivery_time_ms=1)
+                listings.ScheduledRow(number=1, id=None, destination=f"queue:{name}", delivery_time_ms=1)
                 for name in names
             ],
         )

@@ -21,6 +21,7 @@ from muster.core.reports import columns
 from muster.core.settings import sections as settings_sections
 from muster.inform import protocol as inform
 from muster.manage import protocol as managing
+from muster.message import listings
 from muster.message import peer_protocol as message_peers
 from muster.message import protocol as message
 from muster.monitor import protocol as monitor
@@ -35,7 +36,7 @@ PARTS: dict[str, tuple[ModuleType, ...]] = {
     "Notification": (notify,),
     "Management": (managing, bootstrap_client),
     "Information": (inform,),
-    "Messages (JMS)": (message, message_peers),
+    "Messages (JMS)": (message, listings, message_peers),
     "The domain itself": (control, audit),
 }
 SHARED = (messages, columns)

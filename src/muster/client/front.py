@@ -28,8 +28,7 @@ from muster.client import (
 from muster.core import errors
 from muster.manage.adapters import base, plugins
 from muster.manage.agent import agent as agent_
-from muster.message import destinations
-from muster.message import protocol as message_protocol
+from muster.message import destinations, listings
 from muster.notify import models
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ class AsyncMuster:
         """The queue of this name; it exists as soon as a message is sent to it."""
         return queues.AsyncQueue(name, self._jms)
 
-    async def queues(self) -> rows.Rows[message_protocol.QueueRow]:
+    async def queues(self) -> rows.Rows[listings.QueueRow]:
         """All queues, with the number of waiting messages."""
         return await self._jms.queues()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from muster.client import rows
 from muster.core import errors
-from muster.message import destinations, protocol, values
+from muster.message import destinations, listings, protocol, values
 from muster.message import messages as jms
 from muster.message.client import api, producers
 
@@ -86,10 +86,10 @@ class AsyncQueue:
         listed = (await connection.request(protocol.ListQueues())).queues
         return next((row.depth for row in listed if row.queue == self.name), 0)
 
-    async def scheduled(self) -> rows.Rows[protocol.ScheduledRow]:
+    async def scheduled(self) -> rows.Rows[listings.ScheduledRow]:
         """The messages that were sent with ``delay_s`` and are not in the queue yet."""
         connection = await self._connect()
-        scheduled: list[protocol.ScheduledRow] = []
+        scheduled: list[listings.ScheduledRow] = []
         after = (0, 0)
         while page := (
             await connection.request(protocol.ListScheduled(str(self._queue), after, 1000))
@@ -98,7 +98,7 @@ class AsyncQueue:
             after = page[-1].delivery_time_ms, page[-1].number
         return rows.Rows(scheduled)
 
-    async def cancel(self, scheduled: protocol.ScheduledRow) -> None:
+    async def cancel(self, scheduled: listings.ScheduledRow) -> None:
         """Delete a message that is scheduled; `errors.NotFound` if it was delivered or cancelled before."""
         reply = await (await self._connect()).request(protocol.CancelScheduled(scheduled.number))
         if not reply.count:
@@ -122,5 +122,5 @@ class QueueConnector:
             await self._stack.enter_async_context(self._connection)
         return self._connection
 
-    async def queues(self) -> rows.Rows[protocol.QueueRow]:
+    async def queues(self) -> rows.Rows[listings.QueueRow]:
         return rows.Rows((await (await self()).request(protocol.ListQueues())).queues)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.core import errors
-from muster.message import destinations, messages, moved_messages, protocol, selectors
+from muster.message import destinations, listings, messages, moved_messages, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger, pages
@@ -76,7 +76,7 @@ class QueueAdmin:
         """Whether a consumer is being attached."""
         return any(key in connection.consumers.values() for connection in self._state.connections.values())
 
-    def queue_rows(self, reader: str) -> list[protocol.QueueRow]:
+    def queue_rows(self, reader: str) -> list[listings.QueueRow]:
         """The queues on which the reader has any permission."""
         rows = []
         for key, depth in sorted(self._ledger.depths.items()):
@@ -85,7 +85,7 @@ class QueueAdmin:
                 continue
             queue = self._ledger.backlogs[key]
             rows.append(
-                protocol.QueueRow(
+                listings.QueueRow(
                     queue=name,
                     depth=depth,
                     consumers=len(queue.consumers),
@@ -107,7 +107,7 @@ class QueueAdmin:
             return self._state.may_browse(reader, queue)
         return any(self._state.may(reader, right, queue) for right in ("browse", "receive", "send", "admin"))
 
-    def subscription_rows(self, reader: str) -> list[protocol.SubscriptionRow]:
+    def subscription_rows(self, reader: str) -> list[listings.SubscriptionRow]:
         """The subscriptions that the reader made, or all if it may list them."""
         rows = []
         sees_all = self._state.may(reader, "subscriptions", "list")
@@ -116,7 +116,7 @@ class QueueAdmin:
                 continue
             queue = self._ledger.backlogs[key]
             rows.append(
-                protocol.SubscriptionRow(
+                listings.SubscriptionRow(
                     subscription=subscription.name,
                     identity=subscription.identity,
                     client_id=subscription.client_id,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from muster.core import errors
-from muster.message import destinations, messages, protocol
+from muster.message import destinations, listings, messages, protocol
 from muster.message.dispatcher import delayed_messages, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
@@ -20,7 +20,7 @@ class ScheduledMessages:
 
     async def rows(self, reader: str, request: protocol.ListScheduled) -> protocol.DispatcherReply:
         only = request.destination and destinations.Destination.parse(request.destination)
-        rows: list[protocol.ScheduledRow] = []
+        rows: list[listings.ScheduledRow] = []
         after_ms, after_number = request.after
         for due_ms, number in self._delays.after((after_ms, 0)):
             if (due_ms, self._public_number(number)) <= (after_ms, after_number):
@@ -107,8 +107,8 @@ def _sender(meta: messages.MessageMeta) -> str:
     return identity if colon else identity.rpartition("-")[0]
 
 
-def _row(number: int, meta: messages.MessageMeta, size: int) -> protocol.ScheduledRow:
-    return protocol.ScheduledRow(
+def _row(number: int, meta: messages.MessageMeta, size: int) -> listings.ScheduledRow:
+    return listings.ScheduledRow(
         number=number,
         id=meta.message_id,
         destination=meta.destination or "",

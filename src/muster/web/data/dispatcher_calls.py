@@ -7,7 +7,7 @@ from collections.abc import Callable
 from muster.bus import api
 from muster.bus.rpc import error_replies, origin
 from muster.core import errors
-from muster.message import codec, destinations, messages, protocol
+from muster.message import codec, destinations, listings, messages, protocol
 from muster.message import rows as message_rows
 from muster.message.client import routes
 from muster.trust.permissions import queue_rights, roles
@@ -65,8 +65,8 @@ def may_browse(person: sessions.LoginSession, queue: str) -> bool:
 
 
 def visible_scheduled(
-    person: sessions.LoginSession, scheduled: list[protocol.ScheduledRow]
-) -> list[protocol.ScheduledRow]:
+    person: sessions.LoginSession, scheduled: list[listings.ScheduledRow]
+) -> list[listings.ScheduledRow]:
     return [row for row in scheduled if may_browse(person, row.destination.removeprefix("queue:"))]
 
 

@@ -18,6 +18,7 @@ from muster.inform import rows as inform_rows
 from muster.inform import service_entries
 from muster.manage import client as manage_client
 from muster.manage import rows as manage_rows
+from muster.message import listings
 from muster.message import protocol as message_protocol
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
@@ -451,16 +452,16 @@ class ReadModel(bus_feed.BusFeed):
 
         return await self._query(("message", key), "message", 1.0, ask)
 
-    async def queues(self, person: sessions.LoginSession) -> list[message_protocol.QueueRow]:
+    async def queues(self, person: sessions.LoginSession) -> list[listings.QueueRow]:
         queues = (await self._dispatcher("queues", message_protocol.ListQueues())).queues
         return [row for row in queues if dispatcher_calls.may_browse(person, row.queue)]
 
-    async def subscriptions(self) -> list[message_protocol.SubscriptionRow]:
+    async def subscriptions(self) -> list[listings.SubscriptionRow]:
         return (await self._dispatcher("subscriptions", message_protocol.ListSubscriptions())).subscriptions
 
     async def scheduled(
         self, person: sessions.LoginSession, destination: str | None
-    ) -> list[message_protocol.ScheduledRow]:
+    ) -> list[listings.ScheduledRow]:
         request = message_protocol.ListScheduled(destination, limit=SCHEDULED_MAX)
         reply = await self._dispatcher(("scheduled", destination), request)
         return dispatcher_calls.visible_scheduled(person, reply.scheduled)

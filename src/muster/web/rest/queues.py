@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from muster.core import errors
-from muster.message import destinations, protocol
+from muster.message import destinations, listings, protocol
 from muster.web import request_state
 from muster.web.auth import sessions
 from muster.web.data import dispatcher_calls
@@ -31,7 +31,7 @@ class MoveBody(StrictBody):
     limit: int = Field(100, ge=1, le=1000)
 
 
-def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
+def _subscription(row: listings.SubscriptionRow) -> tuple[str, str, str]:
     return row.client_id or "", row.subscription, row.identity
 
 
@@ -39,19 +39,19 @@ def _subscription(row: protocol.SubscriptionRow) -> tuple[str, str, str]:
     router,
     "/queues",
     "List queues with their depth and consumers",
-    protocol.QueueRow,
+    listings.QueueRow,
     lambda row: (row.queue,),
 )
-async def queues(web: request_state.WebState, person: sessions.LoginSession) -> Sequence[protocol.QueueRow]:
+async def queues(web: request_state.WebState, person: sessions.LoginSession) -> Sequence[listings.QueueRow]:
     return await web.source.queues(person)
 
 
 @lists.listing(
-    router, "/subscriptions", "List durable subscriptions", protocol.SubscriptionRow, _subscription
+    router, "/subscriptions", "List durable subscriptions", listings.SubscriptionRow, _subscription
 )
 async def subscriptions(
     web: request_state.WebState, _: sessions.LoginSession
-) -> Sequence[protocol.SubscriptionRow]:
+) -> Sequence[listings.SubscriptionRow]:
     return await web.source.subscriptions()
 
 
@@ -123,7 +123,7 @@ async def dead_letters(
 @router.get(
     "/scheduled-messages",
     summary="List messages with a delivery time in the future, in order of that time",
-    **base.answers(base.items(base.kind(protocol.ScheduledRow))),
+    **base.answers(base.items(base.kind(listings.ScheduledRow))),
 )
 async def scheduled(
     web: request_state.Web,

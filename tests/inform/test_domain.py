@@ -84,6 +84,7 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
             by_ann.delete("ops/1"),
             by_bob.get("ops/1"),
             by_bob.history("ops/1"),
+            by_bob.where("ops/1"),
         ):
             with pytest.raises(errors.Forbidden):
                 await refused

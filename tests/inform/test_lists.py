@@ -80,7 +80,7 @@ async def test_all_replicas_are_listed_a_page_at_a_time(fleet: ListedFleet, monk
             await message.respond(protocol.reply([view], view.node))
 
     await (await fleet.net.connect("others")).subscribe(protocol.to_all("where"), handler=answer)
-    page = await fleet.p.reader.where(protocol.Where("k"))
+    page = await fleet.p.reader.where(protocol.Where("k"), "ann")
     assert 1 < len(page.replicas) < 20
     assert [view.node for view in page.replicas] == ["p", *names][: len(page.replicas)]
     result = await fleet.ann.where("k")

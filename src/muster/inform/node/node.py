@@ -117,7 +117,7 @@ class InformationNode:
             _operation(
                 "read.history", protocol.WaitForChanges, lambda call, of: reader.history(of, call.identity)
             ),
-            _operation("read.where", protocol.Where, lambda _, query: reader.where(query)),
+            _operation("read.where", protocol.Where, lambda call, query: reader.where(query, call.identity)),
             _operation("read.nodes", protocol.Nodes, self._nodes),
             _operation("write.put", protocol.PutContext, lambda call, put: writer.write(put, call.identity)),
             _operation(

@@ -220,11 +220,17 @@ class ContextReader:
 
     # Replicas.
 
-    async def where(self, request: protocol.Where) -> protocol.ReplicaList:
+    async def where(self, request: protocol.Where, identity: str) -> protocol.ReplicaList:
         """Return the replicas, the primary first. Every page queries all nodes again, so it has as many as
         fit.
         """
         shared, key = self._state, protocol.check_key(request.key)
+        replica = shared.replicas.index.get(key)
+        if replica is None or not replica.is_live(shared.log_now_ns()):
+            writer = (await self.logged(key)).writer
+        else:
+            writer = replica.writer
+        shared.check(identity, "read", key, writer)
         request_data = protocol.encode(protocol.ContextQuery(key))
         nodes = {shared.name, *shared.directory.nodes}
         replies = await shared.bus.gather(
@@ -235,8 +241,6 @@ class ContextReader:
             for reply in replies
             for replica in protocol.result_of(reply.data, list[protocol.ReplicaInfo])
         ]
-        if not replicas:
-            self._from_log(key, await shared.log.last(key))
         order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
 
         def place(replica: protocol.ReplicaInfo) -> str:

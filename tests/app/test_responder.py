@@ -12,6 +12,7 @@ import pytest
 from muster.app.policy import responder
 from muster.core import health, messages
 from muster.core.telemetry import log, metrics
+from muster.notify import client as notify
 from muster.pipeline import protocol
 from muster.store import database
 from muster.supervision import tasks
@@ -87,6 +88,24 @@ async def test_alerts_that_are_too_old_are_counted(world):
     await eventually(lambda: world.part.health().facts["too_old"] == 1)
     assert world.part.health().facts["sent"] == 0
     assert world.metrics.value("muster_responses_total", outcome="too-old") == 1
+
+
+async def test_a_clock_that_is_ahead_does_not_end_the_responses(world, monkeypatch):
+    """Of the machine of the responder."""
+    stream = await world.bus.stream(protocol.streams()[1])
+    sent: list[str] = []
+
+    async def send(type: str, *_: object, **options: object) -> None:
+        sent.append(type)
+
+    monkeypatch.setattr(notify.NotifyClient, "sender", lambda *_: SimpleNamespace(send=send))
+    data = alert("infected")
+    now_s = time.time
+    monkeypatch.setattr(time, "time", lambda: now_s() + 7200)
+    await world.part.start(world)
+    await stream.publish("muster.pipeline.from.pipeline.alert.infected", data)
+    await eventually(lambda: sent or world.part.health().facts["too_old"])
+    assert sent == ["news"]
 
 
 async def test_it_is_late_only_while_there_are_no_alerts_to_read(world, monkeypatch):

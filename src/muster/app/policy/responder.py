@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +42,9 @@ class Responder(sections.SettingsSection, frozen=True, kw_only=True):
     max_age_s: Annotated[
         float,
         sections.field_doc(
-            "Alerts older than this when the responder reads them, after an outage, get no response.", gt=0
+            "Alerts older than this when the responder reads them, after an outage, get no response. "
+            "Judged by the brokers' clock: more than its difference from the clocks of the fleet.",
+            gt=0,
         ),
     ] = 3600.0
 
@@ -95,11 +96,11 @@ class ResponderComponent:
             sender = receivers.sender(IDENTITY)
             while True:
                 try:
-                    await self._bus.open_stream(protocol.ALERTS_STREAM)
+                    stream = await self._bus.open_stream(protocol.ALERTS_STREAM)
                     self._waits = ""
                     alerts = pipeline.PipelineClient(self._bus).follow_alerts(first=position + 1)
                     async for sequence, alert in alerts:
-                        await self._respond_to(context, sender, sequence, alert)
+                        await self._respond_to(context, sender, stream, sequence, alert)
                         position = sequence
                         await _store_position(context, position)
                 except errors.Dropped as error:
@@ -141,12 +142,16 @@ class ResponderComponent:
         self,
         context: context_.ComponentContext,
         sender: notify.ReceiverHandle,
+        stream: api.Stream,
         sequence: int,
         alert: messages.Alert,
     ) -> None:
         due = response_rules.matching_notifications(self._rules, alert)
-        age_s = time.time() - alert.at_ms / 1000
-        if due and age_s > self._settings.max_age_s:
+        if not due:
+            return
+        # Not by the clock of this machine: a wrong one would end all responses.
+        age_s = (await stream.state()).now_ns / 1e9 - alert.at_ms / 1000
+        if age_s > self._settings.max_age_s:
             self._too_old += 1
             self._counts.add(outcome="too-old")
             context.log.warning("alert-too-old", rule=alert.rule, about=alert.about, age_s=round(age_s))

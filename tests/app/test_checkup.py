@@ -283,7 +283,7 @@ def test_a_stream_of_reports_that_holds_too_few_hours_is_named_with_the_size_tha
     million_bytes_s = 100_000 * 78  # a million machines with few metrics
     state, finding, advice = doctor.judge_reports(settings, 60 * million_bytes_s, 4 << 30, [0.0, 60.0])
     assert state == doctor.WARNING
-    assert "holds 0.2 hours at 7.8 MB/s" in finding
+    assert "holds the reports of 9m11s at 7.8 MB/s" in finding
     needed, machines = (
         int(number) for name in ("max_bytes", "machines") for number in re.findall(rf"{name} = (\d+)", advice)
     )
@@ -291,7 +291,7 @@ def test_a_stream_of_reports_that_holds_too_few_hours_is_named_with_the_size_tha
     sized = msgspec.structs.replace(settings, machines=machines)
     assert sized.streams()["reports"].max_bytes >= needed
     held = doctor.judge_reports(sized, 60 * million_bytes_s, needed, [0.0, 60.0])
-    assert held == (doctor.OK, "the stream holds 4 hours at 7.8 MB/s", "")
+    assert held == (doctor.OK, "the stream holds the reports of 4h24m at 7.8 MB/s", "")
     assert doctor.judge_reports(settings, 1 << 30, 4 << 30, [0.0, 59.0])[0] == doctor.OK
 
 

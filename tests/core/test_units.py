@@ -68,6 +68,32 @@ def test_a_size_reads_back(size: int) -> None:
     assert units.parse_size_bytes(units.format_size(size)) == size
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (35e-6, "35 µs"),
+        (0.99994e-3, "1 ms"),
+        (0.25, "250 ms"),
+        (0.9996, "1 s"),
+        (3.214, "3.21 s"),
+        (42, "42 s"),
+        (119.4, "119 s"),
+        (119.6, "2m"),
+        (190, "3m10s"),
+        (3605, "1h"),
+        (28_541, "7h55m"),
+        (86_399.6, "1d"),
+        (1_047_600, "12d03h"),
+        (-0.25, "-250 ms"),
+        (float("inf"), "inf s"),
+        (float("nan"), "nan s"),
+    ],
+)
+def test_a_measured_duration_has_one_or_two_units(seconds, shown):
+    assert units.rounded_duration(seconds) == shown
+
+
 def test_a_count_has_its_noun_in_the_right_number():
     texts = [units.format_count(number, "row") for number in (0, 1, 2_000)]
     assert texts == ["0 rows", "1 row", "2,000 rows"]

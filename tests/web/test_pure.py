@@ -436,7 +436,7 @@ def test_charts_leave_gaps_and_say_their_figures():
     points = [(0.0, 1.0), (1.0, None), (2.0, float("nan")), (3.0, 5.0)]
     made = charts.lines([charts.ChartLine("load", points)], label="Load", unit=" s")
     assert made.count("<polyline") == 2
-    assert 'aria-label="Load. Now load: 5.0 s"' in made
+    assert 'aria-label="Load. Now load: 5 s"' in made
     both = [charts.ChartLine("load", points), charts.ChartLine("95 %", [(0.0, None), (3.0, float("nan"))])]
     assert charts.lines(both, label="Load", unit=" s") == made  # of what was never measured nothing is said
 

@@ -12,7 +12,7 @@ from muster.core import units
 from muster.core.formats import toml
 from muster.core.settings import sections
 
-_UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "min": 60, "s": 1}
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def reference(schema: type[msgspec.Struct]) -> str:

@@ -15,7 +15,7 @@ from muster.app.components import component
 from muster.app.components import context as context_
 from muster.bus.brokers import config
 from muster.bus.locator import server
-from muster.core import errors
+from muster.core import errors, units
 from muster.core.settings import domain
 from muster.trust import certificates
 
@@ -88,6 +88,16 @@ def report(settings: domain.BaseSettings) -> list[certificates.CertificateStatus
     return _open(settings).report(renew_at=settings.trust.renew_at)
 
 
+def warning(report: list[certificates.CertificateStatus]) -> str:
+    """Which certificates expire soon; empty if none does."""
+    left_s = {
+        status.name: max(0.0, status.days_left) * certificates.DAY_S
+        for status in report
+        if status.warning_days is not None
+    }
+    return ", ".join(f"{name} expires in {units.rounded_duration(left)}" for name, left in left_s.items())
+
+
 def _open(settings: domain.BaseSettings) -> certificates.CertificateStore:
     return certificates.CertificateStore(folder(settings), settings.domain.name)
 
@@ -119,12 +129,7 @@ class CertificateRenewer:
             {"name": certificate.name, "days_left": round(certificate.days_left, 1), "due": certificate.due}
             for certificate in self._report
         ]
-        warned = [certificate for certificate in self._report if certificate.warning_days is not None]
-        reason = ", ".join(
-            f"{certificate.name} expires in {max(0.0, certificate.days_left):.1f} days"
-            for certificate in warned
-        )
-        return component.ComponentHealth(reason=reason, facts={"certificates": rows})
+        return component.ComponentHealth(reason=warning(self._report), facts={"certificates": rows})
 
     async def check(self) -> None:
         """Check and renew once."""

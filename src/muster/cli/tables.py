@@ -102,7 +102,7 @@ def _number(name: str, value: float, now_s: float) -> str:
     if name.endswith("_percent"):
         return units.rounded_percent(value)
     if name.endswith(("_s", "_ms")) and not _is_rate(name):
-        return format_seconds(value if name.endswith("_s") else value / 1000)
+        return units.rounded_duration(value if name.endswith("_s") else value / 1000)
     if isinstance(value, int):
         return str(value)
     return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e6 else f"{value:.6g}"
@@ -113,28 +113,8 @@ def _moment(name: str, at_s: float, now_s: float) -> str:
     if not at_s:
         return ""
     if at_s > now_s + 1:
-        return f"in {age(at_s - now_s)}"
-    return age(now_s - at_s) + ("" if name in _TITLES else " ago")
-
-
-def age(seconds: float) -> str:
-    """A duration in two units: 42s, 3m10s, 5h02m, 12d03h."""
-    count = max(0, int(seconds))
-    if count < 60:
-        return f"{count}s"
-    if count < 3600:
-        return f"{count // 60}m{count % 60:02}s"
-    if count < 86400:
-        return f"{count // 3600}h{count % 3600 // 60:02}m"
-    return f"{count // 86400}d{count % 86400 // 3600:02}h"
-
-
-def format_seconds(seconds: float) -> str:
-    if seconds < 0 or seconds >= 120:
-        return age(seconds) if seconds >= 0 else f"{seconds:.3g} s"
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
-    return f"{seconds:.3g} s"
+        return f"in {units.rounded_duration(int(at_s - now_s))}"
+    return units.rounded_duration(max(0, int(now_s - at_s))) + ("" if name in _TITLES else " ago")
 
 
 def is_numeric(texts: Sequence[Any]) -> bool:

@@ -5,11 +5,12 @@ standard: ``kB`` is 1,000 bytes and ``KiB`` 1,024; a bare ``64M`` is refused, si
 guess wrong.
 
 Two forms for people: a setting or a limit is exact, in the form that settings accept (`format_size`); a
-measurement is rounded, in decimal units (`rounded_size`, `rounded_percent`): 6.3 GB, 10.9 %.
+measurement is rounded (`rounded_size`, `rounded_percent`, `rounded_duration`): 6.3 GB, 10.9 %, 42 s, 7h55m.
 """
 
 from __future__ import annotations
 
+import math
 import re
 
 from muster.core import errors
@@ -90,6 +91,24 @@ def rounded_size(size_bytes: float) -> str:
 def rounded_percent(percent: float) -> str:
     """A measured share with one decimal: 10.9 %."""
     return f"{percent:,.1f} %"
+
+
+def rounded_duration(duration_s: float) -> str:
+    """A measured time or an age, in one or two units: 350 ms, 3.21 s, 42 s, 3m10s, 7h55m, 12d03h, 2h."""
+    if duration_s < 0:
+        return f"-{rounded_duration(-duration_s)}"
+    if 0 < duration_s < 0.9995:
+        return f"{duration_s * 1e3:.3g} ms" if duration_s >= 0.9995e-3 else f"{duration_s * 1e6:.3g} µs"
+    if not 119.5 <= duration_s < math.inf:
+        return f"{duration_s:.3g} s"
+    count = round(duration_s)
+    if count < 3600:
+        whole, rest = f"{count // 60}m", f"{count % 60:02}s"
+    elif count < 86400:
+        whole, rest = f"{count // 3600}h", f"{count % 3600 // 60:02}m"
+    else:
+        whole, rest = f"{count // 86400:,}d", f"{count % 86400 // 3600:02}h"
+    return whole if rest.startswith("00") else whole + rest
 
 
 def format_count(number: int, noun: str) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from muster.core import errors
+from muster.core import errors, units
 from muster.trust import documents, jwt, nkeys
 
 CHAIN_MAX = 8  # a grant and seven mandates
@@ -88,7 +88,9 @@ def verify(
     try:
         grant, serial, mandates = _follow(chain, root, now, revocations, skew_s)
         if lifetime_s_max is not None and grant.expires_at - grant.issued_at > lifetime_s_max:
-            raise _No(Reason.TOO_LONG_LIVED, f"it is valid for longer than {lifetime_s_max:g} s")
+            raise _No(
+                Reason.TOO_LONG_LIVED, f"it is valid for longer than {units.rounded_duration(lifetime_s_max)}"
+            )
         if grant.holder != situation.holder:
             raise _No(Reason.OTHER_HOLDER, f"it is {grant.holder}'s, not {situation.holder}'s")
         if not grant.scope.covers(situation):
@@ -166,9 +168,14 @@ def _valid(
     skew_s: float,
 ) -> None:
     if now < document.issued_at - skew_s:
-        raise _No(Reason.NOT_YET_VALID, f"{what} begins in {document.issued_at - now:.0f} s")
+        raise _No(
+            Reason.NOT_YET_VALID,
+            f"{what} begins in {units.rounded_duration(round(document.issued_at - now))}",
+        )
     if now >= document.expires_at + skew_s:
-        raise _No(Reason.EXPIRED, f"{what} expired {now - document.expires_at:.0f} s ago")
+        raise _No(
+            Reason.EXPIRED, f"{what} expired {units.rounded_duration(round(now - document.expires_at))} ago"
+        )
     if revocations.has(serial, document.issuer, root):
         raise _No(Reason.REVOKED, f"{what} was revoked")
 

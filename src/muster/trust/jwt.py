@@ -16,7 +16,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, units
 from muster.core.formats import base64url
 from muster.trust import nkeys
 
@@ -216,7 +216,9 @@ def verify(token: str, *, issuers: Collection[str], now: float) -> JwtClaims:
     if claims.iss not in issuers:
         raise errors.Unauthorized(f"{claims.name!r} was signed by {claims.iss}, which is not trusted here")
     if claims.exp and now >= claims.exp:
-        raise errors.Unauthorized(f"{claims.name!r} expired {round(now - claims.exp)} s ago")
+        raise errors.Unauthorized(
+            f"{claims.name!r} expired {units.rounded_duration(round(now - claims.exp))} ago"
+        )
     if now < claims.nbf:
         raise errors.Unauthorized(f"{claims.name!r} is not valid before {claims.nbf}")
     return claims

@@ -9,7 +9,7 @@ from typing import Any
 
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.core import errors, health
+from muster.core import errors, health, units
 from muster.core.settings import domain
 from muster.gateways.uddi import mount
 from muster.inform import settings
@@ -66,7 +66,8 @@ class InformationNodesComponent:
             age_s = node.state.now_s() - node.state.fresh_at_s
             if age_s > 3 * self._settings.timeout_s:
                 return component.ComponentHealth(
-                    health.HealthState.LATE, f"{node.name} has not received the log for {age_s:.0f} s"
+                    health.HealthState.LATE,
+                    f"{node.name} has not received the log for {units.rounded_duration(round(age_s))}",
                 )
         return component.ComponentHealth()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.core import errors, health
+from muster.core import errors, health, units
 from muster.monitor import settings
 from muster.trust.permissions import roles
 
@@ -67,7 +67,8 @@ class ChannelComponent:
         behind_s = self._channel.waiting_s
         if behind_s > 10 * self._settings.hold_s + 10:
             return component.ComponentHealth(
-                health.HealthState.LATE, f"reports have waited {behind_s:.0f} s to be forwarded"
+                health.HealthState.LATE,
+                f"reports have waited {units.rounded_duration(round(behind_s))} to be forwarded",
             )
         return component.ComponentHealth()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.bus import api
-from muster.core import errors
+from muster.core import errors, units
 from muster.monitor import capacity_model
 from muster.monitor import client as monitor_client
 from muster.pipeline import client as pipeline_client
@@ -51,7 +51,8 @@ async def check(bus: api.Bus, *, window_s: float = 60.0, pipeline: str = "pipeli
         recent = []
     if not recent:
         raise errors.NotFound(
-            f"no report reached the stream in the last {window_s:g} s", hint="widen --window"
+            f"no report reached the stream in the last {units.rounded_duration(window_s)}",
+            hint="widen --window",
         )
     levels = dict.fromkeys(range(1, 1 + max(message.facts.level for message in recent)), 0.0)
     for producer in producers:

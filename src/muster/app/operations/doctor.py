@@ -207,12 +207,8 @@ async def tls(target: DoctorTarget) -> CheckOutcome:
     if settings.bus.servers or not settings.bus.uses_tls:
         return OK, "not used: the brokers listen on loopback, or are external", ""
     report = await asyncio.to_thread(certificates.report, settings)
-    warned = [certificate for certificate in report if certificate.warning_days is not None]
-    if warned:
-        finding = ", ".join(
-            f"{certificate.name} expires in {max(0.0, certificate.days_left):.1f} days"
-            for certificate in warned
-        )
+    finding = certificates.warning(report)
+    if finding:
         return (
             WARNING,
             finding,
@@ -364,18 +360,21 @@ def judge_reports(
     """``times_s``: when the first and the last message were stored; empty if there are less than two."""
     span_s = times_s[-1] - times_s[0] if times_s else 0.0
     if span_s < REPORTS_S:
-        return OK, "too few to know how many hours the stream holds", ""
+        return OK, "too few to know for how long the stream holds them", ""
     bytes_s = used_bytes / span_s
-    held_h = limit_bytes / bytes_s / 3600
-    if held_h >= settings.report_hours:
-        return OK, f"the stream holds {min(held_h, 9999):.0f} hours at {units.rounded_size(bytes_s)}/s", ""
+    held_s = limit_bytes / bytes_s
+    holds = (
+        f"the stream holds the reports of {units.rounded_duration(held_s)} at {units.rounded_size(bytes_s)}/s"
+    )
+    if held_s >= settings.report_hours * 3600:
+        return OK, holds, ""
     needed = int(1.1 * bytes_s * settings.report_hours * 3600)
     machines = (
         -(-needed // retention.report_bytes(1000, settings.report_period_s, settings.report_hours)) * 1000
     )
     return (
         WARNING,
-        f"the stream holds {held_h:.1f} hours at {units.rounded_size(bytes_s)}/s, less than "
+        f"{holds}, less than "
         f"retention.report_hours = {settings.report_hours:g}: the pipeline may not be down for longer",
         f"set retention.machines = {machines} or retention.reports.max_bytes = {needed}, "
         "and bus.storage_disk_bytes accordingly",

@@ -30,7 +30,7 @@ from muster.bus import api, leases
 from muster.bus.client import client
 from muster.bus.rpc import request_audit
 from muster.bus.streams import integrity
-from muster.core import errors, files, health, messages, subjects
+from muster.core import errors, files, health, messages, subjects, units
 from muster.trust.permissions import roles
 
 WRITE_PERIOD_S = 2.0
@@ -99,7 +99,8 @@ class StorageMonitor:
     def problem(self) -> str:
         """Why no message can be stored at present; empty if they are."""
         if self.silent_s > SILENT_S:
-            return f"no write has been acknowledged for {self.silent_s:.0f} s: {self._problem}"
+            silence = units.rounded_duration(round(self.silent_s))
+            return f"no write has been acknowledged for {silence}: {self._problem}"
         return self._full
 
     def health(self) -> component.ComponentHealth:

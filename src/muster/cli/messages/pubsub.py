@@ -222,14 +222,15 @@ def sub(
 async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: str) -> None:
     import asyncio
 
-    from muster.core import errors
+    from muster.core import errors, units
 
     try:
         async with asyncio.timeout(timeout_s):
             await work
     except TimeoutError:
         if complain:
-            raise errors.TimedOut(f"received fewer than {what} in {timeout_s:g} s") from None
+            waited = units.rounded_duration(timeout_s or 0.0)
+            raise errors.TimedOut(f"received fewer than {what} in {waited}") from None
 
 
 @click.command(
@@ -264,7 +265,7 @@ def request(
     DATA '-' is read from stdin. The exit code is 5 if there is no subscriber or no reply in time.
     """
     from muster.bus.client import requests
-    from muster.core import errors
+    from muster.core import errors, units
 
     subject, payload, with_headers = _subject(topic, raw), _payload(data), _headers(headers)
 
@@ -287,4 +288,4 @@ def request(
         record = _record(answer)
         invocation.printer.item(record, str(record.get("data", record.get("data_base64"))))
     if not answers:
-        raise errors.Unavailable(f"no reply on {topic} within {timeout_s:g} s")
+        raise errors.Unavailable(f"no reply on {topic} within {units.rounded_duration(timeout_s)}")

@@ -159,7 +159,7 @@ def _view(nodes: Any, scope: str, name: str, from_ms: int, to_ms: int) -> Any:
 async def find(bus: Any, scope: str, name: str, at_ms: int | None, window_s: float) -> Any:
     import time
 
-    from muster.core import errors, messages
+    from muster.core import errors, messages, units
     from muster.core.reports import columns
     from muster.monitor import client, live_view
 
@@ -181,14 +181,16 @@ async def find(bus: Any, scope: str, name: str, at_ms: int | None, window_s: flo
     nodes = live_view.latest(stored.batch for stored in batches)
     if not nodes.num_rows:
         raise errors.NotFound(
-            f"no report in the last {window_s:g} s"
+            f"no report in the last {units.rounded_duration(window_s)}"
             if at_ms is None
-            else f"no report in the {window_s:g} s before this time",
+            else f"no report in the {units.rounded_duration(window_s)} before this time",
             hint="use a larger --window, or search with `muster history`",
         )
     view = _view(nodes, scope, name, now_ms - int(window_s * 1000), now_ms)
     if view is None:
-        raise errors.NotFound(f"no report of the {scope} {name!r} in the last {window_s:g} s")
+        raise errors.NotFound(
+            f"no report of the {scope} {name!r} in the last {units.rounded_duration(window_s)}"
+        )
     return view
 
 

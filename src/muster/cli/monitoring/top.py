@@ -118,7 +118,7 @@ async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
     import rich.console
     import rich.live
 
-    from muster.core import errors
+    from muster.core import errors, units
 
     console = rich.console.Console()
     with rich.live.Live(console=console, screen=True, auto_refresh=False) as live:
@@ -126,7 +126,9 @@ async def _live(every_s: float, look: Callable[[int], Awaitable[Any]]) -> None:
             try:
                 drawn = await look(max(1, console.size.height - 4))
             except (errors.NotFound, errors.Unavailable) as error:
-                live.update(f"{error.message}; retrying every {every_s:g} s", refresh=True)
+                live.update(
+                    f"{error.message}; retrying every {units.rounded_duration(every_s)}", refresh=True
+                )
             else:
                 live.update(drawn, refresh=True)
             await asyncio.sleep(every_s)

@@ -215,7 +215,7 @@ def start(
                 return progress if no_wait else await follow(fleet, progress)
         except TimeoutError:
             raise errors.TimedOut(
-                f"the rollout {progress.id} still runs after {wait_s:g} s",
+                f"the rollout {progress.id} still runs after {units.rounded_duration(wait_s or 0.0)}",
                 hint=f"`muster rollout show {progress.id}` shows its steps",
             ) from None
 

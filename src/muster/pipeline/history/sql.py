@@ -148,7 +148,9 @@ def _translated(limits: SqlLimits) -> Iterator[None]:
     except (duckdb.Error, pa.ArrowException, OSError, MemoryError) as error:
         # While results are read, Arrow reports DuckDB's errors as its own: only the text tells the reason.
         if "INTERRUPT Error" in str(error):
-            raise errors.TimedOut(f"SQL: the query took longer than {limits.seconds:g} s") from error
+            raise errors.TimedOut(
+                f"SQL: the query took longer than {units.rounded_duration(limits.seconds)}"
+            ) from error
         if storage.is_missing(error):
             raise storage.files_removed() from error
         if isinstance(error, MemoryError) or "Out of Memory" in str(error):

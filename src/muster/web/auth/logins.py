@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from muster.core import errors, files, leaky_buckets
+from muster.core import errors, files, leaky_buckets, units
 from muster.core.net import hosts
 from muster.trust.login import password_checker as trust_logins
 from muster.trust.login import passwords
@@ -155,7 +155,8 @@ class LoginService:
         longest_s = self._settings.token_s
         if lifetime_s is not None and lifetime_s > longest_s:
             raise errors.InvalidInput(
-                f"a token can last {longest_s:g} s at most", hint="the setting web.token_s limits it"
+                f"a token can last {units.rounded_duration(longest_s)} at most",
+                hint="the setting web.token_s limits it",
             )
         return await asyncio.to_thread(
             self.tokens.create,

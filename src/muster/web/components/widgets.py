@@ -147,16 +147,7 @@ def percent(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration for people."""
-    if value is None:
-        return "–"
-    if value < 0.1:
-        return f"{value * 1000:.0f} ms"
-    if value < 120:
-        return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-    if value < 7200:
-        return f"{value / 60:.0f} min"
-    return f"{value / 3600:.0f} h" if value < 172_800 else f"{value / 86400:.0f} d"
+    return "–" if value is None else units.rounded_duration(value)
 
 
 def size(value: float | None) -> str:
@@ -180,7 +171,7 @@ def moment(at_ms: int | None) -> Markup:
 
 
 def relative_time(at_ms: int | None) -> str:
-    return "–" if not at_ms else f"{seconds(max(0.0, time.time() - at_ms / 1000))} ago"
+    return "–" if not at_ms else f"{seconds(max(0, int(time.time() - at_ms / 1000)))} ago"
 
 
 def field(

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from muster.bus import api
-from muster.core import errors, messages
+from muster.core import errors, messages, units
 from muster.core.reports import columns as reports_columns
 from muster.inform import client as inform_client
 from muster.inform import protocol as inform_protocol
@@ -164,7 +164,9 @@ class ReadModel(bus_feed.BusFeed):
 
         report = await self._query(("at", scope, name, at_ms, window_s), "past", 60.0, ask)
         if report is None:
-            raise errors.NotFound(f"no report of the {scope} {name} in the {window_s:g} s before this time")
+            raise errors.NotFound(
+                f"no report of the {scope} {name} in the {units.rounded_duration(window_s)} before this time"
+            )
         return report
 
     # Alerts and the pipeline

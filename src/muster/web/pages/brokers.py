@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from muster.bus.brokers import control
 from muster.web.components import charts, page, widgets
 from muster.web.components.html import Child, Markup, join, tag
+
+
+def _round_trip(link: control.LinkRow) -> str:
+    return widgets.seconds(None if link.round_trip_ms is None else link.round_trip_ms / 1000)
 
 
 def brokers(request: page.PageRequest) -> page.DashboardPage:
@@ -36,7 +41,7 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
                 link.near,
                 link.far,
                 link.up,
-                f"{link.kind}, {link.round_trip_ms} ms" if link.up else f"{link.kind}, down",
+                f"{link.kind}, {_round_trip(link)}" if link.up else f"{link.kind}, down",
                 carried[link.id] / heaviest,
             )
             for link in links
@@ -73,7 +78,7 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
                 f"{link.near} – {link.far}",
                 link.kind,
                 widgets.badge("up" if link.up else "down"),
-                "–" if link.round_trip_ms is None else f"{link.round_trip_ms} ms",
+                _round_trip(link),
                 f"{link.in_messages:,}",
                 f"{link.out_messages:,}",
             ]

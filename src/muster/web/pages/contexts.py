@@ -31,7 +31,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
                 f"{node.load.contexts:,}",
                 f"{node.temporary:,}",
                 f"{node.load.messages_per_s:,.1f}/s",
-                f"{node.proximity_ms:.2f} ms",
+                widgets.seconds(node.proximity_ms / 1000),
                 f"{widgets.seconds(node.heard_s_ago)} ago",
                 widgets.size(node.memory_bytes),
             ]

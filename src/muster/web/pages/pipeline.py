@@ -59,7 +59,7 @@ def progress(request: page.PageRequest) -> page.DashboardPage:
             widgets.tile("State size", widgets.size(latest.state_bytes), f"{latest.state_rows:,} rows"),
         )
         stages: list[list[Child]] = [
-            [STAGES.get(name, name), tag("code", name), f"{latest.stages_ms[name]:,} ms"]
+            [STAGES.get(name, name), tag("code", name), widgets.seconds(latest.stages_ms[name] / 1000)]
             for name in sorted(latest.stages_ms, key=[*STAGES, *latest.stages_ms].index)
         ]
         counts: list[list[Child]] = [

@@ -409,7 +409,8 @@ def test_queues_and_subscriptions_by_hand(up):
     )
     assert status["rejected"] >= 1, "the one before it"
     message(
-        "receive", "queue:orders", "--where", "amount = 9", "--timeout", "0.1", code=errors.TimedOut.exit_code
+        *("receive", "queue:orders", "--where", "amount = 9", "--count", str(10**30), "--timeout", "0.1"),
+        code=errors.TimedOut.exit_code,
     )
 
     assert message("move", "orders", "--to", "queue:later", "--where", "amount > 2").json()["moved"] == 2

@@ -204,12 +204,13 @@ def receive(
 
     async def work(connected: api.Connection) -> None:
         session = connected.session(api.AcknowledgeMode.CLIENT)
+        ahead = min(count, api.PREFETCH)
         if durable is None:
-            consumer = await session.consumer(where, selector, prefetch=count)
+            consumer = await session.consumer(where, selector, prefetch=ahead)
         elif client_id is None:
-            consumer = await session.shared_durable_consumer(where, durable, selector, prefetch=count)
+            consumer = await session.shared_durable_consumer(where, durable, selector, prefetch=ahead)
         else:
-            consumer = await session.durable_consumer(where, durable, selector, prefetch=count)
+            consumer = await session.durable_consumer(where, durable, selector, prefetch=ahead)
         for number in range(count):
             received = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
             if received is None:

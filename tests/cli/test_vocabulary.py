@@ -112,6 +112,20 @@ def test_no_option_has_a_second_name():
     assert not names & set(REJECTED)
 
 
+def test_a_value_is_shown_by_its_meaning_not_by_its_type():
+    """``N`` or ``NAME``; ``TEXT`` only where the text is free."""
+    free = {"--description", "--prefix", "--reason", "--target"}
+    shown = {
+        (name, option.make_metavar(context))
+        for context in CONTEXTS
+        for option in _options(context)
+        for name in option.opts
+        if not option.is_flag and not option.hidden
+    }
+    assert {name for name, metavar in shown if metavar == "TEXT"} == free
+    assert not {name for name, metavar in shown if re.search(r"INTEGER|%Y|RANGE$", metavar)}
+
+
 @pytest.mark.parametrize("context", CONTEXTS, ids=lambda context: context.command_path)
 def test_arguments_have_the_same_order_and_spelling(context):
     """Names before what is done to them; a predicate is PREDICATE; lists are `[NAME]...`."""

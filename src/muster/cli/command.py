@@ -77,6 +77,16 @@ class DurationParam(click.ParamType[float]):
         return seconds
 
 
+class CountParam(click.IntRange):
+    """An integer between bounds; help pages show ``N`` and ``1 to 10,000`` instead of an inequality."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
+
+    def _describe_range(self) -> str:
+        return f"{self.min:,} or more" if self.max is None else f"{self.min:,} to {self.max:,}"
+
+
 def duration(
     name: str,
     default: str | None,
@@ -103,7 +113,7 @@ def limit(default: int, words: str, *, at_least: int = 1, at_most: int | None = 
     return click.option(
         "-n",
         "--limit",
-        type=click.IntRange(at_least, at_most),
+        type=CountParam(at_least, at_most),
         default=default,
         show_default=True,
         help=words,

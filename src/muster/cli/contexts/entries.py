@@ -126,7 +126,7 @@ def _entry(entry: service_entries.ServiceEntry, source: str = "") -> rows.Servic
     ],
 )
 @click.argument("name")
-@click.option("--id", "id_", default="", help="ID of an existing entry, to change it.")
+@click.option("--id", "id_", metavar="ID", default="", help="ID of an existing entry, to change it.")
 @click.option("--access", multiple=True, metavar="URL", help="Access point (URL); may be repeated.")
 @click.option(
     "--category",

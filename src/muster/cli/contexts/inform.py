@@ -166,7 +166,7 @@ def find(
 @inform.command(examples=[("muster inform watch printers/3 -o json | jq .value", "until Ctrl-C")])
 @click.argument("key", shell_complete=live_names.CONTEXTS)
 @click.option("--after", type=int, default=0, metavar="VERSION", help="Start after this version.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of changes.")
+@click.option("-n", "--count", type=command.CountParam(1), help="Stop after this number of changes.")
 @connection.options
 @command.pass_invocation
 def watch(
@@ -259,7 +259,7 @@ def nodes(invocation: command.Invocation, node: str | None, to: connection.Conne
         ("muster inform node --name inform-3 --store sqlite::memory: --set refresh_s=1", ""),
     ],
 )
-@click.option("--name", default="inform", show_default=True, help="Identity of the node.")
+@click.option("--name", metavar="NAME", default="inform", show_default=True, help="Identity of the node.")
 @click.option("--store", "url", metavar="URL", help="URL of its store (default: sqlite:NAME.db).")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override an [inform] setting.")
 @connection.options

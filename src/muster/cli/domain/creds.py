@@ -89,6 +89,7 @@ def _time(at_s: int) -> str:
 @click.option(
     "--topic",
     "patterns",
+    metavar="TOPIC",
     multiple=True,
     shell_complete=live_names.TOPIC_PATTERNS,
     help="Only these topics, wildcards allowed; may be repeated.",

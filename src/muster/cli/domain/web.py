@@ -170,7 +170,7 @@ def token() -> None:
     "scopes_",
     multiple=True,
     metavar="AREA[:read]",
-    help="A part of the API, such as alerts or alerts:read (repeatable; default: all).",
+    help="A part of the API, such as alerts or alerts:read; may be repeated (default: all).",
 )
 @command.duration("--lifetime", None, "Lifetime such as 90d (default and maximum: web.token_s).")
 @click.option("--description", default="", help="What the token is for.")

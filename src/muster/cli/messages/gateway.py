@@ -47,13 +47,13 @@ def gateway() -> None:
         ("muster gateway amqp --port 5672 --processes 1", "on one core"),
     ]
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=command.CountParam(0, 65535), default=0, help="Port (default: a free one).")
 @click.option("--cert", type=_PATH, help="Certificate: clients then connect with TLS.")
 @click.option("--key", type=_PATH, help="Its private key.")
 @click.option(
     "--processes",
-    type=click.IntRange(1),
+    type=command.CountParam(1),
     show_default="one for each core; with --share-port, 1",
     help="Number of processes that serve the port. The kernel distributes the clients among them.",
 )
@@ -62,7 +62,7 @@ def gateway() -> None:
 @click.option("--anonymous", metavar="IDENTITY", help="Identity of anonymous clients.")
 @click.option(
     "--per-address",
-    type=click.IntRange(0),
+    type=command.CountParam(0),
     default=1000,
     show_default=True,
     help="Maximum connections per client address and process; 0: unlimited, for clients behind a proxy.",
@@ -115,8 +115,8 @@ def amqp(
         ("muster gateway wsman --callback http://sink.example.org:8080/events", "allow this event sink"),
     ]
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port (default: a free one).")
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=command.CountParam(0, 65535), default=0, help="Port (default: a free one).")
 @click.option("--cert", type=_PATH, help="Certificate: clients then use https.")
 @click.option("--key", type=_PATH, help="Its private key.")
 @click.option(

@@ -114,7 +114,11 @@ def _property(text: str) -> tuple[str, Any]:
     "-p", "--property", "properties", multiple=True, metavar="NAME=VALUE", help="A property; may be repeated."
 )
 @click.option(
-    "--priority", type=click.IntRange(0, 9), default=4, show_default=True, help="Priority; 9 is the highest."
+    "--priority",
+    type=command.CountParam(0, 9),
+    default=4,
+    show_default=True,
+    help="Priority; 9 is the highest.",
 )
 @command.duration("--ttl", "0", "Time to live.", may_be_zero=True)
 @command.duration("--delay", "0", "Minimum delay of the delivery.", may_be_zero=True)
@@ -169,7 +173,7 @@ def send(
 @click.argument("destination", shell_complete=live_names.DESTINATIONS)
 @_selector
 @click.option(
-    "-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="Number of messages."
+    "-n", "--count", type=command.CountParam(1), default=1, show_default=True, help="Number of messages."
 )
 @command.duration(
     "--timeout",
@@ -178,7 +182,7 @@ def send(
     may_be_zero=True,
 )
 @click.option("--durable", metavar="NAME", help="Use the durable subscription of this name.")
-@click.option("--client-id", help="Client ID of the durable subscription.")
+@click.option("--client-id", metavar="ID", help="Client ID of the durable subscription.")
 @connection.options
 @command.pass_invocation
 def receive(
@@ -289,8 +293,12 @@ def subscriptions(invocation: command.Invocation, to: connection.ConnectionOptio
     examples=[("muster message unsubscribe all --client-id office", "its messages are discarded")],
 )
 @click.argument("name", shell_complete=live_names.SUBSCRIPTIONS)
-@click.option("--client-id", help="Client ID (default: shared by clients without an ID).")
-@click.option("--identity", help="Identity of the client (default: your own); requires the role operator.")
+@click.option("--client-id", metavar="ID", help="Client ID (default: shared by clients without an ID).")
+@click.option(
+    "--identity",
+    metavar="IDENTITY",
+    help="Identity of the client (default: your own); requires the role operator.",
+)
 @connection.options
 @command.pass_invocation
 def unsubscribe(

@@ -168,9 +168,9 @@ async def _publish(
     ],
 )
 @click.argument("topic", shell_complete=live_names.TOPIC_PATTERNS)
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("-n", "--count", type=command.CountParam(1), help="Stop after this many messages.")
 @command.duration("--timeout", None, "Stop after this time.", may_be_zero=True)
-@click.option("--group", help="Share the messages among the members of this group.")
+@click.option("--group", metavar="NAME", help="Share the messages among the members of this group.")
 @click.option("--where", metavar="PREDICATE", help="Only messages that match this predicate.")
 @click.option("--reply", metavar="DATA", help="Reply to each request with this text.")
 @raw_option
@@ -245,7 +245,7 @@ async def _within(work: Any, timeout_s: float | None, *, complain: bool, what: s
 @header_option
 @command.duration("--timeout", "5s", "Time limit.", may_be_zero=True)
 @click.option("--all", "everybody", is_flag=True, help="Collect replies until the time limit.")
-@click.option("--enough", type=click.IntRange(1), help="Collect this number of replies.")
+@click.option("--enough", type=command.CountParam(1), help="Collect this number of replies.")
 @raw_option
 @connection.options
 @command.pass_invocation

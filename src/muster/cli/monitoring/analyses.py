@@ -39,6 +39,7 @@ limit_option = command.limit(100, "Maximum number of rows.", at_most=10_000)
     "--date",
     "day",
     type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
     help="A day of the period (default: yesterday, UTC).",
 )
 @click.option("--to", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML page.")
@@ -160,6 +161,7 @@ def disks(
     "--score",
     "score_min",
     type=click.FloatRange(0, min_open=True),
+    metavar="N",
     default=3.5,
     show_default=True,
     help="Minimum distance from the median of the group, in spreads of the group.",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     ],
 )
 @click.option(
-    "--machines", type=click.IntRange(1), default=1000, show_default=True, help="Machines of the fleet."
+    "--machines", type=command.CountParam(1), default=1000, show_default=True, help="Machines of the fleet."
 )
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
 @command.duration("--hold", "1s", "Time for which a channel holds reports.")
@@ -37,11 +37,14 @@ if TYPE_CHECKING:
 @click.option(
     "--cores",
     type=click.FloatRange(0, min_open=True),
+    metavar="N",
     default=2.0,
     show_default=True,
     help="CPU cores of the root.",
 )
-@click.option("--metrics", type=click.IntRange(1), default=12, show_default=True, help="Metrics in a report.")
+@click.option(
+    "--metrics", type=command.CountParam(1), default=12, show_default=True, help="Metrics in a report."
+)
 @click.option(
     "--costs",
     type=click.Choice(["auto", "fitted", "benchmark"]),

@@ -21,16 +21,28 @@ from muster.cli import command, connection, foreground
         ('muster channel --name hot --where "cpu_percent > 90"', "only these reports"),
     ],
 )
-@click.option("--name", default="channel", show_default=True, help="Identity of the channel.")
-@click.option("--parent", "parents", multiple=True, help="Forward to this channel (default: the stream).")
+@click.option("--name", metavar="NAME", default="channel", show_default=True, help="Identity of the channel.")
+@click.option(
+    "--parent",
+    "parents",
+    metavar="CHANNEL",
+    multiple=True,
+    help="Forward to this channel (default: the stream).",
+)
 @command.duration("--hold", "1s", "Time to collect reports before forwarding them.")
 @command.duration("--beat", "1s", "Interval between heartbeats.")
-@click.option("--interpreter", default="concat", show_default=True, help="concat, merge or module:attribute.")
+@click.option(
+    "--interpreter",
+    metavar="NAME",
+    default="concat",
+    show_default=True,
+    help="concat, merge or module:attribute.",
+)
 @click.option(
     "--where", default="", metavar="PREDICATE", help="Forward only reports that match this predicate."
 )
 @click.option("--sensors/--no-sensors", default=True, show_default=True, help="Accept sensors.")
-@click.option("--shard", type=click.IntRange(0, 255), default=0, help="Shard of the stream's subjects.")
+@click.option("--shard", type=command.CountParam(0, 255), default=0, help="Shard of the stream's subjects.")
 @connection.options
 @command.pass_invocation
 def channel(

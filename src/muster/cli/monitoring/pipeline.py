@@ -259,20 +259,21 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
         ("muster pipeline size --machines 1000000 --groups 5000 --hours 12", ""),
     ]
 )
-@click.option("--machines", type=click.IntRange(1, 10**9), required=True, help="Machines of the fleet.")
+@click.option("--machines", type=command.CountParam(1, 10**9), required=True, help="Machines of the fleet.")
 @click.option(
-    "--groups", type=click.IntRange(1, 10**9), help="Groups of the fleet (default: 20 machines each)."
+    "--groups", type=command.CountParam(1, 10**9), help="Groups of the fleet (default: 20 machines each)."
 )
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
 @click.option(
     "--hours",
     type=click.FloatRange(0, 24 * 365, min_open=True),
+    metavar="N",
     default=4.0,
     show_default=True,
     help="Hours of reports that the stream holds.",
 )
 @click.option(
-    "--replicas", type=click.IntRange(1, 5), default=3, show_default=True, help="Replicas of the stream."
+    "--replicas", type=command.CountParam(1, 5), default=3, show_default=True, help="Replicas of the stream."
 )
 @command.duration("--trigger", "10s", "Trigger interval of Spark.")
 @command.duration("--window", "10s", "Length of the windows.")

@@ -19,12 +19,18 @@ from muster.cli import command, connection, foreground
         ("muster sensor --once -o json", "print a report without sending it"),
     ],
 )
-@click.option("--name", help="Identity and name of the machine (default: the host name).")
-@click.option("--group", default="default", show_default=True, help="Group of the machine.")
-@click.option("--zone", default="default", show_default=True, help="Zone: machines that fail together.")
+@click.option("--name", metavar="NAME", help="Identity and name of the machine (default: the host name).")
+@click.option("--group", metavar="NAME", default="default", show_default=True, help="Group of the machine.")
+@click.option(
+    "--zone", metavar="NAME", default="default", show_default=True, help="Zone: machines that fail together."
+)
 @command.duration("--period", "10s", "Interval between reports.")
 @click.option(
-    "--channel", "channels", multiple=True, help="Channel to report to; may be repeated for failover."
+    "--channel",
+    "channels",
+    metavar="NAME",
+    multiple=True,
+    help="Channel to report to; may be repeated for failover.",
 )
 @click.option(
     "--process",
@@ -38,11 +44,11 @@ from muster.cli import command, connection, foreground
 )
 @click.option(
     "--http-port",
-    type=click.IntRange(0, 65535),
+    type=command.CountParam(0, 65535),
     help="Accept service reports and OTLP on this port (loopback only).",
 )
 @click.option(
-    "--statsd-port", type=click.IntRange(0, 65535), help="Accept statsd on this port (loopback only)."
+    "--statsd-port", type=command.CountParam(0, 65535), help="Accept statsd on this port (loopback only)."
 )
 @click.option(
     "--buffer",

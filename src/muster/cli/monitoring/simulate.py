@@ -28,7 +28,7 @@ def simulate() -> None:
 )
 @click.option(
     "--machines",
-    type=click.IntRange(1, 10_000_000),
+    type=command.CountParam(1, 10_000_000),
     default=1000,
     show_default=True,
     help="Machines of the fleet.",
@@ -36,13 +36,13 @@ def simulate() -> None:
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
 @click.option(
     "--groups",
-    type=click.IntRange(1, 1_000_000),
+    type=command.CountParam(1, 1_000_000),
     default=100,
     show_default=True,
     help="Groups of the fleet.",
 )
 @click.option(
-    "--zones", type=click.IntRange(1, 100_000), default=8, show_default=True, help="Zones of the fleet."
+    "--zones", type=command.CountParam(1, 100_000), default=8, show_default=True, help="Zones of the fleet."
 )
 @click.option(
     "--realistic",
@@ -51,7 +51,7 @@ def simulate() -> None:
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=command.CountParam(0),
     default=1,
     show_default=True,
     help="Random seed; the same seed produces the same fleet.",
@@ -72,10 +72,22 @@ def simulate() -> None:
     show_default=True,
     help="Publish batches to the stream, or single reports to a channel.",
 )
-@click.option("--channel", default="", help="Channel that receives single reports.")
+@click.option("--channel", metavar="NAME", default="", help="Channel that receives single reports.")
 @command.duration("--for", None, "Stop after this time (default: at Ctrl-C).", dest="lasts_s")
-@click.option("--share", default="1/1", show_default=True, help="Simulate the i-th of n parts of the fleet.")
-@click.option("--name", default="sim", show_default=True, help="Identity, and prefix of the machines' names.")
+@click.option(
+    "--share",
+    metavar="I/N",
+    default="1/1",
+    show_default=True,
+    help="Simulate the i-th of n parts of the fleet.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    default="sim",
+    show_default=True,
+    help="Identity, and prefix of the machines' names.",
+)
 @connection.options
 @command.pass_invocation
 def sensors(

@@ -50,12 +50,23 @@ def _authority(invocation: command.Invocation, by: Path | None) -> grants.Author
 )
 @click.argument("holder")
 @click.argument("attributes", nargs=-1, required=True, metavar="NAME=VALUE...")
-@click.option("--tier", type=click.IntRange(1, 99), default=1, show_default=True, help="Tier of the grant.")
+@click.option(
+    "--tier", type=command.CountParam(1, 99), default=1, show_default=True, help="Tier of the grant."
+)
 @command.duration("--lifetime", "30d", "Lifetime; at most trust.grant_lifetime_s.")
 @click.option(
-    "--participant", "prefix", default="", help="Only for this sender name of the holder, or names below it."
+    "--participant",
+    "prefix",
+    metavar="NAME",
+    default="",
+    help="Only for this sender name of the holder, or names below it.",
 )
-@click.option("--region", default="", help="Only for receivers whose state has this region, or one below it.")
+@click.option(
+    "--region",
+    metavar="REGION",
+    default="",
+    help="Only for receivers whose state has this region, or one below it.",
+)
 @click.option(
     "--audience", multiple=True, metavar="PROCESS[/NAME]", help="Only for these receivers; may be repeated."
 )
@@ -213,7 +224,7 @@ def list_(invocation: command.Invocation, to: connection.ConnectionOptions) -> N
 @click.argument("name")
 @click.option(
     "--tier",
-    type=click.IntRange(1, 98),
+    type=command.CountParam(1, 98),
     required=True,
     help="Tier; lower than the tier of the appointing authority.",
 )

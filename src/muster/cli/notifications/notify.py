@@ -23,7 +23,12 @@ LEAVE_S = 2.0
 PARTICIPANT = "cli"  # the default name of a sender or receiver
 
 name_option = click.option(
-    "--as", "name", default=PARTICIPANT, show_default=True, help="Name of the sender or receiver."
+    "--as",
+    "name",
+    metavar="NAME",
+    default=PARTICIPANT,
+    show_default=True,
+    help="Name of the sender or receiver.",
 )
 
 
@@ -154,7 +159,11 @@ def send(
     ]
 )
 @click.option(
-    "--model", required=True, help="Model of the receiver's state.", shell_complete=live_names.MODELS
+    "--model",
+    metavar="NAME",
+    required=True,
+    help="Model of the receiver's state.",
+    shell_complete=live_names.MODELS,
 )
 @click.option(
     "--state", "state", multiple=True, metavar="NAME=VALUE", help="A value of its state; may be repeated."
@@ -163,7 +172,7 @@ def send(
     "--policy", required=True, metavar="PREDICATE", help="Which events it accepts, from which senders."
 )
 @click.option("--durable", is_flag=True, help="Store durable events while the receiver is disconnected.")
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of events.")
+@click.option("-n", "--count", type=command.CountParam(1), help="Stop after this number of events.")
 @command.duration("--timeout", None, "Time limit for each event.", may_be_zero=True)
 @name_option
 @connection.options

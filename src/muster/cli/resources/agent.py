@@ -68,7 +68,9 @@ RETRY_S = 2.0
     metavar="HOST:PORT",
     help="Connect to this manager without a broker; list all managers of the domain.",
 )
-@click.option("--zone", default="default", show_default=True, help="Zone: machines that fail together.")
+@click.option(
+    "--zone", metavar="NAME", default="default", show_default=True, help="Zone: machines that fail together."
+)
 @click.option(
     "--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label for predicates; may be repeated."
 )

@@ -164,11 +164,17 @@ _ROLLOUT = ("id", "state", "operation", "counts", "unreachable", "reason")
 )
 @registry_calls.operation_argument
 @click.option("--where", default="", metavar="PREDICATE", help="Select resources with this predicate.")
-@click.option("--batch", default="1", show_default=True, help="Batch size: a number, or a percentage (10%).")
+@click.option(
+    "--batch",
+    metavar="N|N%",
+    default="1",
+    show_default=True,
+    help="Batch size: a number, or a percentage (10%).",
+)
 @command.duration("--pause", None, "Pause between batches.")
 @click.option(
     "--max-errors",
-    type=click.IntRange(0),
+    type=command.CountParam(0),
     default=0,
     show_default=True,
     help="Stop the rollout after more errors than this.",

@@ -48,7 +48,7 @@ data_dir = "."
 @click.argument("chapter", type=click.Choice(CHAPTERS), default="tour")
 @click.option(
     "--fleet",
-    type=click.IntRange(100, 1_000_000),
+    type=cli_command.CountParam(100, 1_000_000),
     default=10_000,
     show_default=True,
     envvar="FLEET",

@@ -21,18 +21,20 @@ _HEAD = """\
         ("muster init --brokers 3 --port 4222", "three brokers on ports 4222 to 4224"),
     ],
 )
-@click.option("--name", default="local", show_default=True, help="The domain's name.")
+@click.option("--name", metavar="NAME", default="local", show_default=True, help="The domain's name.")
 @click.option(
-    "--brokers", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of brokers."
+    "--brokers", type=command.CountParam(1, 64), default=1, show_default=True, help="Number of brokers."
 )
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=command.CountParam(0, 65535),
     default=4222,
     show_default=True,
     help="Port of the first broker; 0: free ports, chosen at each start.",
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address the brokers listen on.")
+@click.option(
+    "--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address the brokers listen on."
+)
 @config_.set_option
 @command.pass_invocation
 def init(

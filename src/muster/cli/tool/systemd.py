@@ -17,7 +17,12 @@ from muster.cli import command
         ("muster systemd > ~/.config/systemd/user/muster.service", "for the service manager of a user"),
     ],
 )
-@click.option("--user", default="", help="The system user who runs the domain; by default a user's own unit.")
+@click.option(
+    "--user",
+    metavar="NAME",
+    default="",
+    help="The system user who runs the domain; by default a user's own unit.",
+)
 @click.option(
     "--program",
     type=click.Path(path_type=Path),

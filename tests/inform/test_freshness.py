@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from muster.core import errors
 from muster.inform import client, protocol
 from muster.inform import settings as settings_
 from muster.inform.node import node as node_node
+from muster.inform.node import primary as node_primary
 from muster.inform.node import shared_rounds
 from muster.testing.eventually import eventually
 
@@ -207,3 +209,117 @@ async def test_a_lease_ends_for_all_nodes_at_once_with_wrong_clocks(simulated_ne
     with pytest.raises(errors.NotFound):
         await ann.get("k")
     await q.close()
+
+
+# The end of a lease, which nodes judge by their own estimates of the log's time.
+
+EARLY_NS = 3_000_000_000  # with a slow network; a few milliseconds are enough
+
+
+class Pair(NamedTuple):
+    """The primary of a context and another holder.
+
+    Neither ends leases by itself, and requests to all holders are lost on the way to the primary.
+    """
+
+    p: node_node.InformationNode
+    q: node_node.InformationNode
+    version: int
+
+    async def reasons(self) -> list[str]:
+        return [entry.record.reason async for entry in self.p.state.log.entries("k")]
+
+
+@pytest.fixture
+async def ending(simulated_network) -> AsyncIterator[Pair]:
+    """A lease ends in two seconds."""
+    net = simulated_network
+    both = msgspec.structs.replace(ALONE, replicas=2, timeout_s=1.0)
+    p, q = [await node_node.start(await net.connect(name), settings=both, now_ns=net.now_ns) for name in "pq"]
+    await eventually(lambda: bool(p.state.directory.nodes and q.state.directory.nodes))
+    for node in (p, q):
+        node._loops[-2].cancel()
+    put = protocol.PutContext("k", b"v", lease_s=9.0, ack="replicated")
+    written = await p.writer.write(put, "ann")
+    replica = q.state.replicas.index["k"]
+    assert (replica.holders, replica.version) == (("p", "q"), written.version)
+    await asyncio.sleep((replica.expires_at_ns - p.state.log_now_ns()) / 1e9 - 2.0)
+    for topic in p._topics.values():
+        await topic.close()
+    yield Pair(p, q, written.version)
+    for node in (p, q):
+        await node.close()
+
+
+def _advance(monkeypatch: pytest.MonkeyPatch, node: node_node.InformationNode) -> None:
+    now_ns = node.state.log_now_ns
+    monkeypatch.setattr(node.state, "log_now_ns", lambda: now_ns() + EARLY_NS)
+
+
+async def test_no_write_on_a_version_succeeds_after_a_read_found_its_lease_over(ending: Pair, monkeypatch):
+    _advance(monkeypatch, ending.q)
+    with pytest.raises(errors.NotFound):
+        await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")
+    with pytest.raises(errors.Conflict, match="has the version 0"):
+        await ending.p.writer.write(protocol.PutContext("k", b"2", expected_version=ending.version), "ann")
+    assert await ending.reasons() == ["put", "expire"]
+
+
+@pytest.mark.parametrize(
+    "rejected",
+    [protocol.PutContext("k", b"2", expected_version=1), protocol.DeleteContext("k")],
+    ids=["put", "delete"],
+)
+async def test_no_read_finds_a_context_after_a_write_found_its_lease_over(
+    ending: Pair, monkeypatch, rejected
+):
+    _advance(monkeypatch, ending.p)
+    if isinstance(rejected, protocol.PutContext):
+        rejected = msgspec.structs.replace(rejected, expected_version=ending.version)
+    with pytest.raises((errors.Conflict, errors.NotFound)):
+        await ending.p.writer.write(rejected, "ann")
+    with pytest.raises(errors.NotFound):
+        await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")
+    assert await ending.reasons() == ["put", "expire"]
+
+
+async def test_a_renewal_before_the_recorded_end_of_a_lease_counts(ending: Pair, monkeypatch):
+    """The reader has judged the lease as over when the primary renews it."""
+    _advance(monkeypatch, ending.q)
+    end_lease = ending.q.primary._end_lease
+
+    async def renewed_first(key: str, base: node_primary.KeyState) -> bool:
+        put = protocol.PutContext(key, b"2", lease_s=9.0, expected_version=ending.version)
+        await ending.p.writer.write(put, "ann")
+        return await end_lease(key, base)
+
+    monkeypatch.setattr(ending.q.primary, "_end_lease", renewed_first)
+    assert (await ending.q.reader.get(protocol.GetContext("k", 0.0), "bob")).value == b"2"
+    assert await ending.reasons() == ["put", "put"]
+
+
+async def test_a_lease_ends_without_its_primary_and_for_watchers(ending: Pair):
+    for task in ending.p._loops:
+        task.cancel()
+    watched = asyncio.ensure_future(
+        ending.q.reader.changes(protocol.WaitForChanges("k", ending.version, wait_s=5.0), "bob")
+    )
+    await asyncio.sleep(2.1)
+    reads = [ending.q.reader.get(protocol.GetContext("k", 0.0), "bob") for _ in range(20)]
+    outcomes = await asyncio.gather(*reads, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {errors.NotFound}
+    assert [change.reason for change in (await watched).changes] == ["expire"]
+    assert await ending.reasons() == ["put", "expire"]
+    last = await ending.p.state.log.last("k")
+    assert last is not None
+    assert last.record.stamped_by == "q"
+
+
+async def test_reads_that_need_not_be_linearizable_write_nothing(ending: Pair, monkeypatch):
+    """A domain whose log is full answers them."""
+    _advance(monkeypatch, ending.q)
+    for max_age_s in (None, 3.0):
+        with pytest.raises(errors.NotFound):
+            await ending.q.reader.get(protocol.GetContext("k", max_age_s), "bob")
+    assert await ending.reasons() == ["put"]
+    assert (await ending.p.reader.get(protocol.GetContext("k", 0.0), "bob")).value == b"v"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tests.sim import history
@@ -24,8 +25,8 @@ def get(number: int, start_s: float, end_s: float, version: int, age_s: float = 
     return operation(number, "get", start_s, end_s, "ok", result, max_age_s=0.0)
 
 
-def missing(number: int, start_s: float, end_s: float) -> history.Operation:
-    return operation(number, "get", start_s, end_s, "not-found", max_age_s=0.0)
+def missing(number: int, start_s: float, end_s: float, max_age_s: float | None = 0.0) -> history.Operation:
+    return operation(number, "get", start_s, end_s, "not-found", max_age_s=max_age_s)
 
 
 def stuck(*operations: history.Operation) -> list[int] | None:
@@ -65,6 +66,9 @@ def test_a_lease_ends_at_its_time():
     assert stuck(leased, missing(1, 10, 11)) == [1]
     assert stuck(leased, missing(1, 30, 31)) is None
     assert stuck(leased, get(1, 30, 31, 1)) == [1]
+    assert stuck(leased, missing(1, 18, 19), get(2, 20, 21, 1)) is not None
+    assert stuck(leased, missing(1, 18, 19, max_age_s=None), get(2, 20, 21, 1)) is None
+    assert stuck(leased, missing(1, 10, 11, max_age_s=None), get(2, 20, 21, 1)) is not None
 
 
 def judge(*operations: history.Operation) -> list[str]:
@@ -83,9 +87,14 @@ def test_a_value_is_not_older_than_its_reply_says():
     assert "replaced earlier" in judge(*writes, limited)[0]
 
 
-def entry(number: int, sequence: int, holders: tuple[str, ...], by: str, stamp: int) -> history.Operation:
+def entry(
+    number: int, sequence: int, holders: tuple[str, ...], by: str, stamp: int, **more: Any
+) -> history.Operation:
     facts = {"reason": "put", "value": f"v{sequence}", "holders": holders, "stamp": stamp, "stamped_by": by}
-    return operation(number, "logged", 0, 0, "ok", sequence=sequence, version=sequence, **facts)
+    times = {"at_s": 0.0, "expires_s": math.inf}
+    return operation(
+        number, "logged", 0, 0, "ok", sequence=sequence, version=sequence, **facts | times | more
+    )
 
 
 def test_two_primaries_are_found():
@@ -93,6 +102,13 @@ def test_two_primaries_are_found():
     assert judge(first, entry(1, 2, ("a", "b"), "a", 2)) == []
     assert "not of the primary" in judge(first, entry(1, 2, ("a", "b"), "b", 2))[0]
     assert "not above" in judge(first, entry(1, 2, ("a", "b"), "a", 1))[0]
+
+
+def test_a_lease_that_any_node_ends_too_early_is_found():
+    first = entry(0, 1, ("a", "b"), "a", 1, expires_s=10.0)
+    for at_s, early in ((5.0, True), (10.0, False)):
+        end = entry(1, 2, ("a", "b"), "b", 2, reason="expire", value=None, at_s=at_s)
+        assert ["before the end of the lease" in text for text in judge(first, end)] == [True] * early
 
 
 def message(number: int, action: str, start_s: float, actor: str = "ann", **facts: Any) -> history.Operation:

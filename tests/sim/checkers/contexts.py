@@ -37,6 +37,9 @@ def step(state: Register, operation: history.Operation) -> Iterator[Register]:
     live = state.value is not None and operation.start_s <= state.expires_s[1]
     for before in [state] * live + [ABSENT] * (expired or state.value is None):
         yield from _step(before, operation)
+    weak = operation.action == "get" and operation.facts["max_age_s"] != 0.0
+    if weak and expired and operation.outcome == "not-found":
+        yield state  # by the clock of a node: the lease may not have ended for others
 
 
 def _step(state: Register, operation: history.Operation) -> Iterator[Register]:
@@ -151,7 +154,10 @@ def _check_log(story: history.History) -> Iterator[str]:
             if after.facts["reason"] in ("place", "refuse") or before.facts["reason"] == "refuse":
                 continue
             purged = before.facts["value"] is None
-            if after.facts["stamped_by"] != before.facts["holders"][0] and not purged:
+            ends = after.facts["reason"] == "expire"  # any node may record it
+            if ends and (purged or after.facts["at_s"] < before.facts["expires_s"] - LEASE_SLACK_S):
+                yield f"contexts: {key}: {after} is before the end of the lease of {before}"
+            if after.facts["stamped_by"] != before.facts["holders"][0] and not (purged or ends):
                 yield f"contexts: {key}: {after} is not of the primary, which {before} names"
             if after.facts["stamp"] <= before.facts["stamp"] and not purged:
                 yield f"contexts: {key}: the stamp of {after} is not above that of {before}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 
 import msgspec
 
+from muster.bus.memory import network
 from muster.core import errors
 from muster.inform import client, protocol, settings
 from muster.inform.node import node as node_node
@@ -184,6 +186,9 @@ class ContextPart:
                     stamp=record.stamp,
                     stamped_by=record.stamped_by,
                     at_s=stored.at_s,
+                    expires_s=(record.expires_at_ns - network.EPOCH_NS) / 1e9
+                    if record.expires_at_ns
+                    else math.inf,
                 )
 
     def missing(self) -> str | None:

@@ -95,9 +95,9 @@ class InformationNode:
     def __init__(self, shared: state.NodeState) -> None:
         self.state = shared
         self.name = shared.name
-        self.reader = reads.ContextReader(shared)
-        self.search = search.ContextSearch(shared, self.reader)
         self.primary = primary.PrimaryWriter(shared)
+        self.reader = reads.ContextReader(shared, self.primary)
+        self.search = search.ContextSearch(shared, self.reader)
         self.writer = writes.ContextWriter(shared, self.primary)
         self.maintenance = maintenance.NodeMaintenance(shared, self.primary)
         self.malformed = 0

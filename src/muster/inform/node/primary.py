@@ -9,6 +9,10 @@ a retry would be rejected (its expected version has passed because of the first 
 the log of the context for the first attempt; if the log does not reach back far enough, the outcome is
 reported as unknown.  If no attempt was stored, the rejection first uses up the id of the write: an attempt
 that another node is still making cannot be stored after the client got the error.
+
+A lease ends with a record of the log, too.  Every node estimates the time of the log by itself, so a lease
+that is over for one node may last for another.  A write that is rejected because a lease is over, and a
+linearizable read that finds it over, therefore first append the end of the lease.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ class KeyState(NamedTuple):
     writer: str | None  # None: no context, so no owner
     request: str
     live: bool
+    expired: bool = False  # its lease is over by the time of this node, but not in the log
 
 
 NOTHING = KeyState(0, 0, (), None, None, "", False)  # equivalent: a version is read of what is live
@@ -80,6 +85,9 @@ class PrimaryWriter:
                             not fresh
                         ):  # this node may have been replaced: reject only with the state of the log
                             fresh = True
+                            continue
+                        if base.expired:
+                            await self._end_lease(write.key, base)
                             continue
                         if not update.write.repeat:
                             raise
@@ -168,7 +176,14 @@ class PrimaryWriter:
         stamp = clock.HybridTimestamp(replica.stamp, replica.stamped_by)
         live = replica.is_live(shared.log_now_ns())
         return KeyState(
-            replica.sequence, replica.version, replica.holders, stamp, replica.writer, replica.request, live
+            replica.sequence,
+            replica.version,
+            replica.holders,
+            stamp,
+            replica.writer,
+            replica.request,
+            live,
+            expired=not replica.deleted and not live,
         )
 
     async def base_in_log(self, key: str) -> KeyState:
@@ -182,9 +197,16 @@ class PrimaryWriter:
         if shared.name not in record.holders:
             shared.remember_holders(key, record.holders)
         expired = 0 < record.expires_at_ns <= shared.log_now_ns()  # equivalent (0 -> 1): no lease is so old
-        live = record.value is not None and not expired
+        present = record.value is not None
         return KeyState(
-            entry.sequence, entry.version, record.holders, _stamp(record), record.writer, record.request, live
+            entry.sequence,
+            entry.version,
+            record.holders,
+            _stamp(record),
+            record.writer,
+            record.request,
+            live=present and not expired,
+            expired=present and expired,
         )
 
     async def _append(self, record: protocol.ContextRecord, after: int) -> context_log.ContextLogEntry:
@@ -336,32 +358,43 @@ class PrimaryWriter:
                 self._state.apply(last)
 
     async def expire(self, key: str) -> bool:
-        """Append the expiry of a context whose lease has ended, for its watchers. Return whether it did.
+        """Append the end of a lease of this primary, for its watchers. Return whether it did.
 
         It does not read the log first: if the local replica is outdated, the append fails.
         """
         shared = self._state
         async with shared.key_locks.hold(key):
-            replica = shared.replicas.index.get(key)
-            if (
-                replica is None
-                or replica.temporary
-                or replica.deleted
-                or replica.is_live(shared.log_now_ns())
-                or replica.holders[0] != shared.name
-            ):
+            base = self.base_here(key)
+            if base is None or not base.expired or base.holders[0] != shared.name:
                 return False
-            last = clock.HybridTimestamp(replica.stamp, replica.stamped_by)
-            stamp = self._stamp_after(last, shared.now_ns())
-            record = protocol.ContextRecord(
-                key, replica.holders, stamp.time, stamp.node, writer=replica.writer, reason="expire"
-            )
-            try:
-                await self._append(record, replica.sequence)
-            except errors.Conflict:
-                await self.base_in_log(key)
-                return False
-            return True
+            if await self._end_lease(key, base):
+                return True
+            await self.base_in_log(key)
+            return False
+
+    async def end_lease(self, key: str) -> None:
+        """Append the end of a lease that is over, as any node, for a linearizable read.
+
+        It needs no primary: whether the lease was renewed before is decided by the log.
+        """
+        async with self._state.key_locks.hold(key):
+            base = await self.base_in_log(key)
+            if base.expired:
+                await self._end_lease(key, base)
+
+    async def _end_lease(self, key: str, base: KeyState) -> bool:
+        """Whether it was appended; not if the log has changed since ``base``."""
+        assert base.stamp is not None
+        assert base.writer is not None
+        stamp = self._stamp_after(base.stamp, self._state.now_ns())
+        record = protocol.ContextRecord(
+            key, base.holders, stamp.time, stamp.node, writer=base.writer, reason="expire"
+        )
+        try:
+            await self._append(record, base.sequence)
+        except errors.Conflict:
+            return False
+        return True
 
 
 def written(entry: context_log.ContextLogEntry, replicas: int) -> protocol.WriteResult:

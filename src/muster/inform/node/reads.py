@@ -5,6 +5,10 @@ The paper stops at the holders and treats silence until the timeout as "not foun
 context, so a read without a reply from a holder asks the log after a short time: a missing context is
 reported at once, and a context can be read when all its holders are lost.  If the log does not reply either,
 the read times out: the context may exist.
+
+A node judges by its estimate of the log's time whether a lease is over, and another node may judge otherwise
+for some milliseconds.  A linearizable read does not rely on that: it reports a context as missing after the
+log has the end of its lease.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from muster.bus.rpc import server
 from muster.core import errors
 from muster.inform import protocol
 from muster.inform.mounts import base as mounts
-from muster.inform.node import state
+from muster.inform.node import primary, state
 from muster.inform.node.log import context_log
 from muster.inform.node.replicas import demand, replica_table
 
@@ -27,8 +31,9 @@ WHERE_TIMEOUT_S = 2.0
 
 
 class ContextReader:
-    def __init__(self, shared: state.NodeState) -> None:
+    def __init__(self, shared: state.NodeState, primary_writer: primary.PrimaryWriter) -> None:
         self._state = shared
+        self._primary = primary_writer
 
     # One context.
 
@@ -113,10 +118,23 @@ class ContextReader:
                 )
             try:
                 async with asyncio.timeout(left_s):
-                    entry = await shared.log.last(request.key)
+                    return await self._confirmed(request)
             except (errors.Unavailable, TimeoutError):
                 continue
-            return self._from_log(request.key, entry)
+
+    async def _confirmed(self, request: protocol.GetContext) -> protocol.Context:
+        """Read from the log; for a linearizable read, end a lease that is over first."""
+        shared = self._state
+        while True:
+            entry = await shared.log.last(request.key)
+            if (
+                request.max_staleness_s != 0
+                or entry is None
+                or entry.record.value is None
+                or not _expired(entry.record, shared.log_now_ns())
+            ):
+                return self._from_log(request.key, entry)
+            await self._primary.end_lease(request.key)
 
     async def logged(self, key: str) -> protocol.Context:
         """Read from the log; `errors.NotFound` if the context does not exist."""

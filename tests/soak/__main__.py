@@ -31,7 +31,7 @@ async def soak(minutes: float, fleet: int, seed: int, *, spark: bool, folder: pa
         work = workloads.Workloads(domain)
         await work.start()
         began_s = time.monotonic()
-        injector = faults.FaultInjector(domain, seed, began_s)
+        injector = faults.FaultInjector(domain, seed, began_s, spare_after_s=30 * minutes)
         operator = await domain.connect("sampler", roles.Role.OPERATOR)
         sampler = sizes.Sampler(domain, injector, operator, began_s)
         _report(f"soak: {fleet:,} machines every {domain_.PERIOD_S:g} s, {minutes:g} minutes, seed {seed}")

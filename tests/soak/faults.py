@@ -1,4 +1,8 @@
-"""Processes are killed (SIGKILL) or frozen (SIGSTOP), one kind after the other. Seeded."""
+"""Processes are killed (SIGKILL) or frozen (SIGSTOP), one kind after the other. Seeded.
+
+In the second half of a run only the first process of a kind that exists several times fails. The others live
+long enough to judge whether their sizes are level.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +43,13 @@ class AppliedFault:
 
 
 class FaultInjector:
-    def __init__(self, domain: domain_.SoakDomain, seed: int, began_s: float) -> None:
+    def __init__(
+        self, domain: domain_.SoakDomain, seed: int, began_s: float, *, spare_after_s: float
+    ) -> None:
         self._domain = domain
         self._random = random.Random(seed)
         self._began_s = began_s
+        self._spare_after_s = spare_after_s
         self._turn = 0
         self.applied: list[AppliedFault] = []
 
@@ -53,15 +60,15 @@ class FaultInjector:
             await asyncio.sleep(max(0.0, started_s + period_s - time.monotonic()))  # pace of faults
 
     async def apply_next(self) -> AppliedFault | None:
-        kind = KINDS[self._turn % len(KINDS)]
+        spares = time.monotonic() - self._began_s >= self._spare_after_s
+        candidates = choose(await self.processes(), self._turn, spares=spares)
         self._turn += 1
-        candidates = {name: pid for name, pid in (await self.processes()).items() if _kind(name) == kind}
         if not candidates:
             return None
         name = self._random.choice(sorted(candidates))
         fault = self._random.choice(sorted(FAULTS))
         before = candidates[name]
-        applied = AppliedFault(time.monotonic() - self._began_s, kind, name, fault)
+        applied = AppliedFault(time.monotonic() - self._began_s, kind_of(name) or "", name, fault)
         self.applied.append(applied)
         os.kill(before, FAULTS[fault])
         since_s = time.monotonic()
@@ -82,13 +89,26 @@ class FaultInjector:
         return pids
 
 
+def choose(processes: dict[str, int], turn: int, *, spares: bool) -> dict[str, int]:
+    """The processes of which one fails in this turn, by name."""
+    by_kind: dict[str, dict[str, int]] = {kind: {} for kind in KINDS}
+    for name in sorted(processes):
+        kind = kind_of(name)
+        if kind is not None:
+            by_kind[kind][name] = processes[name]
+    if not spares:
+        return by_kind[KINDS[turn % len(KINDS)]]
+    first = [dict(list(group.items())[:1]) for group in by_kind.values() if len(group) > 1]
+    return first[turn % len(first)] if first else {}
+
+
 def process_name(page: str) -> str:
     """The name of a process by that of its health page: servers are named after their ports."""
     name = re.sub(r"-\d{4,}$", "", page)
     return "gateway" if name == "amqp" else name
 
 
-def _kind(name: str) -> str | None:
+def kind_of(name: str) -> str | None:
     if name.startswith("inform-"):
         return "information node"
     return next((kind for kind in KINDS if name.startswith(kind)), None)

@@ -88,12 +88,12 @@ def block(result: dict[str, Any]) -> str:
     for row in result["trends"]:
         if row["size"] in ("memory", "bytes") or not row["is_level"]:
             slope = "too short" if row["per_hour"] is None else quantity(row["size"], row["per_hour"])
-            verdict = "level" if row["is_level"] else "**grows**"
+            verdict = "not judged" if row["per_hour"] is None else "level" if row["is_level"] else "**grows**"
             lines.append(
                 f"| {row['subject']} | {row['size']} | {quantity(row['size'], row['median'])} "
                 f"| {slope} | {verdict} |"
             )
-    lines += ["", "Descriptors, threads and tasks that are not listed are level.", ""]
+    lines += ["", "Descriptors, threads and tasks that are not listed do not grow.", ""]
     lines += [f"- violation: {problem}" for problem in result["violations"]]
     return "\n".join(lines) + ("\n" if result["violations"] else "")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.soak import __main__ as soak
-from tests.soak import ledgers, result, trends
+from tests.soak import faults, ledgers, result, trends
 
 
 def test_a_ledger_names_what_is_lost_doubled_and_never_sent():
@@ -52,12 +52,34 @@ def samples(per_hour: float, *, lives: int = 1, outlier: float = 0.0) -> list[tr
 
 
 def test_a_leak_is_found_through_noise_outliers_and_restarts():
-    for lives in (1, 4):
+    for lives in (1, 2):
         grows = trends.trend("manager-1", "memory", samples(30e6, lives=lives, outlier=80e6))
         assert grows.per_hour == pytest.approx(30e6, rel=0.1)
         assert not grows.is_level
         assert trends.trend("manager-1", "memory", samples(2e6, lives=lives, outlier=80e6)).is_level
-    assert trends.trend("manager-1", "memory", samples(30e6, lives=12)).per_hour is None, "too young"
+    assert trends.trend("manager-1", "memory", samples(30e6, lives=4)).per_hour is None, "lives too short"
+
+
+def test_every_kind_fails_in_turn_and_later_only_the_first_of_several():
+    processes = {
+        "web": 1,
+        "broker local-1": 2,
+        "broker local-2": 3,
+        "manager-1": 4,
+        "manager-2": 5,
+        "domain": 6,
+    }
+    everything = [faults.choose(processes, turn, spares=False) for turn in range(len(faults.KINDS))]
+    assert [name for group in everything for name in group] == [
+        "broker local-1",
+        "broker local-2",
+        "manager-1",
+        "manager-2",
+        "web",
+    ]
+    later = [faults.choose(processes, turn, spares=True) for turn in range(3)]
+    assert later == [{"broker local-1": 2}, {"manager-1": 4}, {"broker local-1": 2}]
+    assert faults.choose({"web": 1}, 0, spares=True) == {}
 
 
 def test_the_page_shows_the_stored_result():

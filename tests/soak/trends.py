@@ -2,6 +2,7 @@
 
 The slope of a size is the median of the slopes of all pairs of samples. A process that was killed begins
 again with another size, so only samples of one life are paired, without the time in which it warms up.
+A short life is not judged: its caches still fill, and a few minutes say little about an hour.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WARM_UP_S = 300.0  # of each life of a process: caches, pools and windows of duplicates fill
-PAIRS_S_MIN = 60.0  # of closer samples the slope is only noise
+LIFE_S_MIN = 1500.0  # a shorter life is not judged
+WARM_UP_S = 600.0  # of each life of a process: caches, pools and windows of duplicates fill
+PAIRS_S_MIN = 300.0  # of closer samples the slope is only noise
 HOUR_S = 3600.0
 
 #: By size: growth in an hour that is no leak, absolutely and as a share of the median.
@@ -38,27 +40,29 @@ class Trend:
     samples: int
     median: float
     last: float
-    per_hour: float | None  # None: too few samples of one life
-    is_level: bool
+    per_hour: float | None  # None: no life was long enough
+    is_level: bool  # or not judged
 
 
-def trend(subject: str, size: str, samples: Sequence[SizeSample], *, warm_up_s: float = WARM_UP_S) -> Trend:
+def trend(subject: str, size: str, samples: Sequence[SizeSample]) -> Trend:
     values = [sample.value for sample in samples]
     median = statistics.median(values)
-    slopes = _slopes(samples, warm_up_s)
+    slopes = _slopes(samples)
     per_hour = statistics.median(slopes) * HOUR_S if slopes else None
     absolute, share = ALLOWED[size]
     is_level = per_hour is None or per_hour <= max(absolute, share * median)
     return Trend(subject, size, len(values), median, values[-1], per_hour, is_level)
 
 
-def _slopes(samples: Sequence[SizeSample], warm_up_s: float) -> list[float]:
+def _slopes(samples: Sequence[SizeSample]) -> list[float]:
     slopes = []
     lives: dict[int, list[SizeSample]] = {}
     for sample in samples:
         lives.setdefault(sample.life, []).append(sample)
     for life in lives.values():
-        warm = [sample for sample in life if sample.at_s - life[0].at_s >= warm_up_s]
+        if life[-1].at_s - life[0].at_s < LIFE_S_MIN:
+            continue
+        warm = [sample for sample in life if sample.at_s - life[0].at_s >= WARM_UP_S]
         for place, earlier in enumerate(warm):
             for later in warm[place + 1 :]:
                 apart_s = later.at_s - earlier.at_s

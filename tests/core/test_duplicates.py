@@ -86,3 +86,56 @@ def test_a_window_of_another_length():
         DuplicateVerdict.LATE,
     ]
     assert duplicates.observe(0, 1, 5000, 1024) == (DuplicateVerdict.NEW, 5000, 1)
+
+
+SEQUENCES = st.lists(st.integers(0, 100), min_size=1, max_size=30)
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_a_union_knows_what_either_window_has_seen(seen_first, seen_other):
+    first, other = (_windows(c=[(7, number) for number in numbers]) for numbers in (seen_first, seen_other))
+    joined = duplicates.DuplicateWindows.union(10, first, other)
+    ((boot, high, bits),) = joined.remembered()["c"]
+    assert (boot, high) == (7, max(*seen_first, *seen_other))
+    assert bits < 1 << duplicates.KEPT
+    # Which of the numbers a window has counted is known from its bits: some came too late for it.
+    counted = [
+        {window_high - place for place in range(duplicates.KEPT) if window_bits >> place & 1}
+        for window in (first, other)
+        for _, window_high, window_bits in window.remembered()["c"]
+    ]
+    for number in range(high - duplicates.KEPT + 1, high + 1):
+        is_known = duplicates.observe(high, bits, number)[0] is DuplicateVerdict.DUPLICATE
+        assert is_known == any(number in numbers for numbers in counted)
+
+
+def test_a_union_has_the_sources_of_both_and_drops_the_oldest_over_its_limit():
+    first, other = _windows(a=[(1, 1)], b=[(1, 1)]), _windows(c=[(1, 1)])
+    union = duplicates.DuplicateWindows.union
+    assert list(union(4, first, other).remembered()) == ["a", "b", "c"]
+    assert list(union(3, first, other).remembered()) == ["a", "b", "c"]
+    assert list(union(2, first, other).remembered()) == ["b", "c"]
+    assert list(first.remembered()) == ["a", "b"], "the windows themselves are not changed"
+
+
+def test_a_union_keeps_the_two_latest_boots_of_a_source():
+    both, one, others = (
+        _windows(a=[(boot, 5) for boot in boots]).remembered()["a"] for boots in ((1, 2), (1,), (3, 4))
+    )
+
+    def boots(first: list[duplicates.Seen], other: list[duplicates.Seen]) -> list[int]:
+        windows = (duplicates.DuplicateWindows(10, {"a": list(seen)}) for seen in (first, other))
+        return [seen[0] for seen in duplicates.DuplicateWindows.union(10, *windows).remembered()["a"]]
+
+    assert boots(both, one) == boots(one, both) == [2, 1], "the window that knows more has the later boots"
+    assert boots(both, others) == [2, 1]
+    assert boots(others, both) == [4, 3], "neither knows more: the first counts"
+    assert boots(others, one) == [4, 3]
+
+
+def _windows(**seen: list[tuple[int, int]]) -> duplicates.DuplicateWindows:
+    windows = duplicates.DuplicateWindows(10)
+    for source, items in seen.items():
+        for boot, sequence in items:
+            windows.observe(source, boot, sequence)
+    return windows

@@ -31,6 +31,24 @@ async def test_reports_reach_the_stream_through_one_channel(connect, channel, re
     await eventually(there)
 
 
+@pytest.mark.parametrize("compression", ["lz4", "zstd", None])
+async def test_a_channel_compresses_batches_as_configured(connect, channel, report, compression):
+    await channel("c1", compression=compression)
+    sensor = await connect("m1")
+    await say(sensor, "c1", *(report("m1", number) for number in range(500)))
+    stream = await sensor.open_stream(columns.REPORTS_STREAM)
+
+    async def there():
+        last = (await stream.state()).last_sequence
+        stored = [message.data async for message in stream.read(1, last)] if last else []
+        return stored if sum(columns.decode(data)[0].num_rows for data in stored) == 500 else None
+
+    stored = await eventually(there)
+    plain = [columns.encode(*columns.decode(data), compression=None) for data in stored]
+    size, plain_size = sum(map(len, stored)), sum(map(len, plain))
+    assert size < 0.9 * plain_size if compression else size == plain_size
+
+
 async def test_a_tree_of_three_levels(connect, channel, report, rows):
     await channel("top")
     await channel("middle", parents=("top",), sensors=False)

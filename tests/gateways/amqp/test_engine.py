@@ -429,3 +429,21 @@ def test_links_stop_after_a_megabyte_until_the_socket_has_taken_it():
     assert len(data) > sent * size
     world.server.resume()
     assert world.server.may_send(link)
+
+
+def test_parts_of_a_large_message_stop_after_a_megabyte_as_well():
+    world, size = World(window_bytes=1 << 30), 10_000
+    receiver = world.receiver()
+    receiver.flow(1)
+    world.run()
+    (link,) = world.links
+    number = world.server.begin(link, _token(0), settled=True)
+    sent = 0
+    while world.server.has_room(link) and sent < 500:
+        world.server.send_part(link, number, b"x" * size, settled=True, more=True)
+        sent += 1
+    assert 1 << 20 < sent * size <= (1 << 20) + size
+    assert world.server.stopped
+    world.server.pull()
+    world.server.resume()
+    assert world.server.has_room(link)

@@ -126,3 +126,34 @@ def test_a_message_of_two_lines_goes_to_one_consumer_and_returns_to_both():
     source.release([1], held.holder.key[0], counted=False)
     source.detach(held.holder.key, seen=[])
     assert numbers(source.deliver()) == [1], "the other consumer receives it"
+
+
+def test_a_line_stays_while_it_has_a_consumer():
+    source = filled()
+    for consumer in (A, B):
+        source.attach(lines.BacklogConsumer(consumer, 1, FEW))
+    source.detach(A, seen=[])
+    assert selectors_of(source) == [FEW], "not even compared, but used"
+    assert numbers(source.deliver()) == [1]
+
+
+def test_the_least_recently_used_lines_without_consumers_are_dropped():
+    source = filled()
+    used = [f"n = {number}" for number in range(10, 22)]
+    for number, selector in enumerate(used):
+        source.attach(lines.BacklogConsumer(("used", number), 0, selector))
+    source.deliver()
+    for number in range(9):
+        source.attach(lines.BacklogConsumer(A, 0, f"n > {number}"))
+        source.deliver()
+        source.detach(A, seen=[])
+    kept = [f"n > {number}" for number in range(1, 9)]
+    assert selectors_of(source) == [*used, *kept], "eight, and all that are used"
+
+
+def test_after_all_messages_are_forgotten_nothing_is_left_to_compare():
+    source = filled()
+    source.attach(lines.BacklogConsumer(A, 0, FEW))
+    assert source.unscanned_line() is not None
+    source.unload()
+    assert source.unscanned_line() is None

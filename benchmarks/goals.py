@@ -1,0 +1,223 @@
+"""The goals of all benchmarks in one list, so that none leaves with its row or changes unseen.
+
+A full run is compared with this list, and a test compares the stored results (`differences`).  A goal is
+added, changed or moved to `WITHDRAWN` in a commit of its own that says why.  In a metric ``*`` stands for any
+text.  ``before`` is the metric's name in tables of the old method, which stand until their next full run.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """``value`` None: it depends on the size. ``peer``: of a metric with several peers, the one it is for."""
+
+    metric: str
+    value: float | None
+    peer: str | None = None
+    before: str = ""
+
+    def concerns(self, row: Mapping[str, Any]) -> bool:
+        is_peer = self.peer is None or row["peer_name"] == self.peer
+        return is_peer and any(
+            fnmatch.fnmatchcase(row["metric"], name) for name in (self.metric, self.before) if name
+        )
+
+    def is_stated(self, row: Mapping[str, Any]) -> bool:
+        return row["goal"] is not None and self.value in (None, row["goal"])
+
+
+def differences(name: str, rows: Iterable[Mapping[str, Any]], *, old_method: bool = False) -> list[str]:
+    """What differs between the goals in these rows of a benchmark and those listed here."""
+    rows, listed = list(rows), GOALS.get(name, ())
+    result = [
+        f"{row['metric']}: the goal {row['goal']:g} is not listed"
+        for row in rows
+        if row["goal"] is not None
+        and not any(goal.concerns(row) for goal in listed)
+        and not (old_method and _is_withdrawn(name, row["metric"]))
+    ]
+    for goal in listed:
+        concerned = [row for row in rows if goal.concerns(row)]
+        result += [
+            f"{row['metric']}: the goal {goal.value} is {row['goal']} here"
+            for row in concerned
+            if not goal.is_stated(row)
+        ]
+        if not concerned and not old_method:
+            result.append(f"{goal.metric}: no row has this goal ({goal.value})")
+    return result
+
+
+def is_old_method(result: Mapping[str, Any]) -> bool:
+    """Whether a stored result is from before the rules: by them a load is stated."""
+    return not any(row["load"] for row in result["rows"])
+
+
+def _is_withdrawn(name: str, metric: str) -> bool:
+    return any(fnmatch.fnmatchcase(metric, pattern) for pattern in WITHDRAWN.get(name, {}))
+
+
+def _matches(of: str, goal: float, cpu_p99: float | None) -> Iterable[Goal]:
+    for accepting in ("", ", ??% accepting"):
+        for address in ("", ", new address"):
+            what = f"match, {of} addressed, 100,000 policies{accepting}{address}"
+            yield Goal(f"{what}: p50", goal)
+            if cpu_p99 is not None:
+                yield Goal(f"{what}: CPU p99", cpu_p99)
+
+
+def _alone(what: str, value: float | None, before: str = "") -> Goal:
+    return Goal(f"pipeline alone, * machines: {what}", value, before=before)
+
+
+def _fleet(profile: str) -> tuple[Goal, ...]:
+    """Of a fleet that held, with channels."""
+    name = f"{profile} fleet, * machines"
+    return (
+        Goal(f"{name}: longest batch", 10),
+        Goal(f"{name}: growth of the lag", 5),
+        Goal(f"{name}: behind at the end", 25),
+        Goal(f"{name}: system report after its window, longest", 24),
+    )
+
+
+_MILLION = "1,000,000 machines"
+_PIPELINE_ALONE = (
+    _alone("reports", None, before=f"{_MILLION}: reports"),
+    _alone("behind at the end", 25, before="?,?00,000 machines: behind at the end"),
+    _alone("growth of the lag", 5, before=f"{_MILLION}: growth of the lag"),
+    _alone("longest batch", 10, before=f"{_MILLION}: longest batch"),
+    _alone(
+        "system report after its window, longest",
+        24,
+        before=f"{_MILLION}: system report after its window, p99",
+    ),
+    _alone("CPU, all", 90, before=f"{_MILLION}: CPU, all"),
+)
+_NONE_LOST = Goal("reports lost or doubled, to Parquet", 0, before="reports lost or doubled in Parquet")
+
+GOALS: dict[str, tuple[Goal, ...]] = {
+    "bus": (
+        *(Goal(f"1 to {receivers}, {size} bytes", 0.8) for receivers in (1, 10) for size in ("512", "1,024")),
+        Goal("request p50", 0.8),
+        Goal("request p99", 0.8),
+        Goal("idle connections held", 10_000),
+        Goal("start of a 3-broker domain", 3),
+        Goal("muster --help", 300),
+    ),
+    "predicates": (Goal("the paper's policy on one message: *", 300),),
+    "monitor": (
+        Goal("one channel, single reports, a core", 50_000),
+        Goal("batches of 1,000: Arrow beside XML", 20),
+        Goal("two levels: model beside measured", 20),
+        Goal("whole way: model beside measured", 20),
+        Goal("whole way: p99, beside holding times, trigger and 5 s", 11.8),
+    ),
+    "pipeline": (
+        Goal("plain fleet: largest that held for 600 s", 2_000_000, before="largest fleet that held"),
+        Goal("realistic fleet: largest that held for 600 s", 500_000),
+        *_fleet("plain"),
+        *_fleet("realistic"),
+        *_PIPELINE_ALONE,
+        _alone("fleet behind its own clock", 10, before="?,?00,000 machines: fleet behind its own clock"),
+        Goal(
+            "pipeline alone: caught up after kill -9 of the driver",
+            60,
+            before="caught up after kill -9 of the driver",
+        ),
+        _NONE_LOST,
+        Goal(
+            "plain fleet, * machines: CPU for a million samples",
+            1,
+            before="200,000 machines: CPU for a million samples",
+        ),
+        Goal(
+            "plain fleet, * machines: memory for a million samples a period",
+            1,
+            before="200,000 machines: memory for a million samples a period",
+        ),
+    ),
+    "pipeline_plain": (*_PIPELINE_ALONE, _NONE_LOST),
+    "pipeline_realistic": (
+        Goal("realistic fleet: largest that held for 600 s", 500_000),
+        *_fleet("realistic"),
+        _NONE_LOST,
+    ),
+    "manage": (
+        Goal("a command to 10000 agents and all answers back", 3),
+        Goal("ring of 8 brokers deployed", 5),
+        Goal("cluster of 8 brokers deployed", 5),
+        Goal("10000 resources on one manager, 500 events/s: response, mean", 20),
+        Goal("10000 resources on one manager, 500 events/s: response, p99", 200),
+        Goal("kill -9 of a manager, 10000 resources: all reassigned and answered", 10),
+    ),
+    "inform": (
+        Goal("remote access, one broker", 1),
+        Goal("remote access, two brokers", 1.5),
+        Goal("update at a remote primary, synced, one broker", 1.5),
+        Goal("local read", 10),
+        Goal("local reads", 100_000),
+        Goal("1 replica created, one broker", 1.5),
+        Goal("2 replicas created, one broker", 2),
+        Goal("3 replicas created, one broker", 2.5),
+        Goal("remote read by a client, linearizable, p50", 1, before="remote read by a client, p50"),
+        Goal("remote read by a client, linearizable, p99", 1, before="remote read by a client, p99"),
+        Goal(
+            "remote reads by clients, linearizable, 64 at once",
+            1,
+            before="remote reads by clients, 64 at once",
+        ),
+        Goal("durable write by a client, p50", 0.667),
+        Goal("durable write by a client, p99", 0.667),
+        Goal("durable writes by clients, 64 at once", 0.667),
+        Goal("1,000,000 contexts on one node: start with its view", 30),
+        Goal("1,000,000 contexts on one node: memory for them, of 1024 MiB configured", 1024),
+    ),
+    "notify": (
+        *_matches("0.01%", 120, 300),
+        *_matches("1%", 120, 300),
+        *_matches("50%", 250, None),
+        Goal("sustained for 60 s: events, with updates at once", 5_000),
+        Goal("sustained: state updates meanwhile", 50_000),
+        Goal("events matched, 1,000 policies", 10_000),
+        Goal("memory for each of 1,000,000 receivers, 1,000 policies: the notifier's process", 200),
+        Goal("memory for each of 1,000,000 receivers, 100,000 policies: the notifier's process", 200),
+        Goal("end to end, 100,000 receivers, 100 matches an event: p50", 5),
+        Goal("end to end, 100,000 receivers, 100 matches an event, new address: p50", 5),
+    ),
+    "message": (
+        Goal("non-persistent end to end, Python", 60_000),
+        Goal("CPU to send and receive one, Python", 15),
+        Goal("persistent, synced, acknowledged, 50 senders, Python", 10_000),
+        Goal("gateway, 512 B, acked, batching client", 40_000),
+        Goal("gateway's CPU a message, in and out", 15),
+        Goal("512 B through one connection, Qpid JMS", 1, peer="Artemis, AMQP"),
+        *(
+            Goal(
+                f"transit p50, {of} to 100 subscribers, Qpid JMS",
+                1,
+                peer="Artemis, AMQP",
+                before=f"transit p50, {of} to 101 subscribers, Qpid JMS",
+            )
+            for of in (
+                *(f"{size} B at 25/s" for size in (100, 2000, 6000)),
+                *(f"100 B at {rate}/s" for rate in (100, 1000)),
+            )
+        ),
+        Goal("two dispatchers / one", 1.5),
+    ),
+}
+
+#: By benchmark and metric: goals that are held against nothing any more, and why.
+WITHDRAWN: dict[str, dict[str, str]] = {
+    "message": {
+        "transit p50, * B at 5/s to 101 subscribers, Qpid JMS": "a p50 of 1,000 messages would take 200 s "
+        "for each provider and size; 25 messages a second of the same sizes have the same goal",
+    },
+}

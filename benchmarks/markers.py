@@ -2,8 +2,11 @@
 
     <!-- bench:bus:request p50 -->0.21 ms<!-- /bench -->            our figure with its unit
     <!-- bench:bus:request p50:peer -->0.25 ms<!-- /bench -->       or: peer, paper, goal, ratio
+    <!-- bench-date:bus -->2026-11-16, old method<!-- /bench-date --> when, and whether before the rules
     <!-- bench-table:bus -->                                        the whole table
     <!-- /bench-table -->
+
+A ``*`` in a metric stands for any text, such as the size of a fleet that differs from run to run.
 
 ``make bench`` fills them after every run; a test compares them with the files.  A table without a result
 states the command that fills it; a single figure without one is an error.
@@ -11,19 +14,23 @@ states the command that fills it; a single figure without one is an error.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import pathlib
 import re
 from collections.abc import Iterable
 from typing import Any
 
+from benchmarks import goals
 from muster.core import errors
 
 ROOT = pathlib.Path(__file__).parents[1]
 FIELDS = ("ours", "peer", "paper", "goal", "ratio")
+OLD_METHOD = "**Old method**, see [above](#what-is-wrong-with-the-tables-of-the-old-method):"
 SAMPLES_MIN = 1000  # of a p50 or p99 that is worth quoting
 
 _FIGURE = re.compile(r"(<!-- bench:([\w-]+):([^>]+?) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
+_DATE = re.compile(r"(<!-- bench-date:([\w-]+) -->)(.*?)(<!-- /bench-date -->)", re.DOTALL)
 _PERCENTILE = re.compile(r"\bp\d{2}\b")
 _TABLE = re.compile(r"(<!-- bench-table:([\w-]+) -->\n)(.*?)(<!-- /bench-table -->)", re.DOTALL)
 
@@ -58,6 +65,15 @@ def table_names(text: str) -> list[str]:
     return [match[2] for match in _TABLE.finditer(text)]
 
 
+def figure_names(text: str) -> set[str]:
+    """The benchmarks of the single figures in a text."""
+    return {match[2] for match in _FIGURE.finditer(text)}
+
+
+def date_names(text: str) -> set[str]:
+    return {match[2] for match in _DATE.finditer(text)}
+
+
 def texts(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     return [path for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))) if path.exists()]
 
@@ -78,7 +94,12 @@ def fill(text: str, results: pathlib.Path) -> str:
             return f"{match[1]}No result is stored yet: `make bench-{match[2]}`.\n{match[4]}"
         return f"{match[1]}{markdown(_load(results, match[2]))}{match[4]}"
 
-    return _TABLE.sub(replace_table, _FIGURE.sub(replace_figure, text))
+    def replace_date(match: re.Match[str]) -> str:
+        result = _load(results, match[2])
+        method = ", old method" if goals.is_old_method(result) else ""
+        return f"{match[1]}{result['machine']['date']}{method}{match[4]}"
+
+    return _TABLE.sub(replace_table, _DATE.sub(replace_date, _FIGURE.sub(replace_figure, text)))
 
 
 def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
@@ -95,7 +116,8 @@ def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
 
 def markdown(result: dict[str, Any]) -> str:
     head = ("metric", "ours", "paper", "peer", "ratio", "goal", "met", "samples", "load")
-    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = [OLD_METHOD, ""] if goals.is_old_method(result) else []
+    lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     labels = load_labels(row["load"] for row in result["rows"])
     for row in result["rows"]:
         peer = f"{figure(row['peer'])} ({row['peer_name']})" if row["peer"] is not None else "–"
@@ -136,7 +158,7 @@ def _load(results: pathlib.Path, name: str) -> dict[str, Any]:
 def _row(results: pathlib.Path, name: str, metric: str) -> dict[str, Any]:
     rows: list[dict[str, Any]] = _load(results, name)["rows"]
     for row in rows:
-        if row["metric"] == metric:
+        if fnmatch.fnmatchcase(row["metric"], metric):
             return row
     known = ", ".join(row["metric"] for row in rows)
     raise errors.NotFound(f"bench-{name} measures no {metric!r}", hint=f"it measures: {known}")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import harness, markers, measure, plots
+from benchmarks import goals, harness, markers, measure, plots
 from muster.core import errors
 
 KEYS = {
@@ -108,6 +108,20 @@ def test_markers_are_filled_from_the_files(tmp_path: Path):
     assert markers.fill(filled, tmp_path) == filled
 
 
+def test_a_figure_of_any_size_and_the_date_are_filled(tmp_path: Path):
+    row = harness.Row(metric="fleet, 7,000 machines: CPU", ours=95.7, unit="µs", better="lower")
+    harness.write("example", [row], quick=False, results=tmp_path)
+    text = (
+        "<!-- bench:example:fleet, * machines: CPU -->?<!-- /bench --> "
+        "<!-- bench-date:example -->?<!-- /bench-date -->"
+    )
+    date = harness.machine(quick=False)["date"]
+    assert "-->95.7 µs<!--" in markers.fill(text, tmp_path)
+    assert f"-->{date}, old method<!--" in markers.fill(text, tmp_path)
+    harness.write("example", harness.under("10 senders", [row]), quick=False, results=tmp_path)
+    assert f"-->{date}<!--" in markers.fill(text, tmp_path)
+
+
 @pytest.mark.parametrize("marker", ["nothing:speed", "example:nothing"])
 def test_a_marker_without_a_figure_is_an_error(tmp_path: Path, marker: str):
     harness.write("example", ROWS, quick=False, results=tmp_path)
@@ -130,6 +144,28 @@ def test_figures_in_the_texts_are_the_files(path: Path):
     assert markers.fill(text, harness.RESULTS) == text, "make bench fills them"
     assert text.count("<!-- bench") == text.count("<!-- /bench")
     assert set(markers.table_names(text)) <= set(harness.names())
+
+
+@pytest.mark.parametrize("path", markers.texts(), ids=lambda path: path.name)
+def test_figures_in_the_texts_have_the_date_of_their_run(path: Path):
+    if path.name != "benchmarks.md":  # each table there has it
+        assert markers.figure_names(path.read_text()) == markers.date_names(path.read_text())
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_goals_of_the_results_are_those_listed(path: Path):
+    result = json.loads(path.read_text())
+    assert not goals.differences(path.stem, result["rows"], old_method=goals.is_old_method(result))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_tables_of_the_old_method_are_marked(path: Path):
+    result = json.loads(path.read_text())
+    shown = (markers.ROOT / "docs" / "benchmarks.md").read_text()
+    table = shown.partition(f"<!-- bench-table:{path.stem} -->\n")[2]
+    assert table.startswith(markers.OLD_METHOD) == goals.is_old_method(result)
+    link = markers.OLD_METHOD.partition("#")[2].partition(")")[0]
+    assert f"\n## {link.replace('-', ' ').capitalize()}\n" in shown
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -166,6 +166,9 @@ GOALS: dict[str, tuple[Goal, ...]] = {
         Goal("1 replica created, one broker", 1.5),
         Goal("2 replicas created, one broker", 2),
         Goal("3 replicas created, one broker", 2.5),
+        Goal("remote read by a client, any age, p50", 1),
+        Goal("remote read by a client, any age, p99", 1),
+        Goal("remote reads by clients, any age, 64 at once", 1),
         Goal("remote read by a client, linearizable, p50", 1, before="remote read by a client, p50"),
         Goal("remote read by a client, linearizable, p99", 1, before="remote read by a client, p99"),
         Goal(

@@ -7,7 +7,9 @@ import pytest
 
 from muster.core import topics
 from muster.message import messages
+from muster.message.dispatcher.index import lines
 from muster.message.dispatcher.log import ledger
+from tests.message import backlog_driver
 
 LARGE = 1 << 50  # numbers as after years
 
@@ -118,6 +120,47 @@ def test_the_last_work_of_the_latest_connections_is_known(monkeypatch):
     assert list(records.last_works.items()) == [("a", 2), ("c", 4), ("d", 1)]
 
 
+def test_the_last_message_of_the_latest_channels_is_known(monkeypatch):
+    monkeypatch.setattr(ledger, "CHANNELS_KEPT", 3)
+    records = ledger.Ledger()
+    for channel, number in (("a", 1), ("b", 1), ("c", 4), ("a", 2), ("c", 3)):
+        records.apply(ledger.LogRecord(received={channel: number}), 1)
+    assert list(records.received.items()) == [("b", 1), ("a", 2), ("c", 4)], (
+        "a late record takes nothing back"
+    )
+    records.apply(ledger.LogRecord(received={"d": 0}), 1)
+    assert list(records.received.items()) == [("a", 2), ("c", 4), ("d", 0)]
+
+
+def test_what_concerns_other_partitions_is_known_until_it_is_done():
+    records = ledger.Ledger()
+    first, second = (ledger.PreparedAcks(attempt, 1, "c", {"q:x": [3]}) for attempt in ("first", "second"))
+    records.apply(ledger.LogRecord(prepared=[first, second], decided={"d1": [0, 1], "d2": [2]}), 1)
+    records.apply(ledger.LogRecord(transferred={1: 5, 2: 6}, bodies=["b1", "b2"]), 2)
+    assert records.prepared == {"first": first, "second": second}
+    records.apply(ledger.LogRecord(resolved=["first", "unknown"], completed=["d1", "unknown"]), 3)
+    records.apply(ledger.LogRecord(transferred={1: 9}, deleted_bodies=["b1", "unknown"]), 4)
+    assert records.prepared == {"second": second}
+    assert records.decided == {"d2": [2]}
+    assert records.transferred == {1: 9, 2: 6}
+    assert records.bodies == {"b2"}
+
+
+def test_no_consumer_receives_what_a_transaction_has_prepared():
+    records = ledger.Ledger()
+    records.backlogs["q:x"] = source = backlog_driver.DrivenBacklog("q:x")
+    prepared = ledger.PreparedAcks("attempt", 1, "c", {"q:x": [2, 3]})
+    records.apply(ledger.LogRecord(stored={"q:x": 4}, prepared=[prepared]), 4)
+    records.reserve_prepared()
+    for number in range(1, 5):
+        source.send(number, messages.MessageMeta())
+    source.attach(lines.BacklogConsumer(("c", 1), 9))
+    assert [instruction.number for instruction in source.deliver()] == [1, 4]
+
+
+NUMBERED = [f"of-partition-{number}" for number in range(500)]
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -127,7 +170,20 @@ def test_the_last_work_of_the_latest_connections_is_known(monkeypatch):
         ledger.LogRecord(last_works={f"connection-{number}": 1_000 for number in range(500)}),
         *(
             msgspec.convert({field: [f"q:queue-{number}" for number in range(500)]}, ledger.LogRecord)
-            for field in ("unsubscribed", "consumed", "idle", "dropped")
+            for field in ("unsubscribed", "consumed", "idle", "dropped", "resolved", "completed", "bodies")
+        ),
+        ledger.LogRecord(deleted_bodies=NUMBERED),
+        ledger.LogRecord(received=dict.fromkeys(NUMBERED, 1_000)),
+        ledger.LogRecord(transferred=dict.fromkeys(range(256), LARGE)),
+        ledger.LogRecord(decided={attempt: [0, 1, 2] for attempt in NUMBERED}),
+        *(
+            ledger.LogRecord(prepared=[ledger.PreparedAcks("a" * attempt, 1, "c" * connection, acks)] * 50)
+            for attempt, connection, acks in (
+                (900, 30, {"q:x": [LARGE]}),
+                (30, 900, {"q:x": [LARGE]}),
+                (30, 30, {"q:" + "x" * 900: [LARGE]}),
+                (30, 30, {"q:x": [LARGE + number for number in range(100)]}),
+            )
         ),
         *(
             ledger.LogRecord(subscribed=[subscription(**{"topic": "a/b", field: "x" * 900})] * 50)
@@ -150,15 +206,23 @@ def everything() -> ledger.Ledger:
     records.apply(ledger.LogRecord(subscribed=[subscription(), other], last_works={"a": 1, "b": 7}), 4)
     records.apply(ledger.LogRecord(stored={"q:x": 9}, consumed=["q:x", "g:all"], last_works={"a": 2}), 20)
     records.apply(ledger.LogRecord(acked={"q:x": [12, 14], "g:all": [9], ledger.DELAY_KEY: [3, 8, 5]}), 21)
+    prepared = ledger.PreparedAcks("p1", 2, "c", {"q:x": [15]})
+    partitions = ledger.LogRecord(
+        prepared=[prepared], decided={"d1": [0, 2]}, transferred={1: 5}, received={"b": 3, "a": 8}
+    )
+    records.apply(partitions, 21)
+    records.apply(ledger.LogRecord(bodies=["b2", "b1"]), 21)
     records.queue("empty")
     records.reach(21, 30)
     return records
 
 
 def same(records: ledger.Ledger, other: ledger.Ledger) -> None:
-    for name in ("subscriptions", "created", "consumed", "delayed_done", "head", "end"):
+    plain = ("subscriptions", "created", "consumed", "delayed_done", "head", "end", "bodies", "transferred")
+    for name in (*plain, "prepared", "decided"):
         assert getattr(records, name) == getattr(other, name), name
     assert list(records.last_works.items()) == list(other.last_works.items())
+    assert list(records.received.items()) == list(other.received.items())
     assert records.backlogs.keys() == other.backlogs.keys()
     for key, theirs in other.backlogs.items():
         assert (records.backlogs[key].floor, list(records.backlogs[key].done)) == (
@@ -187,6 +251,8 @@ def test_a_large_checkpoint_is_cut_into_chunks_of_about_the_same_size(monkeypatc
         key = f"s:client-{number}:name"
         first.apply(ledger.LogRecord(subscribed=[subscription(key, selector="n = 1 OR " * 20)]), 30)
         first.apply(ledger.LogRecord(acked={key: [LARGE + 2 * number for number in range(5 * number)]}), 30)
+    first.apply(ledger.LogRecord(received=dict.fromkeys(NUMBERED, LARGE), bodies=NUMBERED), 30)
+    first.apply(ledger.LogRecord(decided={attempt: [0, 1, 2, 3] for attempt in NUMBERED}), 30)
     sizes = [len(msgspec.json.encode(chunk)) for chunk in first.checkpoint()]
     assert max(sizes) < 21_000
     assert sum(sizes) / len(sizes) > 8_000
@@ -202,7 +268,24 @@ def test_a_chunk_is_filled_up_to_its_estimated_size(monkeypatch):
     for number in range(6):
         queues.apply(ledger.LogRecord(stored={f"q:{number:08}": 8}), 1)
         queues.apply(ledger.LogRecord(acked={f"q:{number:08}": [LARGE + 2 * at for at in range(8)]}), 1)
-    for records, size in ((works, 30 + 20), (delayed, 8 * 40), (queues, 10 + (8 + 2) * 40)):
+    received, decided, bodies, prepared = (ledger.Ledger() for _ in range(4))
+    names = ["n" * 29 + f"{number}" for number in range(6)]
+    received.apply(ledger.LogRecord(received=dict.fromkeys(names, 1)), 1)
+    decided.apply(ledger.LogRecord(decided={name: [0, 1] for name in names}), 1)
+    bodies.apply(ledger.LogRecord(bodies=names), 1)
+    acks = {"q:x": [1, 2], "q:yy": [3]}
+    prepared.apply(
+        ledger.LogRecord(prepared=[ledger.PreparedAcks(name, 1, "conn", acks) for name in names]), 1
+    )
+    for records, size in (
+        (works, 30 + 20),
+        (delayed, 8 * 40),
+        (queues, 10 + (8 + 2) * 40),
+        (received, 30 + 20),
+        (decided, 30 + 30),
+        (bodies, 30 + 10),
+        (prepared, 30 + 4 + (3 + 30) + (4 + 20) + 100),
+    ):
         for chunk_bytes, chunks in ((2 * size, 3), (2 * size - 1, 6), (3 * size - 1, 3), (3 * size, 2)):
             monkeypatch.setattr(ledger, "CHUNK_BYTES", chunk_bytes)
             assert len(records.checkpoint()) == chunks

@@ -432,7 +432,7 @@ def test_links_stop_after_a_megabyte_until_the_socket_has_taken_it():
 
 
 def test_parts_of_a_large_message_stop_after_a_megabyte_as_well():
-    world, size = World(window_bytes=1 << 30), 10_000
+    world, size = EnginePair(window_bytes=1 << 30), 10_000
     receiver = world.receiver()
     receiver.flow(1)
     world.run()

@@ -11,6 +11,7 @@ from muster.bus.lease_state import LeaseGained, LeaseLost, LeasePhase, ReadLease
 
 HERE, THERE, LATER = (api.ConnectionId("b", number) for number in (1, 2, 3))
 TTL_S = 10.0
+DELETED_S = TTL_S * (lease_state.STORED + lease_state.MARGIN)  # after a store: the broker has no record
 
 
 def other(connection: api.ConnectionId = THERE) -> lease_state.LeaseRecord:
@@ -94,16 +95,104 @@ def test_it_is_renewed_at_a_third_of_its_time():
     assert not candidate.held_at(3.4 + 9.0), "time counts from before it was sent, less a margin"
 
 
-def test_it_stops_believing_when_it_could_not_renew():
+def test_it_does_not_act_when_it_could_not_renew_and_continues_when_it_can():
     candidate = holding()
     renewal = only(candidate.tick(3.4))
     assert isinstance(renewal, StoreLease)
     assert not candidate.failed(renewal.attempt, 8.0)
     assert isinstance(only(candidate.tick(8.3)), StoreLease)
-    assert only(candidate.tick(9.0)) == LeaseLost("it could not be renewed in time")
-    assert only(candidate.stored(renewal.attempt + 1, 9, 8.3, 9.1)) == RemoveLease(9), (
+    assert (candidate.held_at(8.9), candidate.held_at(9.0)) == (True, False)
+    assert not candidate.failed(renewal.attempt + 1, 11.0), "an election, for example"
+    again = only(candidate.tick(11.3))
+    assert isinstance(again, StoreLease)
+    assert (again.revision, again.record.epoch) == (7, 7)
+    assert not candidate.stored(again.attempt, 8, 11.3, 11.4)
+    assert candidate.held_at(11.4), "no other process has taken it: the same lease"
+
+
+def test_it_is_lost_when_the_broker_has_deleted_its_record():
+    candidate = holding()
+    renewal = only(candidate.tick(3.4))
+    assert isinstance(renewal, StoreLease)
+    assert only(candidate.tick(DELETED_S)) == LeaseLost("it could not be renewed in time")
+    assert only(candidate.stored(renewal.attempt, 9, 8.3, DELETED_S)) == RemoveLease(9), (
         "too late: others may have it"
     )
+
+
+def reads(candidate: lease_state.LeaseCandidate, revision: int, first: float, last: float) -> float | None:
+    """The storage returns this revision to all reads; the time of the claim."""
+    now = first
+    while now <= last:
+        for instruction in candidate.tick(now):
+            assert instruction == ReadLease()
+            if claims := candidate.read(revision, other(), now):
+                store = only(claims)
+                assert isinstance(store, StoreLease)
+                assert store.revision == revision, "a renewal meanwhile makes the claim fail"
+                return now
+        now += 0.1
+    return None
+
+
+def test_an_expired_lease_is_taken_when_its_time_is_over():
+    candidate = waiting()
+    assert not candidate.read(5, other(), 2.0)
+    claimed_at = reads(candidate, 5, 2.0, 30.0)
+    assert claimed_at is not None
+    assert 2.0 + TTL_S <= claimed_at <= 2.0 + TTL_S + 0.9
+    assert candidate.former_until is not None
+    assert candidate.former_until <= claimed_at, "its former holder does not act any more"
+
+
+def test_a_renewal_begins_the_time_again():
+    candidate = waiting()
+    candidate.observed(5, other(), 2.0)
+    assert reads(candidate, 5, 2.0, 11.5) is None
+    candidate.observed(6, other(), 11.6)
+    claimed_at = reads(candidate, 6, 11.6, 60.0)
+    assert claimed_at is not None
+    assert claimed_at >= 11.6 + TTL_S
+
+
+def test_after_an_election_the_holder_has_time_to_renew():
+    candidate = waiting()
+    candidate.observed(5, other(), 0.0)
+    assert only(candidate.tick(7.5)) == ReadLease()
+    now = 7.5
+    while now < 14.0:  # no leader
+        candidate.unread(now)
+        assert candidate.wake_at is not None
+        now = candidate.wake_at
+        assert only(candidate.tick(now)) == ReadLease()
+    assert not candidate.read(5, other(), 14.1), "the first reply: holders can renew only now"
+    claimed_at = reads(candidate, 5, 14.1, 60.0)
+    assert claimed_at is not None
+    grace_s = TTL_S * lease_state.GRACE
+    assert 14.1 + grace_s <= claimed_at <= 14.1 + grace_s + 0.9
+
+
+def test_reads_before_a_disconnection_prove_nothing_after_it():
+    candidate = waiting()
+    candidate.observed(5, other(), 0.0)
+    assert reads(candidate, 5, 0.0, 9.8) is None
+    candidate.disconnected()
+    assert only(candidate.connected(LATER, 12.0)) == ReadLease()
+    assert not candidate.read(5, other(), 12.0)
+    claimed_at = reads(candidate, 5, 12.0, 60.0)
+    assert claimed_at is not None
+    assert claimed_at >= 12.0 + TTL_S * lease_state.GRACE
+
+
+def test_a_value_that_is_no_record_does_not_expire():
+    candidate = waiting()
+    unknown = lease_state.LeaseRecord("", "", "", 0, ttl_s=0, epoch=5)
+    now = 0.0
+    while now < 100.0:
+        assert not candidate.read(5, unknown, now)
+        assert candidate.wake_at == now + TTL_S
+        now += TTL_S
+        assert only(candidate.tick(now)) == ReadLease()
 
 
 def test_a_conflict_is_looked_into():
@@ -113,19 +202,47 @@ def test_a_conflict_is_looked_into():
     assert only(candidate.conflicted(renewal.attempt, 3.5)) == ReadLease()
     mine = renewal.record
     assert not candidate.observed(8, mine, 3.6), "our own, whose acknowledgement was lost"
-    again = only(candidate.tick(4.0))
+    assert (candidate.held_at(3.4 + 8.9), candidate.held_at(3.4 + 9.0)) == (True, False), "it was renewed"
+    again = only(candidate.tick(3.4 + 3.4))
     assert isinstance(again, StoreLease)
     assert again.revision == 8
-    candidate.conflicted(again.attempt, 4.1)
-    assert only(candidate.observed(9, other(), 4.2)) == LeaseLost("another process has taken over")
+    candidate.conflicted(again.attempt, 7.0)
+    assert only(candidate.observed(9, other(), 7.1)) == LeaseLost("another process has taken over")
 
 
-def test_a_late_acknowledgement_is_no_tenure():
+def test_a_renewal_without_a_reply_counts_from_the_first_attempt():
+    candidate = holding()
+    renewal = only(candidate.tick(3.4))
+    assert isinstance(renewal, StoreLease)
+    assert not candidate.failed(renewal.attempt, 5.0)
+    second = only(candidate.tick(5.3))
+    assert isinstance(second, StoreLease)
+    assert only(candidate.conflicted(second.attempt, 5.4)) == ReadLease(), "the first was stored"
+    assert not candidate.read(8, renewal.record, 5.5)
+    assert (candidate.held_at(3.4 + 8.9), candidate.held_at(3.4 + 9.0)) == (True, False)
+
+
+def test_a_renewal_over_a_former_connection_is_repeated():
+    candidate = holding()
+    renewal = only(candidate.tick(3.4))
+    assert isinstance(renewal, StoreLease)
+    candidate.disconnected()
+    second = only(candidate.connected(LATER, 4.0))
+    assert isinstance(second, StoreLease)
+    candidate.conflicted(second.attempt, 4.1)
+    third = only(candidate.read(8, renewal.record, 4.2))
+    assert isinstance(third, StoreLease)
+    assert not candidate.held_at(4.2), "others may take it: its connection is closed"
+    assert (third.revision, third.record.connection) == (8, LATER.number)
+
+
+def test_a_claim_that_was_acknowledged_too_late_is_stored_again():
     first, store = claiming()
-    assert not first.stored(store.attempt, 7, 0.0, 9.5)
-    assert first.phase is LeasePhase.WAITING
+    again = only(first.stored(store.attempt, 7, 0.0, 9.5))
+    assert isinstance(again, StoreLease)
     assert not first.held_at(9.5)
-    assert only(first.tick(10.0)) == ReadLease()
+    assert again.revision == 7
+    assert only(first.stored(again.attempt, 8, 9.5, 9.6)) == LeaseGained(7)
 
 
 def test_without_a_connection_it_does_not_believe_and_resumes_the_same_tenure():
@@ -198,9 +315,9 @@ def test_wake_at_is_when_it_renews_or_looks_again_or_stops_believing():
     times = [candidate.wake_at]
     candidate.disconnected()
     times.append(candidate.wake_at)
-    candidate.tick(9.0)
+    candidate.tick(DELETED_S)
     times.append(candidate.wake_at)
-    assert times == [9.0, 9.0, None], "while it cannot renew, only its end is left"
+    assert times == [DELETED_S, DELETED_S, None], "while it cannot renew, only its end is left"
 
 
 def test_it_acts_exactly_when_it_asked_to_be_woken():
@@ -213,10 +330,10 @@ def test_it_acts_exactly_when_it_asked_to_be_woken():
     assert candidate.wake_at == 2 * TTL_S
 
 
-def test_news_of_another_holder_is_believed_for_a_whole_lease():
+def test_another_holder_is_watched_until_its_lease_is_about_to_expire():
     candidate = waiting()
     assert candidate.observed(5, other(), 4.0) == ()
-    assert candidate.wake_at == 4.0 + TTL_S
+    assert candidate.wake_at == 4.0 + TTL_S * (1 - lease_state.GRACE)
     assert candidate.tick(4.1) == ()
 
 
@@ -273,7 +390,8 @@ def test_a_renewal_that_failed_at_the_end_of_its_time_is_the_end():
     candidate = holding()
     renewal = only(candidate.tick(3.4))
     assert isinstance(renewal, StoreLease)
-    assert only(candidate.failed(renewal.attempt, 9.0)) == LeaseLost("it could not be renewed in time")
+    lost = only(candidate.failed(renewal.attempt, DELETED_S))
+    assert lost == LeaseLost("it could not be renewed in time")
 
 
 def test_events_of_an_earlier_attempt_are_ignored():
@@ -293,24 +411,27 @@ def test_after_its_end_nothing_is_decided():
     candidate = holding()
     renewal = only(candidate.tick(3.4))
     assert isinstance(renewal, StoreLease)
-    candidate.tick(9.0)
-    assert candidate.failed(renewal.attempt, 9.1) == ()
-    assert candidate.conflicted(renewal.attempt, 9.1) == ()
-    assert candidate.observed(20, None, 9.2) == ()
-    assert candidate.closed(THERE, 9.3) == ()
+    candidate.tick(DELETED_S)
+    assert candidate.failed(renewal.attempt, DELETED_S) == ()
+    assert candidate.conflicted(renewal.attempt, DELETED_S) == ()
+    assert candidate.observed(20, None, DELETED_S) == ()
+    assert candidate.closed(THERE, DELETED_S) == ()
     assert candidate.tick(100.0) == ()
     assert candidate.ended
 
 
-def test_an_acknowledgement_at_the_end_of_its_time_is_too_late():
+def test_a_claim_that_another_process_took_before_it_was_known_is_no_tenure():
     first, store = claiming()
-    assert first.stored(store.attempt, 7, 0.0, 9.0) == ()
-    assert (first.phase, first.wake_at) == (LeasePhase.WAITING, 9.0 + lease_state.RETRY_S)
-    assert first.closed(THERE, 9.1) == (), "first it looks what is there"
-    again = only(first.observed(8, None, 9.2))
+    again = only(first.stored(store.attempt, 7, 0.0, 9.0))
     assert isinstance(again, StoreLease)
-    assert again.record.epoch == 0, "another claim, another epoch"
-    assert only(first.stored(again.attempt, 9, 9.2, 9.3)) == LeaseGained(9)
+    assert only(first.conflicted(again.attempt, 9.1)) == ReadLease()
+    assert first.read(8, other(), 9.2) == ()
+    assert first.phase is LeasePhase.WAITING
+    assert first.closed(THERE, 9.3) == (), "first it looks what is there"
+    third = only(first.observed(9, None, 9.4))
+    assert isinstance(third, StoreLease)
+    assert third.record.epoch == 0, "another claim, another epoch"
+    assert only(first.stored(third.attempt, 10, 9.4, 9.5)) == LeaseGained(10)
 
 
 def test_an_acknowledgement_without_a_connection_is_no_tenure_yet():
@@ -318,7 +439,7 @@ def test_an_acknowledgement_without_a_connection_is_no_tenure_yet():
     first.disconnected()
     assert first.stored(store.attempt, 7, 0.0, 0.2) == ()
     assert (first.phase, first.held_at(0.2)) == (LeasePhase.SUSPENDED, False)
-    assert first.wake_at == 9.0
+    assert first.wake_at == DELETED_S
 
 
 # While it holds

@@ -133,18 +133,32 @@ def test_reports_of_a_manager_may_change_assignments():
 def test_no_renewal_outlasts_the_time_that_a_successor_waits():
     core = having()
     assert core.ttl_s == 15.0
-    assert core.granted_s(13.5) == core.granted_s(7.5) == 15.0, "the registry renews its lease"
-    assert core.granted_s(3.0) == 10.5
-    assert core.granted_s(0.0) == 7.5
+    assert core.granted_s(13.5) == core.granted_s(11.25) == 15.0, "the registry renews its lease"
+    assert core.granted_s(3.0) == 6.75
+    assert core.granted_s(0.0) == 3.75
     now = 100.0
     assert core.unknown_until(now, None) == 115.0, "a full time to live if nothing is known"
-    assert core.unknown_until(now, 98.5) == 106.0, "the lease of the former registry has just expired"
-    assert core.unknown_until(now, 50.0) == 106.0, "long enough for every manager that lives to renew"
+    assert core.unknown_until(now, 98.5) == 104.5, "the lease of the former registry has just expired"
+    assert core.unknown_until(now, 50.0) == 104.5, "long enough for every manager that lives to renew"
     assert core.unknown_until(now, 112.0) == 115.0
     for lease_s in (0.0, 3.0, 7.5, 13.5):
         granted_at = 90.0
         former_until = granted_at + lease_s
         assert granted_at + core.granted_s(lease_s) <= core.unknown_until(now, former_until)
+
+
+def test_managers_do_not_expire_because_the_registry_could_not_act():
+    core = having()
+    renew(core, "m", now=10.0)
+    renew(core, "recent", now=29.0)
+    core.resume(30.0)
+    assert core.expire(34.4) == []
+    renew(core, "m", now=34.4)
+    assert core.expire(44.0) == ["recent"], "it did not renew again"
+    core = having()
+    renew(core, "gone", now=10.0)
+    core.resume(30.0)
+    assert core.expire(34.5) == ["gone"]
 
 
 def test_a_shorter_renewal_expires_sooner():

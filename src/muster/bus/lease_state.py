@@ -2,24 +2,31 @@
 
 A lease is a key. The process that stored it holds it. The revision of that first store is the *epoch*, which
 is part of every act, so that a receiver can reject a former holder (`muster.bus.leases.EpochFence`). The
-record expires after its time to live unless it is stored again.
+lease expires after its time to live unless it is stored again.
 
     WAITING ──free, expired, or its holder's connection closed──> CLAIMING ──stored──> HELD
        ^                                                            │                   │  ^
-       └──────────────── conflict, or unknown outcome ─────────────┘      disconnected │  │ renewed
-                                                                                        v  │
-    LOST <── another's record, or not renewed in time ── HELD or SUSPENDED <────────── SUSPENDED
+       └──────────────── conflict, or unknown outcome ─────────────┘    disconnected,  │  │ renewed
+                                                                         out of time    v  │
+    LOST <────────── another's record, or no record ── HELD or SUSPENDED <──────────── SUSPENDED
 
 How two holders at the same time are prevented:
 
-- A holder counts its time from before it *sent* the successful store, and stops ``margin_s`` before the
-  broker would expire the record.  The broker counts from the time of storing, which is later.
+- A holder counts its time from before it *sent* the successful store, and stops ``MARGIN`` before the end.
+  A candidate counts from when it first saw the newest record, which is later.  Both use their own clock;
+  the broker's does not matter.
 - A holder without a connection does not act, because the broker reports the closed connection and another
   process may take over at once.  If none did, a renewal over the new connection resumes the same lease.
 - Every change is conditional on the revision it was based on, so only one of several candidates succeeds.
 
 The remaining gap is the time between the loss of a connection in the broker and in its client. In this gap,
 and when the process of a holder is paused, only the epoch protects: receivers must check it.
+
+When the storage does not respond, for example during an election of its leader (4 to 9 s), no holder can
+renew. A holder whose time is over does not act, but it has not lost the lease: it renews as soon as the
+storage responds. A candidate therefore takes an expired lease only after the storage has responded to it for
+`GRACE` of the time to live, and the holder did not renew meanwhile. The broker deletes a record after
+`STORED` times to live; this matters only for a lease without candidates.
 """
 
 from __future__ import annotations
@@ -34,6 +41,10 @@ from muster.bus import api
 
 RENEWALS = 3  # a lease is renewed this many times in its time to live
 MARGIN = 0.1  # of the time to live: for clocks that run at different rates, and for pauses of the process
+GRACE = 0.25  # of the time to live: for a holder to renew after the storage did not respond
+READS = 3  # in the time of grace
+TIMEOUT = 1 / 6  # of the time to live: for a reply of the storage; shorter than the time of grace
+STORED = 4  # times to live until the broker deletes a record; longer than an election
 RETRY_S = 0.25
 CLOSED_KEPT = 1024  # equivalent: any bound of this order serves
 
@@ -83,7 +94,7 @@ class RemoveLease:
 
 @dataclass(frozen=True, slots=True)
 class ReadLease:
-    """Read the key and pass the result to `LeaseCandidate.observed`."""
+    """Read the key and pass the result to `LeaseCandidate.read` or `LeaseCandidate.unread`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +124,8 @@ class LeaseCandidate:
         self._revision = 0  # of the newest record seen or stored; equivalent: revisions begin at 1
         self._record: LeaseRecord | None = None  # another's, while waiting; None: the key is free
         self._known = False  # whether the key has been read
+        self._seen_at = 0.0  # when this record was first seen
+        self._responds_since: float | None = None  # the storage, to reads of an expired record
         self._writing = False  # equivalent: without a connection nothing is stored, and `connected` sets it
         self._attempt = 0  # equivalent: compared only with itself
         self._written_over: api.ConnectionId | None = None
@@ -120,6 +133,8 @@ class LeaseCandidate:
         # When the own time of the holder before this one is over; None: unknown.
         self.former_until: float | None = None
         self._deadline = 0.0
+        self._deleted_at = 0.0  # the broker has deleted the record if it was not renewed
+        self._sent_at: float | None = None  # the first store of those whose outcome is not known
         self._act_at = 0.0  # time of the next renewal or read
 
     def held_at(self, now: float) -> bool:
@@ -139,7 +154,7 @@ class LeaseCandidate:
         """The latest time of the next `tick`; None: only after another event."""
         may_act = not self.ended and not self._writing and self._connection is not None
         if self.phase in (LeasePhase.HELD, LeasePhase.SUSPENDED):
-            return min(self._deadline, self._act_at) if may_act else self._deadline
+            return min(self._deleted_at, self._act_at) if may_act else self._deleted_at
         return self._act_at if may_act else None
 
     # Events.
@@ -154,6 +169,7 @@ class LeaseCandidate:
 
     def disconnected(self) -> None:
         self._connection = None
+        self._responds_since = None
         if not self._gained:
             self.former_until = None  # renewals of the holder may be missed
         if self.phase is LeasePhase.HELD:
@@ -179,8 +195,17 @@ class LeaseCandidate:
                 return self._lose(
                     "another process has taken over" if record else "the record is missing", now
                 )
+            if revision > self._revision and self._sent_at is not None:
+                # Stored, and the acknowledgement was lost or late.
+                self._renewed(self._sent_at)
+                if self._gained and record.held_over == self._connection:
+                    self.phase = LeasePhase.HELD
+                else:
+                    self._act_at = now
             self._revision = revision
             return self.tick(now)
+        if revision > self._revision or record is None:
+            self._seen_at, self._responds_since = now, None
         if record is None:
             # A released record may have been renewed shortly before.
             self.former_until = now if expired else None
@@ -193,9 +218,27 @@ class LeaseCandidate:
             # A claim whose acknowledgement was lost. Its remaining time is unknown: renew.
             self.epoch = record.epoch or revision
             self.phase = LeasePhase.SUSPENDED
-            self._deadline, self._act_at = now + self._ttl_s, now
+            self._deadline, self._deleted_at, self._act_at = now, now + self._ttl_s * STORED, now
             return self.tick(now)
+        if record is not None and record.ttl_s:
+            self._act_at = max(now, self._seen_at + record.ttl_s * (1 - GRACE))
         return self._claim_if_free(now) if self.phase is LeasePhase.WAITING else ()
+
+    def read(self, revision: int | None, record: LeaseRecord | None, now: float) -> Sequence[Instruction]:
+        """The storage returned the value of the key; arguments as for `observed`."""
+        instructions = self.observed(revision, record, now)
+        if instructions or self.phase is not LeasePhase.WAITING or self._act_at > now:
+            return instructions
+        assert self._record is not None
+        if self._responds_since is None:
+            self._responds_since = now
+        self._act_at = now + self._record.ttl_s * GRACE / READS
+        return self._claim_if_free(now)
+
+    def unread(self, now: float) -> None:
+        """The storage did not respond."""
+        self._responds_since = None
+        self._act_at = now + RETRY_S
 
     def stored(self, attempt: int, revision: int, sent_at: float, now: float) -> Sequence[Instruction]:
         if self.ended:
@@ -205,15 +248,13 @@ class LeaseCandidate:
         self._writing = False
         self._revision = max(revision, self._revision)
         self.epoch = self.epoch or revision
-        self._deadline = sent_at + self._ttl_s * (1 - MARGIN)
-        self._act_at = sent_at + self._ttl_s / RENEWALS
-        if self._connection is None or self._connection != self._written_over:
-            # The record names a closed connection: others may take it for lost. Write it again.
+        self._renewed(sent_at)
+        if self._connection is None or self._connection != self._written_over or now >= self._deadline:
+            # The record names a closed connection: others may take it for lost. Or it was acknowledged too
+            # late. Write it again.
             self.phase = LeasePhase.SUSPENDED
             self._act_at = now
             return self.tick(now)
-        if now >= self._deadline:
-            return self._lose("the acknowledgement arrived too late", now)
         self.phase = LeasePhase.HELD
         if self._gained:
             return ()
@@ -240,10 +281,10 @@ class LeaseCandidate:
 
     def tick(self, now: float) -> Sequence[Instruction]:
         if self.phase in (LeasePhase.HELD, LeasePhase.SUSPENDED):
-            if now >= self._deadline:
+            if now >= self._deleted_at:
                 return self._lose("it could not be renewed in time", now)
             if now >= self._act_at and not self._writing and self._connection is not None:
-                return self._store(self._revision)
+                return self._store(self._revision, now)
         elif self.phase is LeasePhase.WAITING and now >= self._act_at and self._connection is not None:
             self._act_at = now + self._ttl_s
             return (ReadLease(),)
@@ -267,15 +308,31 @@ class LeaseCandidate:
         if there is None:
             self.phase = LeasePhase.CLAIMING
             # After an expiry, the revision of its marker: then no process held the lease in between.
-            return self._store(None if self.former_until is None else self._revision)
-        if there.held_over in self._closed:
+            return self._store(None if self.former_until is None else self._revision, now)
+        if there.held_over in self._closed or self._has_expired(there, now):
             self.phase = LeasePhase.CLAIMING
-            return self._store(self._revision)
+            return self._store(self._revision, now)
         return ()
 
-    def _store(self, revision: int | None) -> Sequence[Instruction]:
+    def _has_expired(self, record: LeaseRecord, now: float) -> bool:
+        """Its time is over, and its holder did not renew it although the storage responds. A value that is
+        no record has no time and does not expire."""
+        if not record.ttl_s or self._responds_since is None:
+            return False
+        responds_s = now - self._responds_since
+        return now >= self._seen_at + record.ttl_s and responds_s >= record.ttl_s * GRACE
+
+    def _renewed(self, sent_at: float) -> None:
+        self._sent_at = None
+        self._deadline = sent_at + self._ttl_s * (1 - MARGIN)
+        self._deleted_at = sent_at + self._ttl_s * (STORED + MARGIN)
+        self._act_at = sent_at + self._ttl_s / RENEWALS
+
+    def _store(self, revision: int | None, now: float) -> Sequence[Instruction]:
         assert self._connection is not None
         self._writing = True
+        if self._sent_at is None:
+            self._sent_at = now
         self._attempt += 1  # equivalent: any number that none before had
         self._written_over = self._connection
         record = LeaseRecord(

@@ -16,14 +16,16 @@ The brokers report that on `DISCONNECTED`. They publish it in the system account
 ``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the
 takeover at once, any other waits for the time to live.
 
-15 s is the default: an election of a stream's leader (4 to 9 s, during which nothing can be renewed) passes
-unnoticed.
+6 s is the default. A process that does not run for so long loses its leases; after 5.4 s without a renewal it
+does not act. An election of a stream's leader (4 to 9 s, during which nothing can be renewed) can suspend a
+holder, and does not replace it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -39,7 +41,8 @@ from muster.supervision import tasks
 events = log.EventLog("bus")
 
 BUCKET = "leases"
-TTL_S = 15.0
+TTL_S = 6.0
+TIMEOUT_S_MIN = 0.5
 DISCONNECTED = f"{subjects.CONNECTIONS}.disconnect"
 
 
@@ -73,7 +76,8 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the holder may act now. False while disconnected, although the lease is not lost yet."""
+        """Whether the holder may act now. False while it is disconnected or could not renew in time, although
+        the lease is not lost yet."""
         return self._run.held()
 
     @property
@@ -239,6 +243,7 @@ class _Run:
         self._bucket = bucket
         self.name = name
         self._ttl_s = ttl_s
+        self._timeout_s = max(TIMEOUT_S_MIN, ttl_s * lease_state.TIMEOUT)
         self._on_end = on_end
         self._on_wait = on_wait
         self._wait = wait
@@ -286,19 +291,24 @@ class _Run:
                 async for entry in watch:
                     if entry is not None:
                         seen = True
-                        self._observe(entry.revision, _record(entry), expired=entry.expired)
+                        observed = functools.partial(self.candidate.observed, expired=entry.expired)
+                        self._observe(entry.revision, _record(entry), decide=observed)
                     elif not seen and self.candidate.phase is lease_state.LeasePhase.WAITING:
                         # Free when the watch began. The record of the first read may have been released
                         # since.
-                        self._observe(None, None)
+                        self._observe(None, None, decide=self.candidate.observed)
         except errors.MusterError as error:
             if not self._gained.done():
                 self._gained.set_exception(error)
 
     def _observe(
-        self, revision: int | None, record: lease_state.LeaseRecord | None, *, expired: bool = False
+        self,
+        revision: int | None,
+        record: lease_state.LeaseRecord | None,
+        *,
+        decide: Callable[..., Sequence[lease_state.Instruction]],
     ) -> None:
-        self._execute(self.candidate.observed(revision, record, self._loop.time(), expired=expired))
+        self._execute(decide(revision, record, self._loop.time()))
         if record is not None and self.candidate.phase is lease_state.LeasePhase.WAITING:
             self._on_wait(self, record.held_over)
 
@@ -332,14 +342,14 @@ class _Run:
 
     async def _store(self, instruction: lease_state.StoreLease) -> None:
         sent_at = self._loop.time()
-        value = msgspec.json.encode(instruction.record)
+        value, stored_s = msgspec.json.encode(instruction.record), self._ttl_s * lease_state.STORED
         try:
-            async with asyncio.timeout(self._ttl_s):  # a later reply has no meaning
+            async with asyncio.timeout(self._timeout_s):
                 if instruction.revision is None:
-                    revision = await self._bucket.create(self.name, value, ttl_s=self._ttl_s)
+                    revision = await self._bucket.create(self.name, value, ttl_s=stored_s)
                 else:
                     revision = await self._bucket.update(
-                        self.name, value, revision=instruction.revision, ttl_s=self._ttl_s
+                        self.name, value, revision=instruction.revision, ttl_s=stored_s
                     )
         except (errors.AlreadyExists, errors.Conflict):
             self._execute(self.candidate.conflicted(instruction.attempt, self._loop.time()))
@@ -358,14 +368,17 @@ class _Run:
 
     async def _look(self) -> None:
         try:
-            entry = await self._bucket.get(self.name)
-        except errors.Unavailable:
-            return  # the candidate reads again after a delay
+            async with asyncio.timeout(self._timeout_s):
+                entry = await self._bucket.get(self.name)
+        except (errors.Unavailable, TimeoutError):
+            self.candidate.unread(self._loop.time())
+            self._set_alarm()
+            return
         except errors.MusterError as error:
             if not self._gained.done():
                 self._gained.set_exception(error)
             return
-        self._observe(entry.revision if entry else None, _record(entry))
+        self._observe(entry.revision if entry else None, _record(entry), decide=self.candidate.read)
         held_by_another = entry is not None and self.candidate.phase is lease_state.LeasePhase.WAITING
         if held_by_another and not self._wait and not self._gained.done():
             self._gained.set_result(None)

@@ -60,11 +60,13 @@ class ManageSettings(sections.SettingsSection, frozen=True, kw_only=True):
         float,
         doc(
             "A manager that has not renewed for this long expires. A broker's report that its connection "
-            "closed takes effect at once, so this matters only if a complete machine or network is lost.",
+            "closed takes effect at once, so this matters only if a process is frozen, or a complete machine "
+            "or network is lost. Managers renew every TTL / 3, and do not expire while the registry itself "
+            "cannot act.",
             ge=1,
             le=600,
         ),
-    ] = 15.0
+    ] = 6.0
     beat_s: Annotated[
         float,
         doc(

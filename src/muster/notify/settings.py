@@ -22,10 +22,10 @@ class NotifySettings(sections.SettingsSection, frozen=True, kw_only=True):
         float,
         field_doc(
             "The receivers of a dead notifier move to another after this time, at once if a broker reports "
-            "its end. Below 10 s, the election of a stream leader can be mistaken for its end.",
+            "its end. The election of a stream leader is not mistaken for its end.",
             ge=1,
         ),
-    ] = 15.0
+    ] = 6.0
     ack_wait_s: Annotated[
         float, field_doc("A durable event that is not acknowledged is delivered again after this time.", gt=0)
     ] = 5.0

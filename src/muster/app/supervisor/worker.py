@@ -65,7 +65,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
     zone: str = "default"
     beat_s: float = 5.0
-    manager_ttl_s: float = 15.0
+    manager_ttl_s: float = 6.0
     lease_ttl_s: float = leases.TTL_S
     replicas: int = 1
     host: str = "127.0.0.1"

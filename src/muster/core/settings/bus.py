@@ -180,23 +180,23 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
         float,
         doc(
             "Time after which a silent registry or dispatcher loses its lease. Shorter: faster takeover "
-            "after the loss of a machine (a killed process is detected at once by its closed connection). An "
-            "election among brokers takes 4 to 9 s, during which no lease can be renewed: below 10 s, "
-            "an election looks like a failure. Leases are renewed every TTL / 3.",
+            "after the loss of a machine (a killed process is detected at once by its closed connection). "
+            "Longer: a process may stand still for longer. Leases are renewed every TTL / 3. An election "
+            "among brokers takes 4 to 9 s, during which no lease can be renewed: holders do not act after "
+            "TTL * 0.9, and keep the lease if they renew it within TTL / 4 after the election.",
             ge=1,
             le=3600,
         ),
-    ] = 15.0
+    ] = 6.0
     connect_timeout_s: Annotated[
         float, doc("Wait for one broker before the next is tried.", gt=0, le=300)
     ] = 2.0
     ping_interval_s: Annotated[
         float,
         doc(
-            "Interval at which brokers ping silent clients and each other. A frozen client or broker is "
-            "disconnected after at most PING_INTERVAL * 4, and its leases pass to others then. Clients "
-            "of Muster ping an idle broker every 2 s themselves, and leave it after at most 6 s "
-            "of silence.",
+            "Interval at which brokers ping silent clients. A frozen client is disconnected after at most "
+            "PING_INTERVAL * 4. Brokers ping each other at least every second. Clients of Muster ping an "
+            "idle broker every 2 s themselves, and leave it after at most 6 s of silence.",
             gt=0,
         ),
     ] = 2.25

@@ -22,7 +22,8 @@ from muster.manage import protocol
 
 events = log.EventLog("manage")
 
-FIRST_TTL_S = 15.0
+FIRST_TTL_S = 6.0
+REPEAT_S = 0.5  # without a reply: another registry may act by then
 
 
 class ManagerRenewal:
@@ -78,7 +79,10 @@ class ManagerRenewal:
         )
         requested_at = asyncio.get_running_loop().time()
         message = await self._bus.request(
-            protocol.renew(self._manager), messages.encode(request), timeout_s=timeout_s
+            protocol.renew(self._manager),
+            messages.encode(request),
+            timeout_s=timeout_s,
+            repeat=api.Repetition(REPEAT_S),
         )
         granted = messages.decode(message.data, protocol.RenewResult, max_bytes=64 << 20)
         if granted.term < self._term and asyncio.get_running_loop().time() < self.valid_until:

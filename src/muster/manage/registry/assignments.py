@@ -31,9 +31,9 @@ ASSIGNED_MAX = 25_000  # equivalent: any bound of this order serves
 WAITS_MAX = 100  # equivalent: any bound of this order serves
 NAMED_MAX = 5  # names in an error message
 # A renewal outlasts the time of the registry that grants it by at most this fraction of the time to live.
-OUTLAST = 0.5
-# A manager repeats a renewal after this fraction of its time to live, even if the first reply was lost.
-REPEAT = 0.4
+OUTLAST = 0.25
+# A manager renews within this fraction of its time to live after a registry has begun to act or to act again.
+REPEAT = 0.3
 SLACK = 0.1  # managers may deviate from an even share by this fraction before resources are moved
 
 
@@ -110,9 +110,10 @@ class AssignmentProcessor:
     def owned_count(self, manager: str) -> int:
         return sum(len(names) for (owner, _), names in self._index.owned.items() if owner == manager)
 
-    def owners_are(self, managers: set[str]) -> bool:
-        """Whether all resources with an owner belong to these managers."""
-        return {manager for manager, _ in self._index.owned} <= managers
+    @property
+    def owning_managers(self) -> set[str]:
+        """The managers that own resources."""
+        return {manager for manager, _ in self._index.owned}
 
     def hosted(self, agent: str) -> Collection[str]:
         """The resources of an agent."""
@@ -264,6 +265,11 @@ class AssignmentProcessor:
 
     def next_expiry(self) -> float | None:
         return min((member.expires_at for member in self.managers.values()), default=None)
+
+    def resume(self, now: float) -> None:
+        """The registry acts again after it could not renew its lease. Its managers get time to renew."""
+        for member in self.managers.values():
+            member.expires_at = max(member.expires_at, now + self.ttl_s * REPEAT)
 
     def expire(self, now: float) -> list[str]:
         """Remove managers that did not renew in time. Returns their names."""

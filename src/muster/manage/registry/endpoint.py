@@ -13,7 +13,7 @@ import collections
 import contextlib
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Self
 
 import msgspec
@@ -30,7 +30,7 @@ from muster.supervision import tasks
 
 events = log.EventLog("manage")
 
-MANAGER_TTL_S = 15.0
+MANAGER_TTL_S = 6.0
 CLOSED_GRACE_S = 1.0
 LOOK_S = 5.0
 RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s=5.0)  # another endpoint may act meanwhile
@@ -162,6 +162,7 @@ class RegistryEndpoint:
             events.info("registry-acts", registry=self.name, epoch=lease.epoch)
             self.acting.set()
             try:
+                await self._poke(loaded.owning_managers)  # they renew at once
                 quiet_until = loaded.unknown_until(asyncio.get_running_loop().time(), lease.former_until)
                 await self._work(lease, quiet_until)
             finally:
@@ -173,7 +174,7 @@ class RegistryEndpoint:
     async def _work(self, lease: leases.Lease, quiet_until: float) -> None:
         """Expire and assign until the lease is lost. Managers of an earlier term may act until
         ``quiet_until``."""
-        loop = asyncio.get_running_loop()
+        loop, was_held = asyncio.get_running_loop(), True
         helpers = [
             self._tasks.spawn("lease loss", self._wake_on_loss(lease)),
             self._tasks.loop("rollouts", self._handlers.rollouts.run),
@@ -183,9 +184,14 @@ class RegistryEndpoint:
                 self._wake.clear()
                 if (acting := self.processor) is None:
                     raise errors.Unavailable("the outcome of a write is unknown")
-                if not lease.held:  # disconnected; the lease may outlast that
+                if not lease.held:  # disconnected, or not renewed in time; the lease may outlast that
+                    was_held = False
                     await asyncio.sleep(0.1)
                     continue
+                if not was_held:
+                    was_held = True
+                    acting.resume(loop.time())
+                    await self._poke(acting.managers)
                 await self._expire_and_assign(loop.time(), quiet_until)
                 dues = (acting.next_expiry(), quiet_until, loop.time() + LOOK_S)
                 due = min(at for at in dues if at is not None and at > loop.time())
@@ -247,7 +253,7 @@ class RegistryEndpoint:
     @staticmethod
     def _all_managers_seen(acting: assignments.AssignmentProcessor) -> bool:
         """Whether every manager that owns resources has renewed in this term."""
-        return acting.owners_are(acting.renewed)
+        return acting.owning_managers <= acting.renewed
 
     def _acting(self) -> assignments.AssignmentProcessor:
         if self.processor is None or self._lease is None or not self._lease.held:
@@ -401,11 +407,7 @@ class RegistryEndpoint:
         changes.requests = acting.requests.add(record_store.executing.get())
 
         async def store() -> None:
-            for manager in await self._records.commit(acting, changes, also):
-                with contextlib.suppress(
-                    errors.MusterError
-                ):  # already stored; the manager renews soon anyway
-                    await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
+            await self._poke(await self._records.commit(acting, changes, also))
             if changes.resources:
                 self._wake.set()
 
@@ -415,6 +417,12 @@ class RegistryEndpoint:
             self.processor = None  # give up the active role
             self._wake.set()
             raise
+
+    async def _poke(self, managers: Iterable[str]) -> None:
+        """Ask managers to renew now. They renew soon in any case."""
+        for manager in list(managers):
+            with contextlib.suppress(errors.MusterError):
+                await self._bus.publish(protocol.to_manager(manager, "poke"), b"")
 
     @property
     def store(self) -> database.Store:

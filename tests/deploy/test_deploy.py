@@ -162,7 +162,14 @@ def test_the_unit_of_the_domain_is_the_one_that_muster_prints():
     if os.environ.get("REWRITE"):
         file.write_text(printed)
     assert file.read_text() == printed
-    for line in ("Type=notify", "Restart=on-failure", "StartLimitIntervalSec=0", "WatchdogSec=10"):
+    lines = (
+        "Type=notify",
+        "Restart=on-failure",
+        "StartLimitIntervalSec=0",
+        "WatchdogSec=5",
+        "KillMode=process",
+    )
+    for line in lines:
         assert f"\n{line}\n" in printed
 
 

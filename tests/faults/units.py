@@ -1,5 +1,5 @@
 """Processes that are started again, as systemd does with the shipped units: after their end, and when they do
-not report in time (``WatchdogSec``)."""
+not report in time (``WatchdogSec``). Only their main process is killed then (``KillMode=process``)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from muster.app.operations import systemd_unit
+
 MARK = "MUSTER_FAULTS_UNIT"  # in the environment of all processes of a unit, as a control group has them
 RESTART_S = 0.5
-WATCHDOG_S = 10.0
+WATCHDOG_S = float(systemd_unit.WATCHDOG_S)
 PACE_S = 0.1
 
 
@@ -87,7 +89,6 @@ class Unit:
                 self._process.kill()
             if self._process.poll() is None or self.masked:
                 continue
-            self.kill()  # what is left of it
             await asyncio.sleep(RESTART_S)  # pace
             if not self.masked:
                 self._launch()

@@ -22,8 +22,9 @@ import pytest
 from muster.bus.memory import network
 from muster.core import health, messages
 from muster.manage import protocol
-from muster.manage.adapters import base, health_checks, memory, os_process, process, shim
+from muster.manage.adapters import base, health_checks, memory, process, shim
 from muster.manage.agent import agent, operation_log, resource_host
+from muster.supervision import os_process
 from muster.testing.eventually import eventually, throughout
 from tests.manage import test_adapters
 

@@ -39,6 +39,7 @@ from muster.trust.permissions import roles
 
 P = TypeVar("P")
 
+OUTLIVE_S = 30.0  # brokers wait for the restart of the domain
 PROCESS = "domain"  # the process name of its health pages
 
 
@@ -56,13 +57,19 @@ class Domain:
         *,
         parts: Iterable[component.Component] = (),
         monitored: bool = True,
+        restarted: bool = False,
     ) -> None:
-        """``monitored``: whether it checks its storage; not while a backup is restored into it."""
+        """``monitored``: whether it checks its storage; not while a backup is restored into it.
+        ``restarted``: whether it is started again after a crash; its brokers run meanwhile."""
         self.settings = settings
         self.folder = home.DomainFolder(settings.domain.folder.absolute())
         self.state = DomainState.STOPPED
         self.metrics = metrics.Metrics(process=True)
-        self.brokers = None if settings.bus.servers else broker_set.BrokerSet(settings, self.folder)
+        self.brokers = (
+            None
+            if settings.bus.servers
+            else broker_set.BrokerSet(settings, self.folder, outlive_s=OUTLIVE_S if restarted else 0.0)
+        )
         self.trust: keyring.Keyring
         self.store: database.Store
         self.bus: api.Bus
@@ -110,6 +117,7 @@ class Domain:
         try:
             await asyncio.to_thread(self.folder.create)
             await self._hold_folder()
+            await asyncio.to_thread(self.folder.end_former_children)
             await self._serve_pages()
             self.trust = await asyncio.to_thread(identities.open_or_create, self.settings)
             if self.brokers is not None:

@@ -8,8 +8,8 @@
       brokers/       data of the brokers
       store.db       system state
       logs/          output of detached processes
-      run/           exists only while the domain runs: the lock, its addresses, and in pages/ the address of
-                     each process's health pages
+      run/           exists only while the domain runs: the lock, its addresses, in pages/ the address of
+                     each process's health pages, and in children/ the processes that belong to it
 
 The kernel holds the lock in ``run/`` for the process that runs the domain, so it cannot become stale: after
 ``kill -9`` it is free.  The pid in it is only informational.
@@ -21,6 +21,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ import msgspec
 
 import muster
 from muster.core import errors, files
+from muster.supervision import os_process
 
 FOLDER_NAME = ".muster"
 SETTINGS_NAME = "muster.toml"
@@ -155,6 +157,10 @@ class DomainFolder:
         return self.run / "pages"
 
     @property
+    def children(self) -> Path:
+        return self.run / "children"
+
+    @property
     def lock_file(self) -> Path:
         return self.run / "lock"
 
@@ -187,6 +193,23 @@ class DomainFolder:
                 self.running_file.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+    def record_child(self, name: str, pid: int) -> None:
+        """Record a process that belongs to the domain's process. Blocks."""
+        with contextlib.suppress(OSError):  # a full disk, for example
+            self.children.mkdir(mode=0o700, parents=True, exist_ok=True)
+            content = f"{pid} {os_process.start_time(pid)}"
+            files.write(self.children / f"{name}.pid", content.encode())
+
+    def end_former_children(self) -> None:
+        """Kill what a former process of this domain has left. Its children end by themselves, unless they are
+        frozen: then they would act again some time later. Blocks."""
+        for file in self.children.glob("*.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                pid, _, started = file.read_text().partition(" ")
+                if started and os_process.start_time(int(pid)) == started:
+                    os.kill(int(pid), signal.SIGKILL)
+                file.unlink()
 
     def holder(self) -> int | None:
         """The pid of the process that runs this domain, or None."""

@@ -10,14 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator, Mapping, MutableMapping
 
 from muster.core.telemetry import log
 from muster.supervision import tasks
 
 events = log.EventLog("app")
 
+REPORTS = 5  # within the time of the watchdog
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
+
+
+def is_present(environment: Mapping[str, str]) -> bool:
+    """Whether a service manager starts this process again if it ends."""
+    return bool(environment.get("NOTIFY_SOCKET"))
 
 
 class ServiceManager:
@@ -26,7 +32,7 @@ class ServiceManager:
         self._address = environment.pop("NOTIFY_SOCKET", "")
         interval = environment.pop("WATCHDOG_USEC", "")
         environment.pop("WATCHDOG_PID", "")
-        self._interval_s = int(interval) / 1e6 / 3 if interval.isdigit() else 0.0
+        self._interval_s = int(interval) / 1e6 / REPORTS if interval.isdigit() else 0.0
 
     @contextlib.asynccontextmanager
     async def reporting(self) -> AsyncIterator[None]:

@@ -22,6 +22,7 @@ from muster.bus.brokers import broker, config, diagnosis, files, network, storag
 from muster.bus.brokers import control as broker_control
 from muster.bus.streams import integrity
 from muster.core import backoff, errors, subjects, topics
+from muster.core import files as core_files
 from muster.core.net import hosts
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
@@ -29,14 +30,19 @@ from muster.supervision import tasks
 from muster.trust import jwt, keyring
 from muster.trust.permissions import roles
 
+SECRET_NAME = "routes.secret"
 ACCOUNTS_S = 2.0  # between two looks at the keyring
 SUBSCRIPTIONS_MAX = 20_000  # read of each broker for `topics`
 TOPICS_MAX = 1_000
 
 
 class BrokerSet:
-    def __init__(self, settings: domain.BaseSettings, folder: home.DomainFolder) -> None:
+    def __init__(
+        self, settings: domain.BaseSettings, folder: home.DomainFolder, *, outlive_s: float = 0.0
+    ) -> None:
+        """``outlive_s``: how long the brokers run without this process and wait for its successor."""
         self._settings = settings
+        self._outlive_s = outlive_s
         self._folder = folder
         self._network: network.BrokerNetwork | None = None
         self._trust: keyring.Keyring
@@ -90,11 +96,15 @@ class BrokerSet:
             supervise=backoff.BackoffPolicy(pause_s_max=bus.restart_wait_max_s),
             system_credentials=system,
             trust=self._current_trust,
+            outlive_s=self._outlive_s,
         )
         _, claims = await asyncio.to_thread(trust.claims_update)
         await self._network.start()
         self._own = frozenset(self._network.brokers)
-        self._published = dict.fromkeys(self._own, claims)
+        # Those of a former process may have older accounts.
+        self._published = {
+            name: claims for name, member in self._network.brokers.items() if not member.adopted
+        }
         self._tasks.loop("accounts", self._pass_on_accounts)
         for name in self._own:
             self._watch(name)
@@ -244,7 +254,19 @@ class BrokerSet:
         operator = self._operator_trust()
         named = {jwt.read(document).name: key for key, document in operator.accounts.items()}
         self._account = named[self._settings.domain.name]
-        return broker_configs.BrokerTrustFiles(operator=operator, secret=secrets.token_urlsafe(24), tls=tls)
+        return broker_configs.BrokerTrustFiles(operator=operator, secret=self._secret(), tls=tls)
+
+    def _secret(self) -> str:
+        """For the routes between brokers. The same for all that may run at the same time. Blocks."""
+        if not self._outlive_s:
+            return secrets.token_urlsafe(24)
+        path = self._folder.brokers / SECRET_NAME
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if secret := path.read_text():
+                return secret
+        secret = secrets.token_urlsafe(24)
+        core_files.write(path, secret.encode())
+        return secret
 
     def _operator_trust(self) -> config.OperatorTrust:
         """The current accounts with their revocations. Blocks."""

@@ -24,8 +24,7 @@ from muster.bus.http import health as http_health
 from muster.bus.rpc import server
 from muster.core import errors, health
 from muster.manage import protocol, settings
-from muster.manage.adapters import os_process
-from muster.supervision import children
+from muster.supervision import children, os_process
 from muster.trust.permissions import roles
 
 if TYPE_CHECKING:
@@ -107,7 +106,9 @@ class ManagementComponent:
             assert self._fork_server is not None
             task = await asyncio.to_thread(_worker_config, self._context, self._settings, name)
             self._unready.add(name)
-            return os_process.ForeignProcess(await self._fork_server.spawn(name, task))
+            pid = await self._fork_server.spawn(name, task)
+            await asyncio.to_thread(self._context.folder.record_child, name, pid)
+            return os_process.ForeignProcess(pid)
 
         async def responds() -> bool:
             pid = self._children[name].pid

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WATCHDOG_S = 10
+WATCHDOG_S = 5  # the process reports every second
 
 _HEAD = """\
 # A domain: brokers, store, services. `muster systemd` prints this unit for an installation.
@@ -39,8 +39,9 @@ WorkingDirectory={home}
 Environment=MUSTER_HOME={home} MUSTER_LOG__FORMAT=json
 EnvironmentFile=-/etc/muster/environment
 ExecStart={program} up
-# SIGTERM drains and stops in order; brokers and children end with it.
-KillMode=mixed
+# SIGTERM drains and stops in order; brokers and children end with it. After a crash, the next process adopts
+# the brokers, which run for up to 30 s without it, and the resources of this machine; all other children end.
+KillMode=process
 TimeoutStartSec=180
 TimeoutStopSec=90
 # After a crash, and when the process does not report that it works; not after `muster down`.

@@ -23,8 +23,7 @@ from muster.app.components import component
 from muster.app.components import context as context_
 from muster.core import errors, files, health
 from muster.manage import settings
-from muster.manage.adapters import os_process
-from muster.supervision import children
+from muster.supervision import children, os_process
 
 BEAT_S = 1.0
 SILENT_S = 30.0  # longer than the time to a child's first heartbeat

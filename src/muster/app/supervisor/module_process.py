@@ -102,6 +102,7 @@ class ModuleProcess:
             assert process.stdin is not None
             if config:
                 process.stdin.write(config + b"\n")
+            await asyncio.to_thread(context.folder.record_child, self._name, process.pid)
             return log_files.CapturedProcess(process, log_file, context.settings, processes=self._log_share)
 
         async def describe_end(exit_code: int | None) -> errors.MusterError:

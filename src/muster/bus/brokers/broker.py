@@ -6,9 +6,9 @@ the system does not assign the port to other processes. So a port of 0 is resolv
 be configured before the process runs, a port in use is detected at once, and the port cannot be lost between
 a crash and the restart.
 
-*Life cycle.* The server runs in its own session, so that Ctrl-C in a terminal does not reach it. The shell
-that becomes the server first starts a guardian process that reads from a pipe which this process keeps open.
-If this process dies, for any reason, the pipe ends and the guardian ends the server.
+*Life cycle.* The server runs in its own session, so that Ctrl-C in a terminal does not reach it. If this
+process dies, for any reason, a guardian process ends the server; with ``outlive_s`` only if no successor of
+this process adopts the server in time (`server_process`).
 
 *Liveness* is a reply of the health page, not a running process: a broker that does not reply is killed and
 restarted like one that crashed. Its clients and peers notice the closed connections at once.
@@ -29,9 +29,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
-from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, topology
+from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, server_process, topology
 from muster.core import backoff, errors
-from muster.supervision import children
+from muster.supervision import children, os_process
 
 log = logging.getLogger(__name__)
 
@@ -43,20 +43,6 @@ PROBE_INTERVAL_S = 1.0
 SILENT_S = 3.0  # a broker whose health page does not reply for this long is frozen
 CONFIRM_S = 1.0  # for a second request, in case that this process was the one that stood still
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
-
-# $$ is the process id of the shell and, after exec, of the server. A line of input means: a regular end.
-_GUARDED = """
-exec 3<&0 </dev/null
-{
-    if ! read -r _ <&3; then
-        kill -TERM $$
-        for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 $$ && sleep 0.2; done
-        kill -KILL $$
-    fi
-} >/dev/null 2>&1 &
-exec "$@" 3<&-
-"""
-
 
 BrokerState = children.ChildState
 
@@ -70,12 +56,13 @@ class Broker:
         *,
         program: Path | None = None,
         supervise: backoff.BackoffPolicy | None = None,
-        outlive_us: bool = False,
+        outlive_s: float = 0.0,
         listener: Callable[[Broker], None] | None = None,
         trust: Callable[[], config.OperatorTrust] | None = None,
     ) -> None:
-        """``trust`` returns the current accounts; it runs in a thread before each start of the process, so
-        that a broker knows what was revoked while it was down before it accepts clients."""
+        """``outlive_s``: how long the server waits for the successor of this process. ``trust`` returns the
+        current accounts; it runs in a thread before each start of the process, so that a broker knows what
+        was revoked while it was down before it accepts clients."""
         config.check(settings)
         self.config = settings  # with every port known from `reserve` on
         self.state = BrokerState.STOPPED
@@ -93,7 +80,9 @@ class Broker:
             describe_end=self._describe_end,
             on_change=self._child_changed,
         )
-        self._guarded = not outlive_us
+        self.adopted = False  # whether a former process started the server
+        self._outlive_s = outlive_s
+        self._orphan: server_process.BrokerProcess | None = None  # a server that runs already
         self._listener = listener
         self._trust = trust
         self._held: ports.Held = {}
@@ -177,13 +166,28 @@ class Broker:
     # Life
 
     async def reserve(self) -> None:
-        """Reserve its ports before it starts. `start` does it too; a network needs the ports earlier."""
+        """Reserve its ports before it starts, unless it runs already. `start` does it too; a network needs
+        the ports earlier."""
+        if self._orphan is not None:
+            return
         holding = asyncio.create_task(asyncio.to_thread(ports.reserve, self.config, self._held))
         try:
             self.config = await asyncio.shield(holding)
         except asyncio.CancelledError:
             await asyncio.wait([holding])  # its thread would bind more after all were released
             raise
+
+    async def find_orphan(self) -> None:
+        """Find the server of a former process, for the next `start`; else use the same ports again."""
+        last = await asyncio.to_thread(server_process.load, self.config)
+        if last is None:
+            return
+        preferred = server_process.with_ports(self.config, last)
+        if last.runs:
+            self._orphan, self.config = last, preferred
+        else:
+            with contextlib.suppress(diagnosis.BrokerFailed):
+                self.config = await asyncio.to_thread(ports.reserve, preferred, self._held)
 
     async def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
         """When this returns, the broker accepts clients."""
@@ -348,6 +352,9 @@ class Broker:
         self._start_timeout_s = timeout_s
         try:
             self.binary = await binary.find(self._program)
+            orphan, self._orphan = self._orphan, None
+            if orphan is not None and await self._adopt(orphan):
+                return
             await self.reserve()
             await asyncio.to_thread(files.prepare, self.config)
             await self._child.start()
@@ -358,40 +365,34 @@ class Broker:
         finally:
             self._start_timeout_s = START_TIMEOUT_S
 
+    async def _adopt(self, orphan: server_process.BrokerProcess) -> bool:
+        """Supervise the server of a former process, or end it."""
+        assert self.binary is not None
+        process = os_process.ForeignProcess(orphan.pid)
+        self._leash = await server_process.adopt(orphan, self.config, str(self.binary.path), self.monitor_url)
+        if self._leash is None:
+            await children.end_process(process, (signal.SIGTERM, STOP_TIMEOUT_S))
+            return False
+        self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
+        self.adopted = True
+        self._child.start_soon(process)
+        return True
+
     async def _launch(self) -> asyncio.subprocess.Process:
         assert self.binary is not None
-        command = [str(self.binary.path), "-c", str(self.config.config_path)]
-        if self._guarded:
-            command = ["/bin/sh", "-c", _GUARDED, "muster-broker", *command]
+        await self.reserve()  # unless it is held already: the ports of an adopted server are not
         if self._trust is not None:
             self.config = dataclasses.replace(self.config, trust=await asyncio.to_thread(self._trust))
             await asyncio.to_thread(files.write_config, self.config)
         self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
-        try:
-            # Not in a thread: a cancellation would leave it open.
-            output = self.config.output_path.open("wb")
-        except OSError as error:
-            raise diagnosis.unwritable(self.name, error) from error
-        try:
-            far_end, self._leash = os.pipe()
-        except OSError as error:
-            output.close()
-            raise errors.Unavailable(f"broker {self.name}: no process could be started: {error}") from error
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=far_end, stdout=output, stderr=output, start_new_session=True
-            )
-        except OSError as error:
-            self._release_guardian()
-            raise errors.Unavailable(f"broker {self.name}: no process could be started: {error}") from error
-        finally:
-            os.close(far_end)
-            output.close()
-
-        self._ends_since_s = None
-        self._has_stored = False
+        process, self._leash = await server_process.launch(
+            self.config, self.binary.path, outlive_s=self._outlive_s
+        )
+        self._ends_since_s, self._has_stored, self.adopted = None, False, False
         try:
             await self._wait_until_up(process)
+            if self._outlive_s:
+                await asyncio.to_thread(server_process.store, self.config, process.pid, str(self.binary.path))
         except BaseException:
             await children.end_process(process)
             self._release_guardian()

@@ -35,6 +35,7 @@ LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-bye
 LAME_DUCK_GRACE_S = 1
 LEAF_RECONNECT = "250ms"
 HANDSHAKE_S = 5  # longer than the server's own 2: when a whole fleet reconnects, clients are slow
+ROUTE_PING_S = 1.0  # between brokers: elections begin 4 s after a leader was last heard
 PING_MAX = 2  # pings without a reply before a connection is closed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -168,6 +169,15 @@ class BrokerConfig:
     @property
     def pid_path(self) -> Path:
         return self.directory / "broker.pid"
+
+    @property
+    def process_path(self) -> Path:
+        """The description of its process (`muster.bus.brokers.server_process`)."""
+        return self.directory / "process.json"
+
+    @property
+    def pipe_path(self) -> Path:
+        return self.directory / "guardian"
 
     @property
     def store_path(self) -> Path | None:
@@ -312,7 +322,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
         "max_payload": config.payload_bytes_max,
         "max_pending": config.pending_bytes_max,
         "max_connections": config.connections_max,
-        **_pings(config),
+        **_pings(config.ping_interval_s),
         "lame_duck_duration": f"{LAME_DUCK_S}s",
         "lame_duck_grace_period": f"{LAME_DUCK_GRACE_S}s",
     }
@@ -329,7 +339,7 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
             "host": config.host,
             "port": config.cluster.port,
             "routes": list(config.cluster.routes),
-            **_pings(config),
+            **_pings(min(config.ping_interval_s, ROUTE_PING_S)),
             **_secret(config.cluster.secret),
             **peer_tls,
         }
@@ -370,8 +380,8 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
     return document
 
 
-def _pings(config: BrokerConfig) -> dict[str, Any]:
-    return {"ping_interval": _duration(config.ping_interval_s), "ping_max": PING_MAX}
+def _pings(interval_s: float) -> dict[str, Any]:
+    return {"ping_interval": _duration(interval_s), "ping_max": PING_MAX}
 
 
 def _storage(storage: BrokerStorage) -> dict[str, Any]:

@@ -37,19 +37,19 @@ class BrokerNetwork:
         leaves: Iterable[tuple[str, str]] = (),
         program: Path | None = None,
         supervise: backoff.BackoffPolicy | None = None,
-        outlive_us: bool = False,
+        outlive_s: float = 0.0,
         system_credentials: credential_source.CredentialSource | None = None,
         trust: Callable[[], config.OperatorTrust] | None = None,
     ) -> None:
-        """``leaves`` are leaf links, near end and far end, to be made at the start. ``trust``: see
-        `broker.Broker`."""
+        """``leaves`` are leaf links, near end and far end, to be made at the start. ``outlive_s`` and
+        ``trust``: see `broker.Broker`."""
         self.brokers: dict[str, broker.Broker] = {}
         self._outside_routes: dict[str, tuple[str, ...]] = {}
         self._storage_removed_at_s: dict[str, float] = {}
         self._leaves = tuple(leaves)
         self._program = program
         self._supervise = supervise
-        self._outlive_us = outlive_us
+        self._outlive_s = outlive_s
         self._system_credentials = system_credentials
         self._trust = trust
         for broker_config in settings:
@@ -76,6 +76,7 @@ class BrokerNetwork:
         for member in brokers:
             self._check_storage(member)
         try:
+            await _together(member.find_orphan() for member in brokers)
             await _together(member.reserve() for member in brokers)
             for member in brokers:
                 member.config = self._wired(member.config)
@@ -289,7 +290,7 @@ class BrokerNetwork:
             settings,
             program=self._program,
             supervise=self._supervise,
-            outlive_us=self._outlive_us,
+            outlive_s=self._outlive_s,
             trust=self._trust,
         )
         return made

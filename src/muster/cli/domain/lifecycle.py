@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import click
@@ -163,10 +164,14 @@ async def _pipeline_replies(invocation: command.Invocation) -> bool:
 def _in_front(
     invocation: command.Invocation, settings: app_settings.Settings, ready_fd: int | None, *, log_file: bool
 ) -> None:
-    from muster.app import domain, log_files, process
+    from muster.app import domain, log_files, process, service_manager
     from muster.app import settings as app_settings
 
-    running = domain.Domain(settings, parts=app_settings.components(settings))
+    running = domain.Domain(
+        settings,
+        parts=app_settings.components(settings),
+        restarted=service_manager.is_present(os.environ),
+    )
 
     async def work() -> None:
         if ready_fd is not None:

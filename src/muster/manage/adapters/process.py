@@ -29,7 +29,8 @@ from muster.core import errors, health
 from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import manifest, protocol
-from muster.manage.adapters import base, health_checks, os_process, shim
+from muster.manage.adapters import base, health_checks, shim
+from muster.supervision import os_process
 
 doc = sections.field_doc
 

@@ -20,7 +20,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from muster.manage.adapters import os_process
+from muster.supervision import os_process
 
 TOKEN = "MUSTER_RUN"
 SHELL = "/bin/sh"

@@ -1,0 +1,164 @@
+"""The process of a broker: its guardian, and its adoption by the successor of the domain's process.
+
+A restart of all brokers costs an election (4 to 9 s), in which nothing is stored. So a domain that is
+restarted after a crash takes over the brokers of its predecessor. A file in the folder of each broker
+describes its process: by this the successor finds it, and uses the same ports.
+
+The guardian of a broker (`GUARDED`) reads from a named pipe that the domain holds open for writing. The pipe
+ends with the domain; a successor opens it again. If none does in time, the guardian ends the broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import math
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from muster.bus.brokers import config, diagnosis, monitor
+from muster.core import errors, files
+from muster.supervision import os_process
+
+# Arguments: the pipe, the seconds without a domain, the command. $$ is the process id of the shell and, after
+# exec, of the server. A line of input means: a regular end. When the pipe is opened again, it may be that of
+# another server; this one has ended then.
+GUARDED = """
+pipe=$1 outlive_s=$2
+shift 2
+{
+    while ! read -r _ <"$pipe"; do
+        left_s=$outlive_s
+        until [ "$left_s" -gt 0 ] && timeout 1 sh -c ': <"$0"' "$pipe"; do
+            kill -0 $$ || exit
+            left_s=$((left_s - 1))
+            [ "$left_s" -gt 0 ] && continue
+            kill -TERM $$
+            for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 $$ && sleep 0.2; done
+            kill -KILL $$
+            exit
+        done
+        kill -0 $$ || exit
+    done
+} </dev/null >/dev/null 2>&1 &
+exec "$@" </dev/null
+"""
+
+
+class BrokerProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The last process of a broker."""
+
+    pid: int
+    started: str  # see `os_process.start_time`
+    program: str
+    config: str  # see `fingerprint`
+    ports: dict[str, int]  # by listener
+
+    @property
+    def runs(self) -> bool:
+        with contextlib.suppress(OSError):
+            return os_process.start_time(self.pid) == self.started
+        return False
+
+
+def fingerprint(settings: config.BrokerConfig) -> str:
+    """Of the settings that cannot change while a broker runs: all but accounts and leaf links."""
+    trust = settings.trust
+    if trust is not None:
+        system = {trust.system_account: trust.accounts[trust.system_account]}
+        trust = dataclasses.replace(trust, accounts=system)
+    text = config.render(dataclasses.replace(settings, trust=trust, remotes=()))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def load(settings: config.BrokerConfig) -> BrokerProcess | None:
+    """Blocks."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(settings.process_path.read_bytes(), type=BrokerProcess)
+    return None
+
+
+def store(settings: config.BrokerConfig, pid: int, program: str) -> None:
+    """Blocks."""
+    process = BrokerProcess(
+        pid=pid,
+        started=os_process.start_time(pid),
+        program=program,
+        config=fingerprint(settings),
+        ports={listener: port for listener, _, port in config.ports(settings)},
+    )
+    files.write(settings.process_path, msgspec.json.encode(process))
+
+
+def with_ports(settings: config.BrokerConfig, process: BrokerProcess) -> config.BrokerConfig:
+    """The settings with the ports of this process where they leave them open."""
+    for listener, _, port in tuple(config.ports(settings)):
+        if not port and process.ports.get(listener):
+            settings = config.with_port(settings, listener, process.ports[listener])
+    return settings
+
+
+def _make_pipe(settings: config.BrokerConfig) -> int:
+    """A new pipe, from which no former guardian reads."""
+    settings.pipe_path.unlink(missing_ok=True)
+    os.mkfifo(settings.pipe_path, 0o600)
+    return os.open(settings.pipe_path, os.O_RDWR | os.O_CLOEXEC)
+
+
+async def launch(
+    settings: config.BrokerConfig, program: Path, *, outlive_s: float
+) -> tuple[asyncio.subprocess.Process, int]:
+    """Start the server and its guardian; returns the process and the guardian's pipe."""
+    try:
+        # Not in a thread: a cancellation would leave it open.
+        output = settings.output_path.open("wb")
+    except OSError as error:
+        raise diagnosis.unwritable(settings.name, error) from error
+    pipe = -1
+    try:
+        pipe = _make_pipe(settings)
+        process = await asyncio.create_subprocess_exec(
+            *("/bin/sh", "-c", GUARDED, "muster-broker", str(settings.pipe_path), str(math.ceil(outlive_s))),
+            *(str(program), "-c", str(settings.config_path)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    except BaseException as error:
+        if pipe >= 0:
+            os.close(pipe)
+        if isinstance(error, OSError):
+            raise errors.Unavailable(
+                f"broker {settings.name}: no process could be started: {error}"
+            ) from error
+        raise
+    finally:
+        output.close()
+    return process, pipe
+
+
+async def adopt(
+    process: BrokerProcess, settings: config.BrokerConfig, program: str, monitor_url: str
+) -> int | None:
+    """The pipe of its guardian; None if the process cannot be adopted: it has other settings, no guardian, or
+    does not reply."""
+    if (process.program, process.config) != (program, fingerprint(settings)):
+        return None
+    if not (await monitor.health(monitor_url, "js-enabled-only=true")).ok:
+        return None
+    return await asyncio.to_thread(_open_pipe, settings)
+
+
+def _open_pipe(settings: config.BrokerConfig) -> int | None:
+    """The pipe of a guardian that runs. For moments it does not read."""
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            return os.open(settings.pipe_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        time.sleep(0.05)
+    return None

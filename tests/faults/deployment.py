@@ -201,14 +201,14 @@ class ThreeMachines(Deployment):
             if other != number
         )
         own = network.address(number)
-        pings = 'ping_interval: "2.25s", ping_max: 2'
+        pings, route_pings = (f'ping_interval: "{seconds}s", ping_max: 2' for seconds in (2.25, 1))
         (folder / "trust.conf").write_text(trust)
         (folder / "nats.conf").write_text(
             f"server_name: {name}\nlisten: {own}:{PORT}\nclient_advertise: {network.HUB}:{PORT + number}\n"
             f"{pings}\nmax_payload: 1114112\ninclude trust.conf\n"
             f"jetstream {{ store_dir: {folder}/data, sync_interval: always, max_file_store: 64GB }}\n"
             f"cluster {{ name: fleet, listen: {own}:{ROUTE_PORT}, routes: [{routes}], "
-            f"cluster_advertise: {network.HUB}:{ROUTE_PORT + number}, {pings} }}\n"
+            f"cluster_advertise: {network.HUB}:{ROUTE_PORT + number}, {route_pings} }}\n"
         )
         words = [*network.inside(name), str(server), "-c", str(folder / "nats.conf")]
         unit = units.Unit(f"broker-{name}", words, {}, self.folder / f"broker-{name}.log")

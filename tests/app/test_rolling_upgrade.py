@@ -1,15 +1,10 @@
-"""A rolling upgrade: processes of two versions in one domain, in both directions, then a refused downgrade.
-
-The next version is this tree with another version number, a further field in every wire message, and a
-further column in the store.
-"""
+"""A rolling upgrade: two versions in one domain, in both directions, then a refused downgrade."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -23,29 +18,12 @@ import muster
 from muster.core import errors
 from muster.testing import child_process
 from muster.testing.eventually import eventually
+from tests import next_version
 from tests.cli import driver
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NEXT = "0.2.0"
 ROOT = driver.SOURCE.parent
-FIELD = "added_in_the_next_version"
-#: File, text, replacement.
-CHANGES = (
-    ("__init__.py", f'__version__ = "{muster.__version__}"', f'__version__ = "{NEXT}"'),
-    (
-        "core/messages.py",
-        'that services declare in their own ``protocol.py``."""\n',
-        'that services declare in their own ``protocol.py``."""\n\n'
-        f'    {FIELD}: str = msgspec.field(default_factory=lambda: "new")\n',
-    ),
-    ("store/sqlite/statements.py", "SCHEMA_VERSION = 1\n", "SCHEMA_VERSION = 2\n"),
-    (
-        "store/sqlite/statements.py",
-        "MIGRATIONS: dict[int, str] = {}",
-        'MIGRATIONS: dict[int, str] = {1: "ALTER TABLE record ADD COLUMN added TEXT"}',
-    ),
-)
 MANIFEST = """
 resources:
   - {{name: {0}-here, type: memory, agent: local, config: {{value: 1}}}}
@@ -81,13 +59,8 @@ class Version:
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Version, Version]:
     source = tmp_path_factory.mktemp("next") / "src"
-    shutil.copytree(driver.SOURCE / "muster", source / "muster", ignore=shutil.ignore_patterns("__pycache__"))
-    for name, before, after in CHANGES:
-        file = source / "muster" / name
-        text = file.read_text()
-        assert text.count(before) == 1, name
-        file.write_text(text.replace(before, after))
-    return Version(muster.__version__, driver.SOURCE), Version(NEXT, source)
+    next_version.copy(source)
+    return Version(muster.__version__, driver.SOURCE), Version(next_version.NUMBER, source)
 
 
 @contextlib.asynccontextmanager

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.bus import api
-from muster.bus.brokers import binary, broker, config, diagnosis, network
+from muster.bus.brokers import binary, broker, config, diagnosis, monitor, network
 from muster.bus.client import client as bus_client
 from muster.core import backoff, errors
 from muster.testing.eventually import eventually
@@ -300,9 +300,9 @@ async def test_a_broker_that_does_not_listen_to_reason_is_killed(settings):
 
 
 async def test_a_frozen_broker_is_killed_and_restarted(settings, monkeypatch):
-    monkeypatch.setattr(broker, "PROBE_INTERVAL_S", 0.05)
-    monkeypatch.setattr(broker, "SILENT_S", 0.3)
-    monkeypatch.setattr(broker, "CONFIRM_S", 0.2)
+    monkeypatch.setattr(broker, "PROBE_POLICY", dataclasses.replace(broker.PROBE_POLICY, period_s=0.05))
+    monkeypatch.setattr(monitor, "SILENT_S", 0.3)
+    monkeypatch.setattr(monitor, "CONFIRM_S", 0.2)
     async with broker.Broker(settings) as server:
         frozen = server.pid
         assert frozen

@@ -42,6 +42,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     operations: int
     violations: tuple[str, ...]
     unavailable_s: float  # the longest time without a success of a client that works otherwise
+    restored_s: float | None = None  # the same, from the end of the fault on
     date: str = ""
     load: float = 0.0  # of the machine, when the run began
 
@@ -66,12 +67,15 @@ CHECKERS: dict[str, Callable[[sim_history.History], list[str]]] = {
 
 
 def longest_gap_s(
-    story: sim_history.History, actions: tuple[str, ...], since_s: float, until_s: float
+    story: sim_history.History, actions: tuple[str, ...], since_s: float, until_s: float, agent: str = ""
 ) -> float:
-    """The longest time between two successes of the same client and action."""
+    """The longest time between two successes of the same client and action. Without the restoration of
+    processes of ``agent``."""
     successes: dict[tuple[str, str], list[float]] = {}
     for operation in story.of(*actions):
-        if operation.actor == workload.UNMEASURED:
+        if operation.actor == workload.UNMEASURED or (
+            agent and operation.action == "restore" and operation.actor.endswith(f"-{agent}")
+        ):
             continue
         times = successes.setdefault((operation.actor, operation.action), [])
         if operation.outcome in ("ok", "not-found"):  # a deleted context was looked up
@@ -83,6 +87,12 @@ def longest_gap_s(
         marks = [since_s, *sorted(at_s for at_s in times if since_s <= at_s <= until_s), until_s]
         gaps += [after - before for before, after in itertools.pairwise(marks)]
     return max(gaps)
+
+
+def _victim_agent(story: sim_history.History) -> str:
+    """The agent of the machine that does not work during the fault."""
+    victim = next(story.of("victim"), None)
+    return "" if victim is None else str(victim.facts.get("agent", ""))
 
 
 #: The operations that are counted, where they are not the measured ones.
@@ -112,15 +122,18 @@ def check(file: Path) -> Iterator[Result]:
             violations += [f"status: {lie.facts['text']}" for lie in story.of("untrue")]
         if fault is None or ended is None:
             violations.append(f"{name}: the run was interrupted")
-        gap_s = 0.0
+        gap_s = restored_s = 0.0
         if fault is not None and ended is not None:
-            gap_s = longest_gap_s(story, WORKLOADS[name].measured, fault.start_s, ended.start_s)
+            measured, agent = WORKLOADS[name].measured, _victim_agent(story)
+            gap_s = longest_gap_s(story, measured, fault.start_s, ended.start_s, agent)
+            restored_s = longest_gap_s(story, measured, fault.end_s, ended.start_s)
         yield Result(
             fault=run["fault"],
             workload=name,
             operations=operations(story, name),
             violations=tuple(violations),
             unavailable_s=round(gap_s, 1),
+            restored_s=round(restored_s, 1),
             date=run["date"],
             load=run["load"],
         )

@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.bus.brokers import binary
+from muster.app import home
 from muster.bus.client import client as bus_client
 from muster.trust.permissions import roles
 from tests.cli import driver
@@ -27,6 +27,7 @@ from tests.faults import network, outages, proxy, units
 
 CLIENTS = 3
 PORT, ROUTE_PORT = 4222, 6222
+MONITOR = "127.0.0.1:8222"
 ROLES = {"user": roles.Role.USER, "publisher": roles.Role.USER, "operator": roles.Role.OPERATOR}
 SETTINGS = (
     "web.enabled=false",
@@ -173,9 +174,8 @@ class ThreeMachines(Deployment):
         for name in self.names[1:]:
             await asyncio.to_thread(shutil.copytree, self.home, self.folder / name)
         document = (await self.command("broker", "trust")).out
-        server = await binary.find()
-        for number, name in enumerate(self.names, 1):
-            await self._broker_unit(number, name, document, server.path).start()
+        for number, name in enumerate(self.names, 1):  # ready before there is a leader
+            await self._broker_unit(number, name, document).start()
         self.servers = self._urls()
         await asyncio.gather(*(self._start_domain(name) for name in self.names))
         await self._connect_operator()
@@ -192,7 +192,7 @@ class ThreeMachines(Deployment):
                 await self.proxies[-1].start()
                 self._stack.push_async_callback(self.proxies[-1].stop)
 
-    def _broker_unit(self, number: int, name: str, trust: str, server: Path) -> units.Unit:
+    def _broker_unit(self, number: int, name: str, trust: str) -> units.Unit:
         folder = self.folder / f"broker-{name}"
         folder.mkdir()
         routes = ", ".join(
@@ -205,13 +205,20 @@ class ThreeMachines(Deployment):
         (folder / "trust.conf").write_text(trust)
         (folder / "nats.conf").write_text(
             f"server_name: {name}\nlisten: {own}:{PORT}\nclient_advertise: {network.HUB}:{PORT + number}\n"
-            f"{pings}\nmax_payload: 1114112\ninclude trust.conf\n"
+            f"http: {MONITOR}\n{pings}\nmax_payload: 1114112\ninclude trust.conf\n"
             f"jetstream {{ store_dir: {folder}/data, sync_interval: always, max_file_store: 64GB }}\n"
             f"cluster {{ name: fleet, listen: {own}:{ROUTE_PORT}, routes: [{routes}], "
             f"cluster_advertise: {network.HUB}:{ROUTE_PORT + number}, {route_pings} }}\n"
         )
-        words = [*network.inside(name), str(server), "-c", str(folder / "nats.conf")]
-        unit = units.Unit(f"broker-{name}", words, {}, self.folder / f"broker-{name}.log")
+        run = driver.command_line("broker", "run", folder / "nats.conf", "--monitor", f"http://{MONITOR}")
+        unit = units.Unit(
+            f"broker-{name}",
+            [*network.inside(name), *run],
+            driver.environment(folder),
+            self.folder / f"broker-{name}.log",
+            watched=True,
+            kill_all=True,
+        )
         self.units[unit.name] = unit
         return unit
 
@@ -228,10 +235,20 @@ class ThreeMachines(Deployment):
     async def victim(self, target: str) -> Victim:
         name = await self.stream_leader("messages")
         if target == "broker":
-            return Victim(f"broker-{name}", (self.units[f"broker-{name}"].pid,))
+            unit = self.units[f"broker-{name}"]
+            return Victim(f"broker-{name}", tuple(pid for pid in unit.pids() if pid != unit.pid))
         names = [f"domain-{name}"] + ([f"broker-{name}"] if target == "machine" else [])
         pids = [pid for unit in names for pid in self.units[unit].pids()]
         return Victim(name, tuple(pids))
+
+    def agent(self, name: str) -> str:
+        """The agent of a machine."""
+        return "local" if name == self.home_name else name
+
+    def version(self, name: str) -> str:
+        """The version of Muster that runs on a machine."""
+        running = home.DomainFolder(self.folder / name / "fleet").running()
+        return "none" if running is None else running.version
 
     def skew(self, name: str, by_s: float) -> None:
         """Move the clock of a machine's processes at their next start, through Python's own clock."""

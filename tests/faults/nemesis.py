@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import contextlib
 import os
 import random
@@ -10,7 +11,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from tests import disks
+from tests import disks, next_version
+from tests.cli import driver
 from tests.faults import deployment as deployment_
 from tests.faults import network, units
 
@@ -28,6 +30,8 @@ class Fault(abc.ABC):
     words: str
     kind: str = "machines"
     least_s: float = 0.0  # how long it has to last
+    lasting = False  # it affects something that cannot work before its end
+    agent = ""  # of the machine whose processes cannot be restored before its end
 
     def __init__(self, deployment: Any, chance: random.Random) -> None:
         self.deployment = deployment
@@ -60,6 +64,8 @@ class ProcessFault(Fault):
 
     async def begin(self) -> str:
         self.victim: deployment_.Victim = await self.deployment.victim(self.target)
+        if self.lasting:
+            self.agent = self.deployment.agent(self.victim.name)
         self._send(self.number)
         return f"{self.target} {self.victim.name}"
 
@@ -99,6 +105,8 @@ class LocalMassRestart(MassRestart):
 class NetworkFault(Fault):
     async def begin(self) -> str:
         self.name = await self.deployment.stream_leader("messages")
+        if self.lasting:
+            self.agent = self.deployment.agent(self.name)
         self.apply()
         return f"machine {self.name}"
 
@@ -111,6 +119,7 @@ class NetworkFault(Fault):
 
 class Partition(NetworkFault):
     words = "a machine cut off from the network"
+    lasting = True
 
     def apply(self) -> None:
         network.drop(self.name, "in", "out")
@@ -118,6 +127,7 @@ class Partition(NetworkFault):
 
 class Mute(NetworkFault):
     words = "a machine that receives and cannot send"
+    lasting = True
 
     def apply(self) -> None:
         network.drop(self.name, "out")
@@ -125,6 +135,7 @@ class Mute(NetworkFault):
 
 class Deaf(NetworkFault):
     words = "a machine that sends and cannot receive"
+    lasting = True
 
     def apply(self) -> None:
         network.drop(self.name, "in")
@@ -196,6 +207,7 @@ class ClockBehind(Clock):
 class DiskFull(Fault):
     words = "disk full"
     kind = "local"
+    lasting = True
 
     async def begin(self) -> str:
         self._ballast = disks.fill(self.deployment.folder)
@@ -252,6 +264,29 @@ class Truncation(Damage):
         os.truncate(block, block.stat().st_size // 2)
 
 
+# Versions.
+
+
+class RollingUpgrade(Fault):
+    """It comes last: the machines keep the next version."""
+
+    words = "the machines upgraded to the next version one after the other"
+
+    async def begin(self) -> str:
+        source = self.deployment.scratch / "next"
+        await asyncio.to_thread(next_version.copy, source)
+        for name in self.deployment.names:
+            unit = self.deployment.units[f"domain-{name}"]
+            unit.environment |= {"PYTHONPATH": f"{source}:{driver.SOURCE.parent}"}
+            await unit.restart()
+        return ", ".join(self.deployment.names)
+
+    async def observe(self) -> list[str]:
+        versions = [self.deployment.version(name) for name in self.deployment.names]
+        expected = [next_version.NUMBER] * len(versions)
+        return [] if versions == expected else [f"the versions are {', '.join(versions)}"]
+
+
 def _process_faults() -> dict[str, type[Fault]]:
     made: dict[str, type[Fault]] = {}
     for kind in deployment_.KINDS.values():
@@ -261,6 +296,7 @@ def _process_faults() -> dict[str, type[Fault]]:
                 names = {
                     "least_s": units.WATCHDOG_S + 2.0 if frozen else 0.0,  # until it is noticed
                     "words": f"one {target}",
+                    "lasting": frozen and target == "machine",
                     "kind": kind.kind,
                     "target": target,
                     "number": number,
@@ -289,4 +325,5 @@ FAULTS: dict[str, type[Fault]] = {
     "clock-ahead": ClockAhead,
     "clock-behind": ClockBehind,
     "mass-restart-of-three": MassRestart,
+    "rolling-upgrade": RollingUpgrade,
 }

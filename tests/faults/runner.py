@@ -78,7 +78,8 @@ class Run:
             if missing := await self._wait_for_work(0.0, SETTLE_S_MAX):
                 raise RuntimeError(f"the load did not begin: {missing}")
             operation = self._history.begin("nemesis", "fault", fault=self._history.run["fault"])
-            self._history.event("nemesis", "victim", text=await self._fault.begin())
+            victim = await self._fault.begin()
+            self._history.event("nemesis", "victim", text=victim, agent=self._fault.agent)
             await asyncio.sleep(max(seconds, self._fault.least_s))  # pace
             for text in await self._fault.observe():
                 self._history.event("nemesis", "untrue", text=text)

@@ -48,18 +48,27 @@ def text(results: Iterable[checker.Result]) -> str:
     ]
     for (fault_words, workload), by_verb in rows.items():
         every = [result for group in by_verb.values() for result in group]
-        longest = {verb: max(result.unavailable_s for result in group) for verb, group in by_verb.items()}
+        longest = {verb: _longest(group) for verb, group in by_verb.items()}
         if "" in longest:
-            shown = f"{longest['']:.1f} s"
+            shown = longest[""]
         else:
             words = {"kill": "killed", "freeze": "frozen"}
-            shown = ", ".join(f"{words[verb]} {longest[verb]:.1f} s" for verb in words if verb in longest)
+            shown = ", ".join(f"{words[verb]} {longest[verb]}" for verb in words if verb in longest)
         lines.append(
             f"| {checker.WORKLOADS[workload].guarantee} | {fault_words} | {workload} | {_runs(by_verb)} | "
             f"{sum(result.operations for result in every):,} | "
             f"{sum(len(result.violations) for result in every)} | {shown} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _longest(group: list[checker.Result]) -> str:
+    """For what cannot work before the end of a fault, also the time after it."""
+    text = f"{max(result.unavailable_s for result in group):.1f} s"
+    restored_s = [result.restored_s for result in group if result.restored_s is not None]
+    if restored_s and nemesis.FAULTS[group[0].fault].lasting:
+        text += f" ({max(restored_s):.1f} s after the fault)"
+    return text
 
 
 def _runs(by_verb: dict[str, list[checker.Result]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.faults import checker, history, nemesis, table
@@ -43,10 +44,13 @@ async def test_a_stored_history_is_checked_as_it_happened(tmp_path: Path):
         operations=7,
         violations=(),
         unavailable_s=2.0,
+        restored_s=1.0,
         date="2026-01-01",
         load=0.5,
     )
     assert "| 1 | 7 | 0 | killed 2.0 s |" in table.text([result])
+    lasting = msgspec.structs.replace(result, fault="disk-full")
+    assert "| 1 | 7 | 0 | 2.0 s (1.0 s after the fault) |" in table.text([lasting])
 
 
 @pytest.mark.virtual_time

@@ -1,5 +1,5 @@
 """Processes that are started again, as systemd does with the shipped units: after their end, and when they do
-not report in time (``WatchdogSec``). Only their main process is killed then (``KillMode=process``)."""
+not report in time (``WatchdogSec``). Other processes of a domain are not killed (``KillMode=process``)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PACE_S = 0.1
 
 
 class Unit:
-    """``command`` is kept running. ``watched``: it reports to systemd, and is killed if it stops to."""
+    """``command`` is kept running. ``watched``: it reports to systemd, and is killed if it stops to.
+    ``kill_all``: what is left of it is killed, too (``KillMode=mixed``)."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class Unit:
         log: Path,
         *,
         watched: bool = False,
+        kill_all: bool = False,
     ) -> None:
         self.name = name
         self.environment = environment
@@ -44,6 +46,7 @@ class Unit:
         self._task: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
         self._watched = watched
+        self._kill_all = kill_all
         self._ready = asyncio.Event()
         self._reported_s = 0.0
 
@@ -64,6 +67,12 @@ class Unit:
             except TimeoutError:
                 output = self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"{self.name} is not ready after {timeout_s:g} s: {output}") from None
+
+    async def restart(self, timeout_s: float = 120.0) -> None:
+        """As ``systemctl restart``: it stops in order."""
+        self._ready.clear()
+        os.kill(self.pid, signal.SIGTERM)
+        await asyncio.wait_for(self._ready.wait(), timeout_s)
 
     def _launch(self) -> None:
         environment = {**os.environ, **self.environment, MARK: self._id}
@@ -89,6 +98,8 @@ class Unit:
                 self._process.kill()
             if self._process.poll() is None or self.masked:
                 continue
+            if self._kill_all:
+                self.kill()
             await asyncio.sleep(RESTART_S)  # pace
             if not self.masked:
                 self._launch()

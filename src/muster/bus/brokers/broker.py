@@ -39,9 +39,9 @@ START_TIMEOUT_S = 15.0
 STOP_TIMEOUT_S = 10.0
 RELOAD_TIMEOUT_S = 5.0
 LINK_TIMEOUT_S = 5.0
-PROBE_INTERVAL_S = 1.0
-SILENT_S = 3.0  # a broker whose health page does not reply for this long is frozen
-CONFIRM_S = 1.0  # for a second request, in case that this process was the one that stood still
+PROBE_POLICY = children.ProbePolicy(
+    period_s=1.0, timeout_s=2 * (monitor.SILENT_S + monitor.CONFIRM_S), failures_max=1
+)
 POLL_S_MIN, POLL_S_MAX = 0.004, 0.05
 
 BrokerState = children.ChildState
@@ -74,9 +74,7 @@ class Broker:
             self._launch,
             policy=supervise or backoff.BackoffPolicy(),
             probe=self._works,
-            probe_policy=children.ProbePolicy(
-                period_s=PROBE_INTERVAL_S, timeout_s=2 * (SILENT_S + CONFIRM_S), failures_max=1, grace_s=0.0
-            ),
+            probe_policy=dataclasses.replace(PROBE_POLICY, grace_s=0.0),
             describe_end=self._describe_end,
             on_change=self._child_changed,
         )
@@ -418,9 +416,9 @@ class Broker:
     async def _works(self) -> bool:
         """Whether the server replies. One that stopped storing because its disk was full does not recover by
         itself: it is asked to end when there is space again."""
-        health = await monitor.health(self.monitor_url, timeout_s=SILENT_S)
+        health = await monitor.health(self.monitor_url, timeout_s=monitor.SILENT_S)
         if health.silent:
-            health = await monitor.health(self.monitor_url, timeout_s=CONFIRM_S)
+            health = await monitor.health(self.monitor_url, timeout_s=monitor.CONFIRM_S)
         if health.silent:
             return False
         self._has_stored = self._has_stored or health.ok
@@ -441,7 +439,7 @@ class Broker:
     async def _describe_end(self, exit_code: int | None) -> errors.MusterError:
         self._release_guardian()
         if self._child.unresponsive:
-            return diagnosis.silent(self.name, SILENT_S + CONFIRM_S)
+            return diagnosis.silent(self.name, monitor.SILENT_S + monitor.CONFIRM_S)
         return diagnosis.explain(self.name, await self._said(), exit_code or 0)
 
     def _child_changed(self) -> None:

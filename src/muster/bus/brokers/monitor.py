@@ -9,6 +9,8 @@ from muster.bus.http import client
 from muster.core import errors
 
 TIMEOUT_S = 2.0
+SILENT_S = 3.0  # a broker whose health page does not reply for this long is frozen
+CONFIRM_S = 1.0  # for a second request, in case that this process was the one that stood still
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,14 @@ async def get_monitor(url: str, page: str, *, timeout_s: float = TIMEOUT_S) -> d
     if not isinstance(answer, dict):
         raise errors.Unavailable(f"{url}/{page} did not return a JSON object")
     return answer
+
+
+async def responds(url: str) -> bool:
+    """Whether the broker replies at all."""
+    for timeout_s in (SILENT_S, CONFIRM_S):
+        if not (await health(url, timeout_s=timeout_s)).silent:
+            return True
+    return False
 
 
 async def health(url: str, query: str = "js-meta-only=true", *, timeout_s: float = TIMEOUT_S) -> BrokerHealth:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -152,3 +153,32 @@ def trust(invocation: command.Invocation) -> None:
             click.echo(f"{key}: {json.dumps(value, indent=2)}")
     else:
         invocation.printer.facts(trust_settings)
+
+
+@broker.command(
+    "run",
+    examples=[("muster broker run /etc/nats/nats.conf", "what the unit muster-broker.service runs")],
+)
+@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--monitor",
+    metavar="URL",
+    default="http://127.0.0.1:8222",
+    show_default=True,
+    help="The monitoring address of the broker (`http` in its configuration).",
+)
+@click.option(
+    "--binary",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The nats-server to run; by default the one of Muster.",
+)
+@command.pass_invocation
+def run_(invocation: command.Invocation, config: Path, monitor: str, binary: Path | None) -> None:
+    """Run a broker with a nats-server configuration of your own, until a signal.
+
+    For the brokers of a domain on several machines. A broker that ends, or does not reply on its health page
+    for 4 s, is replaced. Reports to systemd, if it started this process.
+    """
+    from muster.app.brokers import external_broker
+
+    command.run(external_broker.run(config, monitor_url=monitor, program=binary))

@@ -1,0 +1,48 @@
+"""A broker with a configuration of its own, for the operating system to run: started, probed, restarted.
+
+The brokers of a domain on several machines belong to none of its processes. A service manager restarts a
+broker that ends, but does not notice one that is frozen. This process does, by the health page of the broker,
+and the service manager watches this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from muster.app import service_manager
+from muster.bus.brokers import binary, broker, monitor
+from muster.client import signals
+from muster.supervision import children
+
+
+async def run(config_file: Path, *, monitor_url: str, program: Path | None = None) -> None:
+    """Keep the broker running until a signal."""
+    manager = service_manager.ServiceManager(os.environ)
+    server = await binary.find(program)
+
+    async def launch() -> children.ProcessHandle:
+        return await asyncio.create_subprocess_exec(
+            str(server.path), "-c", str(config_file), stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+
+    async def serves() -> bool:
+        return (await monitor.health(monitor_url, "js-enabled-only=true")).ok
+
+    child = children.ChildSupervisor(
+        "broker", launch, probe=lambda: monitor.responds(monitor_url), probe_policy=broker.PROBE_POLICY
+    )
+    async with manager.reporting(), signals.until_signal() as stop:
+        await child.start()
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            while not (stop.is_set() or await serves()):
+                await asyncio.wait((stopping,), timeout=broker.POLL_S_MAX)
+            manager.notify(service_manager.READY)
+            await stopping
+            manager.notify(service_manager.STOPPING)
+        finally:
+            stopping.cancel()
+            await child.stop((signal.SIGTERM, broker.STOP_TIMEOUT_S))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from muster.app import home
 from muster.core import errors
+from muster.supervision import os_process
 
 RUNNING = home.RunningDomain(
     domain="local",
@@ -51,6 +53,24 @@ def test_a_second_process_learns_which_one_has_the_folder(tmp_path):
     assert folder.running() is None
     with folder.hold():
         pass
+
+
+def test_what_a_former_process_has_left_is_killed_and_nothing_else(tmp_path):
+    folder = home.DomainFolder(tmp_path)
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as left,
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other,
+    ):
+        folder.record_child("registry-1", left.pid)
+        os.kill(left.pid, signal.SIGSTOP)
+        # A process with the pid of one that has ended.
+        (folder.children / "registry-2.pid").write_text(f"{other.pid} {os_process.start_time(left.pid)}")
+        (folder.children / "registry-3.pid").write_text("")
+        folder.end_former_children()
+        assert left.wait(timeout=30) == -signal.SIGKILL
+        assert other.poll() is None
+        other.kill()
+    folder.end_former_children()
 
 
 def test_a_killed_holder_leaves_nothing_that_is_in_the_way(tmp_path):

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from muster.bus import leases
 from muster.bus.memory import network
 from muster.bus.rpc import request_audit, server
+from muster.bus.streams import key_value
 from muster.core import errors, health, messages
 from muster.manage import client, protocol, rows
 from muster.manage.adapters import memory
@@ -84,6 +86,72 @@ def play(scenario: Scenario, *, starts: bool = True) -> None:
 
 async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
     await eventually(condition, timeout_s=within_s)
+
+
+# Elections
+
+
+@pytest.mark.parametrize("election_s", [4.0, 9.0])
+def test_an_election_of_the_leases_replaces_neither_the_registry_nor_managers(monkeypatch, election_s: float):
+    has_leader = True
+
+    def stored(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def call(bucket: key_value.StreamKeyValue, *arguments: Any, **options: Any) -> Any:
+            if bucket.bucket == leases.BUCKET and not has_leader:
+                raise errors.Unavailable("no leader")
+            return await function(bucket, *arguments, **options)
+
+        return call
+
+    for name in ("get", "create", "update"):
+        monkeypatch.setattr(key_value.StreamKeyValue, name, stored(getattr(key_value.StreamKeyValue, name)))
+
+    async def scenario(world: RegistryWorld) -> None:
+        nonlocal has_leader
+        standby = await world.start_registry("registry-2", world.store)
+        for number in range(2, 5):
+            await world.stack.enter_async_context(
+                manager.Manager(await world.net.connect(f"manager-{number}"))
+            )
+        names = [f"web-{number}" for number in range(8)]
+        await until(lambda: len(world.registry.processor.managers) == 4)
+        await world.apply(*names)
+        acting, lease = world.registry.processor, world.registry._lease
+        owners = dict(acting.owners)
+        has_leader = False
+        await asyncio.sleep(election_s)
+        if election_s > leases.TTL_S:
+            assert not lease.held, "it does not act: another registry could by now"
+        has_leader = True
+        await until(lambda: lease.held, within_s=2.0)
+        await asyncio.sleep(20.0)
+        assert world.registry.processor is acting
+        assert acting.owners == owners
+        assert not standby.acting.is_set()
+        assert (await world.client.describe("web-1")).spec.name == "web-1"
+
+    play(scenario)
+
+
+def test_a_registry_that_is_cut_off_is_replaced_within_ten_seconds():
+    async def scenario(world: RegistryWorld) -> None:
+        standby = await world.start_registry("registry-2", world.store)
+        await world.stack.enter_async_context(
+            manager.Manager(await world.net.connect("manager-2"), tick_s=0.1)
+        )
+        await world.apply(*(f"web-{number}" for number in range(4)))
+        await until(lambda: world.registry.processor.owning_managers == {"manager-1", "manager-2"})
+        cut_at = asyncio.get_running_loop().time()
+        # Their connections stay open for 40 s: no broker reports them as closed.
+        world.net.unplug("registry-1", "manager-1")
+        await until(
+            lambda: standby.processor is not None and standby.processor.owning_managers == {"manager-2"},
+            within_s=30.0,
+        )
+        assert asyncio.get_running_loop().time() - cut_at < 10.0
+        world.net.heal()
+
+    play(scenario)
 
 
 # Epochs after a restore

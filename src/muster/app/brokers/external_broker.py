@@ -15,11 +15,14 @@ from pathlib import Path
 from muster.app import service_manager
 from muster.bus.brokers import binary, broker, monitor
 from muster.client import signals
+from muster.core import errors
 from muster.supervision import children
 
 
 async def run(config_file: Path, *, monitor_url: str, program: Path | None = None) -> None:
     """Keep the broker running until a signal."""
+    if not await asyncio.to_thread(config_file.is_file):
+        raise errors.NotFound(f"there is no configuration {config_file}")
     manager = service_manager.ServiceManager(os.environ)
     server = await binary.find(program)
 

@@ -159,7 +159,7 @@ def trust(invocation: command.Invocation) -> None:
     "run",
     examples=[("muster broker run /etc/nats/nats.conf", "what the unit muster-broker.service runs")],
 )
-@click.argument("config", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("config", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--monitor",
     metavar="URL",

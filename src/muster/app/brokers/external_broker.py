@@ -8,6 +8,7 @@ and the service manager watches this process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -39,13 +40,12 @@ async def run(config_file: Path, *, monitor_url: str, program: Path | None = Non
     )
     async with manager.reporting(), signals.until_signal() as stop:
         await child.start()
-        stopping = asyncio.create_task(stop.wait())
         try:
             while not (stop.is_set() or await serves()):
-                await asyncio.wait((stopping,), timeout=broker.POLL_S_MAX)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), broker.POLL_S_MAX)
             manager.notify(service_manager.READY)
-            await stopping
+            await stop.wait()
             manager.notify(service_manager.STOPPING)
         finally:
-            stopping.cancel()
             await child.stop((signal.SIGTERM, broker.STOP_TIMEOUT_S))

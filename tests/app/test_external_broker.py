@@ -11,11 +11,12 @@ from pathlib import Path
 from muster.app import service_manager
 from muster.app.brokers import external_broker
 from muster.bus.brokers import broker, config, files, monitor, ports
+from muster.supervision import children
 from muster.testing.eventually import eventually
 
 
-async def test_a_frozen_broker_is_replaced_and_a_signal_stops_it(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(broker, "PROBE_POLICY", broker.children.ProbePolicy(period_s=0.05, failures_max=1))
+async def test_a_frozen_broker_is_replaced_until_it_is_stopped(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(broker, "PROBE_POLICY", children.ProbePolicy(period_s=0.05, failures_max=1))
     monkeypatch.setattr(monitor, "SILENT_S", 0.3)
     monkeypatch.setattr(monitor, "CONFIRM_S", 0.2)
     held: ports.Held = {}
@@ -31,7 +32,8 @@ async def test_a_frozen_broker_is_replaced_and_a_signal_stops_it(tmp_path: Path,
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        running = asyncio.create_task(external_broker.run(settings.config_path, monitor_url=url))
+        stop = asyncio.Event()
+        running = asyncio.create_task(external_broker.run(settings.config_path, stop, monitor_url=url))
         first = await eventually(pid)
         await eventually(lambda: service_manager.READY.encode() == _report(systemd), what="ready")
         os.kill(first, signal.SIGSTOP)
@@ -40,7 +42,7 @@ async def test_a_frozen_broker_is_replaced_and_a_signal_stops_it(tmp_path: Path,
             return await pid() not in (0, first)
 
         await eventually(replaced, timeout_s=30)
-        os.kill(os.getpid(), signal.SIGTERM)
+        stop.set()
         await running
         await eventually(lambda: service_manager.STOPPING.encode() == _report(systemd), what="stopping")
     assert not (await monitor.health(url)).ok

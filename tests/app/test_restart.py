@@ -42,13 +42,13 @@ async def started(folder: Path, notify: Path) -> AsyncIterator[subprocess.Popen[
 
 
 async def status(folder: home.DomainFolder, pid: int) -> dict[str, Any]:
-    async def page() -> dict[str, Any] | None:
+    async def page() -> dict[str, Any]:
         running = await asyncio.to_thread(folder.running)
         if running is None or running.pid != pid:
-            return None
+            return {}
         shown: dict[str, Any] = (await http_client.get(f"{running.health_url}/status")).json()
         ready = shown["ready"] and all(row["state"] == "running" for row in shown["management"])
-        return shown if ready else None
+        return shown if ready else {}
 
     return await eventually(page, timeout_s=120)
 

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from muster.app import service_manager
 from muster.bus.brokers import binary, broker, monitor
-from muster.client import signals
 from muster.core import errors
 from muster.supervision import children
 
 
-async def run(config_file: Path, *, monitor_url: str, program: Path | None = None) -> None:
-    """Keep the broker running until a signal."""
+async def run(
+    config_file: Path, stop: asyncio.Event, *, monitor_url: str, program: Path | None = None
+) -> None:
+    """Keep the broker running until ``stop`` is set."""
     if not await asyncio.to_thread(config_file.is_file):
         raise errors.NotFound(f"there is no configuration {config_file}")
     manager = service_manager.ServiceManager(os.environ)
@@ -38,7 +39,7 @@ async def run(config_file: Path, *, monitor_url: str, program: Path | None = Non
     child = children.ChildSupervisor(
         "broker", launch, probe=lambda: monitor.responds(monitor_url), probe_policy=broker.PROBE_POLICY
     )
-    async with manager.reporting(), signals.until_signal() as stop:
+    async with manager.reporting():
         await child.start()
         try:
             while not (stop.is_set() or await serves()):

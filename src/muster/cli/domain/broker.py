@@ -180,5 +180,10 @@ def run_(invocation: command.Invocation, config: Path, monitor: str, binary: Pat
     for 4 s, is replaced. Reports to systemd, if it started this process.
     """
     from muster.app.brokers import external_broker
+    from muster.client import signals
 
-    command.run(external_broker.run(config, monitor_url=monitor, program=binary))
+    async def work() -> None:
+        async with signals.until_signal() as stop:
+            await external_broker.run(config, stop, monitor_url=monitor, program=binary)
+
+    command.run(work())

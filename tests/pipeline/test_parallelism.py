@@ -88,8 +88,8 @@ async def test_shards_partitions_splits_and_windows_change_without_a_lost_or_rep
 
 
 def test_defaults_follow_the_cores_of_the_cluster():
-    assert settings.PipelineSettings().parallelism(2) == (4, 2, 2)
-    assert settings.PipelineSettings().parallelism(64) == (128, 64, 64)
+    assert settings.PipelineSettings().parallelism(2) == (2, 2, 2)
+    assert settings.PipelineSettings().parallelism(64) == (64, 64, 64)
     assert settings.PipelineSettings(shards=6).parallelism(4) == (6, 3, 4)
     assert settings.PipelineSettings(shards=6, partitions=2, splits=5).parallelism(4) == (6, 2, 5)
-    assert settings.PipelineSettings(partitions=3).parallelism(1) == (6, 3, 1)
+    assert settings.PipelineSettings(partitions=3).parallelism(1) == (3, 3, 1)

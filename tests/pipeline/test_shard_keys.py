@@ -8,7 +8,7 @@ import pytest
 from muster.bus import api
 from muster.core.reports import columns
 from muster.pipeline.fleet import blocks, shards
-from muster.pipeline.source import shard_keys
+from muster.pipeline.source import piece_files, shard_keys
 from tests.pipeline import traffic
 
 
@@ -23,7 +23,7 @@ def opened(*messages: api.StoredMessage, keys=(7, 9)) -> list[dict[str, Any]]:
 
 
 def piece_of(row: dict[str, Any]) -> blocks.ReportPiece:
-    return blocks.ReportPiece.decode(row["sequence"], row["reports"])
+    return blocks.ReportPiece.read(row["sequence"], row["reports"])
 
 
 def machines_of(row: dict[str, Any]) -> list[str]:
@@ -64,6 +64,21 @@ def test_messages_are_joined_and_divided_by_machine():
     assert {(row["shard"], row["stored_ms"]) for row in clocks} == {(7, 4000), (9, 4000)}
     assert [row["counts"] for row in clocks] == ['{"channel late":3,"malformed":1}', None]
     assert [row["activity"] for row in clocks] == ["[[1000,4000]]"] * 2
+
+
+def test_reports_go_through_a_file_that_is_removed_when_it_is_read(tmp_path):
+    body = traffic.body([traffic.report(f"m{n}", 1, 1) for n in range(20)], dropped={"late": 3})
+    inline = [row for row in opened(stored(body, 1)) if row["reports"] is not None]
+    batches = shard_keys.with_shard_key([stored(body, 1)], (7, 9), folder=str(tmp_path))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert all(row["reports"] is None for row in rows)
+    rows = [row for row in rows if row["reports_file"] is not None]
+    pieces = [piece_files.take(row["sequence"], row["reports_file"]) for row in rows]
+    assert list(tmp_path.iterdir()) == []
+    assert [row["shard"] for row in rows] == [row["shard"] for row in inline]
+    for piece, row in zip(pieces, inline, strict=True):
+        assert piece.batch.equals(piece_of(row).batch)
+        assert (piece.sequence, piece.dropped) == (1, piece_of(row).dropped)
 
 
 def test_the_periods_in_which_messages_were_stored_are_known_to_every_shard():

@@ -115,7 +115,7 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         int,
         doc(
             "Parts of the fleet's state, each with some of the machines: a multiple of `partitions`. More "
-            "need less memory at a time, and cost more for each batch. 0: two for each partition. It can be "
+            "need less memory at a time, and cost more for each batch. 0: one for each partition. It can be "
             "changed at any start: the state is divided anew.",
             ge=0,
             le=4096,
@@ -182,7 +182,7 @@ class PipelineSettings(sections.SettingsSection, frozen=True, kw_only=True):
         partitions = self.partitions or cores
         if self.shards and not self.partitions:  # the largest number that divides the shards
             partitions = max(n for n in range(1, min(cores, self.shards) + 1) if self.shards % n == 0)
-        return self.shards or 2 * partitions, partitions, self.splits or cores
+        return self.shards or partitions, partitions, self.splits or cores
 
     def history_root(self, domain_folder: Path) -> str:
         """The location of the history: a path or a URL."""

@@ -81,18 +81,20 @@ class ReportPiece:
         return cls(sequence, extended, [(0, facts.dropped)] if facts.dropped else [])
 
     def encode(self) -> bytes:
-        metadata = {_DROPPED: msgspec.json.encode(self.dropped)}
         sink = pa.BufferOutputStream()
-        batch = self.batch.replace_schema_metadata(metadata)
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
+        self.write(sink)
         data: bytes = sink.getvalue().to_pybytes()
         return data
 
+    def write(self, sink: pa.NativeFile) -> None:
+        batch = self.batch.replace_schema_metadata({_DROPPED: msgspec.json.encode(self.dropped)})
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+
     @classmethod
-    def decode(cls, sequence: int, data: bytes) -> ReportPiece:
-        """Without checks: the source encoded it."""
-        with pa.ipc.open_stream(data, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
+    def read(cls, sequence: int, source: bytes | pa.NativeFile) -> ReportPiece:
+        """Without checks: the source of the query encoded it."""
+        with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as reader:
             batch = reader.read_next_batch()
         dropped = msgspec.json.decode(batch.schema.metadata[_DROPPED], type=list[tuple[int, dict[str, int]]])
         return cls(sequence, batch, dropped)

@@ -51,6 +51,33 @@ def reduced_histogram(parts: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
     return keys[starts], np.add.reduceat(counts[order], starts)
 
 
+def extra_figures(row: Ints, word: Ints, value: Floats) -> tuple[Ints, Ints, Floats]:
+    """Count, sum, minimum and maximum of each word in each row, in their order."""
+    rows, place = _numbered(row)
+    width = int(word.max()) + 1
+    key = place * width + word
+    bins = len(rows) * width
+    if bins > 8 * len(key):
+        return reduced_extra([(row, word, np.stack([np.ones(len(value)), value, value, value]))])
+    count = np.bincount(key, minlength=bins)
+    filled = np.flatnonzero(count)
+    figures = np.empty((4, len(filled)))
+    figures[0] = count[filled]
+    figures[1] = np.bincount(key, weights=value, minlength=bins)[filled]
+    for line, merge, start in ((2, np.minimum, np.inf), (3, np.maximum, -np.inf)):
+        dense = np.full(bins, start)
+        merge.at(dense, key, value)
+        figures[line] = dense[filled]
+    return rows[filled // width], filled % width, figures
+
+
+def _numbered(row: Ints) -> tuple[Ints, Ints]:
+    """The distinct rows, in order, and the place of each row among them."""
+    is_there = np.zeros(int(row.max()) + 1, np.bool_)
+    is_there[row] = True
+    return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[row]
+
+
 def reduced_extra(parts: Sequence[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Ints, Floats]:
     row, word, figures = (np.concatenate(columns_, axis=-1) for columns_ in zip(*parts, strict=True))
     width = int(word.max()) + 1 if len(word) else 1

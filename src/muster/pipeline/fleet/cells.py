@@ -166,11 +166,13 @@ class CellTable:
     def add_extra(self, row: Ints, word: Ints, value: Floats, words: Sequence[str]) -> None:
         """Add values of metrics that are not standard; ``word`` is an index of ``words``."""
         if len(row):
+            self.add_figures(*cell_arrays.extra_figures(row, word, value), words)
+
+    def add_figures(self, row: Ints, word: Ints, figures: Floats, words: Sequence[str]) -> None:
+        """Add aggregated metrics that are not standard, as in `extra_arrays`."""
+        if len(row):
             codes = np.array([self._words.setdefault(name, len(self._words)) for name in words], np.int64)
-            ones = np.ones(len(row))
-            self._extra.append(
-                cell_arrays.reduced_extra([(row, codes[word], np.stack([ones, value, value, value]))])
-            )
+            self._extra.append((row, codes[word], figures))
 
     def add_metric(self, row: int, name: str, metric: ExtraMetric) -> None:
         """Add an aggregated metric that is not standard."""
@@ -195,7 +197,10 @@ class CellTable:
         if not measured.all():
             row, values, machines = row[measured], values[measured], machines[measured]
         if len(row):
-            self._ranks.setdefault(name, []).append(cell_arrays.highest([(row, values, machines)], most))
+            part = row, values, machines
+            # What hardly becomes less is ranked once, with the rest of the batch.
+            is_long = len(row) > 4 * most * np.count_nonzero(np.bincount(row))
+            self._ranks.setdefault(name, []).append(cell_arrays.highest([part], most) if is_long else part)
 
     def add(self, other: CellTable, rows: Ints) -> None:
         """Merge: row i of ``other`` is added to row ``rows[i]``."""

@@ -39,6 +39,7 @@ from muster.core import duplicates, errors, messages
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import (
     blocks,
+    cell_arrays,
     cells,
     node_columns,
     node_rules,
@@ -245,7 +246,17 @@ class FleetState:
     ) -> None:
         """Add reports to the cells of a scope."""
         rows = int(code.max()) + 1
-        for number in np.unique(window).tolist():
+        numbers, order = np.unique(window, return_inverse=True)
+        if len(block.extra_row):
+            # Of all windows at once: the cells of a window follow those of the window before.
+            cell = (order * rows + code)[block.extra_row]
+            row, word, figures = cell_arrays.extra_figures(cell, block.extra_word, block.extra_value)
+            ends = np.searchsorted(row, (np.arange(len(numbers)) + 1) * rows).tolist()
+            for at, (number, start, end) in enumerate(zip(numbers.tolist(), [0, *ends], ends, strict=False)):
+                self._table(number, scope, rows).add_figures(
+                    row[start:end] - at * rows, word[start:end], figures[:, start:end], words
+                )
+        for number in numbers.tolist():
             table = self._table(number, scope, rows)
             inside = window == number
             selected: Any = np.flatnonzero(inside)
@@ -259,11 +270,6 @@ class FleetState:
                 block.partial[selected],
                 new[selected],
             )
-            if len(block.extra_row):
-                listed: Any = slice(None) if isinstance(selected, slice) else inside[block.extra_row]
-                table.add_extra(
-                    code[block.extra_row[listed]], block.extra_word[listed], block.extra_value[listed], words
-                )
             if scope == "group" and self.plan.top:
                 for name in self.plan.top_metrics:
                     values = block.metrics[cells.METRICS.index(name), selected]

@@ -28,7 +28,7 @@ from muster.pipeline import protocol
 from muster.pipeline.fleet import blocks, node_columns, removal, shard_division, state
 from muster.pipeline.history import data_files, storage, tables
 from muster.pipeline.job import query_plan, state_transfer
-from muster.pipeline.source import shard_keys
+from muster.pipeline.source import piece_files, shard_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,6 +67,7 @@ def start(
         "payload": "shards",
         "shards": ",".join(map(str, keys)),
         "removals": protocol.removal(job.pipeline),
+        "folder": piece_files.folder(spark),
         "after": ",".join(map(str, job.after)),
         "until": ",".join(map(str, job.until)),
     }
@@ -141,7 +142,10 @@ class ShardProcessor:
             if row["removals"]:
                 self._removals += msgspec.json.decode(row["removals"], type=list[removal.MachineRemoval])
             if row["reports"] is not None:
-                pieces.append(blocks.ReportPiece.decode(sequence, row["reports"]))
+                pieces.append(blocks.ReportPiece.read(sequence, row["reports"]))
+                self._reports = max(self._reports, sequence)
+            if row["reports_file"] is not None:
+                pieces.append(piece_files.take(sequence, row["reports_file"]))
                 self._reports = max(self._reports, sequence)
             if row["summaries"] is not None:
                 batch, facts = columns.decode(row["summaries"])

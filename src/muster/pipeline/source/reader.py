@@ -16,6 +16,7 @@ Options:
                   job (see `shard_keys`)
 ``shards``        with ``payload=shards``: the keys of the shards, separated by commas
 ``removals``      with ``payload=shards``: the subject of messages that remove machines
+``folder``        with ``payload=shards``: for files with reports (see `piece_files`); empty: in the rows
 ``maxMessages``   bound of one micro-batch (default 10000)
 ``splits``        partitions for each stream (default 2)
 ``onLoss``        ``fail`` (default) or ``skip``, when retention removed messages before they were read
@@ -136,6 +137,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._max_messages = _positive(options, "maxMessages", 10_000)
         self._keys = [int(key) for key in options.get("shards", "0").split(",")]
         self._removals = options.get("removals", "")
+        self._folder = options.get("folder", "")
         self._splits = _positive(options, "splits", 2)
         self._after = _positions(options, "after", self._streams)
         self._first_end = _positions(options, "until", self._streams)
@@ -210,7 +212,11 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         elif self._payload == "shards":
             expected = partition.last - partition.first + 1
             yield from shard_keys.with_shard_key(
-                messages, self._keys, lost=expected - len(messages), removal_subject=self._removals
+                messages,
+                self._keys,
+                lost=expected - len(messages),
+                removal_subject=self._removals,
+                folder=self._folder,
             )
         else:
             for message in messages:

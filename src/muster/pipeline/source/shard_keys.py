@@ -22,6 +22,7 @@ from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.fleet import blocks, removal, shards
 from muster.pipeline.fleet import state as fleet_state
+from muster.pipeline.source import piece_files
 
 SCHEMA = pa.schema(
     [
@@ -29,6 +30,7 @@ SCHEMA = pa.schema(
         ("sequence", pa.int64()),  # the last one in ``data``
         ("stored_ms", pa.int64()),
         ("reports", pa.binary()),  # a `blocks.ReportPiece`
+        ("reports_file", pa.string()),  # or a file that has it (`piece_files`)
         ("summaries", pa.binary()),  # a message
         ("counts", pa.string()),
         ("activity", pa.string()),  # the first and last time of each period in which messages were stored
@@ -36,8 +38,8 @@ SCHEMA = pa.schema(
     ]
 )
 COLUMNS = (
-    "shard int, sequence bigint, stored_ms bigint, reports binary, summaries binary, counts string, "
-    "activity string, removals string"
+    "shard int, sequence bigint, stored_ms bigint, reports binary, reports_file string, summaries binary, "
+    "counts string, activity string, removals string"
 )
 
 LOST = "lost-messages"
@@ -46,14 +48,20 @@ DROPPED = "channel "  # prefix of the counters of what channels dropped, by thei
 _REASON = re.compile(r"[a-z][a-z-]{0,31}")
 ROWS = 16_384  # that are joined: a few megabytes
 
-Row = tuple[int, int, int, bytes | None, bytes | None, str | None, str | None, str | None]
+Row = tuple[int, int, int, bytes | None, str | None, bytes | None, str | None, str | None, str | None]
 
 
 def with_shard_key(
-    messages: Iterable[api.StoredMessage], keys: Sequence[int], *, lost: int = 0, removal_subject: str = ""
+    messages: Iterable[api.StoredMessage],
+    keys: Sequence[int],
+    *,
+    lost: int = 0,
+    removal_subject: str = "",
+    folder: str = "",
 ) -> Iterator[pa.RecordBatch]:
     """``keys``: the state key of each shard; ``lost``: messages that the stream no longer has;
-    ``removal_subject``: of the only identity whose removals of machines are accepted."""
+    ``removal_subject``: of the only identity whose removals of machines are accepted; ``folder``: for files
+    with reports, empty: they are in the rows."""
     removals: list[removal.MachineRemoval] = []
     counts = {LOST: lost} if lost else {}
     clock_ms = 0
@@ -89,17 +97,17 @@ def with_shard_key(
             if batch.num_rows:
                 waiting.add(message.sequence, stored_ms, batch, facts)
             if waiting.rows >= ROWS:
-                yield _rows(waiting.divided(keys))
+                yield _rows(waiting.divided(keys, folder))
                 waiting = _Waiting()
         elif batch.num_rows:
             yield _rows(_divided_summaries(message.sequence, stored_ms, batch, facts, keys))
     if waiting.rows:
-        yield _rows(waiting.divided(keys))
+        yield _rows(waiting.divided(keys, folder))
     if clock_ms or counts:
         counted, active = (msgspec.json.encode(value).decode() for value in (counts, activity))
         requested = msgspec.json.encode(removals).decode() if removals else None
         yield _rows(
-            (key, 0, clock_ms, None, None, counted if place == 0 else None, active, requested)
+            (key, 0, clock_ms, None, None, None, counted if place == 0 else None, active, requested)
             for place, key in enumerate(keys)
         )
 
@@ -120,7 +128,7 @@ class _Waiting:
         self.rows += batch.num_rows
         self._last = sequence, stored_ms
 
-    def divided(self, keys: Sequence[int]) -> Iterator[Row]:
+    def divided(self, keys: Sequence[int], folder: str) -> Iterator[Row]:
         table = pa.Table.from_batches(self._batches)
         shard = shards.shards_of(table["machine"].combine_chunks(), len(keys))
         order = np.argsort(shard, kind="stable")
@@ -135,7 +143,9 @@ class _Waiting:
                     (int(place[row]) - start, counts) for row, counts in self._dropped if shard[row] == number
                 ]
                 piece = blocks.ReportPiece(sequence, ordered.slice(start, end - start), dropped)
-                yield keys[number], sequence, stored_ms, piece.encode(), None, None, None, None
+                data = None if folder else piece.encode()
+                file = piece_files.write(folder, piece) if folder else None
+                yield keys[number], sequence, stored_ms, data, file, None, None, None, None
 
 
 def _divided_summaries(
@@ -144,7 +154,7 @@ def _divided_summaries(
     shard = shards.shards_of(batch.column("group"), len(keys))
     for number in np.unique(shard).tolist():
         rows = batch.filter(pa.array(shard == number))
-        yield keys[number], sequence, stored_ms, None, columns.encode(rows, facts), None, None, None
+        yield keys[number], sequence, stored_ms, None, None, columns.encode(rows, facts), None, None, None
         facts = msgspec.structs.replace(facts, dropped={})  # reported once
 
 

@@ -148,6 +148,23 @@ def unpacked(packed: Sequence[Any], kind: Any) -> Array:
     return np.frombuffer(raw, stored).astype(kind)  # a copy that can be changed
 
 
+def packed_extra(part: tuple[Ints, Ints, Floats]) -> list[Any]:
+    row, word, (count, *others) = part
+    return [packed(array) for array in (row, word, count.astype(np.int64), *others)]
+
+
+def unpacked_extra(stored: Sequence[Any]) -> tuple[Ints, Ints, Floats]:
+    if len(stored) == 3:  # as before it was compressed
+        row, word, figures = stored
+        return (
+            np.frombuffer(row, np.int64),
+            np.frombuffer(word, np.int64),
+            np.frombuffer(figures).reshape(4, -1),
+        )
+    row, word = (unpacked(array, np.int64) for array in stored[:2])
+    return row, word, np.stack([unpacked(array, np.float64) for array in stored[2:]])
+
+
 def packed_ranks(part: Ranks) -> list[Any]:
     row, values, machines = part
     names = machines.tolist() if machines.dtype == object else machines.tobytes()

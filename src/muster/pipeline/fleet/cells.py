@@ -378,7 +378,7 @@ class CellTable:
             (cell_arrays.packed(np.diff(keys, prepend=0)), cell_arrays.packed(counts))
             for keys, counts in self._histogram
         ]
-        extra = [[array.tobytes() for array in part] for part in self._extra]
+        extra = [cell_arrays.packed_extra(part) for part in self._extra]
         ranks = {
             name: [cell_arrays.packed_ranks(part) for part in parts] for name, parts in self._ranks.items()
         }
@@ -397,14 +397,7 @@ class CellTable:
             for keys, counts in histogram
         ]
         table._words = {name: code for code, name in enumerate(words)}
-        table._extra = [
-            (
-                np.frombuffer(row, np.int64),
-                np.frombuffer(code, np.int64),
-                np.frombuffer(figures).reshape(4, -1),
-            )
-            for row, code, figures in extra
-        ]
+        table._extra = [cell_arrays.unpacked_extra(part) for part in extra]
         table._ranks = {
             name: [cell_arrays.unpacked_ranks(part) for part in parts] for name, parts in ranks.items()
         }

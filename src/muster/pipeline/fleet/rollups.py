@@ -97,6 +97,8 @@ def _listed(
     figures: cells.Ints,
     top: int,
 ) -> list[ScopeTotals]:
+    table.compact(0)
+    table.figures()  # several threads read them later
     return [
         ScopeTotals(
             scope, name, *span_ms, cells.WindowCell(table, row), known, stale, ranking, gone=not remaining

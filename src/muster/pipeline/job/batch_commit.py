@@ -14,7 +14,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -94,6 +96,13 @@ class HistoryWriter:
         if name not in self._tables:
             self._tables[name] = delta.HistoryTable(self._root, name, keep_s=self._keep_s)
         return self._tables[name]
+
+
+class EncodedReport(NamedTuple):
+    scope: str
+    name: str
+    message: messages.WireMessage
+    outgoing: api.OutgoingMessage | None  # None: it cannot be published
 
 
 class BatchCommitter:
@@ -188,8 +197,11 @@ class BatchCommitter:
         clock_ms = max((output.clock_ms for output in outputs), default=0)
         gone = [(many.scope, many.name) for many in totals if many.gone]
         totals = [many for many in totals if not many.gone]
-        made = self._reports(totals)
-        self._write_history(number, outputs, totals, counts)
+        # Arrow writes the files while Python makes the reports.
+        with futures.ThreadPoolExecutor(1, "history") as pool:
+            writing = pool.submit(self._write_history, number, outputs, totals, counts)
+            made = [self._encoded(*report) for report in self._reports(totals)]
+            writing.result()
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
         verdicts.append(self._about_loss(counts, clock_ms))
@@ -201,7 +213,7 @@ class BatchCommitter:
                 tracker.RuleVerdict(rule, about, False, clock_ms) for rule, about in on if about in abouts
             ]
             counts["removed"] = len(removed)
-            made += _removed_messages(number, removed, clock_ms)
+            made += [self._encoded(*report) for report in _removed_messages(number, removed, clock_ms)]
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
@@ -295,19 +307,20 @@ class BatchCommitter:
         number: int,
         verdicts: list[tracker.RuleVerdict],
         clock_ms: int,
-        made: list[tuple[str, str, messages.WireMessage]],
+        made: list[EncodedReport],
         counts: dict[str, int],
         machines: int,
     ) -> None:
         self.clock_ms = max(self.clock_ms, clock_ms)
         self._batch = (self._run, number)
         outcome = self.alert_tracker.apply(verdicts, clock_ms)
-        publishing = [self._message(*result) for result in made]
-        await self._results.publish([message for message in publishing if message is not None])
+        await self._results.publish([report.outgoing for report in made if report.outgoing is not None])
         await self.publish_updates(outcome)
-        for scope, name, message in made:
-            if scope != REMOVED:
-                self.latest[scope, name] = message
+        for report in made:
+            if report.scope != REMOVED:
+                self.latest[report.scope, report.name] = report.message
+            if report.outgoing is None:
+                self.count("unpublished")
         await self._record_alerts(number)
         await asyncio.to_thread(self.save)
         self.machines = machines
@@ -316,15 +329,15 @@ class BatchCommitter:
         for reason, count in counts.items():
             self.count(reason, count)
 
-    def _message(self, scope: str, name: str, message: messages.WireMessage) -> api.OutgoingMessage | None:
+    def _encoded(self, scope: str, name: str, message: messages.WireMessage) -> EncodedReport:
         try:
             subject = columns.result_subject(self.bus.identity, scope, name)
             data = messages.encode(message)
         except (errors.InvalidInput, errors.LimitExceeded):  # invalid subject, or too large
-            self.count("unpublished")
-            return None
+            return EncodedReport(scope, name, message, None)
         at_ms = message.at_ms if isinstance(message, protocol.RemovedMachines) else message.to_ms  # type: ignore[attr-defined]
-        return api.OutgoingMessage(subject, data, message_id=f"{scope}:{name}:{at_ms}")
+        outgoing = api.OutgoingMessage(subject, data, message_id=f"{scope}:{name}:{at_ms}")
+        return EncodedReport(scope, name, message, outgoing)
 
     async def _record_alerts(self, number: int) -> None:
         """Write alert changes to the history, once.

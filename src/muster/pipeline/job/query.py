@@ -55,6 +55,9 @@ def start(
     the batch is done.  It may receive the same batch again after a crash.
     """
     keys = shard_keys.keys(job.shards, job.partitions)
+    folder = piece_files.folder(spark)
+    if folder:
+        piece_files.clear(folder)
     # A new checkpoint of Spark takes the number from the session.
     spark.conf.set("spark.sql.shuffle.partitions", str(job.partitions))
     options = {
@@ -67,7 +70,7 @@ def start(
         "payload": "shards",
         "shards": ",".join(map(str, keys)),
         "removals": protocol.removal(job.pipeline),
-        "folder": piece_files.folder(spark),
+        "folder": folder,
         "after": ",".join(map(str, job.after)),
         "until": ",".join(map(str, job.until)),
     }

@@ -1,14 +1,18 @@
 """Pieces of reports in files, from the tasks that read the stream to those that have the shards.
 
-With a local master both run on one machine, so reports need not pass through Java: a row of Spark has the name
-of a file.  The file is removed when it is opened; the mapped memory remains.  If a task fails, the query is
-restarted, and the source writes the pieces of the batch again.  The folder is Spark's own, which it removes.
+With a local master both run on one machine, so reports need not pass through Java: a row of Spark has the
+name of a file.  The file is removed when it is opened; the mapped memory remains.  If a task fails, the query
+is restarted, and the source writes the pieces of the batch again.  What a killed process left is removed when
+a query starts.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import tempfile
+import time
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -19,26 +23,37 @@ from muster.pipeline.source import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ABANDONED_S = 3600.0  # far longer than a batch
+
 
 def folder(spark: SparkSession) -> str:
     """Where pieces are exchanged; empty on a cluster, whose tasks run on several machines."""
     context = spark.sparkContext
     if not session.is_local(str(context.master)):
         return ""
-    folders = context._jsc.sc().env().blockManager().diskBlockManager().localDirsString()
-    return str(folders[0])
+    scratch = context.getConf().get("spark.local.dir", tempfile.gettempdir()) or ""
+    return str(Path(scratch.split(",")[0]).absolute() / "reports")
+
+
+def clear(place: str) -> None:
+    """Remove files that nobody will read."""
+    for path in Path(place).glob("*.arrow"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > ABANDONED_S:
+                path.unlink()
 
 
 def write(place: str, piece: blocks.ReportPiece) -> str:
     """The path of a new file."""
-    path = os.path.join(place, f"reports-{uuid.uuid4().hex}.arrow")
-    with pa.OSFile(path, "wb") as file:
+    path = Path(place) / f"{uuid.uuid4().hex}.arrow"
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "wb") as file:
         piece.write(file)
-    return path
+    return str(path)
 
 
 def take(sequence: int, path: str) -> blocks.ReportPiece:
     """Read a file, and remove it."""
     with pa.memory_map(path) as file:
-        os.unlink(path)
+        Path(path).unlink()
         return blocks.ReportPiece.read(sequence, file)

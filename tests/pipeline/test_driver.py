@@ -205,6 +205,10 @@ async def test_a_standby_is_listed_and_takes_over_and_the_former_driver_notices(
         with pytest.raises(errors.StaleEpoch):
             driver.check()
         await standby.confirm()
+        await two_leases.announce(f"{protocol.driver_lease('pipeline')}.standby.x", "host:1")
+        standby.keep(current)
+        await eventually(lambda: standby.standbys)
+        assert standby.standbys == ("host:1",), "not itself"
         await driver.close()
         await standby.close()
 

@@ -32,6 +32,7 @@ from muster.pipeline import protocol
 from muster.supervision import tasks
 
 ANNOUNCE_S = 2.0
+STARTING = " (starting)"  # a standby whose Spark is not ready
 
 
 class DriverAuthority(Protocol):
@@ -56,6 +57,7 @@ class DriverLease:
         self.epoch = 0  # of the term; set when it begins
         self.superseded = asyncio.Event()
         self.prepared = False  # whether this process, a standby, could begin at once
+        self._was_standby = False
         self._name = protocol.driver_lease(bus.identity)
         self._leases = all_leases
         self._lease: leases.Lease | None = None
@@ -74,6 +76,7 @@ class DriverLease:
     async def acquire(self) -> None:
         """Wait until this process is the driver; meanwhile it is a standby."""
         self._log.info("standby")
+        self._was_standby = True
         announcing = self._tasks.loop("announce", self._announce)
         try:
             self._lease = await self._leases.acquire(self._name)
@@ -133,12 +136,14 @@ class DriverLease:
         key = f"{self._name}.standby.{secrets.token_hex(8)}"
         while True:
             with contextlib.suppress(errors.Unavailable):
-                state = "" if self.prepared else " (starting)"
-                await self._leases.announce(key, f"{self.process}{state}")
+                await self._leases.announce(key, f"{self.process}{'' if self.prepared else STARTING}")
             await asyncio.sleep(ANNOUNCE_S)
 
     async def _list_standbys(self) -> None:
         while True:
             with contextlib.suppress(errors.Unavailable):
-                self.standbys = tuple(sorted(await self._leases.announced(f"{self._name}.standby.>")))
+                listed = await self._leases.announced(f"{self._name}.standby.>")
+                if self._was_standby:  # what this process announced expires some seconds later
+                    listed = [text for text in listed if text.removesuffix(STARTING) != self.process]
+                self.standbys = tuple(sorted(listed))
             await asyncio.sleep(ANNOUNCE_S)

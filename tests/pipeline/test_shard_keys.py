@@ -85,11 +85,11 @@ def test_reports_go_through_a_file_that_is_removed_when_it_is_read(tmp_path):
 
 def test_files_that_a_killed_process_left_are_removed_after_an_hour(tmp_path):
     for name, age_s in (("old", piece_files.ABANDONED_S + 60), ("new", 60)):
-        path = tmp_path / f"{name}.arrow"
+        path = tmp_path / f"{name}{piece_files.SUFFIX}"
         path.touch()
         os.utime(path, (time.time() - age_s,) * 2)
     piece_files.clear(str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["new.arrow"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"new{piece_files.SUFFIX}"]
 
 
 def test_the_periods_in_which_messages_were_stored_are_known_to_every_shard():

@@ -222,7 +222,8 @@ class CellTable:
             self._histogram.append(part if is_sorted else cell_arrays.reduced_histogram([part]))
         codes = np.array([self._words.setdefault(name, len(self._words)) for name in other._words], np.int64)
         for row, word, figures in other._extra:
-            self._extra.append(cell_arrays.reduced_extra([(rows[row], codes[word], figures)]))
+            moved = rows[row], codes[word], figures
+            self._extra.append(moved if len(targets) == len(order) else cell_arrays.reduced_extra([moved]))
         for name, parts in other._ranks.items():
             self._ranks.setdefault(name, []).extend((rows[row], *rest) for row, *rest in parts)  # type: ignore[misc]
         for source, dropped in other.dropped.items():

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 QUERY_NAME = "fleet"
-OUTPUT = "shard int, data binary"
+OUTPUT = "shard int, data binary, file string"  # a `state.ShardOutput`, or a file that has it
 BATCH_PROPERTY = "streaming.sql.batchId"  # the number of the micro-batch, a property of each task
 
 HISTORY_LOST = "not-in-history"  # reports
@@ -81,7 +81,7 @@ def start(
         parts = state_transfer.initial_state(spark, *job.transferred, job.plan, keys)
         before = parts.groupBy("shard")
     frame = stream.groupBy("shard").transformWithState(
-        processor(job), OUTPUT, outputMode="Append", timeMode="None", initialState=before
+        processor(job, folder), OUTPUT, outputMode="Append", timeMode="None", initialState=before
     )
     writer = (
         frame.writeStream.queryName(QUERY_NAME)
@@ -103,7 +103,11 @@ def stop(query: StreamingQuery) -> None:
 
 
 def _commit_batch(frame: DataFrame, number: int, commit: CommitBatch) -> None:
-    outputs = [msgspec.msgpack.decode(row["data"], type=state.ShardOutput) for row in frame.collect()]
+    decoder = msgspec.msgpack.Decoder(state.ShardOutput)
+    outputs = [
+        decoder.decode(piece_files.take_bytes(row["file"]) if row["file"] else row["data"])
+        for row in frame.collect()
+    ]
     counts: dict[str, int] = {}
     for output in outputs:
         for reason, count in output.counts.items():
@@ -212,8 +216,8 @@ def history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 _NAMES: dict[tuple[str, int, int], node_columns.NodeNames] = {}
 
 
-def processor(job: query_plan.QueryPlan) -> Any:
-    """The stateful step. A function, because its base class needs Spark."""
+def processor(job: query_plan.QueryPlan, folder: str) -> Any:
+    """The stateful step. A function, because its base class needs Spark. ``folder``: see `piece_files`."""
     from pyspark import TaskContext
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -246,7 +250,11 @@ def processor(job: query_plan.QueryPlan) -> Any:
                 self._names.update((names.pack(),))
             _NAMES[shard] = names
             output.count(f"{CPU}state", int((time.process_time() - started) * 1e6))
-            yield Row(shard=key[0], data=msgspec.msgpack.encode(output))
+            data = msgspec.msgpack.encode(output)
+            if folder:
+                yield Row(shard=key[0], data=None, file=piece_files.write_bytes(folder, data))
+            else:
+                yield Row(shard=key[0], data=data, file=None)
 
         def _load(self, shard: tuple[str, int, int]) -> state.FleetState:
             stored = self._state.get()

@@ -383,6 +383,7 @@ class PipelineService:
             extra={
                 "spark.driver.memory": self._settings.memory,
                 "spark.executor.memory": self._settings.memory,
+                **session.java_settings(self._settings.master),
                 **session.ui_settings(self._settings.ui_port),
                 **self._settings.spark_settings(),
             },

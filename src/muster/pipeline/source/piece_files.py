@@ -1,4 +1,5 @@
-"""Pieces of reports in files, from the tasks that read the stream to those that have the shards.
+"""Pieces of reports in files, from the tasks that read the stream to those that have the shards; and what
+these send to the driver.
 
 With a local master both run on one machine, so reports need not pass through Java: a row of Spark has the
 name of a file.  The file is removed when it is opened; the mapped memory remains.  If a task fails, the query
@@ -23,6 +24,7 @@ from muster.pipeline.source import session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+SUFFIX = ".exchange"
 ABANDONED_S = 3600.0  # far longer than a batch
 
 
@@ -37,7 +39,7 @@ def folder(spark: SparkSession) -> str:
 
 def clear(place: str) -> None:
     """Remove files that nobody will read."""
-    for path in Path(place).glob("*.arrow"):
+    for path in Path(place).glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > ABANDONED_S:
                 path.unlink()
@@ -45,11 +47,10 @@ def clear(place: str) -> None:
 
 def write(place: str, piece: blocks.ReportPiece) -> str:
     """The path of a new file."""
-    path = Path(place) / f"{uuid.uuid4().hex}.arrow"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "wb") as file:
+    path = _new(place)
+    with pa.OSFile(path, "wb") as file:
         piece.write(file)
-    return str(path)
+    return path
 
 
 def take(sequence: int, path: str) -> blocks.ReportPiece:
@@ -57,3 +58,22 @@ def take(sequence: int, path: str) -> blocks.ReportPiece:
     with pa.memory_map(path) as file:
         Path(path).unlink()
         return blocks.ReportPiece.read(sequence, file)
+
+
+def write_bytes(place: str, data: bytes) -> str:
+    path = _new(place)
+    Path(path).write_bytes(data)
+    return path
+
+
+def take_bytes(path: str) -> bytes:
+    """Read a file, and remove it."""
+    data = Path(path).read_bytes()
+    Path(path).unlink()
+    return data
+
+
+def _new(place: str) -> str:
+    folder_ = Path(place)
+    folder_.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return str(folder_ / f"{uuid.uuid4().hex}{SUFFIX}")

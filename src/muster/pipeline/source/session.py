@@ -110,6 +110,14 @@ def ui_settings(port: int) -> dict[str, str]:
     }
 
 
+def java_settings(master: str) -> dict[str, str]:
+    """Of a query whose reports do not pass through Java (`piece_files`): optimized code and a concurrent
+    collector would cost more CPU than they save."""
+    if not is_local(master):
+        return {}
+    return {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"}
+
+
 def _local_settings(work_dir: Path) -> dict[str, str]:
     return {
         "spark.driver.bindAddress": "127.0.0.1",

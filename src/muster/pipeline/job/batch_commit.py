@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +47,7 @@ LOSS = rules.AlertRule(
 REASONS_MAX = 256  # counters
 REMOVED = "removed"  # scope of messages about removed machines
 REMOVED_AT_ONCE = 1000  # in one message: names have up to 256 characters
+REPORTS_AT_ONCE = 1000  # published while the next ones are encoded
 RECONCILE_MS = 60_000  # after a new checkpoint: time for rules to become true again
 LOSS_SHOWN_MS = 3_600_000  # so that the alert is seen, although the pipeline has caught up
 HISTORY = rules.AlertRule(
@@ -96,6 +97,9 @@ class HistoryWriter:
         if name not in self._tables:
             self._tables[name] = delta.HistoryTable(self._root, name, keep_s=self._keep_s)
         return self._tables[name]
+
+
+Report = tuple[str, str, messages.WireMessage]  # scope, name
 
 
 class EncodedReport(NamedTuple):
@@ -197,11 +201,18 @@ class BatchCommitter:
         clock_ms = max((output.clock_ms for output in outputs), default=0)
         gone = [(many.scope, many.name) for many in totals if many.gone]
         totals = [many for many in totals if not many.gone]
-        # Arrow writes the files while Python makes the reports.
+        # Arrow writes files and brokers store reports while Python encodes the next ones.
         with futures.ThreadPoolExecutor(1, "history") as pool:
             writing = pool.submit(self._write_history, number, outputs, totals, counts)
-            made = [self._encoded(*report) for report in self._reports(totals)]
+            made: list[EncodedReport] = []
+            publishing = []
+            for reports in _batched(self._reports(totals), REPORTS_AT_ONCE):
+                encoded = [self._encoded(*report) for report in reports]
+                publishing.append(asyncio.run_coroutine_threadsafe(self._publish(encoded), self._loop))
+                made += encoded
             writing.result()
+        for published in publishing:
+            published.result()
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
         verdicts.append(self._about_loss(counts, clock_ms))
@@ -213,7 +224,8 @@ class BatchCommitter:
                 tracker.RuleVerdict(rule, about, False, clock_ms) for rule, about in on if about in abouts
             ]
             counts["removed"] = len(removed)
-            made += [self._encoded(*report) for report in _removed_messages(number, removed, clock_ms)]
+            about = [self._encoded(*report) for report in _removed_messages(number, removed, clock_ms)]
+            asyncio.run_coroutine_threadsafe(self._publish(about), self._loop).result()
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
@@ -288,8 +300,8 @@ class BatchCommitter:
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.alert_tracker.on()
 
-    def _reports(self, totals: list[rollups.ScopeTotals]) -> list[tuple[str, str, messages.WireMessage]]:
-        made: list[tuple[str, str, messages.WireMessage]] = []
+    def _reports(self, totals: list[rollups.ScopeTotals]) -> list[Report]:
+        made: list[Report] = []
         for many in totals:
             if many.scope == "system":
                 groups = [
@@ -301,6 +313,9 @@ class BatchCommitter:
             else:
                 made.append((many.scope, many.name, rollups.group_report(many)))
         return made
+
+    async def _publish(self, reports: list[EncodedReport]) -> None:
+        await self._results.publish([report.outgoing for report in reports if report.outgoing is not None])
 
     async def _finish(
         self,
@@ -314,13 +329,10 @@ class BatchCommitter:
         self.clock_ms = max(self.clock_ms, clock_ms)
         self._batch = (self._run, number)
         outcome = self.alert_tracker.apply(verdicts, clock_ms)
-        await self._results.publish([report.outgoing for report in made if report.outgoing is not None])
         await self.publish_updates(outcome)
-        for report in made:
-            if report.scope != REMOVED:
-                self.latest[report.scope, report.name] = report.message
-            if report.outgoing is None:
-                self.count("unpublished")
+        self.latest.update({(report.scope, report.name): report.message for report in made})
+        for _ in (report for report in made if report.outgoing is None):
+            self.count("unpublished")
         await self._record_alerts(number)
         await asyncio.to_thread(self.save)
         self.machines = machines
@@ -466,9 +478,12 @@ def load_rules(
     return known, receivers
 
 
-def _removed_messages(
-    number: int, machines: list[str], at_ms: int
-) -> list[tuple[str, str, messages.WireMessage]]:
+def _batched(reports: list[Report], size: int) -> Iterator[list[Report]]:
+    for start in range(0, len(reports), size):
+        yield reports[start : start + size]
+
+
+def _removed_messages(number: int, machines: list[str], at_ms: int) -> list[Report]:
     return [
         (
             REMOVED,

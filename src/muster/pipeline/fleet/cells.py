@@ -96,6 +96,7 @@ class CellTable:
         self._figures: Floats | None = None
         self._extras: list[dict[str, ExtraMetric]] | None = None
         self._rollups: list[dict[str, columns.MetricRollup]] | None = None
+        self._stated: list[list[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.total)
@@ -198,9 +199,9 @@ class CellTable:
             row, values, machines = row[measured], values[measured], machines[measured]
         if len(row):
             part = row, values, machines
-            # What hardly becomes less is ranked once, with the rest of the batch.
-            is_long = len(row) > 4 * most * np.count_nonzero(np.bincount(row))
-            self._ranks.setdefault(name, []).append(cell_arrays.highest([part], most) if is_long else part)
+            if len(row) > 4 * most * np.count_nonzero(np.bincount(row)):  # otherwise ranked by `compact`
+                part = cell_arrays.highest([part], most)
+            self._ranks.setdefault(name, []).append(part)
 
     def add(self, other: CellTable, rows: Ints) -> None:
         """Merge: row i of ``other`` is added to row ``rows[i]``."""
@@ -223,7 +224,7 @@ class CellTable:
         codes = np.array([self._words.setdefault(name, len(self._words)) for name in other._words], np.int64)
         for row, word, figures in other._extra:
             moved = rows[row], codes[word], figures
-            self._extra.append(moved if len(targets) == len(order) else cell_arrays.reduced_extra([moved]))
+            self._extra.append(cell_arrays.reduced_extra([moved]) if len(targets) < len(order) else moved)
         for name, parts in other._ranks.items():
             self._ranks.setdefault(name, []).extend((rows[row], *rest) for row, *rest in parts)  # type: ignore[misc]
         for source, dropped in other.dropped.items():
@@ -343,6 +344,11 @@ class CellTable:
                 self._rollups[row][names[code]] = make(count=int(count), sum=total, min=least, max=most)
         return self._rollups
 
+    def stated(self) -> list[list[int]]:
+        """For each row: its reports in each of `STATES`. The table must not change afterwards."""
+        self._stated = self._stated or self.states.T.tolist()
+        return self._stated
+
     def figures(self) -> Floats:
         """A layer for each row, with a row for each of `FIGURES` and a column for each metric; NaN where
         nothing was measured."""
@@ -441,7 +447,7 @@ class WindowCell:
 
     @property
     def states(self) -> dict[str, int]:
-        counts = self.table.states[:, self.row].tolist()
+        counts = self.table.stated()[self.row]
         return {name: count for name, count in zip(STATES, counts, strict=True) if count}
 
     @property

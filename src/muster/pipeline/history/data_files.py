@@ -74,7 +74,11 @@ def _write_day(
     stem: str,
 ) -> DataFile:
     path = f"{tables.DAY}={day}/{stem}-{uuid.uuid4().hex[:12]}.parquet"
-    words = [field.name for field in rows.schema if pa.types.is_string(field.type)]
+    # A machine is in a file of reports once or a few times: a dictionary of them would only cost time.
+    words = [
+        field.name for field in rows.schema if pa.types.is_string(field.type) and field.name != "machine"
+    ]
+    words += [f"{field.name}.key_value.key" for field in rows.schema if pa.types.is_map(field.type)]
     size = storage.write_file(
         storage.join(root, definition.name),
         path,

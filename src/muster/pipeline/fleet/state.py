@@ -274,9 +274,9 @@ class FleetState:
                 for name in self.plan.top_metrics:
                     values = block.metrics[cells.METRICS.index(name), selected]
                     table.add_ranks(name, code[selected], values, place[selected], self.plan.top)
-        for row, counts in block.dropped:
-            table = self._table(int(window[row]), scope, rows)
-            cells.add_counts(table.dropped.setdefault(int(code[row]), {}), counts)
+        for report, counts in block.dropped:
+            table = self._table(int(window[report]), scope, rows)
+            cells.add_counts(table.dropped.setdefault(int(code[report]), {}), counts)
 
     def _table(self, number: int, scope: str, rows: int) -> cells.CellTable:
         table = self.open_cells.setdefault((number, scope), cells.CellTable())

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from muster.cli import main
+
+if TYPE_CHECKING:
+    import pytest  # the sweep of a wheel imports this module where it is not installed
 
 SOURCE = Path(main.__file__).parents[2]
 AGAIN_S = 60.0  # between two interrupts; the second one ends a command at once

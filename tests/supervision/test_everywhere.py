@@ -10,22 +10,29 @@ import asyncio
 import contextlib
 import fnmatch
 import os
+import signal
 import sys
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+from unittest import mock
 
 import pytest
 
-from muster.app import domain, service_manager
+from muster.app import domain, home, service_manager
 from muster.app import settings as app_settings
 from muster.app.components import component, dispatcher
-from muster.app.supervisor import dispatcher_process, server_process
+from muster.app.policy import reaction_rules, reactions
+from muster.app.supervisor import dispatcher_process, server_process, worker
 from muster.bus import leases
 from muster.bus.http import client as http_client
 from muster.bus.http import server
+from muster.cli import command
+from muster.cli.messages import gateway
+from muster.cli.monitoring import simulate
+from muster.client import location
 from muster.core import errors
 from muster.core.settings import loader
 from muster.core.telemetry import metrics
@@ -36,10 +43,14 @@ from muster.manage.adapters import systemd
 from muster.manage.direct import links
 from muster.message import destinations
 from muster.message.client import api as client_api
+from muster.notify import client as notify_client
+from muster.notify import models
 from muster.pipeline import protocol
 from muster.pipeline import settings as pipeline_settings
+from muster.pipeline.job import main as pipeline_main
 from muster.pipeline.job import service
 from muster.pipeline.job.driver import driver_lease
+from muster.simulate import fleet as virtual_fleet
 from muster.store import api as store_api
 from muster.store import database
 from muster.supervision import tasks
@@ -54,6 +65,7 @@ from tests.manage.conftest import broker_access as broker_access
 from tests.manage.conftest import fleet as fleet
 from tests.manage.conftest import process_manifest as process_manifest
 from tests.manage.conftest import trust as trust
+from tests.pipeline import traffic
 from tests.store.conftest import postgres_server as postgres_server
 
 ROOT = Path(__file__).parents[2] / "src" / "muster"
@@ -156,18 +168,13 @@ def _outer(function: str) -> str:
 #: Loops that are not started here, by file and name, with the reason. They have the same supervisor.
 NOT_STARTED = {
     "app/components/management.py: revocation": "ends at once; tests/app/test_manage.py fails it",
-    "app/policy/reactions.py: commands of *": "needs managed resources",
-    "app/supervisor/worker.py: certificate": "needs TLS",
-    "cli/messages/gateway.py: certificate": "needs TLS",
-    "cli/monitoring/simulate.py: commands": "in a process of its own",
-    "manage/adapters/spark.py: progress": "needs Spark",
-    "pipeline/job/main.py: input": "in a process of its own",
-    "pipeline/job/service.py: maintenance": "needs Spark",
-    "pipeline/job/service.py: prepare": "needs Spark",
 }
 
 
 WATCH = "bus/leases.py: watch"  # ends when the lease is gained
+WEBHOOK = "http://127.0.0.1:9/"
+RULES = f"rules: []\nreceivers:\n  ops: {{webhook: '{WEBHOOK}'}}\n"
+COMMANDS = ("cli/messages/gateway.py: certificate", "cli/monitoring/simulate.py: commands")
 
 
 def _loops_in_source() -> set[str]:
@@ -246,16 +253,16 @@ async def fail_each(started: dict[str, list[Started]], without: Collection[str] 
 
 
 async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_by_a_restart(
-    tmp_path, started, caplog
+    tmp_path, started, caplog, monkeypatch
 ):
-    rules, reactions = tmp_path / "responses.yaml", tmp_path / "reactions.yaml"
+    rules, reactions_file = tmp_path / "responses.yaml", tmp_path / "reactions.yaml"
     rules.write_text("responses: []\n")
-    reactions.write_text("reactions: []\n")
+    reactions_file.write_text("reactions: []\n")
     flags = {
         "bus.tls": "on",
         "bus.locator": True,
         "syslog.url": "udp://127.0.0.1:9",
-        "reactions.rules": str(reactions),
+        "reactions.rules": str(reactions_file),
         "manage.parent": "127.0.0.1:9",
         "domain.data_dir": str(tmp_path),
         "manage.enabled": False,
@@ -276,12 +283,23 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
         await jms.session().consumer(destinations.queue("orders"))
         await stack.enter_async_context(udp.UdpReceiver(jms, destinations.topic("prices")))
         stack.push_async_callback(await _start_further_dispatcher(running, made))
+        await stack.enter_async_context(_reacting(running))
         await fail_each(started)
         _shown_in_pages(await http_client.get(f"{running.running.health_url}/readyz"))
         measured = await http_client.get(f"{running.running.health_url}/metrics")
         assert 'muster_task_failures_total{owner="dispatcher",task="journal"}' in measured.body.decode()
+        failed = set(started)
+        commands = _commands(*await asyncio.to_thread(_home, tmp_path))
+        for loop, command_ in zip(COMMANDS, commands, strict=True):
+            with _input(monkeypatch):
+                serving = asyncio.create_task(command_)
+                await eventually(lambda: serving.done() or loop in started, what=f"{loop} is started")  # noqa: B023
+                assert not serving.done(), serving.result()
+                await fail_each({loop: started[loop]})
+                os.kill(os.getpid(), signal.SIGTERM)
+                await serving
     assert "task-failed" in caplog.text
-    covered.update(set(started) - {WATCH})
+    covered.update({*failed, *COMMANDS} - {WATCH})
 
 
 class CannotStart:
@@ -298,6 +316,52 @@ class CannotStart:
 
     def health(self) -> component.ComponentHealth:
         raise NotImplementedError
+
+
+def _home(folder: Path) -> tuple[command.Invocation, Path]:
+    """A home for commands of the domain in ``folder``, and a certificate."""
+    place = home.Home(folder / "home")
+    place.root.mkdir()
+    place.settings_file.write_text(f'[domain]\ndata_dir = "{folder}"\n')
+    place.stamp()
+    authority = certificates.CertificateStore.create(folder / "ca", "north", lifetime_s=3600)
+    authority.ensure("amqp", ["127.0.0.1"])
+    return command.Invocation(home=place.root), authority.pair("amqp").path
+
+
+def _commands(invocation: command.Invocation, pem: Path) -> Iterator[Coroutine[Any, Any, None]]:
+    """What commands with loops of their own run in their processes, here."""
+    yield gateway._serve(invocation, "127.0.0.1", 0, pem, pem, None, 0, share_port=False, worker=False)
+    machine = virtual_fleet.VirtualFleet(virtual_fleet.FleetPlan(machines=1, period_s=1.0))
+    to = location.ConnectionOptions()
+    yield simulate._play(invocation, to, machine, "sim", "batches", "", None, True)
+
+
+@contextlib.contextmanager
+def _input(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
+    """Standard input that ends with the block."""
+    inner, outer = os.pipe()
+    with os.fdopen(inner) as given, os.fdopen(outer, "w") as written:
+        monkeypatch.setattr(sys, "stdin", given)
+        yield written
+
+
+@contextlib.asynccontextmanager
+async def _reacting(running: domain.Domain) -> AsyncIterator[None]:
+    """A resource that is a receiver of events, and its commands."""
+    rule = reaction_rules.ReactionSpec(
+        where="TRUE", model="Server", policy="command", operations=("restart",)
+    )
+    bus = await running.connect("reacting", roles.Role.OPERATOR)
+    async with bus, notify_client.NotifyClient(bus) as receivers:
+        await receivers.define(models.Model("Server", {}))
+        await receivers.define(models.Model("command", {}, models.ModelKind.EVENT))
+        reacting = reactions.ResourceReceivers(bus, [rule])
+        await reacting._join(receivers, "web-1", reaction_rules.ResourceReceiver(rule=rule, state={}))
+        try:
+            yield
+        finally:
+            await reacting._supervisor.close()
 
 
 async def _start_further_dispatcher(
@@ -337,6 +401,8 @@ async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followe
     program.chmod(0o755)
     monkeypatch.setattr(systemd, "PROGRAM", str(program))
     monkeypatch.setenv("STATE_DIR", str(tmp_path))
+    script = tmp_path / "query.py"
+    script.write_text("import time\ntime.sleep(600)\n")
     await fleet.registry()
     await fleet.manager()
     await fleet.agent(broker_access=broker_access)
@@ -348,6 +414,10 @@ async def test_a_failure_of_each_loop_of_management_is_counted_shown_and_followe
 resources:
   - {{name: site, type: http, agent: host-a, config: {{health_url: "http://127.0.0.1:{page.port}/"}}}}
   - {{name: unit, type: systemd, agent: host-a, config: {{unit: thing.service}}}}
+  - name: query
+    type: spark-query
+    agent: host-a
+    config: {{script: {script}, checkpoint: {tmp_path}/checkpoint, progress_s: 600}}
   - {{name: hub, type: broker, agent: host-a, config: {{storage: false, reserve: spoke, ring: [hub, spoke]}}}}
 """
         await fleet.client.apply(service)
@@ -425,16 +495,25 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         second = await stack.enter_async_context(await leases.Leases.open(other_bus))
         held = await first.acquire("leader")
         held_driver = await first.acquire(protocol.driver_lease("second"))
-        paths = service.PipelinePaths(tmp_path, (broker.url,))
-        pipeline = await asyncio.to_thread(
-            service.PipelineService, bus, pipeline_settings.PipelineSettings(), paths
-        )
-        running = asyncio.create_task(pipeline.run())  # it waits for a stream, before it starts Spark
+        await stack.enter_async_context(_lifeline(monkeypatch))
+        rules = tmp_path / "rules.yaml"
+        rules.write_text(RULES)
+        ends_pipelines = stack.enter_context(_input(monkeypatch))
+        await bus.stream(traffic.STREAM)
+        monkeypatch.setattr(service.PipelineService, "_start_spark", lambda _: mock.MagicMock())
+        monkeypatch.setattr(service.PipelineService, "_start_query", lambda *_: mock.MagicMock())
+        monkeypatch.setattr(service.PipelineService, "_watch", _until_stopped)
+        pipelines = [
+            asyncio.create_task(pipeline_main.run(_pipeline(tmp_path / name, broker.url, rules)))
+            for name in ("driver", "standby")
+        ]
+        await stack.enter_async_context(_direct_manager(monkeypatch, connect, pem))
         waiting = asyncio.create_task(second.acquire("leader"))
         standby = driver_lease.DriverLease(other_bus, second)
         standing_by = asyncio.create_task(standby.acquire())
-        await eventually(lambda: len(started.get(WATCH, ())) == 4, what="the second and the standby wait")
-        await stack.enter_async_context(_lifeline(monkeypatch))
+        await eventually(lambda: len(started.get(WATCH, ())) >= 4, what="the second and the standby wait")
+        both = {"pipeline/job/service.py: prepare", "pipeline/job/service.py: maintenance"}
+        await eventually(lambda: both <= started.keys(), what="a pipeline is driver, another its standby")
         store = await stack.enter_async_context(
             await database.open(
                 postgres_server.url,
@@ -452,9 +531,39 @@ async def test_a_failure_of_each_loop_that_needs_little_is_followed_by_a_restart
         await (await waiting).release()
         await standing_by
         await standby.close()
-        pipeline.stop()
-        await running
+        ends_pipelines.close()
+        await asyncio.gather(*pipelines)
     covered.update(started)
+
+
+async def _until_stopped(pipeline: service.PipelineService, _: Any) -> None:
+    await pipeline._stop.wait()
+
+
+def _pipeline(folder: Path, url: str, rules: Path) -> pipeline_main.PipelineOptions:
+    settings = pipeline_settings.PipelineSettings(rules=str(rules), webhooks_allowed=(WEBHOOK,))
+    return pipeline_main.PipelineOptions(folder=str(folder), servers=(url,), lifeline=True, settings=settings)
+
+
+@contextlib.asynccontextmanager
+async def _direct_manager(monkeypatch: pytest.MonkeyPatch, connect: Any, pem: str) -> AsyncIterator[None]:
+    """What the process of a manager runs that agents reach without a broker, here."""
+
+    async def joined(*_: Any) -> Any:
+        return await connect("manager-1")
+
+    monkeypatch.setattr(worker, "connect", joined)
+    task = worker.WorkerConfig(
+        kind="manager", name="manager-1", servers=(), creds="", direct_port=0, cert=pem, cert_key=pem
+    )
+    stop, ready = asyncio.Event(), asyncio.Event()
+    serving = asyncio.create_task(worker.run(task, stop, ready.set))
+    await ready.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        await serving
 
 
 @contextlib.asynccontextmanager

@@ -107,7 +107,9 @@ async def run(
 async def _stop_at_end_of_input(running: service.PipelineService) -> None:
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    # A copy: closing the transport must not close the input of the next run.
+    copy = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), copy)
     try:
         await reader.read()
         running.stop()

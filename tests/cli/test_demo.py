@@ -13,7 +13,7 @@ from tests.cli import driver
 SCENES = {
     "roaming": ["domain", "brokers", "orders", "frozen", "moved", "roamed", "checked"],
     "policies": ["domain", "receivers", "address", "refused", "explained", "granted", "forged", "revoked"],
-    "history": ["written", "searched", "summarised", "queried", "told", "forgotten"],
+    "history": ["written", "searched", "summarised", "queried", "dated", "forgotten"],
 }
 
 

@@ -45,7 +45,7 @@ async def scenes(root: Path) -> AsyncIterator[tour.Scene]:
         f"{PERIOD_S // 60} minutes, in a Delta table ({time.perf_counter() - began:.1f} s)",
         {"reports": count},
     )
-    for step in (_searched, _summarised, _queried, _told, _restored):
+    for step in (_searched, _summarised, _queried, _dated, _restored):
         yield await asyncio.to_thread(step, root)
 
 
@@ -111,12 +111,12 @@ def _queried(root: Path) -> tour.Scene:
     )
 
 
-def _told(root: Path) -> tour.Scene:
+def _dated(root: Path) -> tour.Scene:
     rows: list[dict[str, Any]] = sql.rows(sql.query(root, BY_HOUR).table)
     hours = [row["hour"] for row in rows]
     tour.expect(hours == list(FAULT_HOURS), f"it was hot in the hours {hours}")
     return tour.Scene(
-        "told",
+        "dated",
         f"muster sql, when that was: {BY_HOUR}. Answer: {HOT} was hot from {hours[0]}:00 to "
         f"{hours[-1] + 1}:00 UTC",
         {"hours": hours},

@@ -47,7 +47,7 @@ class Credentials:
     def render(self) -> str:
         return (
             f"-----BEGIN {_JWT}-----\n{self.user_jwt}\n------END {_JWT}------\n\n"
-            "The seed below is a secret: whoever has it is this user.\n\n"
+            "The seed below is a secret: it authenticates its holder as this user.\n\n"
             f"-----BEGIN {_SEED}-----\n{self.seed}\n------END {_SEED}------\n"
         )
 

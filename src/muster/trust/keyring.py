@@ -1,6 +1,6 @@
 """A domain's keys on disk, and the documents made with them.
 
-    operator.jwt                     the root that brokers are told to trust
+    operator.jwt                     the root that brokers trust
     keys/operator.seed               signs only operator.jwt: can be taken off the machine afterwards
     keys/signing.seed                signs accounts
     accounts/<domain>/account.seed   the account itself: can be taken off as well
@@ -8,7 +8,7 @@
     accounts/<domain>/roles/*.seed   one for each role; what it signs can have that role only
     accounts/<domain>/grants.seed    the root of authorities: appoints those who grant restricted attributes
     accounts/<domain>/grants.public  its public half, against which grants are verified
-    accounts/<domain>/secrets.key    opens the secrets in the store; made when the first one is wanted
+    accounts/<domain>/secrets.key    opens the secrets in the store; created with the first one
     accounts/<domain>/account.jwt    what brokers enforce: role templates, revocations, imports
     accounts/<domain>/revoked.json   user key -> when it was revoked and when it would have expired
     accounts/<domain>/users/<identity>.jwt, .creds

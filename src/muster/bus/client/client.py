@@ -250,10 +250,10 @@ class NatsBus:
         def take(answer: requests.InboxReply) -> None:
             if done.done():
                 return
-            nobody = requests.is_no_responders(answer)
-            if not nobody:
+            unheard = requests.is_no_responders(answer)
+            if not unheard:
                 answers.append(self._message(answer))
-            if nobody or len(answers) == enough:
+            if unheard or len(answers) == enough:
                 done.set_result(None)
 
         def fail(error: errors.MusterError) -> None:

@@ -121,22 +121,22 @@ async def _run(
         await _enrol(invocation, token, folder, proxy)
     measure = metrics.Metrics(process=True)
     async with contextlib.AsyncExitStack() as stack:
-        road: Any
+        transport: Any
         if managers:
-            road = await stack.enter_async_context(await _lines(folder, managers))
+            transport = await stack.enter_async_context(await _lines(folder, managers))
         else:
-            road = await stack.enter_async_context(await _connect(folder, proxy, measure))
+            transport = await stack.enter_async_context(await _connect(folder, proxy, measure))
         stop = await stack.enter_async_context(
             foreground.serve_until_signal(
                 invocation,
-                None if managers else road,
+                None if managers else transport,
                 measure,
-                process=road.identity,
+                process=transport.identity,
                 folder=folder / "run" / "pages",
             )
         )
         running = agent.Agent(
-            road,
+            transport,
             folder / "resources",
             zone=zone,
             labels=labels,

@@ -10,7 +10,7 @@ a condition where one is needed (``alert`` is ``alert = TRUE``).  *Extended*, th
     ==  !=                       the same as  =  <>
     "northwest"                  the same as  'northwest'
     services CONTAINS 'cgi'      whether a set holds a word
-    sender.entity                an attribute of somebody else than the subject itself
+    sender.entity                an attribute of the sender instead of the subject
     sender: ( a = 1 AND b = 2 )  the bare names in this group are the sender's
     { … }                        the same as ( … )
 

@@ -57,12 +57,12 @@ WITH superseded AS (
     ) AS t (position)
 ), gone AS (
     DELETE FROM change WHERE position <= %s RETURNING octet_length(value) AS bytes
-), told AS (
+), notified AS (
     SELECT pg_notify(%s, '')
 )
 UPDATE head SET position = %s, trimmed = %s, record_bytes = %s,
     history_bytes = %s - (SELECT coalesce(sum(bytes), 0) FROM gone)
-FROM told RETURNING position, trimmed, record_bytes, history_bytes
+FROM notified RETURNING position, trimmed, record_bytes, history_bytes
 """
 _TRIM: LiteralString = """
 WITH gone AS (DELETE FROM change WHERE position <= %s RETURNING octet_length(value) AS bytes)

@@ -265,7 +265,7 @@ class PasswordStore:
 
 
 def _scrypt(password: bytes, salt: bytes, log_n: int, r: int, p: int) -> bytes:
-    memory = 256 * r * (1 << log_n)  # twice the required memory, which OpenSSL must be told
+    memory = 256 * r * (1 << log_n)  # twice the required memory: a limit that OpenSSL needs
     return hashlib.scrypt(password, salt=salt, n=1 << log_n, r=r, p=p, maxmem=memory, dklen=32)
 
 

@@ -1,4 +1,4 @@
-"""Text that a browser keeps for the web process, signed so that nobody else can make or change it. Pure."""
+"""Text that a browser keeps for the web process, signed so that only this process can make it. Pure."""
 
 from __future__ import annotations
 

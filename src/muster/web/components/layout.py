@@ -162,7 +162,7 @@ def login(
     problem: str,
     hint: str,
     theme: str,
-    nobody: bool,
+    has_no_logins: bool,
     name: str = "",
     provider: bool = False,
 ) -> str:
@@ -171,7 +171,7 @@ def login(
         widgets.field("Password", "password", kind="password", required=True, auto="current-password"),
     )
     advice: html.Child = None
-    if nobody:
+    if has_no_logins:
         advice = widgets.empty(
             "There are no logins yet.", join("Run ", tag("code", "muster web password"), ".")
         )

@@ -218,7 +218,7 @@ async def _login_page(
         problem=error.message if error else "",
         hint=(error.hint or "") if error else "",
         theme=_theme(request),
-        nobody=await web.logins.is_empty(),
+        has_no_logins=await web.logins.is_empty(),
         name=name,
         provider=web.logins.provider is not None,
     )

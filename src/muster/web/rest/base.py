@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -210,3 +210,17 @@ def if_match(if_match: str | None) -> int | str | None:
     if not digits.isascii() or not digits.isdigit() or len(digits) > 18:
         raise problems.PreconditionFailed(f"{if_match[:40]!r} is not a valid ETag")
     return int(digits)
+
+
+async def conditional(work: Awaitable[T], if_match: str | None) -> T:
+    """Convert a conflict to a failed precondition if there was a precondition."""
+    try:
+        return await work
+    except errors.Conflict as error:
+        if if_match is None or type(error) is not errors.Conflict:
+            raise
+        raise problems.PreconditionFailed(error.message, actual=error.actual) from error
+    except errors.NotFound as error:
+        if if_match is None:
+            raise
+        raise problems.PreconditionFailed(error.message) from error

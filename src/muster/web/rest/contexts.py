@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from muster.core import errors
 from muster.inform import client, protocol, rows, service_entries
-from muster.web import problems, request_state
+from muster.web import request_state
 from muster.web.auth import sessions
 from muster.web.rest import base, lists
 from muster.web.rest.resources import StrictBody
@@ -85,16 +85,8 @@ async def _write(
         inform = client.InformClient(bus)
         return await act(inform, await _any(inform, key, if_match))
 
-    try:
-        return await web.actions.run(person, what, key, conditionally, touches="inform", service_audits=False)
-    except errors.Conflict as error:
-        if if_match is None:
-            raise
-        raise problems.PreconditionFailed(error.message, actual=error.actual) from error
-    except errors.NotFound as error:
-        if if_match is None:
-            raise
-        raise problems.PreconditionFailed(error.message) from error
+    work = web.actions.run(person, what, key, conditionally, touches="inform", service_audits=False)
+    return await base.conditional(work, if_match)
 
 
 @router.get(

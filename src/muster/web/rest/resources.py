@@ -13,7 +13,7 @@ from starlette.responses import Response
 from muster.bus.brokers import control
 from muster.core import errors
 from muster.manage import client, rows
-from muster.web import problems, request_state
+from muster.web import request_state
 from muster.web.auth import sessions
 from muster.web.rest import base, lists
 
@@ -105,7 +105,7 @@ async def put_resource(
                 raise
             return await manage.create({"name": name, "type": body.type, **changes})
 
-    done = await _conditional(web.actions.run(person, "apply", name, act, touches="manage"), if_match)
+    done = await base.conditional(web.actions.run(person, "apply", name, act, touches="manage"), if_match)
     return base.reply(done, version=done.generation)
 
 
@@ -127,22 +127,8 @@ async def delete_resource(
         return await client.ManageClient(bus).delete(name, generation=generation)
 
     return base.reply(
-        await _conditional(web.actions.run(person, "delete", name, act, touches="manage"), if_match)
+        await base.conditional(web.actions.run(person, "delete", name, act, touches="manage"), if_match)
     )
-
-
-async def _conditional(work: Any, if_match: str | None) -> Any:
-    """Convert a conflict to a failed precondition if there was a precondition."""
-    try:
-        return await work
-    except errors.Conflict as error:
-        if if_match is None or type(error) is not errors.Conflict:
-            raise
-        raise problems.PreconditionFailed(error.message, actual=error.actual) from error
-    except errors.NotFound as error:
-        if if_match is None:
-            raise
-        raise problems.PreconditionFailed(error.message) from error
 
 
 @router.post(

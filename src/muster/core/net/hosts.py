@@ -22,7 +22,7 @@ def is_loopback(host: str) -> bool:
 
 
 def host_of_url(url: str, field: str) -> tuple[str, int | None]:
-    """The host and the port that a URL names; `errors.InvalidInput` if there can be none such."""
+    """The host and the port that a URL names; `errors.InvalidInput` if it names none."""
     try:
         parts = parse.urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -44,7 +44,7 @@ def without_password(url: str, field: str, instead: str) -> None:
 
 
 def network(address: str) -> str:
-    """The address of a client; of IPv6 the network, since a client has all addresses of it."""
+    """The address of a client; for IPv6 its network, because a client may use all addresses of it."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -17,7 +17,7 @@ _PRECEDENCE: Final = {"+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT}
 def write(node: ast.Node) -> str:
     match node:
         case ast.And() | ast.Or():
-            # An OR inside an AND needs them; an AND inside an AND has them to stay apart.
+            # An OR inside an AND needs them; an AND inside an AND has them so that the tree is kept.
             tight = isinstance(node, ast.And)
             joined = " AND " if tight else " OR "
             return joined.join(
@@ -72,7 +72,7 @@ def _value(node: ast.Expression, least: int) -> str:
         case ast.Name():
             return node.key
         case ast.Unary(operand=ast.Literal() as inside):
-            # In parentheses, lest the sign become the number's own.
+            # In parentheses, so that the sign does not become part of the number.
             return f"{node.operator}({_value(inside, _SUM)})"
         case ast.Unary():
             return f"{node.operator}{_value(node.operand, _SIGN)}"

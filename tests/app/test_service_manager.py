@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,23 @@ async def test_a_process_reports_that_it_works_until_it_ends(systemd):
     reports(systemd)
     await asyncio.sleep(0)
     assert reports(systemd) == []
+
+
+@pytest.mark.may_block(reason="a process that hardly gets processor time")
+async def test_a_process_that_starts_or_was_late_gets_more_time(systemd, monkeypatch):
+    monkeypatch.setattr(service_manager, "CALM_S", 0.2)
+    environment = {"NOTIFY_SOCKET": systemd.getsockname(), "WATCHDOG_USEC": "500000"}
+    times: list[str] = []
+
+    def asked() -> list[str]:
+        times.extend(report for report in reports(systemd) if report.startswith("WATCHDOG_USEC"))
+        return times
+
+    async with service_manager.ServiceManager(environment).reporting():
+        await eventually(lambda: asked()[:2] == ["WATCHDOG_USEC=2000000", "WATCHDOG_USEC=500000"])
+        times.clear()
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+        await eventually(lambda: asked()[:1] == ["WATCHDOG_USEC=2000000"])
 
 
 async def test_without_systemd_nothing_is_sent():

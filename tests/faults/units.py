@@ -49,6 +49,7 @@ class Unit:
         self._kill_all = kill_all
         self._ready = asyncio.Event()
         self._reported_s = 0.0
+        self._watchdog_s = WATCHDOG_S
 
     @property
     def pid(self) -> int:
@@ -86,6 +87,7 @@ class Unit:
                 self._command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         self.starts += 1
+        self._watchdog_s = WATCHDOG_S
         self._ready.clear()
 
     async def _supervise(self) -> None:
@@ -94,7 +96,7 @@ class Unit:
             assert self._process is not None
             self._read_reports()
             silent_s = time.monotonic() - self._reported_s
-            if self._watched and self._ready.is_set() and silent_s > WATCHDOG_S:
+            if self._watched and self._ready.is_set() and silent_s > self._watchdog_s:
                 self._process.kill()
             if self._process.poll() is None or self.masked:
                 continue
@@ -111,6 +113,8 @@ class Unit:
             except BlockingIOError:
                 return
             self._reported_s = time.monotonic()
+            if report.startswith(b"WATCHDOG_USEC="):
+                self._watchdog_s = int(report.partition(b"=")[2]) / 1e6
             if b"READY=1" in report:
                 self._ready.set()
 

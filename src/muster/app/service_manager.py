@@ -3,6 +3,9 @@
 The protocol is that of ``sd_notify``: datagrams to the socket in ``NOTIFY_SOCKET``. Without it, as in a
 terminal, nothing is sent. With ``WATCHDOG_USEC`` systemd kills and restarts a process that does not report
 within that time; the report comes from the event loop, so a process that is frozen or blocked sends none.
+
+A process that starts, or hardly gets processor time, is late without being frozen, and a restart would make
+that worse. So the process asks systemd for more time as long as its event loop was late recently.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from muster.supervision import tasks
 events = log.EventLog("app")
 
 REPORTS = 5  # within the time of the watchdog
+PATIENCE = 4  # times the time of the watchdog, for a process that starts or was late
+CALM_S = 30.0  # without being late, until the time of the watchdog is the usual one
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
@@ -32,7 +37,8 @@ class ServiceManager:
         self._address = environment.pop("NOTIFY_SOCKET", "")
         interval = environment.pop("WATCHDOG_USEC", "")
         environment.pop("WATCHDOG_PID", "")
-        self._interval_s = int(interval) / 1e6 / REPORTS if interval.isdigit() else 0.0
+        self._watchdog_us = int(interval) if interval.isdigit() else 0
+        self._interval_s = self._watchdog_us / 1e6 / REPORTS
 
     @contextlib.asynccontextmanager
     async def reporting(self) -> AsyncIterator[None]:
@@ -57,6 +63,15 @@ class ServiceManager:
             events.warning("systemd-unreachable", error=error)
 
     async def _report_alive(self) -> None:
+        loop, granted = asyncio.get_running_loop(), 0
+        late_at_s = loop.time()  # a start is hard work
         while self._address and self._interval_s:
+            reported_at_s = loop.time()
+            patience = PATIENCE if reported_at_s - late_at_s < CALM_S else 1
+            if patience != granted:
+                granted = patience
+                self.notify(f"WATCHDOG_USEC={self._watchdog_us * patience}")
             self.notify(ALIVE)
             await asyncio.sleep(self._interval_s)
+            if loop.time() - reported_at_s > 2 * self._interval_s:
+                late_at_s = loop.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from tools import mutants
 
@@ -53,3 +54,13 @@ def test_what_fails_or_hangs_in_a_fork_gives_nothing():
     assert mutants.forked(30, lambda: 7) == 7
     assert mutants.forked(0.05, lambda: __import__("signal").pause()) is None
     assert mutants.forked(30, lambda: __import__("os")._exit(3)) is None
+
+
+def test_each_core_has_a_row_and_few_survivors():
+    text = (mutants.ROOT / "docs" / "testing.md").read_text()
+    rows = re.findall(r"^\| [\d-]+ \| `([\w/]+\.py)` \| (\d+) \| (\d+) \|$", text, re.MULTILINE)
+    assert sorted(module for module, *_ in rows) == sorted(
+        module for modules in mutants.CORES.values() for module in modules
+    )
+    for module, tried, survived in rows:
+        assert int(survived) < mutants.SURVIVORS_MAX * int(tried), module

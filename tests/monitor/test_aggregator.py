@@ -48,6 +48,14 @@ def test_reports_are_held_until_the_time_is_over_and_go_on_in_full():
     assert channel.flush(NOW_MS + 10) == []
 
 
+def test_reports_of_every_form_go_on():
+    """Standard metrics, others, and such whose sum is not finite are decoded in different ways."""
+    sent = [node("a"), node("b", metrics={"own": 2.0}), node("c", metrics={"one": 1e308, "two": 1e308})]
+    channel = make()
+    give(channel, *sent)
+    assert sorted(rows_of(channel.flush(NOW_MS)), key=lambda row: row.machine) == sent
+
+
 def test_a_message_has_a_bounded_number_of_rows():
     channel = make(rows_per_message=100)
     give(channel, *(node(f"m{i}") for i in range(250)))

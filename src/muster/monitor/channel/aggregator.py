@@ -30,7 +30,7 @@ from muster.monitor.channel import interpreters, report_rows
 
 CHUNK_ROWS = 1000
 _BITS = (1 << duplicates.KEPT) - 1  # equivalent: without its last bit, which is set anyway
-CHANNELS_MAX = 10_000  # below this one, whose batches are tracked
+CHANNELS_MAX = 10_000  # below this one, whose batches are tracked; equivalent: about
 MISSING_AFTER_PERIODS = 2
 GONE_AFTER_PERIODS = 6
 RECOUNT_MS = 2000
@@ -145,7 +145,8 @@ class Aggregator:
             if machine != sender and not machine.startswith(f"{sender}."):
                 dropped["forged"] += 1
             elif not first_ms <= row.at_ms <= last_ms:
-                dropped["from-the-future" if row.at_ms > last_ms else "too-old"] += 1
+                is_ahead = row.at_ms > last_ms  # equivalent (Gt -> GtE): at the limit it is accepted
+                dropped["from-the-future" if is_ahead else "too-old"] += 1
             elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
                 if isinstance(row, report_rows.StandardReportRow):
                     quick.append(row)
@@ -345,7 +346,8 @@ class Aggregator:
         if verdict is not duplicates.DuplicateVerdict.NEW:
             self.dropped[verdict.value] += 1
             return False, highest, bits
-        self.gaps += sequence - high - 1 if sequence > high else -1
+        is_highest = sequence > high  # equivalent (Gt -> GtE): the same one is not new
+        self.gaps += sequence - high - 1 if is_highest else -1
         return True, highest, bits
 
     def _missing_further_below(self, now_ms: int) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from muster.core import messages
-from muster.core.reports import columns
+from muster.core.reports import columns, packed
 from muster.simulate import fleet
 
 MACHINES_A_GROUP = 20  # on average, in the realistic fleet
@@ -40,6 +40,6 @@ def reports_(machines: int, profile: str) -> list[messages.NodeReport]:
 
 
 def head(row: messages.NodeReport) -> tuple[bytes, bytes]:
-    """The report's JSON before and after its sequence number, so that a sender can count up cheaply."""
-    before, _, after = messages.encode(row).partition(b'"sequence":1')
-    return before + b'"sequence":', after
+    """The report before and after its sequence number (8 bytes), so that a sender can count up cheaply."""
+    data = packed.encode(row)
+    return data[:24], data[32:]

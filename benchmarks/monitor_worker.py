@@ -29,7 +29,8 @@ async def sensors(url: str, machines: int, profile: str) -> None:
             for _ in range(json.loads(line)):
                 head, tail = heads[number % len(heads)]
                 number += 1
-                await bus.publish(subject, b"%b%d%b" % (head, (number - 1) // len(heads) + 1, tail))
+                sequence = (number - 1) // len(heads) + 1
+                await bus.publish(subject, b"%b%b%b" % (head, sequence.to_bytes(8, "little"), tail))
             await bus.flush(timeout_s=30)
             print(json.dumps(number), flush=True)
 

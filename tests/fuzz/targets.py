@@ -25,7 +25,7 @@ from muster.bus.http import server as http_server
 from muster.core import errors, messages, topics, units
 from muster.core.formats import xml
 from muster.core.net import http1
-from muster.core.reports import columns
+from muster.core.reports import columns, packed
 from muster.core.settings import loader
 from muster.gateways.soap import addresses, envelope, xsd_types
 from muster.gateways.uddi.model import schema as uddi_schema
@@ -38,7 +38,7 @@ from muster.message import protocol as message_protocol
 from muster.message.amqp_format import message_codec
 from muster.message.dispatcher.log import pages
 from muster.monitor import report_xml
-from muster.monitor.channel import aggregator, report_rows
+from muster.monitor.channel import aggregator, packed_rows
 from muster.notify import documents, documents_xml, models
 from muster.pipeline.alerts import notifications, rules
 from muster.pipeline.fleet import node_columns, state
@@ -225,10 +225,20 @@ def report_as_xml(data: bytes) -> None:
     messages.encode(release_fixtures.report("a", 2), "msgpack"),
 )
 def report_message(data: bytes) -> None:
-    shapes = report_rows.ReportShapes(10)
-    for _ in range(2):
-        attempt(shapes.decode, data)
     messages.decode(data, messages.NodeReport)
+
+
+@target(
+    packed.encode(release_fixtures.report("web-1", 1)),
+    packed.encode(release_fixtures.report("a", 2)),
+)
+def packed_report(data: bytes) -> None:
+    rows, left = packed_rows.PackedReader().read([data, packed.encode(release_fixtures.report("b", 1))])
+    assert rows is not None
+    if 0 not in left:
+        rows.batch.validate(full=True)
+        assert columns.from_batch(rows.batch)[0] == packed.decode(data)
+    packed.decode(data)
 
 
 AMQP = bytes.fromhex(

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster.core import duplicates, messages
-from muster.core.reports import columns, sketches
+from muster.core.reports import columns, packed, sketches
 from muster.monitor.channel import aggregator, interpreters
 
 NOW_MS = 1_700_000_000_000
@@ -29,7 +29,7 @@ def make(
 
 def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int = NOW_MS) -> None:
     for row in rows:
-        channel.add_report(row.machine, messages.encode(row), now_ms)
+        channel.add_report(row.machine, packed.encode(row), now_ms)
 
 
 def rows_of(forwards: list[aggregator.ForwardBatch]) -> list[messages.NodeReport]:
@@ -54,6 +54,49 @@ def test_reports_of_every_form_go_on():
     channel = make()
     give(channel, *sent)
     assert sorted(rows_of(channel.flush(NOW_MS)), key=lambda row: row.machine) == sent
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("encode", [packed.encode, messages.encode])
+def test_a_report_is_its_senders_own_of_about_this_time_and_new(encode, together):
+    channel = make(ahead_s=60.0, age_s=100.0)
+    cases: list[tuple[str, messages.NodeReport, str]] = [
+        ("a", node("a"), ""),
+        ("a", node("a.b"), ""),
+        ("a", node("ab"), "forged"),
+        ("a", node("b"), "forged"),
+        ("c", node("c", at_ms=NOW_MS + 60_000), ""),
+        ("d", node("d", at_ms=NOW_MS + 60_001), "from-the-future"),
+        ("e", node("e", at_ms=NOW_MS - 100_000), ""),
+        ("f", node("f", at_ms=NOW_MS - 100_001), "too-old"),
+        ("a", node("a"), "duplicate"),
+        ("a", node("a", 2), ""),
+        ("b", node("b"), ""),  # the forged one did not count
+        ("d", node("d"), ""),
+    ]
+    for sender, row, _ in cases:
+        channel.add_report(sender, encode(row), NOW_MS)
+        if not together:
+            channel.decode_pending(NOW_MS)
+    forwards = channel.flush(NOW_MS)
+    assert sorted(rows_of(forwards), key=lambda row: (row.machine, row.sequence)) == sorted(
+        (row for _, row, reason in cases if not reason), key=lambda row: (row.machine, row.sequence)
+    )
+    reasons = [reason for _, _, reason in cases if reason]
+    assert channel.dropped == {reason: reasons.count(reason) for reason in reasons}
+    assert channel.received == len(cases)
+
+
+def test_reports_in_all_forms_are_held_together():
+    channel = make()
+    rows = [node(name) for name in "abc"]
+    encoded = (packed.encode(rows[0]), messages.encode(rows[1]), messages.encode(rows[2], "msgpack"))
+    for row, data in zip(rows, encoded, strict=True):
+        channel.add_report(row.machine, data, NOW_MS)
+    for data in (encoded[0][:-8], encoded[0][:4], encoded[1][:-1], b"", b"\xc1nr3"):
+        channel.add_report("a", data, NOW_MS)
+    assert rows_of(channel.flush(NOW_MS)) == rows
+    assert channel.dropped == {"malformed": 5}
 
 
 def test_a_message_has_a_bounded_number_of_rows():

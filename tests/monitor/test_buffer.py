@@ -36,3 +36,13 @@ def test_a_torn_line_is_cut_off(tmp_path):
     again = disk_buffer.ReportBuffer(tmp_path)
     again.append(b"next")
     assert again.peek(5) == [b"whole", b"next"]
+
+
+def test_reports_have_any_bytes_and_a_damaged_line_delays_no_other(tmp_path):
+    held = disk_buffer.ReportBuffer(tmp_path)
+    reports = [b"", b"\n", b"\n\x00\xff\n", bytes(range(256))]
+    for report in reports:
+        held.append(report)
+    path = next(tmp_path.iterdir())
+    path.write_bytes(b'{"kind"\n' + path.read_bytes())
+    assert disk_buffer.ReportBuffer(tmp_path).peek(9) == [b'{"kind"', *reports]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import time
 
-from muster.core import messages
+from muster.core.reports import packed
 from muster.monitor.sensor import sensor
 from muster.pipeline.fleet import blocks, rollups, state
 from muster.testing.eventually import eventually
@@ -24,7 +24,7 @@ async def test_the_children_of_a_dead_channel_move_within_two_periods_and_nothin
     received: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
 
     def hear(message) -> None:
-        row = messages.decode(message.data, messages.NodeReport)
+        row = packed.decode(message.data)
         received[row.machine].append((row.sequence, message.subject.rpartition(".")[2]))
 
     watcher = await connect("watcher")

@@ -1,116 +1,120 @@
+"""Packed reports: a thousand at a time gives the same as one by one."""
+
 from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.core import errors, messages
-from muster.core.reports import columns
-from muster.monitor.channel import report_rows
-from tests.core import test_reports
+from muster.core.reports import columns, packed
+from muster.monitor.channel import packed_rows
+from tests.core import test_packed, test_reports
 
 
-@given(test_reports.rows)
-def test_the_quick_way_and_the_other_give_the_same_columns(sent):
-    shapes = report_rows.ReportShapes(10)
-    for row in sent:  # then the metrics of machines are known
-        shapes.decode(messages.encode(row))
-    actual = [shapes.decode(messages.encode(row)) for row in sent]
-    quick = [row for row in actual if isinstance(row, report_rows.StandardReportRow)]
-    wide = [row for row in actual if isinstance(row, report_rows.WideReportRow | report_rows.ShapedReportRow)]
-    back = [
-        *(
-            row for row in actual if isinstance(row, messages.NodeReport)
-        ),  # the sum of its metrics is too large
-        *(columns.from_batch(report_rows.to_batch(quick)) if quick else []),
-        *(columns.from_batch(report_rows.wide_to_batch(wide)) if wide else []),
-    ]
-    assert sorted(back, key=_key) == sorted(sent, key=_key)
+def read(reader: packed_rows.PackedReader, data: list[bytes]) -> dict[int, messages.NodeReport]:
+    """By place, those that were read together."""
+    rows, left = reader.read(data)
+    if rows is None:
+        assert sorted(left) == list(range(len(data)))
+        return {}
+    assert sorted([*rows.places, *left]) == list(range(len(data)))
+    reports = columns.from_batch(rows.batch)
+    assert [report.machine for report in reports] == rows.machines
+    for name in ("boot", "sequence", "at_ms", "period_s"):
+        assert [getattr(report, name) for report in reports] == getattr(rows, name).tolist()
+    return dict(zip(rows.places, reports, strict=True))
 
 
-def test_long_reports_with_any_metrics_give_the_same_columns_as_messages():
+@given(test_reports.rows, test_reports.rows)
+def test_reports_are_read_together_as_one_by_one(first, second):
+    reader = packed_rows.PackedReader()
+    for rows in (first, second, first):
+        reports = read(reader, [packed.encode(row) for row in rows])
+        for place, row in enumerate(rows):
+            if place in reports:
+                assert reports[place] == row
+            else:  # one by one
+                assert max(len(name.encode()) for name in (row.machine, row.group, row.zone)) > 256
+
+
+def test_the_columns_are_those_of_messages():
     metrics = {f"m{number}": float(number) for number in range(60)}
     sent = [
-        messages.NodeReport(machine="a", sequence=1, at_ms=1, period_s=1.0, metrics=metrics),
-        messages.NodeReport(machine="b" * 256, sequence=1, at_ms=2, period_s=1.0, group="g" * 256),
-        messages.NodeReport(
-            machine="c", sequence=2, at_ms=3, period_s=1.0, metrics={**metrics, "cpu_percent": 3.0}
-        ),
-        messages.NodeReport(
-            machine="d", sequence=1, at_ms=1, period_s=1.0, metrics={"cpu_percent": 7.0, "x": 1.0}
-        ),
+        test_reports.node_report(metrics=metrics),
+        test_reports.node_report(group="g" * 256),
+        test_reports.node_report(metrics={"cpu_percent": 3.0, **metrics}, zone="ü"),
+        test_reports.node_report(metrics={"m7": 1.0, "cpu_percent": 7.0}),
+        test_packed.REPORT,
     ]
-    shapes = report_rows.ReportShapes(10)
-    expected = columns.to_batch(sent)
-    any_: type = report_rows.WideReportRow
-    shaped: type = report_rows.ShapedReportRow
-    for kinds in ((any_, any_, any_, any_), (shaped, any_, shaped, any_)):  # b and d: none, and few
-        rows: list[Any] = [shapes.decode(messages.encode(row)) for row in sent]
-        assert [isinstance(row, kind) for row, kind in zip(rows, kinds, strict=True)] == [True] * 4
-        assert report_rows.wide_to_batch(rows).equals(expected)
+    rows, left = packed_rows.PackedReader().read([packed.encode(row) for row in sent])
+    assert left == []
+    assert rows is not None
+    assert rows.batch.cast(columns.node_schema()).equals(columns.to_batch(sent))
 
 
-LONG = {f"m{number}": float(number) for number in range(60)}
+def changed(data: bytes, place: int, part: bytes) -> bytes:
+    return data[:place] + part + data[place + len(part) :]
 
 
-def report(machine: str, metrics: dict[str, float]) -> messages.NodeReport:
-    return messages.NodeReport(machine=machine, sequence=1, at_ms=1, period_s=1.0, metrics=metrics)
+GOOD = packed.encode(test_reports.node_report(metrics={"a": 1.0}))
+INVALID = {
+    "too short": GOOD[:40],
+    "another length": GOOD + bytes(8),
+    "no multiple of eight": GOOD[:-1],
+    "negative boot": changed(GOOD, 16, b"\xff" * 8),
+    "negative sequence": changed(GOOD, 24, b"\xff" * 8),
+    "negative time": changed(GOOD, 32, b"\xff" * 8),
+    "time too large": changed(GOOD, 32, (1 << 53).to_bytes(8, "little")),
+    "no period": changed(GOOD, 40, bytes(8)),
+    "negative drops": changed(GOOD, 48, b"\xff" * 8),
+    "infinite": changed(GOOD, 56, bytes.fromhex("000000000000f07f")),
+    "not a number": changed(GOOD, 56, bytes.fromhex("000000000000f87f")),
+    "machine not Unicode": changed(GOOD, 64, b"\xff"),
+    "names": changed(GOOD, 73, b"\xff\xff"),
+    "no machine": packed.pack((0, 1, 5, 10.0, 0), (b"", b"g", b"z"), b"", b""),
+    "no group": packed.pack((0, 1, 5, 10.0, 0), (b"m", b"", b"z"), b"", b""),
+    "services": packed.pack((0, 1, 5, 10.0, 0), (b"m", b"g", b"z"), b"", b"", b"[{}]"),
+    "two values, one name": packed.pack(
+        (0, 1, 5, 10.0, 0), (b"m", b"g", b"z"), packed.pack_names(("a",)), bytes(16)
+    ),
+}
 
 
-def test_a_machine_that_reports_other_metrics_than_before_is_decoded_again():
-    shapes = report_rows.ReportShapes(10)
-    fewer = {name: value for name, value in LONG.items() if name != "m7"}
-    for metrics in (LONG, {**LONG, "other": 1.0}, fewer, {**fewer, 'a"\\': 1.0, "b\n": 2.0}):
-        for kind in (report_rows.WideReportRow, report_rows.ShapedReportRow):
-            row = shapes.decode(messages.encode(report("a", metrics)))
-            assert isinstance(row, kind if "b\n" not in metrics else report_rows.WideReportRow)
-            assert report_rows.wide_to_batch([row]).equals(columns.to_batch([report("a", metrics)]))
-
-
-def test_the_memory_for_metrics_and_machines_is_bounded(monkeypatch):
-    monkeypatch.setattr(report_rows, "SHAPES_MAX", 1)
-    shapes = report_rows.ReportShapes(2)
-
-    def is_shaped(machine: str, metrics: dict[str, float]) -> bool:
-        row = shapes.decode(messages.encode(report(machine, metrics)))
-        return isinstance(row, report_rows.ShapedReportRow)
-
-    assert [is_shaped("a", LONG), is_shaped("a", LONG)] == [False, True]
-    assert [is_shaped("b", {**LONG, "other": 1.0}) for _ in range(2)] == [False, False]
-    assert [is_shaped(machine, LONG) for machine in "bbcc"] == [False, True, False, True]
-    assert not is_shaped("a", LONG)  # forgotten when c came
-
-
-def test_a_known_machine_cannot_report_a_figure_that_is_not_finite():
-    shapes = report_rows.ReportShapes(10)
-    good = messages.encode(report("a", LONG))
-    for _ in range(2):
-        shapes.decode(good)
-    with pytest.raises(errors.InvalidInput):
-        shapes.decode(good.replace(b"59.0", b"1e999"))
-
-
-def _key(row: messages.NodeReport) -> bytes:
-    return msgspec.json.encode(row, order="deterministic")
-
-
-def test_messagepack_goes_the_other_way():
-    row = messages.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1.0)
-    assert report_rows.decode(messages.encode(row, "msgpack")) == row
-
-
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
-def test_rubbish_is_an_error_of_ours(data):
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_report_is_left_out_and_the_others_are_read(name):
     with pytest.raises(errors.MusterError):
-        report_rows.decode(data)
+        packed.decode(INVALID[name])
+    reader = packed_rows.PackedReader()
+    expected = packed.decode(GOOD)
+    for _ in range(2):  # with a set of metrics that is new, and known
+        assert read(reader, [GOOD, INVALID[name], GOOD]) == {0: expected, 2: expected}
+        assert read(reader, [INVALID[name]]) == {}
 
 
-@pytest.mark.parametrize("figure", [b"1e999", b"NaN", b"Infinity", b"-1e400"])
-def test_no_figure_that_is_not_finite(figure):
-    data = b'{"kind":"node-report/1","machine":"m","sequence":1,"at_ms":1,"period_s":1,"metrics":{"a":%b%b}}'
-    for more in (b"", b"".join(b',"m%d":1.0' % number for number in range(80))):
-        with pytest.raises(errors.InvalidInput):
-            report_rows.decode(data % (figure, more))
+def test_all_invalid_reports_together_are_left_out():
+    assert read(packed_rows.PackedReader(), [*INVALID.values(), GOOD]) == {len(INVALID): packed.decode(GOOD)}
+
+
+@given(st.lists(st.binary(max_size=200).map(lambda data: packed.MAGIC + data), max_size=5))
+def test_rubbish_is_left_out(data):
+    for place in read(packed_rows.PackedReader(), data):
+        packed.decode(data[place])
+
+
+def test_the_memory_for_names_is_bounded(monkeypatch):
+    monkeypatch.setattr(packed_rows, "SETS_MAX", 3)
+    monkeypatch.setattr(packed_rows, "NAMES_MAX", 40)
+    reader: Any = packed_rows.PackedReader()
+    for number in range(50):
+        sent = [test_reports.node_report(metrics={f"m{number}": 1.0}), test_packed.REPORT]
+        assert list(read(reader, [packed.encode(row) for row in sent]).values()) == sent
+        assert len(reader._sets) <= 3 + len(sent)
+        assert len(reader._codes) <= 40 + len(sent)
+    monkeypatch.setattr(packed_rows, "SETS_MAX", 1000)
+    for number in range(50):
+        sent = [test_reports.node_report(metrics={f"m{number}": 1.0})]
+        assert list(read(reader, [packed.encode(row) for row in sent]).values()) == sent
+        assert len(reader._codes) <= 40 + len(sent)

@@ -4,7 +4,7 @@ import pytest
 
 from muster.bus.client import client
 from muster.core import errors
-from muster.core.reports import columns
+from muster.core.reports import columns, packed
 from muster.monitor.channel import channel as channel_channel
 from muster.simulate import fleet, playback
 from muster.testing.eventually import eventually
@@ -47,4 +47,5 @@ async def test_single_reports_go_through_a_real_channel_and_garbage_is_counted(b
 def test_single_reports_are_those_of_the_batch(profile):
     made = fleet.VirtualFleet(fleet.FleetPlan(machines=500, profile=profile))
     batch = made.batch(made.slots[0], 2, 1_700_000_000_000)
-    assert list(playback._rows(batch)) == columns.from_batch(batch)
+    sent = list(playback.packed_reports(batch))
+    assert [packed.decode(data) for data in sent] == columns.from_batch(batch)

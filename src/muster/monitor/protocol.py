@@ -1,6 +1,6 @@
 """The wire protocol of the monitor: subjects and message types.
 
-    muster.monitor.from.<sensor>.report.<channel>          one node report, compact JSON (core.messages)
+    muster.monitor.from.<sensor>.report.<channel>          one node report, packed (core.reports.packed)
     muster.monitor.from.<channel>.batch.<parent>           node reports in Arrow (core.reports)
     muster.monitor.from.<channel>.summary.<parent>         merged summaries in Arrow
     muster.monitor.from.<channel>.batch.root.<shard>       the same, stored in the stream ``reports``
@@ -19,12 +19,12 @@ import msgspec
 
 from muster.bus import api
 from muster.core import messages, subjects
-from muster.core.reports import columns
+from muster.core.reports import columns, packed
 
 PART = "monitor"
 ROOT = "root"  # the parent of a channel that has none: the durable stream
 BUCKET = PART
-MAX_REPORT_BYTES = 64 << 10  # of a sensor's report: a dozen metrics and a dozen services are 2 kB
+MAX_REPORT_BYTES = packed.BYTES_MAX  # of a sensor's report: a dozen metrics and a dozen services are 2 kB
 
 
 class ChannelHeartbeat(

@@ -1,14 +1,12 @@
 """The pure part of a channel: validate, deduplicate, hold and interpret received messages.
 
 Bytes and times in, `ForwardBatch`es out.  There are three kinds of input, each of which may be invalid:
-single node reports as JSON (the fast path: buffered, and decoded a thousand at a time), Arrow batches of rows
-from channels below, and Arrow batches of summaries.  Rejected rows are counted by reason in `dropped`;
+single node reports (buffered, and decoded a thousand at a time), Arrow batches of rows from channels below,
+and Arrow batches of summaries.  Rejected rows are counted by reason in `dropped`;
 nothing raises.
 
-**Deduplication.**  A report is identified by (machine, boot, sequence); `core.duplicates` detects duplicates,
-whatever channels they passed and in whatever order.  A report that is too old to decide is dropped as
-``late``.  The memory is bounded: above ``machines_max`` the machines that were silent for longest are
-removed.  A batch of summaries is identified by (channel, boot, sequence), because its rows have no identity.
+**Deduplication.**  `known_machines` detects reports that were received before, whatever channels they passed.
+A batch of summaries is identified by (channel, boot, sequence), because its rows have no identity.
 
 **Partial.**  An aggregate is marked as partial if a machine that was due did not report, if anything except a
 duplicate was dropped here, or if one of its inputs is partial.
@@ -20,19 +18,17 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from muster.core import duplicates, errors, messages
-from muster.core.reports import columns
+from muster.core.reports import columns, packed
 from muster.monitor import protocol
-from muster.monitor.channel import interpreters, report_rows
+from muster.monitor.channel import interpreters, known_machines, packed_rows
 
 CHUNK_ROWS = 1000
-_BITS = (1 << duplicates.KEPT) - 1  # equivalent: without its last bit, which is set anyway
 CHANNELS_MAX = 10_000  # below this one, whose batches are tracked; equivalent: about
-MISSING_AFTER_PERIODS = 2
-GONE_AFTER_PERIODS = 6
 RECOUNT_MS = 2000
 MISSING_VALID_MS = 60_000
 REASONS_MAX = 64
@@ -63,10 +59,6 @@ class ForwardBatch:
         return columns.encode(self.batch, self.facts, compression=compression)
 
 
-# boot, highest sequence, bitmap of the sequences below it, time of the last report, its period in ms
-_Known = tuple[int, int, int, int, float]
-
-
 class Aggregator:
     def __init__(
         self,
@@ -79,7 +71,6 @@ class Aggregator:
     ) -> None:
         self.dropped: collections.Counter[str] = collections.Counter()  # rows, by reason, since the start
         self.received = 0  # rows, valid and invalid
-        self.gaps = 0  # reports that were never received, according to the sequences
         self.groups: set[str] = set()  # of the last holding time
         self.level = 1
         self.machines = 0  # active machines
@@ -90,15 +81,15 @@ class Aggregator:
             (label, load(label), [target for target in subscriptions if target.interpreter == label])
             for label in dict.fromkeys(target.interpreter for target in subscriptions)
         ]
-        self._shapes = report_rows.ReportShapes(self._limits.machines_max)
+        self._packed = packed_rows.PackedReader()
+        self._ahead_ms = int(self._limits.ahead_s * 1000)
+        self._age_ms = int(self._limits.age_s * 1000)
         self._raw: list[tuple[str, bytes]] = []
         self._rows: list[pa.RecordBatch] = []
         self._row_count = 0
         self._summaries: list[pa.RecordBatch] = []
         self._summary_count = 0
-        self._young: dict[str, _Known] = {}
-        self._old: dict[str, _Known] = {}
-        self._former: dict[str, duplicates.Seen] = {}  # by machine: the previous boot
+        self._known = known_machines.KnownMachines(self._limits.machines_max, self.dropped)
         self._batches = duplicates.DuplicateWindows(CHANNELS_MAX)
         self._reported_drops = collections.Counter[str]()  # drops that were already forwarded
         self._below = collections.Counter[str]()
@@ -108,6 +99,11 @@ class Aggregator:
         self._from_ms: int | None = None
         self._sequence = 0
         self._counted_ms = -RECOUNT_MS
+
+    @property
+    def gaps(self) -> int:
+        """Reports that were never received, according to the sequences."""
+        return self._known.gaps
 
     @property
     def held(self) -> int:
@@ -129,37 +125,67 @@ class Aggregator:
     def decode_pending(self, now_ms: int) -> None:
         """Decode the buffered reports."""
         raw, self._raw = self._raw, []
-        quick: list[report_rows.StandardReportRow] = []
-        wide: list[report_rows.WideReportRow | report_rows.ShapedReportRow] = []
-        others: list[messages.NodeReport] = []
-        dropped, decode, is_new = self.dropped, self._shapes.decode, self._is_new
-        first_ms = now_ms - int(self._limits.age_s * 1000)
-        last_ms = now_ms + int(self._limits.ahead_s * 1000)
-        for sender, data in raw:
+        known = [entry for entry in raw if entry[1].startswith(packed.MAGIC)]
+        rest = (
+            []
+            if len(known) == len(raw)
+            else [entry for entry in raw if not entry[1].startswith(packed.MAGIC)]
+        )
+        if known:
+            rows, left = self._packed.read([data for _, data in known])
+            rest += [known[place] for place in left]
+            if rows is not None:
+                self._add_packed(rows, [known[place][0] for place in rows.places], now_ms)
+        single: list[messages.NodeReport] = []
+        for sender, data in rest:
             try:
-                row = decode(data)
+                row = _decode(data)
             except errors.MusterError as error:
-                dropped[error.code] += 1
+                self.dropped[error.code] += 1
                 continue
-            machine = row.machine
-            if machine != sender and not machine.startswith(f"{sender}."):
-                dropped["forged"] += 1
-            elif not first_ms <= row.at_ms <= last_ms:
-                is_ahead = row.at_ms > last_ms  # equivalent (Gt -> GtE): at the limit it is accepted
-                dropped["from-the-future" if is_ahead else "too-old"] += 1
-            elif is_new(machine, row.boot, row.sequence, now_ms, row.period_s * 1000):
-                if isinstance(row, report_rows.StandardReportRow):
-                    quick.append(row)
-                elif isinstance(row, report_rows.WideReportRow | report_rows.ShapedReportRow):
-                    wide.append(row)
-                else:
-                    others.append(row)
-        if quick:
-            self._hold(report_rows.to_batch(quick), now_ms)
-        if wide:
-            self._hold(report_rows.wide_to_batch(wide), now_ms)
-        if others:
-            self._hold(columns.to_batch(others), now_ms)
+            if self._accepts(sender, row, now_ms):
+                single.append(row)
+        if single:
+            self._hold(columns.to_batch(single), now_ms)
+
+    def _add_packed(self, rows: packed_rows.PackedRows, senders: list[str], now_ms: int) -> None:
+        """Hold the reports that are their sender's own, of about this time, and new; count the others."""
+        batch = rows.batch
+        own = np.array(
+            [
+                machine == sender or machine.startswith(f"{sender}.")
+                for machine, sender in zip(rows.machines, senders, strict=True)
+            ],
+            np.bool_,
+        )
+        ahead = own & (rows.at_ms > now_ms + self._ahead_ms)
+        old = own & (rows.at_ms < now_ms - self._age_ms)
+        machines, boot, sequence, period_s = rows.machines, rows.boot, rows.sequence, rows.period_s
+        valid = own & ~ahead & ~old
+        if not valid.all():
+            for reason, refused in (("forged", ~own), ("from-the-future", ahead), ("too-old", old)):
+                if refused.any():
+                    self.dropped[reason] += int(np.count_nonzero(refused))
+            batch = batch.filter(pa.array(valid))
+            machines = [machine for machine, good in zip(machines, valid.tolist(), strict=True) if good]
+            boot, sequence, period_s = boot[valid], sequence[valid], period_s[valid]
+        new = self._known.observe_all(machines, boot, sequence, period_s, now_ms)
+        if not new.all():
+            batch = batch.filter(pa.array(new))
+        if batch.num_rows:
+            self._hold(batch, now_ms)
+
+    def _accepts(self, sender: str, row: messages.NodeReport, now_ms: int) -> bool:
+        """As `_add_packed`, for one report."""
+        if row.machine != sender and not row.machine.startswith(f"{sender}."):
+            self.dropped["forged"] += 1
+        elif row.at_ms > now_ms + self._ahead_ms:
+            self.dropped["from-the-future"] += 1
+        elif row.at_ms < now_ms - self._age_ms:
+            self.dropped["too-old"] += 1
+        else:
+            return self._known.observe(row.machine, row.boot, row.sequence, row.period_s * 1000, now_ms)
+        return False
 
     def add_batch(self, sender: str, data: bytes, now_ms: int) -> None:
         """Add rows or summaries from a channel below."""
@@ -195,7 +221,8 @@ class Aggregator:
         if not self._rows and not self._summaries:
             return []
         if now_ms - self._counted_ms >= RECOUNT_MS:
-            self._count_missing(now_ms)
+            self._counted_ms = now_ms
+            self.machines, self.missing = self._known.count(now_ms)
         missing = self.missing + self._missing_further_below(now_ms)
         lost = self.dropped + self._below - self._reported_drops
         partial = bool(missing or self._partial_below or any(reason not in LOSSLESS for reason in lost))
@@ -288,67 +315,22 @@ class Aggregator:
             return batch.slice(0, 0)
         at_us = batch.column("reported_at").cast(pa.int64())
         bounds = pc.min_max(at_us).as_py()
-        last_us = (now_ms + int(self._limits.ahead_s * 1000)) * 1000
-        first_us = (now_ms - int(self._limits.age_s * 1000)) * 1000
+        last_us = (now_ms + self._ahead_ms) * 1000
+        first_us = (now_ms - self._age_ms) * 1000
         if bounds["max"] > last_us or bounds["min"] < first_us:
             good = pc.and_(pc.less_equal(at_us, last_us), pc.greater_equal(at_us, first_us))
             ahead = pc.sum(pc.greater(at_us, last_us)).as_py()
             self.dropped["from-the-future"] += ahead
             self.dropped["too-old"] += batch.num_rows - ahead - pc.sum(good).as_py()
             batch = batch.filter(good)
-        known, is_new = self._young, self._is_new
-        fresh = []
-        for machine, boot, sequence, period_s in zip(
+        fresh = self._known.observe_all(
             batch.column("machine").to_pylist(),
-            batch.column("boot").to_pylist(),
-            batch.column("sequence").to_pylist(),
-            batch.column("period_s").to_pylist(),
-            strict=True,  # equivalent: of equal length
-        ):
-            before = known.get(machine)
-            if before is not None and before[1] + 1 == sequence and before[0] == boot:  # the usual case
-                known[machine] = (boot, sequence, before[2] << 1 & _BITS | 1, now_ms, period_s * 1000)
-                fresh.append(True)
-            else:
-                fresh.append(is_new(machine, boot, sequence, now_ms, period_s * 1000))
-                known = self._young  # which may have been replaced
-        return batch if all(fresh) else batch.filter(pa.array(fresh, pa.bool_()))
-
-    def _is_new(self, machine: str, boot: int, sequence: int, now_ms: int, period_ms: float) -> bool:
-        known = self._young.get(machine)
-        if known is None:
-            known = self._old.get(machine)
-            if len(self._young) * 2 >= self._limits.machines_max:
-                self._old, self._young = self._young, {}
-            # Also for a duplicate: its machine is active and must not be removed with the others.
-            self._young[machine] = known or (boot, sequence, 1, now_ms, period_ms)
-        if known is None:
-            return True
-        if boot == known[0]:
-            verdict, high, bits = self._observe(known[1], known[2], sequence)
-            if verdict:
-                self._young[machine] = (boot, high, bits, now_ms, period_ms)
-            return verdict
-        former = self._former.get(machine)
-        if former is not None and boot == former[0]:  # sent before the restart
-            verdict, high, bits = self._observe(former[1], former[2], sequence)
-            self._former[machine] = (boot, high, bits)
-            return verdict
-        if former is None and len(self._former) >= self._limits.machines_max:
-            del self._former[next(iter(self._former))]
-        self._former[machine] = known[:3]  # equivalent: more would not be read
-        self._young[machine] = (boot, sequence, 1, now_ms, period_ms)
-        return True
-
-    def _observe(self, high: int, bits: int, sequence: int) -> tuple[bool, int, int]:
-        """As `duplicates.observe`, with counters."""
-        verdict, highest, bits = duplicates.observe(high, bits, sequence)
-        if verdict is not duplicates.DuplicateVerdict.NEW:
-            self.dropped[verdict.value] += 1
-            return False, highest, bits
-        is_highest = sequence > high  # equivalent (Gt -> GtE): the same one is not new
-        self.gaps += sequence - high - 1 if is_highest else -1
-        return True, highest, bits
+            batch.column("boot").to_numpy(),
+            batch.column("sequence").to_numpy(),
+            batch.column("period_s").to_numpy(),
+            now_ms,
+        )
+        return batch if fresh.all() else batch.filter(pa.array(fresh))
 
     def _missing_further_below(self, now_ms: int) -> int:
         """The missing machines that merging channels reported recently."""
@@ -357,19 +339,12 @@ class Aggregator:
             del reports[sender]
         return min(sum(missing for missing, _ in reports.values()), COUNT_MAX)
 
-    def _count_missing(self, now_ms: int) -> None:
-        """Count active and missing machines. One that is silent for long is no longer expected."""
-        self._counted_ms = now_ms
-        living = missing = 0
-        young = self._young
-        for known in (young, self._old):
-            for machine, (_, _, _, received_ms, period_ms) in known.items():
-                if known is not young and machine in young:
-                    continue
-                silent_ms = now_ms - received_ms
-                living += silent_ms <= GONE_AFTER_PERIODS * period_ms
-                missing += MISSING_AFTER_PERIODS * period_ms < silent_ms <= GONE_AFTER_PERIODS * period_ms
-        self.machines, self.missing = living, missing
+
+def _decode(data: bytes) -> messages.NodeReport:
+    """A report by itself: one that is unusual, invalid, or not packed."""
+    if data.startswith(packed.MAGIC):
+        return packed.decode(data)
+    return messages.decode(data, messages.NodeReport, max_bytes=len(data))
 
 
 def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = False) -> pa.Table:

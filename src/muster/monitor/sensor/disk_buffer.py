@@ -1,6 +1,6 @@
 """A bounded buffer on disk for reports that could not be sent, in order.
 
-Lines in segment files; the oldest segment is removed when the buffer is full, and its reports are
+Lines (base64) in segment files; the oldest segment is removed when the buffer is full, and its reports are
 counted.  Writes are not synced.  After a crash some reports may be sent twice, which channels detect; an
 incomplete line is skipped.
 
@@ -9,6 +9,7 @@ Blocking; the sensor calls it in a thread.  A buffer belongs to one process.
 
 from __future__ import annotations
 
+import binascii
 import contextlib
 from pathlib import Path
 
@@ -27,15 +28,16 @@ class ReportBuffer:
     def __len__(self) -> int:
         return sum(self._counts.values()) - self._read
 
-    def append(self, line: bytes) -> None:
+    def append(self, report: bytes) -> None:
+        line = binascii.b2a_base64(report)
         last = max(self._counts, default=0)
-        if not last or self._size(last) + len(line) + 1 > self._segment_bytes:
+        if not last or self._size(last) + len(line) > self._segment_bytes:
             last += 1
             self._counts[last] = 0
             while len(self._counts) > SEGMENTS:
                 self._drop_first()
         with self._path(last).open("ab") as file:
-            file.write(line + b"\n")
+            file.write(line)
         self._counts[last] += 1
 
     def peek(self, most: int) -> list[bytes]:
@@ -44,7 +46,7 @@ class ReportBuffer:
             return []
         first = min(self._counts)
         lines = self._path(first).read_bytes().split(b"\n")[:-1] if self._path(first).exists() else []
-        return lines[self._read : self._read + most]
+        return [_report(line) for line in lines[self._read : self._read + most]]
 
     def done(self, count: int) -> None:
         """Remove the first ``count`` reports of `peek`."""
@@ -83,3 +85,11 @@ class ReportBuffer:
         if data and not data.endswith(b"\n"):
             path.write_bytes(data[: data.rfind(b"\n") + 1])
         return data.count(b"\n")
+
+
+def _report(line: bytes) -> bytes:
+    """A damaged line is returned as it is: a channel refuses and counts it."""
+    try:
+        return binascii.a2b_base64(line, strict_mode=True)
+    except binascii.Error:
+        return line

@@ -22,6 +22,7 @@ import msgspec
 from muster.bus import api
 from muster.bus.http import client
 from muster.core import duplicates, errors, messages
+from muster.core.reports import packed
 from muster.core.telemetry import log
 from muster.monitor import parent_selection, protocol
 from muster.monitor.sensor import disk_buffer, host_metrics, intake, metric_formats, service_reports
@@ -188,8 +189,8 @@ class Sensor:
         """Encode a report within the limits of channels; services are dropped if it is too large."""
         while True:
             try:
-                data = messages.encode(report)
-                messages.decode(data, messages.NodeReport, max_bytes=protocol.MAX_REPORT_BYTES)
+                data = packed.encode(report)
+                packed.decode(data)
             except errors.MusterError:
                 if not report.services:
                     raise

@@ -111,6 +111,39 @@ def test_a_file_that_tests_the_folder_does_not_make_it_a_foreign_checkpoint(tmp_
         checkpoint_label.open_(str(tmp_path / "other"))
 
 
+def test_the_identity_of_the_machine_is_used_on_request(monkeypatch):
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
+    monkeypatch.delenv("AWS_METADATA_ENDPOINT", raising=False)
+    storage.delta_url("s3://bucket/history")
+    assert "AWS_METADATA_ENDPOINT" not in os.environ
+
+
+@pytest.mark.parametrize(
+    "endpoint", [{}, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true"}]
+)
+def test_without_credentials_the_machine_is_not_asked_for_its_identity(endpoint: dict[str, str]):
+    """In a process of its own: the variables are inherited by children and executors."""
+    program = (
+        "import os\n"
+        "from muster.pipeline.history import storage\n"
+        "try:\n"
+        "    storage.check('s3://bucket/history')\n"
+        "except storage.errors.InvalidInput as error:\n"
+        "    print(error)\n"
+        "print(storage.spark_url('s3://bucket/history'))\n"
+        "print(*(f'{name}={value}' for name, value in sorted(os.environ.items()) if 'METADATA' in name))\n"
+    )
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    environment = {**inherited, **endpoint, "AWS_REGION": "r"}
+
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    refused, _, variables = done.stdout.splitlines()
+    assert "cannot be used" in refused
+    assert "169.254" not in refused
+    assert variables == "AWS_EC2_METADATA_DISABLED=true AWS_METADATA_ENDPOINT=http://127.0.0.1:1"
+
+
 def test_an_endpoint_that_is_no_url_is_an_error_at_the_start(monkeypatch):
     for name, value in {"ENDPOINT_URL": "http://127.0.0.1:x", "ACCESS_KEY_ID": "a", "REGION": "r"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)

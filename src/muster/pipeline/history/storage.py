@@ -6,8 +6,9 @@
     abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH          Azure Data Lake Storage
 
 Credentials and endpoints of object stores come from the environment (``AWS_ACCESS_KEY_ID``,
-``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_KEY``, …) or from the
-identity of the machine; they are never part of a URL.  Spark's checkpoint can also be in ``hdfs://``.
+``AWS_ENDPOINT_URL``, ``GOOGLE_APPLICATION_CREDENTIALS``, ``AZURE_STORAGE_ACCOUNT_KEY``, …); they are never
+part of a URL.  For S3, the identity of the machine (its metadata address) is used only on request, with
+``AWS_EC2_METADATA_DISABLED=false``.  Spark's checkpoint can also be in ``hdfs://``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ OBJECT_STORES = ("s3", "s3a", "gs", "abfss")
 CHECKPOINT_ONLY = ("hdfs",)
 #: Variables of the environment that executors on other machines need as well.
 ENVIRONMENT = ("AWS_", "AZURE_", "GOOGLE_")
+
+# Of the AWS libraries. delta-rs ignores it if an endpoint is configured, and has its own variable then.
+_NO_METADATA, _METADATA_ADDRESS = "AWS_EC2_METADATA_DISABLED", "AWS_METADATA_ENDPOINT"
+_UNREACHABLE = "http://127.0.0.1:1"
 
 CHECK_PREFIX = ".muster-check-"  # of files that show for a moment that a folder is writable
 
@@ -130,13 +135,24 @@ def join(root: Root, *names: str) -> str:
 
 def delta_url(root: Root, *names: str) -> str:
     """The same storage, as delta-rs spells it."""
-    return re.sub(r"\As3a:", "s3:", join(root, *names))
+    url = re.sub(r"\As3a:", "s3:", join(root, *names))
+    if scheme_of(url) == "s3":
+        _disable_metadata()
+    return url
 
 
 def spark_url(root: Root, *names: str) -> str:
     """The same storage, as Hadoop's file systems spell it."""
     url = re.sub(r"\As3:", "s3a:", join(root, *names))
+    if scheme_of(url) == "s3a":
+        _disable_metadata()
     return url if scheme_of(url) else f"file://{url}"  # not escaped: Hadoop takes %20 literally
+
+
+def _disable_metadata() -> None:
+    """Request no credentials from the metadata address of the machine, unless the environment allows it."""
+    if os.environ.setdefault(_NO_METADATA, "true").lower() == "true":
+        os.environ.setdefault(_METADATA_ADDRESS, _UNREACHABLE)
 
 
 def filesystem(root: Root, *names: str) -> Any:

@@ -392,6 +392,52 @@ async def test_a_fault_at_any_write_of_a_transaction_leaves_all_or_nothing(
             assert (done, left) == ([[]] * 3, [[queue.name] for queue in (ONE, TWO, HOME)])
 
 
+def leftovers() -> list[str]:
+    """The tasks of dispatchers that have not ended."""
+    return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("dispatcher: ")]
+
+
+class SlowSubscriptions:
+    """Subscriptions of a process that take a while to open and to close, each a different time."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, bus: Any, choice: random.Random) -> None:
+        self.open = 0
+        subscribe = bus.subscribe
+
+        async def slowly(*arguments: Any, **options: Any) -> Any:
+            await asyncio.sleep(choice.random() * 0.2)
+            subscription = await subscribe(*arguments, **options)
+            self.open += 1
+            close = subscription.close
+
+            async def close_slowly() -> None:
+                await asyncio.sleep(choice.random() * 0.2)
+                await close()
+                self.open -= 1
+
+            subscription.close = close_slowly
+            return subscription
+
+        patch.setattr(bus, "subscribe", slowly)
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_a_process_that_leaves_at_any_moment_leaves_nothing_behind(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    """Its dispatchers are starting, serving or ending; they end completely."""
+    choice = random.Random(seed)
+    bus = await simulated_network.connect("leaver")
+    subscriptions = SlowSubscriptions(monkeypatch, bus, choice)
+    message_settings = settings.MessageSettings(partitions=COUNT)
+    running = asyncio.create_task(leadership.DispatcherLeadership(bus, message_settings, lease_ttl_s=2).run())
+    await asyncio.sleep(choice.random() * 4)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert leftovers() == []
+    assert subscriptions.open == 0
+
+
 async def move_tokens(
     net: network.SimulatedNetwork, name: str, choice: random.Random, enough: asyncio.Event
 ) -> int:

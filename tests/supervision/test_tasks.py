@@ -10,6 +10,7 @@ import pytest
 
 from muster.core import backoff
 from muster.supervision import tasks
+from muster.testing.eventually import eventually
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.virtual_time]
 
@@ -202,3 +203,24 @@ async def test_close_ends_a_loop_that_lost_its_cancellation():
     async with asyncio.timeout(60.0):
         await supervisor.close()
     assert supervisor.pending == 0
+
+
+async def test_a_clean_up_is_completed_before_a_cancellation_takes_effect():
+    steps: list[str] = []
+    proceed = asyncio.Event()
+
+    async def clean_up() -> None:
+        steps.append("begun")
+        await proceed.wait()
+        steps.append("complete")
+
+    task = asyncio.create_task(tasks.finish(clean_up()))
+    await eventually(lambda: steps == ["begun"])
+    for _ in range(2):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert not task.done()
+    proceed.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["begun", "complete"]

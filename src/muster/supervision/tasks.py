@@ -232,6 +232,20 @@ class TaskSupervisor:
                 self._on_fatal(error)
 
 
+async def finish(work: Coroutine[Any, Any, None]) -> None:
+    """Await ``work`` to its end, even if the caller is cancelled meanwhile: a clean-up that must be complete.
+    The cancellation takes effect afterwards."""
+    task, cancellation = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancellation = error
+    task.result()
+    if cancellation is not None:
+        raise cancellation
+
+
 def problems() -> list[str]:
     """The problems of all supervisors of this process, for its health page."""
     reports = (supervisor.problem() for supervisor in list(_supervisors))

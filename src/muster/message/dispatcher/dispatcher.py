@@ -90,13 +90,19 @@ class Dispatcher:
     # Life cycle.
 
     async def run(self) -> None:
-        """Run until an error or cancellation."""
-        bus = self._state.bus
+        """Run until an error or cancellation. Nothing of it is left then, even if it was still starting:
+        its subscriptions would receive requests that are meant for the next one."""
+        bus, ends = self._state.bus, contextlib.AsyncExitStack()
         end_state = bus.on_state(self._bus_changed)
+        ends.push_async_callback(self._admin_requests.server.close)
+        ends.push_async_callback(self._state.stop)
+        ends.push_async_callback(self._capture.stop)
+        ends.callback(self._delivery.delays.stop)
         try:
-            await self._dispatch(bus)
+            await self._dispatch(bus, ends)
         finally:
             end_state()
+            await tasks.finish(ends.aclose())
 
     def _bus_changed(self, state: api.ConnectionState) -> None:
         """Deliveries in transit when the connection broke may be lost: a new epoch repeats them."""
@@ -105,57 +111,49 @@ class Dispatcher:
         elif self._disconnected and not self._state.failure.done():
             self._state.failure.set_exception(errors.NotConnected("the connection to the brokers was lost"))
 
-    async def _dispatch(self, bus: api.Bus) -> None:
+    async def _dispatch(self, bus: api.Bus, ends: contextlib.AsyncExitStack) -> None:
         await checkpoints.recover(self._state)
         await self._delivery.delays.recover()
         await self._delivery.transfers.recover()
         self._delivery.cache.start = self._ledger.end
         self._capture.patterns_changed.set()
-        subscriptions = []
+
+        async def subscribe(pattern: str, handler: Callable[[api.Message], None]) -> None:
+            subscription = await bus.subscribe(pattern, handler=handler)
+            ends.push_async_callback(subscription.close)
+
         level = partitions.level(self._state.partition)
         for kind in (("request",), NOTIFY, protocol.READ):
             pattern = subjects.from_identity(protocol.PART, "*", *kind, *level)
-            subscriptions.append(
-                await bus.subscribe(pattern, handler=functools.partial(self._receive, pattern, kind))
-            )
+            await subscribe(pattern, functools.partial(self._receive, pattern, kind))
         started = protocol.started_subject(self._state.partition)
-        subscriptions.append(await bus.subscribe(started, handler=self._other_started))
+        await subscribe(started, self._other_started)
         if self._state.partition_count > 1:
             pattern = peer_protocol.peer_subject("*", self._state.partition)
-            subscriptions.append(
-                await bus.subscribe(pattern, handler=functools.partial(self._receive_from_peer, pattern))
-            )
+            await subscribe(pattern, functools.partial(self._receive_from_peer, pattern))
         try:
-            subscriptions.append(await bus.subscribe(leases.DISCONNECTED, handler=self._connection_closed))
+            await subscribe(leases.DISCONNECTED, self._connection_closed)
         except errors.Forbidden:
             events.info("disconnect-events-unavailable", identity=bus.identity)
-        try:
-            loop = functools.partial(self._state.tasks.loop, on_failure=tasks.OnFailure.FATAL)
-            loop("journal", self._state.journal.run)
-            loop("delivery", self._delivery.send)
-            loop("watch", self._watch)
-            loop("sweep", self._sweep)
-            loop("capture", self._capture.run)
-            loop("bodies", self._delivery.bodies.run)
-            loop("transactions", self._works.transactions.run)
-            self._works.transactions.complete_all()
-            await bus.publish(started, protocol.encode(protocol.DispatcherStarted(self._state.epoch)))
-            events.info(
-                "dispatcher-started",
-                partition=self._state.partition,
-                epoch=self._state.epoch,
-                head=self._state.journal.head,
-                subscriptions=len(self._ledger.subscriptions),
-                queues=len(self._ledger.depths),
-            )
-            await self._state.failure
-        finally:
-            for subscription in subscriptions:
-                await subscription.close()
-            self._delivery.delays.stop()
-            await self._capture.stop()
-            await self._state.stop()
-            await self._admin_requests.server.close()
+        loop = functools.partial(self._state.tasks.loop, on_failure=tasks.OnFailure.FATAL)
+        loop("journal", self._state.journal.run)
+        loop("delivery", self._delivery.send)
+        loop("watch", self._watch)
+        loop("sweep", self._sweep)
+        loop("capture", self._capture.run)
+        loop("bodies", self._delivery.bodies.run)
+        loop("transactions", self._works.transactions.run)
+        self._works.transactions.complete_all()
+        await bus.publish(started, protocol.encode(protocol.DispatcherStarted(self._state.epoch)))
+        events.info(
+            "dispatcher-started",
+            partition=self._state.partition,
+            epoch=self._state.epoch,
+            head=self._state.journal.head,
+            subscriptions=len(self._ledger.subscriptions),
+            queues=len(self._ledger.depths),
+        )
+        await self._state.failure
 
     def _other_started(self, message: api.Message) -> None:
         """A successor started. Stop now: until the lease or the log reveals it, clients would receive replies

@@ -7,6 +7,7 @@ takes over the partitions of one that ends.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from muster.bus import api, leases
@@ -88,9 +89,7 @@ class DispatcherLeadership:
             try:
                 await asyncio.gather(*running)
             finally:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
+                await _end(running)
 
     async def _read_partition_count(self) -> int:
         """The number of partitions, which the first process of the domain stores."""
@@ -162,9 +161,15 @@ class DispatcherLeadership:
             self.owned.discard(partition)
             if not self.owned:
                 self.acting.clear()
-            for task in ends:
-                task.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            await _end(ends)
+
+
+async def _end(running: Iterable[asyncio.Future[None]]) -> None:
+    """Cancel tasks once and wait for their end: a second cancellation would interrupt their clean-up."""
+    for task in running:
+        if not (isinstance(task, asyncio.Task) and task.cancelling()):
+            task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 async def _wait(event: asyncio.Event) -> None:

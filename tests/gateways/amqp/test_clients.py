@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from muster.message import destinations
+from muster.message import destinations, protocol
+from muster.message.client import dispatcher_connection
 from muster.testing import eventually
 from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
+from muster.gateways.amqp.links import consumers as links_consumers  # noqa: E402
 from muster.gateways.amqp.links import topics  # noqa: E402 - where proton is not, these cannot be had
 from muster.gateways.amqp.protocol import endpoints  # noqa: E402 - where proton is not, these cannot be had
 from tests.gateways.amqp import raw_client  # noqa: E402
@@ -113,6 +115,38 @@ async def test_a_drained_link_has_got_all_that_waited(gateway: amqp_gateway.Amqp
         return int(receiver.queued)
 
     assert await asyncio.to_thread(work) == 5
+
+
+async def test_a_drain_with_a_large_credit_asks_the_dispatcher_for_a_part_at_a_time(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    """What waits in the gateway costs memory, however long the queue is."""
+    monkeypatch.setattr(links_consumers, "AHEAD_MAX", 4)
+    granted: list[int] = []
+    notify = dispatcher_connection.DispatcherConnection.notify
+
+    async def record(jms: Any, request: Any) -> None:
+        if isinstance(request, protocol.GrantCredit):
+            granted.append(request.more)
+        await notify(jms, request)
+
+    monkeypatch.setattr(dispatcher_connection.DispatcherConnection, "notify", record)
+    producer = (await dial()).session().producer(ORDERS)
+    for number in range(15):
+        await producer.send(f"{number}")
+
+    def work() -> int:
+        raw = raw_client.Raw(gateway.port, "greedy")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "queue:orders"
+        receiver.open()
+        receiver.drain(2_000_000_000)
+        raw.until(lambda: not receiver.draining())
+        raw.socket.close()
+        return int(receiver.queued)
+
+    assert await asyncio.to_thread(work) == 15
+    assert max(granted) <= 4
 
 
 async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(

@@ -182,9 +182,7 @@ class DispatcherLink(OutgoingLink):
         self._waiting.clear()
 
     def _window(self) -> int:
-        """The credit that the dispatcher has at most. A client that drains its link gets all at one time."""
-        if self.link.drain:
-            return self.link.credit
+        """The credit that the dispatcher has at most."""
         fits = int(AHEAD_BYTES_MAX / max(1.0, self._mean_bytes))
         return min(self.link.credit, AHEAD_MAX, max(AHEAD_MIN, fits))
 
@@ -275,21 +273,26 @@ class DispatcherLink(OutgoingLink):
 
     async def _flow(self) -> None:
         jms = self.connection.jms
-        if self.closed or self._streaming:
-            return
-        self._pump()
-        if self.link.credit < self._granted:
-            await self._return_excess()
-        more = self._window() - self._granted
-        if more > 0:
-            self._granted += more
-            await jms.notify(protocol.GrantCredit(jms.name, self.number, more))
-        if self.link.drain and not self._is_closed():
+        while not self._is_closed() and not self._streaming:
+            self._pump()
+            if self.link.credit < self._granted:
+                await self._return_excess()
+            more = self._window() - self._granted
+            if more > 0:
+                self._granted += more
+                await jms.notify(protocol.GrantCredit(jms.name, self.number, more))
+            if not self.link.drain or self._is_closed():
+                return
+            # Messages arrive in parts, however large the credit is: the last one does not use all of its own.
             await jms.request(protocol.Ping(jms.name, [self.number]))
+            is_last = self._granted > len(self._waiting) or not self.link.credit
             await jms.request(protocol.StopDelivery(jms.name, [self.number]))
             self._granted = len(self._waiting)
-            if not self._waiting and not self._streaming:
+            if self._waiting or self._streaming:
+                return  # it continues when these have been sent
+            if is_last:
                 self._drained()
+                return
 
     async def _return_excess(self) -> None:
         """The client reduced its credit: release the messages in excess of it."""

@@ -264,3 +264,23 @@ async def test_a_connection_that_loses_nothing_registers_once(world: LossyWorld)
             assert message.body() == f"{round_number}-{number}"
         await asyncio.sleep(2 * partition_link.PING_S)
     assert world.repairs == 0
+
+
+async def test_a_client_that_was_disconnected_registers_at_once(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    """Not at the next ping only: until then, its consumers would receive nothing."""
+    monkeypatch.setattr(partition_link, "PING_S", 1_000.0)
+    dispatcher = LossyBus(await simulated_network.connect("dispatcher"))
+    client = await simulated_network.connect("client")
+    async with (
+        serving(dispatcher),
+        api.Connection(client) as connection,
+        api.Connection(await simulated_network.connect("sender")) as other,
+    ):
+        consumer = await connection.session().consumer(JOBS)
+        simulated_network.disconnect(client)
+        await eventually(lambda: client.state is bus_api.ConnectionState.CONNECTED)
+        await other.session().producer(JOBS).send("a")
+        message = await consumer.receive(10)
+        assert message is not None

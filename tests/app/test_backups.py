@@ -18,7 +18,7 @@ import pytest
 from muster.app import certificates, domain, home
 from muster.app import settings as app_settings
 from muster.app.operations import backup
-from muster.bus import api
+from muster.bus import api, consumer_api
 from muster.bus.streams import snapshots
 from muster.core import errors
 from muster.core.settings import loader
@@ -53,7 +53,7 @@ async def fill(running: domain.Domain) -> None:
         stream = await bus.stream(api.StreamSettings("orders", ("topic.orders.>",), max_bytes=8 << 20))
         await asyncio.gather(*(stream.publish("topic.orders.eu", b"%d" % n * 1000) for n in range(500)))
         await stream.delete(7)
-        consumer = await stream.consumer(api.ConsumerSettings("billing"))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("billing"))
         for delivery in await consumer.fetch(3):
             await delivery.ack(confirmed=True)
         bucket = await bus.key_value(api.KeyValueSettings("facts", max_bytes=1 << 20))
@@ -81,7 +81,7 @@ async def check(running: domain.Domain) -> None:
         kept = [message async for message in stream.read(1, gaps=True)]
         assert [message.sequence for message in kept] == [n for n in range(1, 501) if n != 7]
         assert kept[-1].data == b"499" * 1000
-        consumer = await stream.consumer(api.ConsumerSettings("billing"))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("billing"))
         assert (await consumer.fetch(1))[0].message.sequence == 4
         bucket = await bus.key_value(api.KeyValueSettings("facts"))
         entry = await bucket.get("a.b")

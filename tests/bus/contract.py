@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.bus import api
+from muster.bus import api, consumer_api
 from muster.core import errors
 from muster.testing.eventually import eventually, throughout
 
@@ -708,7 +708,7 @@ class Consumers:
         stream = await bus.stream(settings())
         for number in range(5):
             await stream.publish("log.a", b"%d" % number)
-        consumer = await stream.consumer(api.ConsumerSettings("c", ack_wait_s=30))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=30))
         first = await consumer.fetch(3)
         assert [d.message.data for d in first] == [b"0", b"1", b"2"]
         assert [d.message.sequence for d in first] == [1, 2, 3]
@@ -722,7 +722,7 @@ class Consumers:
     async def test_fetch_waits_for_the_first(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())
-        consumer = await stream.consumer(api.ConsumerSettings("c"))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("c"))
         fetching = asyncio.create_task(consumer.fetch(10, timeout_s=20))
         await throughout(lambda: not fetching.done(), for_s=0.05)
         await stream.publish("log.a", b"x")
@@ -733,7 +733,7 @@ class Consumers:
         bus = await connect("one")
         stream = await bus.stream(settings())
         await stream.publish("log.a", b"x")
-        consumer = await stream.consumer(api.ConsumerSettings("c", ack_wait_s=1))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=1))
         (first,) = await consumer.fetch(1)
         assert not first.redelivered
         (second,) = await consumer.fetch(1, timeout_s=30)
@@ -746,7 +746,7 @@ class Consumers:
         stream = await bus.stream(settings())
         for number in range(4):
             await stream.publish(f"log.{number % 2}", b"%d" % number)
-        consumer_settings = api.ConsumerSettings("c", filter_subjects=("log.1",))
+        consumer_settings = consumer_api.ConsumerSettings("c", filter_subjects=("log.1",))
         (first,) = await (await stream.consumer(consumer_settings)).fetch(1)
         await first.ack(confirmed=True)
         await bus.close()
@@ -766,7 +766,7 @@ class Consumers:
         stream = await bus.stream(settings())
         for number in range(6):
             await stream.publish("log.a", b"%d" % number)
-        consumer = await stream.consumer(api.ConsumerSettings("c", start_sequence=4))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", start_sequence=4))
         assert [d.message.sequence for d in await take(consumer, 3)] == [4, 5, 6]
 
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from muster.bus import api
+from muster.bus import api, consumer_api
 from muster.bus.memory import connection, network
 from muster.core import errors
 from muster.testing import virtual_clock
@@ -167,7 +167,7 @@ async def test_work_is_delivered_at_least_once_and_an_acknowledged_one_never_aga
     stream = await bus.stream(contract.settings())
     for number in range(50):
         await stream.publish("log.a", b"%d" % number, message_id=str(number), timeout_s=600)
-    consumer = await stream.consumer(api.ConsumerSettings("c", ack_wait_s=2))
+    consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=2))
     delivered: set[int] = set()
     acknowledged: set[int] = set()
     for _ in range(200):

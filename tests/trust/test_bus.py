@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from muster.bus import api, leases
+from muster.bus import api, consumer_api, leases
 from muster.bus.client import client
 from muster.core import errors
 from muster.trust import keyring
@@ -42,7 +42,7 @@ async def test_a_service_keeps_its_streams_and_an_agent_reports_into_them(tmp_pa
                 [api.OutgoingMessage("muster.monitor.from.c1.report", b"x")] * 3
             )
             assert last == 5
-            consumer = await stream.consumer(api.ConsumerSettings(name="merger"))
+            consumer = await stream.consumer(consumer_api.ConsumerSettings(name="merger"))
             delivered = await consumer.fetch(5)
             assert len(delivered) == 5
             await delivered[-1].ack(confirmed=True)

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+from muster.bus import consumer_api
 from muster.core.telemetry import trace
 
 Headers = Mapping[str, str]
@@ -195,39 +196,6 @@ class StreamBudget:
         return self.used_bytes / self.limit_bytes if self.limit_bytes > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ConsumerSettings:
-    """A durable reader of a stream: the broker remembers its position."""
-
-    name: str
-    filter_subjects: tuple[str, ...] = ()
-    start_sequence: int | None = None  # None: from the first message there is
-    ack_wait_s: float = 30.0
-    max_deliver: int = 0  # 0: no limit
-    max_ack_pending: int = 10_000
-
-
-class StreamDelivery(Protocol):
-    """A stored message delivered to a consumer, which must acknowledge it."""
-
-    @property
-    def message(self) -> StoredMessage: ...
-    @property
-    def redelivered(self) -> bool: ...
-    async def ack(self, *, confirmed: bool = False) -> None:
-        """``confirmed``: wait until the broker has confirmed it, so that it is never delivered again."""
-        ...
-
-
-class StreamConsumer(Protocol):
-    async def fetch(self, count: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Sequence[StreamDelivery]:
-        """At least one, at most ``count``; empty when ``timeout_s`` passed without any."""
-        ...
-
-    def __aiter__(self) -> AsyncIterator[StreamDelivery]: ...
-    async def close(self) -> None: ...
-
-
 class OrderedConsumer(Protocol):
     """Messages of a stream in order, without end; see `Stream.follow`."""
 
@@ -301,7 +269,7 @@ class Stream(Protocol):
         """
         ...
 
-    async def consumer(self, settings: ConsumerSettings) -> StreamConsumer: ...
+    async def consumer(self, settings: consumer_api.ConsumerSettings) -> consumer_api.StreamConsumer: ...
     async def delete_consumer(self, name: str) -> None: ...
     async def delete(self, sequence: int) -> None: ...
     async def purge(self, *, subject: str | None = None, before: int | None = None) -> int:

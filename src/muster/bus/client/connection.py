@@ -16,14 +16,14 @@ import logging
 import random
 import ssl
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import nats.errors
 from nats.aio import client as nats_client
 
 from muster.bus import message_format
-from muster.bus.client import broker_errors, counters, credential_source, parser, transports
+from muster.bus.client import broker_errors, cancellation, counters, credential_source, parser, transports
 from muster.core import errors
 from muster.core.telemetry import log
 
@@ -38,17 +38,6 @@ PING_INTERVAL_S = 2.0  # shorter than a broker's own interval: it then does not 
 SILENT_INTERVALS_MAX = 2  # a broker from which nothing arrives for longer is given up
 MAX_UNSENT_BYTES = 2 << 20
 AT_ONCE_BYTES_MAX = 64 << 10  # with more unsent bytes, nothing is written ahead of the flusher
-
-
-@contextlib.contextmanager
-def cancellable() -> Iterator[None]:
-    """Raise a cancellation again that was swallowed: nats-py does that while it flushes, and in Python 3.11
-    `asyncio.wait_for` does if its future completes at the same time. A timeout would have no effect."""
-    task = asyncio.current_task()
-    before = task.cancelling() if task is not None else 0
-    yield
-    if task is not None and task.cancelling() > before:
-        raise asyncio.CancelledError
 
 
 class NatsConnection(nats_client.Client):
@@ -131,7 +120,7 @@ class NatsConnection(nats_client.Client):
         if tls_hostname is not None:
             options["tls_hostname"] = tls_hostname
         try:
-            with cancellable():
+            with cancellation.cancellable():
                 await super().connect(
                     [server],
                     name=name,
@@ -350,7 +339,7 @@ class NatsConnection(nats_client.Client):
         self._refused_subjects.discard(subject)
         number = 0
         try:
-            with cancellable():
+            with cancellation.cancellable():
                 number = (await super().subscribe(subject, queue=group))._id
                 self._readers[number] = reader
             await self.round_trip(timeout_s)
@@ -463,7 +452,7 @@ class NatsConnection(nats_client.Client):
 
     async def ease(self) -> None:
         """Wait until the queue has been written to the socket: a slow network slows a publisher down here."""
-        with cancellable():
+        with cancellation.cancellable():
             await self._flush_pending(force_flush=True)
 
     async def round_trip(self, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from muster.bus import api, message_format, subject_patterns
+from muster.bus import api, consumer_api, message_format, subject_patterns
 from muster.bus.streams import key_value
 from muster.core import errors, subjects
 
@@ -21,7 +21,7 @@ OVERHEAD_BYTES = 34  # of a stored message, about the same as in NATS
 class ConsumerState:
     """A durable consumer's state."""
 
-    settings: api.ConsumerSettings
+    settings: consumer_api.ConsumerSettings
     position: int  # the next sequence to deliver
     unacknowledged: dict[int, tuple[float, int]] = dataclasses.field(default_factory=dict)
     again: deque[int] = dataclasses.field(default_factory=deque)
@@ -252,7 +252,7 @@ class SimulatedLog:
 
     # Consumers.
 
-    def consume(self, settings: api.ConsumerSettings) -> None:
+    def consume(self, settings: consumer_api.ConsumerSettings) -> None:
         there = self.consumers.get(settings.name)
         if there is not None:
             there.settings = settings

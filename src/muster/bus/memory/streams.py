@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from muster.bus import api, message_format
+from muster.bus import api, consumer_api, message_format
 from muster.bus.streams import key_value, publisher
 from muster.core import errors, subjects
 
@@ -179,7 +179,7 @@ class SimulatedStream(publisher.StreamPublisher):
 
     # Consumers.
 
-    async def consumer(self, settings: api.ConsumerSettings) -> SimulatedConsumer:
+    async def consumer(self, settings: consumer_api.ConsumerSettings) -> SimulatedConsumer:
         subjects.token(settings.name)
         await self._bus.call(lambda: self._net.log(self._name).consume(settings))
         return SimulatedConsumer(self._bus, self, settings.name)
@@ -361,7 +361,7 @@ class SimulatedConsumer:
 
     async def fetch(
         self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
-    ) -> list[api.StreamDelivery]:
+    ) -> list[consumer_api.StreamDelivery]:
         if count < 1:
             raise errors.InvalidInput("fetch at least one")
         loop = asyncio.get_running_loop()
@@ -390,7 +390,7 @@ class SimulatedConsumer:
                 left_s = min(left_s, max(0.001, due - loop.time()))
             await self._stream.wait_for_change(last, left_s)
 
-    async def __aiter__(self) -> AsyncIterator[api.StreamDelivery]:
+    async def __aiter__(self) -> AsyncIterator[consumer_api.StreamDelivery]:
         while not self._closed:
             for delivery in await self.fetch(100):
                 yield delivery

@@ -8,7 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from muster.bus import api, message_format
+from muster.bus import api, consumer_api, message_format
 from muster.bus.client import requests
 from muster.bus.streams import jetstream
 from muster.core import errors, subjects
@@ -20,7 +20,7 @@ GRACE_S = 1.0  # in addition to the timeout of the broker
 
 
 async def ensure(
-    storage: jetstream.JetStreamApi, stream: str, settings: api.ConsumerSettings
+    storage: jetstream.JetStreamApi, stream: str, settings: consumer_api.ConsumerSettings
 ) -> NatsConsumer:
     """The consumer, created or brought to these settings."""
     name = subjects.token(settings.name)
@@ -82,7 +82,7 @@ class _Pull:
     def __init__(self, inbox: str, count: int) -> None:
         self.inbox = inbox
         self.count = count
-        self.deliveries: list[api.StreamDelivery] = []
+        self.deliveries: list[consumer_api.StreamDelivery] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -104,7 +104,7 @@ class NatsConsumer:
 
     async def fetch(
         self, count: int, *, timeout_s: float = api.DEFAULT_TIMEOUT_S
-    ) -> list[api.StreamDelivery]:
+    ) -> list[consumer_api.StreamDelivery]:
         if count < 1:
             raise errors.InvalidInput("fetch at least one")
         loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ class NatsConsumer:
                     deliveries += await self._request(count - 1, 0.0)
             return deliveries
 
-    async def _request(self, count: int, wait_s: float) -> list[api.StreamDelivery]:
+    async def _request(self, count: int, wait_s: float) -> list[consumer_api.StreamDelivery]:
         pull = self._pull = _Pull(f"{self._inbox}.{next(self._pulls)}", count)
         question: dict[str, Any] = {"batch": count}
         if wait_s > 0:
@@ -173,7 +173,7 @@ class NatsConsumer:
         text = f"{self._about}: {headers.get('Description') or headers.get('Status', 'no reply')}"
         return errors.NotFound(text) if "Deleted" in text else errors.Unavailable(text)
 
-    async def __aiter__(self) -> AsyncIterator[api.StreamDelivery]:
+    async def __aiter__(self) -> AsyncIterator[consumer_api.StreamDelivery]:
         while not self._closed:
             try:
                 deliveries = await self.fetch(ITERATE_COUNT, timeout_s=ITERATE_S)

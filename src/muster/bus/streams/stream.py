@@ -9,7 +9,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from muster.bus import api, message_format, subject_patterns
+from muster.bus import api, consumer_api, message_format, subject_patterns
 from muster.bus.client import counters, requests
 from muster.bus.streams import consumer as streams_consumer
 from muster.bus.streams import group_commit, jetstream, key_value, ordered_consumer, publisher
@@ -398,7 +398,7 @@ class NatsStream(publisher.StreamPublisher):
             self._api, self._name, first=None, filters=(pattern,), headers_only=headers_only
         )
 
-    async def consumer(self, settings: api.ConsumerSettings) -> streams_consumer.NatsConsumer:
+    async def consumer(self, settings: consumer_api.ConsumerSettings) -> streams_consumer.NatsConsumer:
         return await streams_consumer.ensure(self._api, self._name, settings)
 
     async def delete_consumer(self, name: str) -> None:

@@ -74,3 +74,5 @@ def _read(path: Path) -> credentials.Credentials:
         return credentials.Credentials.parse(path.read_text("utf-8"))
     except OSError as error:
         raise errors.NotFound(f"cannot read the credentials {str(path)!r}: {error.strerror}") from error
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
@@ -63,6 +64,29 @@ def test_settings_of_init_have_their_types(tmp_path):
     refused = driver.quick("init", "--set", "web.port=no", home=tmp_path / "other")
     assert refused.code == errors.InvalidInput.exit_code
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_stop_a_command(closed, tmp_path):
+    command = shlex.join(driver.command_line("creds", "list"))
+    environment = driver.environment(driver.init(tmp_path / "home"))
+    done = subprocess.run(
+        f"{command} {closed}", shell=True, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+
+
+def test_an_argument_is_utf_8_in_every_locale(tmp_path):
+    other = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = driver.environment(tmp_path / "none", **other)
+    done = subprocess.run(
+        [argument.encode() for argument in driver.command_line("profile", "use", "café")],
+        env=environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert "'caf\\xe9' cannot be a name" in done.stderr
 
 
 def test_a_character_that_the_terminal_lacks_does_not_stop_a_command(tmp_path):

@@ -45,6 +45,10 @@ def test_a_cell_has_the_unit_of_its_field(name, value, shown):
     assert tables.cell(name, value, now_s=NOW_S) == shown
 
 
+def test_a_time_in_a_sentence_has_its_zone():
+    assert [tables.utc(0), tables.utc(NOW_S)] == ["", "2027-01-15 08:00:00 UTC"]
+
+
 @pytest.mark.parametrize(
     ("name", "shown"),
     [("since_ms", "for"), ("at_ms", "age"), ("used_bytes", "used"), ("in_per_s", "in/s"), ("zone?", "zone")],

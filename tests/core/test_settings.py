@@ -64,7 +64,7 @@ def test_later_places_win_and_each_value_remembers_its_place(tmp_path: pathlib.P
     assert actual.sources == {
         "engine.warm_up_s": f"{path}:2",
         "engine.cylinders": "environment MUSTER_ENGINE__CYLINDERS",
-        "engine.note": "flag engine.note",
+        "engine.note": "--set engine.note",
     }
 
 
@@ -134,7 +134,7 @@ def test_the_right_name_in_the_wrong_section_is_found() -> None:
 
 def test_a_check_of_several_fields_names_the_places_that_set_them() -> None:
     [problem] = faults(flags={"engine.choke": "true"})
-    assert str(problem) == "flag engine.choke: engine: steam has no choke"
+    assert str(problem) == "--set engine.choke: engine: steam has no choke"
 
 
 def test_a_literal_secret_is_refused_and_never_repeated() -> None:

@@ -239,6 +239,11 @@ def _report(invocation: cli_command.Invocation, code: str, message: str, hint: s
         sys.stderr.write(f"hint: {hint}\n")
 
 
+def _utf8(word: str) -> str:
+    """An argument as UTF-8, whatever the encoding of the locale is."""
+    return os.fsencode(word).decode("utf-8", "surrogateescape")
+
+
 def _require_text(words: list[str]) -> None:
     """Refuse arguments that are not UTF-8: they could be neither sent nor stored."""
     for word in words:
@@ -252,7 +257,7 @@ def _require_text(words: list[str]) -> None:
 def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
     """Run a command line and return its exit code. Errors are printed on stderr."""
     invocation = cli_command.Invocation()
-    words = sys.argv[1:] if arguments is None else arguments
+    words = list(map(_utf8, sys.argv[1:])) if arguments is None else arguments
     try:
         _require_text(words)
         with muster.make_context(program, words, obj=invocation) as context:
@@ -299,6 +304,9 @@ def main() -> NoReturn:
     if os.environ.get(COMPLETION_VARIABLE):  # a shell requests completions
         importlib.import_module("muster.cli.tool.completion")  # registers our script for bash
         muster.main(prog_name="muster", complete_var=COMPLETION_VARIABLE)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the parent process closed it, as in ``muster get >&-``
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (until the end)
     ignored = interrupts.is_ignored()
     if not ignored:
         interrupts.listen()

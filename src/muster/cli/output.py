@@ -240,9 +240,14 @@ class Printer:
         """Print the message for Ctrl-C, below the ^C of the terminal."""
         self.note(("\n" if sys.stderr.isatty() else "") + "stopping… (press Ctrl-C again to force it)")
 
+    def streaming(self, text: str) -> None:
+        """Say on a terminal that a command prints what happens until it is interrupted."""
+        if self.for_people and sys.stderr.isatty():
+            self.note(f"{text}; Ctrl-C ends it")
+
     @contextlib.contextmanager
-    def progress(self, text: str) -> Iterator[Callable[[str, float], None]]:
-        """Show a progress bar. The caller reports the current step and the completed share.
+    def progress(self, text: str) -> Iterator[Callable[[str, float | None], None]]:
+        """Show a progress bar. The caller reports the current step and the completed share; None: unknown.
 
         Silent without a terminal.
         """
@@ -263,8 +268,11 @@ class Printer:
         ):
             task = shown.add_task(text, total=1.0)
 
-            def tell(step: str, share: float) -> None:
-                shown.update(task, description=f"{text}: {step}" if step else text, completed=share)
+            def tell(step: str, share: float | None) -> None:
+                description = f"{text}: {step}" if step else text
+                if share is None:
+                    shown.tasks[0].total = None  # a moving bar without a percentage
+                shown.update(task, description=description, completed=share)
 
             yield tell
 

@@ -10,6 +10,7 @@ none is omitted: if they do not fit (`fits`), each row is printed as a list of i
 
 from __future__ import annotations
 
+import datetime
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -106,6 +107,13 @@ def _number(name: str, value: float, now_s: float) -> str:
     if isinstance(value, int):
         return str(value)
     return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e6 else f"{value:.6g}"
+
+
+def utc(at_s: float) -> str:
+    """A time in UTC, for lines of a stream and sentences; empty for 0, an unknown time."""
+    if not at_s:
+        return ""
+    return f"{datetime.datetime.fromtimestamp(at_s, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _moment(name: str, at_s: float, now_s: float) -> str:

@@ -178,6 +178,7 @@ def watch(
     async def work() -> None:
         async with common.inform_client(invocation, to) as held:
             number = 0
+            invocation.printer.streaming(f"watching {key}")
             async for change in held.watch(key, after_version=after):
                 row = rows.change_row(change)
                 shown = row.value or row.value_base64 or ""

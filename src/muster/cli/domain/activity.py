@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, registry_calls
+from muster.cli import command, connection, registry_calls, tables
 
 if TYPE_CHECKING:
     from muster.core import messages
@@ -66,6 +66,7 @@ def activity(
             if new is None:
                 invocation.printer.rows(rows, COLUMNS, empty="no activity matches")
                 return
+            invocation.printer.streaming("following the activity log")
             for row in rows:
                 invocation.printer.item(row, _line(row))
             shown = {(record.id, record.outcome) for record in records}
@@ -91,4 +92,4 @@ def _row(record: messages.Decision) -> dict[str, Any]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    return "  ".join(str(row[name]) for name in ("at", *COLUMNS[1:]))
+    return "  ".join((tables.utc(row["at_ms"] / 1000), *(str(row[name]) for name in COLUMNS[1:])))

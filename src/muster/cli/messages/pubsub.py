@@ -204,8 +204,7 @@ def sub(
             await connection.connect(invocation, to) as bus,
             await messages.AsyncSubscription.open(bus, topic, where=where, group=group, raw=raw) as received,
         ):
-            if printer.for_people and sys.stderr.isatty():
-                printer.note(f"listening on {topic} as {bus.identity}; Ctrl-C ends it")
+            printer.streaming(f"listening on {topic} as {bus.identity}")
             while True:
                 message = await received.next_delivery()
                 record = _record(message)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, live_names
+from muster.cli import command, connection, live_names, tables
 
 if TYPE_CHECKING:
     from muster.core import messages
@@ -78,10 +78,11 @@ def watch(invocation: command.Invocation, where: str, to: connection.ConnectionO
     selects = _selector(where)
 
     async def work(ask: client.PipelineClient) -> None:
+        invocation.printer.streaming("watching alerts")
         async for _, changed in ask.follow_alerts():
             if not selects(changed):
                 continue
-            words = (_time(changed.since_ms), changed.severity.value, changed.state.value)
+            words = (tables.utc(changed.since_ms / 1000), changed.severity.value, changed.state.value)
             line = (
                 *words,
                 changed.rule,
@@ -195,7 +196,8 @@ def _silence(
 ) -> None:
     made = _with(invocation, to, lambda ask: ask.silence(covers, for_s=for_s, from_ms=from_ms, reason=reason))
     invocation.printer.done(
-        {"id": made.id, "until": _time(made.until_ms)}, f"silence {made.id} until {_time(made.until_ms)}"
+        {"id": made.id, "until": _time(made.until_ms)},
+        f"silence {made.id} until {tables.utc(made.until_ms / 1000)}",
     )
 
 

@@ -210,7 +210,9 @@ def show(invocation: command.Invocation, shown: Any) -> None:
         printer.facts(facts)
         return
     if isinstance(shown, messages.NodeReport):
-        head = {key: value for key, value in facts.items() if key not in ("metrics", "services", "kind")}
+        head = {
+            key: value for key, value in facts.items() if key not in ("metrics", "services", "kind", "boot")
+        }
         printer.facts({**head, **{name: _rounded(value) for name, value in shown.metrics.items()}})
         services = [
             {"service": service.name, "state": service.state.value, **service.metrics}

@@ -153,11 +153,9 @@ async def _play(
         running = [asyncio.ensure_future(player.run(ticks=ticks)), asyncio.ensure_future(stop.wait())]
         with invocation.printer.progress(f"simulating {made.machines:,} machines") as say:
             while not any(task.done() for task in running):
-                if ticks is not None:
-                    say(f"{player.statistics.rows:,} reports", player.at_s / (ticks * made.plan.period_s))
-                await asyncio.wait(
-                    running, timeout=None if ticks is None else 0.5, return_when=asyncio.FIRST_COMPLETED
-                )
+                share = None if ticks is None else player.at_s / (ticks * made.plan.period_s)
+                say(f"{player.statistics.rows:,} reports", share)
+                await asyncio.wait(running, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
         done = [task for task in running if task.done()]
         for task in running:
             task.cancel()

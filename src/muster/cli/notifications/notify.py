@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from muster.cli import command, connection, live_names
+from muster.cli import command, connection, live_names, tables
 
 if TYPE_CHECKING:
     from muster.bus import api
@@ -255,17 +255,11 @@ def leave(invocation: command.Invocation, receiver: str, to: connection.Connecti
     invocation.printer.done({"receiver": left}, f"the receiver {left} was removed")
 
 
-def format_time(seconds: float) -> str:
-    import datetime
-
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
 def _grant(grant: rows.HeldGrant) -> str:
     where = ", ".join(f"{key} {value}" for key, value in grant.within.items() if value)
     return (
         f"{grant.name} = {grant.value!r}, granted by {grant.by} (tier {grant.tier}) "
-        f"from {format_time(grant.since)} until {format_time(grant.until)}"
+        f"from {tables.utc(grant.since)} until {tables.utc(grant.until)}"
     ) + (f", within {where}" if where else "")
 
 
@@ -397,7 +391,7 @@ def explain(
     lines += [f"  {_grant(grant)}" for grant in explanation.granted.values()]
     lines += [f"  the receiver has {_grant(grant)}" for grant in explanation.receiver_granted.values()]
     if explanation.since_ms:
-        lines.append(f"  the receiver's state is unchanged since {format_time(explanation.since_ms / 1000)}")
+        lines.append(f"  the receiver's state is unchanged since {tables.utc(explanation.since_ms / 1000)}")
     invocation.printer.item(explanation, "\n".join(lines))
 
 

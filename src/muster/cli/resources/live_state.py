@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli import command, connection, live_names, registry_calls
+from muster.cli import command, connection, live_names, registry_calls, tables
 
 if TYPE_CHECKING:
     from muster.manage import client, rows
@@ -119,6 +119,7 @@ def watch(
     """Print each change of a resource's state as it happens."""
 
     async def work(fleet: client.ManageClient) -> None:
+        invocation.printer.streaming(f"watching {', '.join(names) or where or 'all resources'}")
         async for change in fleet.watch(*names, where=where):
             facts = {
                 "resource": change.resource,
@@ -128,7 +129,7 @@ def watch(
                 "manager": change.manager,
                 "epoch": change.epoch,
             }
-            since = registry_calls.format_time(change.since_ms)
+            since = tables.utc(change.since_ms / 1000)
             line = f"{since}  {change.resource:<20}  {change.state.value:<9}  {change.reason}"
             invocation.printer.item(facts, line)
 

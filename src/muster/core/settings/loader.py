@@ -48,7 +48,8 @@ class SettingsProblem:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.key}: {self.what}" if self.key else f"{self.source}: {self.what}"
+        names_key = not self.key or self.source.endswith(f" {self.key}")
+        return f"{self.source}: {self.what}" if names_key else f"{self.source}: {self.key}: {self.what}"
 
 
 class InvalidSettings(errors.InvalidInput):
@@ -133,7 +134,7 @@ def resolve(
                 SettingsProblem(f"environment {name}", "", f"did you mean {misspelt} (two underscores)?")
             )
     for key, raw in (flags or {}).items():
-        assign(tuple(key.split(".")), raw, f"flag {key}")
+        assign(tuple(key.split(".")), raw, f"--set {key}")
 
     settings = _build(schema(), (), values, sources, problems)
     if problems:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -156,8 +157,10 @@ def test_a_real_shell_completes_them(shell, typed, line, up, tmp_path):
     if shell != "bash":
         debian.SHELLS.require()
     program = tmp_path / "muster"
-    real = " ".join(driver.command_line())
-    program.write_text(f'#!/bin/sh\n[ -n "$_MUSTER_COMPLETE" ] && exec {real} "$@"\necho "ran: $*"\n')
+    replied = tmp_path / "replied"
+    real = shlex.join([sys.executable, "-c", PATIENT])
+    completes = f'[ -n "$_MUSTER_COMPLETE" ] && {{ {real} "$@"; touch {replied}; exit; }}'
+    program.write_text(f'#!/bin/sh\n{completes}\necho "ran: $*"\n')
     program.chmod(0o755)
     script = tmp_path / f"completion.{shell}"
     script.write_text(driver.quick("completion", shell).out)
@@ -168,19 +171,20 @@ def test_a_real_shell_completes_them(shell, typed, line, up, tmp_path):
         driver.environment(up, **extra),
         f"{prepare}source {script}; echo loa''ded\n",
         typed,
+        replied,
     )
     assert f"ran: {line}" in output, output
 
 
-def _type(command: list[str], environment: dict[str, str], prepare: str, typed: str) -> str:
-    """Type into an interactive shell on a terminal; Enter follows when it has completed."""
+def _type(command: list[str], environment: dict[str, str], prepare: str, typed: str, replied: Path) -> str:
+    """Type into an interactive shell on a terminal; Enter follows when the file ``replied`` is there."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(command[0], command, environment)
     text = ""
     try:
         text += _read(terminal, lambda text: "loaded" in text, send=prepare)
-        text += _read(terminal, lambda text: bool(text), send=typed, quiet_s=3.0)
+        text += _read(terminal, lambda _: replied.exists(), send=typed, quiet_s=2.0)
         text += _read(terminal, lambda text: "ran: " in text, send="\r")
     finally:
         os.kill(pid, signal.SIGKILL)

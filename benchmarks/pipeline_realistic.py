@@ -15,7 +15,7 @@ RUN_S_MAX, QUICK_S_MAX = 1800, pipeline.QUICK_S_MAX
 
 
 def run(quick: bool) -> list[harness.Row]:
-    machines = 10_000 if quick else int(os.environ.get("MACHINES") or 100_000)
+    machines = 10_000 if quick else int(os.environ.get("MACHINES") or 200_000)
     return pipeline.measured(
         pipeline.Sizes(
             {"realistic": (machines,)}, warm_periods=3, probe_periods=0, hold_periods=2 if quick else 60

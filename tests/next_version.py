@@ -31,7 +31,7 @@ CHANGES = (
 
 def copy(source: Path) -> None:
     """Write the package to the folder ``source``."""
-    shutil.copytree(driver.SOURCE / "muster", source / "muster", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(driver.SOURCE / "muster", source / "muster")  # with the compiled files: they stay valid
     for name, before, after in CHANGES:
         file = source / "muster" / name
         text = file.read_text()

@@ -69,7 +69,7 @@ class Unit:
                 output = self._log.read_text(errors="replace")[-2000:]
                 raise RuntimeError(f"{self.name} is not ready after {timeout_s:g} s: {output}") from None
 
-    async def restart(self, timeout_s: float = 120.0) -> None:
+    async def restart(self, timeout_s: float = 240.0) -> None:
         """As ``systemctl restart``: it stops in order."""
         self._ready.clear()
         os.kill(self.pid, signal.SIGTERM)

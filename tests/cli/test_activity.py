@@ -45,7 +45,16 @@ RECORDED_BY_THE_SERVICE = {
 #: They look, carry messages, are processes of their own, or change only the caller's own files.
 NO_ACTS = {
     *("agent", "agent waiting", "alert list", "alert silences", "alert watch", "activity", "authority list"),
-    *("broker list", "broker trust", "capacity", "channel", "chaos list", "completion", "config print"),
+    *(
+        "broker list",
+        "broker run",
+        "broker trust",
+        "capacity",
+        "channel",
+        "chaos list",
+        "completion",
+        "config print",
+    ),
     *("config validate", "creds list", "creds show", "demo", "describe", "diff", "doctor"),
     *("history", "history export", "history search", "message scheduled", "schema", "sql", "systemd"),
     *("gateway amqp", "gateway wsman", "get", "inform find", "inform get", "inform history"),

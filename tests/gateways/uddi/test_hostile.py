@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import pytest
 
@@ -184,10 +185,9 @@ async def test_contexts_that_are_no_entities_do_not_break_inquiries(uddi: Uddi):
 async def test_an_entry_saved_without_uddi_keeps_what_uddi_does_not_show(uddi: Uddi):
     made = await uddi.services.save(ENTRY, lease_s=600)
     mine = registry.UddiPublisher("carl", "user")
-    held = registry.UddiRegistry(lambda *_: uddi.visit("carl"))
-    before = await held.get("service", "uddi:printer")
-    assert before is not None
-    publication = uddi.publication(held)
+    an_hour_ahead = registry.UddiRegistry(lambda *_: uddi.visit("carl"), now_s=lambda: time.time() + 3600)
+    before = await uddi.contexts.get("service/printer", max_staleness_s=0.0)
+    publication = uddi.publication(an_hour_ahead)
     element = xml.XmlElement(U("delete_binding"), xml.XmlElement(U("bindingKey"), "uddi:printer:2"))
     await publication.delete_binding(element, mine)
     context = await uddi.contexts.get("service/printer", max_staleness_s=0.0)

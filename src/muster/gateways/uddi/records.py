@@ -49,7 +49,7 @@ class UddiRecord:
     modified_at_s: float = 0.0
     version: int = 0
     deleted: bool = False
-    expires_at_ns: int = 0
+    lease_left_s: float = 0.0  # when it was read; 0: no lease
     business: str = ""  # for a service
     entry: service_entries.ServiceEntry | None = None  # if it was saved without UDDI
 
@@ -214,7 +214,7 @@ def read_record(context: protocol.Context) -> UddiRecord:
         (context.stamp_time >> 16) / 1000,
         context.version,
         bool(context.attributes.get("deleted")),
-        context.expires_at_ns,
+        max(0.001, context.lease_left_s) if context.expires_at_ns else 0.0,
         (element.get("businessKey") or "") if kind == "service" else "",
         entry,
     )

@@ -199,9 +199,9 @@ class UddiRegistry:
     def _lease_s(self, element: xml.XmlElement, before: records.UddiRecord | None) -> float:
         """The lease of the element; a lease that was set without UDDI is kept."""
         stated_s = records.lease_s(element)
-        if stated_s or before is None or not before.expires_at_ns or records.lease_s(before.element):
+        if stated_s or before is None or records.lease_s(before.element):
             return stated_s
-        return max(0.001, before.expires_at_ns / 1e9 - self.now_s())
+        return before.lease_left_s
 
     async def delete(self, publisher: UddiPublisher, record: records.UddiRecord) -> None:
         # Another client was faster, or its lease has ended.

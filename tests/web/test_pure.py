@@ -12,6 +12,7 @@ import pytest
 
 from muster.core import errors, messages
 from muster.core.reports import columns
+from muster.inform import protocol as inform_protocol
 from muster.manage import client as manage_client
 from muster.monitor import client as monitor_client
 from muster.notify import rows as notify_rows
@@ -23,7 +24,7 @@ from muster.web import actions, guard, problems
 from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
 from muster.web.data import bus_feed, cache, history_reader, latest_reports, read_model, recent
-from muster.web.pages import overview, pipeline, routes
+from muster.web.pages import contexts, overview, pipeline, routes
 from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
 
@@ -644,3 +645,12 @@ def test_badges_times_and_links_of_a_table_take_no_width_of_a_sentence():
     ]
     page = str(widgets.table(["State", "Since", "Name", "Reason"], [row], label="x"))
     assert page.count('<td class="text">') == 1
+
+
+def test_the_form_of_a_context_ends_its_lease_by_the_clock_that_reads_the_form():
+    log_ns = 1_700_000_000_000_000_000
+    now_s = log_ns / 1e9 + 3600  # this machine's clock is an hour ahead of the log's
+    current = inform_protocol.Context(
+        "a", b"", {}, 1, 0, "n", 0.0, "n", "primary", expires_at_ns=log_ns + 60 * 10**9, lease_left_s=60.0
+    )
+    assert contexts.lease_end_ms(current, now_s) / 1000 - now_s == pytest.approx(60.0, abs=0.001)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 from muster.core import errors
@@ -102,6 +103,14 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
     )
 
 
+def lease_end_ms(current: inform_protocol.Context, now_s: float) -> int:
+    """When the lease ends by this machine's clock, by which the form is read again.
+
+    ``expires_at_ns`` is by the clock of the log, which may differ by hours.
+    """
+    return round((now_s + current.lease_left_s) * 1000)
+
+
 def _writing(request: page.PageRequest, current: inform_protocol.Context | None = None) -> Markup:
     """A form for a new context, or for the next version of ``current``."""
     if not request.may_act:
@@ -117,7 +126,7 @@ def _writing(request: page.PageRequest, current: inform_protocol.Context | None 
         lines = "\n".join(f"{name}={_written(value)}" for name, value in current.attributes.items())
         hidden = {"key": current.key, "version": current.version}
         if current.expires_at_ns:
-            hidden["expires_at_ms"] = current.expires_at_ns // 1_000_000
+            hidden["expires_at_ms"] = lease_end_ms(current, time.time())
     fields += [
         widgets.field("Value", "value", text, rows=4),
         widgets.field("Attributes", "attributes", lines, rows=3, placeholder="floor=2", hint="One per line."),

@@ -156,21 +156,19 @@ def _accepting(held: matcher.Matcher, event: dict[str, types.Value]) -> float:
     return float(table.spans[held.policies.policies(), 1].sum()) / table.used
 
 
-def _match(held: matcher.Matcher, share: str, event: dict[str, types.Value], address: ast.Condition) -> int:
-    if share == "50%":
-        return held.find_bits(event, address)[1]
+def _match(held: matcher.Matcher, event: dict[str, types.Value], address: ast.Condition) -> int:
     return sum(len(match.rows) for match in held.find(event, address))
 
 
-def _repeated(held: matcher.Matcher, share: str, work: Work, rounds: int) -> Times:
+def _repeated(held: matcher.Matcher, work: Work, rounds: int) -> Times:
     """Matches of one moment, each address parsed and compiled before."""
     for event, address in work:
-        _match(held, share, event, address)
+        _match(held, event, address)
     times = Times([], [])
     for _ in range(rounds):
         for event, address in work:
             start, used = time.perf_counter_ns(), time.thread_time_ns()
-            _match(held, share, event, address)
+            _match(held, event, address)
             times.cpu.append((time.thread_time_ns() - used) / 1e3)
             times.wall.append((time.perf_counter_ns() - start) / 1e3)
     return times
@@ -194,7 +192,7 @@ class Fresh:
         times = Times([], [])
         for event, text in work:
             start, used = time.perf_counter_ns(), time.thread_time_ns()
-            _match(self._held, self._share, event, self._vocabulary.address(text))
+            _match(self._held, event, self._vocabulary.address(text))
             times.cpu.append((time.thread_time_ns() - used) / 1e3)
             times.wall.append((time.perf_counter_ns() - start) / 1e3)
         return Times(times.wall[FRESH_WARM_UP:], times.cpu[FRESH_WARM_UP:])
@@ -211,7 +209,7 @@ def _matching(
     sides: dict[str, Callable[[], Times]] = {}
     naive = Naive(held, 20_000 if quick else 100_000)
     for share, work in works.items():
-        sides[share] = functools.partial(_repeated, held, share, work, 1 if quick else 4)
+        sides[share] = functools.partial(_repeated, held, work, 1 if quick else 4)
         sides[f"{share} new"] = Fresh(held, share, REPEATED if quick else 4 * REPEATED)
         sides[f"{share} naive"] = functools.partial(naive, work[: 2 if quick else 10])
     times = _in_turns(sides)
@@ -248,7 +246,7 @@ def _accepted_by_more(held: matcher.Matcher, policies: int, quick: bool) -> Iter
     works = {share: _work(held, share, 50, more=True) for share in SHARES}
     sides: dict[str, Callable[[], Times]] = {}
     for share, work in works.items():
-        sides[share] = functools.partial(_repeated, held, share, work, 1 if quick else 4)
+        sides[share] = functools.partial(_repeated, held, work, 1 if quick else 4)
         sides[f"{share} new"] = Fresh(held, share, 50 if quick else 200, more=True)
     times = _in_turns(sides)
     for share, work in works.items():
@@ -262,7 +260,7 @@ def _only(
     held: matcher.Matcher, works: dict[str, Work], what: str, policies: int, rounds: int
 ) -> Iterator[harness.Row]:
     sides: dict[str, Callable[[], Times]] = {
-        share: functools.partial(_repeated, held, share, work, rounds) for share, work in works.items()
+        share: functools.partial(_repeated, held, work, rounds) for share, work in works.items()
     }
     for share, times in _in_turns(sides).items():
         of = f"{share} addressed, {policies:,} policies"

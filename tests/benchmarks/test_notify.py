@@ -20,7 +20,7 @@ def test_new_addresses_all_differ(share: str):
 def test_repeated_and_new_addresses_are_timed_for_every_event():
     held = notify_world.build(500, 10, kernels_numpy)
     work = notify._work(held, "1%", 20)
-    repeated = notify._repeated(held, "1%", work, rounds=2)
+    repeated = notify._repeated(held, work, rounds=2)
     assert repeated.samples == len(repeated.cpu) == 40
     fresh = notify.Fresh(held, "1%", 30)
     assert fresh().samples == 30

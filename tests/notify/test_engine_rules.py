@@ -250,27 +250,6 @@ def test_which_receivers_accept_an_event_is_known_row_by_row(ours: matcher.Match
     assert ours.accepts({"alert": True, "level": 3}, 0, rows).tolist() == [False] * 3
 
 
-@pytest.mark.parametrize("number", [1, 64, 65, 200])
-def test_a_bitmap_has_a_bit_for_each_receiver(number):
-    made = matcher.Matcher(kernels=kernels_numpy)
-    receivers = [f"p{place}" for place in range(number)]
-    which = np.arange(number) % 2
-    made.join_many(receivers, WEB, {"port": list(range(number))}, ["alert", "level > 2"], which)
-    bits, count = made.find_bits(ALERT, EVERYBODY)
-    assert len(bits) == (number + 63) // 64
-    assert count == int(np.bitwise_count(bits).sum()) == (number + 1) // 2
-    rows = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
-    assert sorted(made.names([matcher.MatchResult(0, rows)])) == sorted(receivers[::2])
-    nothing, count = made.find_bits({}, EVERYBODY)
-    assert (count, int(nothing.sum()), len(nothing)) == (0, 0, len(bits))
-
-
-def test_the_bitmap_of_another_table_can_be_asked_for(ours: matcher.Matcher):
-    assert [ours.find_bits(ALERT, EVERYBODY, table=table)[1] for table in (0, 1)] == [1, 1]
-    assert ours.find_bits({"level": 3}, EVERYBODY, table=1)[1] == 1
-    assert ours.find_bits({"level": 3}, EVERYBODY)[1] == 0
-
-
 class Counted:
     """Kernels that record from which side a match was computed."""
 

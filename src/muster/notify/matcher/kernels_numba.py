@@ -247,30 +247,6 @@ def by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, addres
 
 
 @njit(cache=True)
-def bits_by_policy(true: Any, owner: Any, room: Any, spans: Any, members: Any, address: Any, out: Any) -> int:
-    """Like `by_policy`, but sets bits of an empty bitmap."""
-    stretches = _stretches(true, owner, spans, members, room)
-    count = np.uint64(0)
-    for i in range(stretches.shape[0]):
-        start, size, row = stretches[i]
-        if row < 0:
-            for j in range(start, start + size):
-                member = np.uint64(members[j])
-                at, bit = member >> np.uint64(6), member & np.uint64(63)
-                addressed = (address[at] >> bit) & np.uint64(1)
-                out[at] |= addressed << bit
-                count += addressed
-            continue
-        end = row + size
-        while row < end:
-            bits, width = _piece(address, row, end)
-            out[row >> 6] |= bits << np.uint64(row & 63)
-            count += _ones(bits)
-            row += width
-    return count
-
-
-@njit(cache=True)
 def _piece(address: Any, row: int, end: int) -> Any:
     """Return the bits of the rows from ``row`` to ``end`` that are in one word, and their number."""
     width = min(64 - (row & 63), end - row)

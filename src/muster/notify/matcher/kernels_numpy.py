@@ -105,15 +105,6 @@ def by_policy(
     return len(chosen)
 
 
-def bits_by_policy(
-    true: Array, owner: Array, room: Array, spans: Array, members: Array, address: Array, out: Array
-) -> int:
-    mask = np.zeros(len(out) * 64, np.bool_)
-    mask[_members(true, owner, room, spans, members)] = True
-    np.bitwise_and(pack(mask), address, out=out)
-    return int(np.bitwise_count(out).sum())
-
-
 def by_address(address: Array, hits: int, policy_of: Array, parts: Array, true: Array, out: Array) -> int:
     rows = np.empty(hits, np.int64)
     positions(address, rows)

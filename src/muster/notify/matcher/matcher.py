@@ -339,21 +339,6 @@ class Matcher:
             self._ids = np.zeros(size + 1024, np.int32)
         return self._ids
 
-    def find_bits(
-        self, attributes: Mapping[str, types.Value], address: ast.Condition, *, table: int = 0
-    ) -> tuple[Array, int]:
-        """Like `find`, for one table and as a bitmap: for very many matches, ids cost more than matching."""
-        chosen = self.tables[table]
-        out = np.zeros(-(-chosen.used // 64), np.uint64)
-        if not self.policies.evaluate(attributes):
-            return out, 0
-        means, _ = chosen.address(address)
-        policies = self.policies
-        count = self._kernels.bits_by_policy(
-            policies.true, policies.owner, policies.room, chosen.spans, chosen.members, means, out
-        )
-        return out, int(count)
-
     def find_addressed(self, address: ast.Condition) -> list[MatchResult]:
         """Return the receivers that match an address, whatever they accept."""
         results = []

@@ -172,6 +172,7 @@ async def _play(
 async def _listen(invocation: command.Invocation, made: Any, player: Any) -> None:
     """Read faults from stdin, in a daemon thread, which does not delay the end of the process."""
     import asyncio
+    import contextlib
     import sys
     import threading
 
@@ -182,8 +183,9 @@ async def _listen(invocation: command.Invocation, made: Any, player: Any) -> Non
     lines: asyncio.Queue[str] = asyncio.Queue()
 
     def read() -> None:
-        for line in sys.stdin:
-            loop.call_soon_threadsafe(lines.put_nowait, line)
+        with contextlib.suppress(ValueError):  # it was closed
+            for line in sys.stdin:
+                loop.call_soon_threadsafe(lines.put_nowait, line)
 
     threading.Thread(target=read, daemon=True).start()
     while True:

@@ -1,5 +1,6 @@
 """Spark finds a Java whatever the machine has."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from muster.core import errors
-from muster.pipeline.source import java_runtime
+from muster.pipeline.source import java_runtime, session
 
 
 def test_the_wheels_java_starts_with_the_argument_that_spark_hard_codes(tmp_path, monkeypatch):
@@ -47,3 +48,30 @@ def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(errors.MissingDependency, match="the rest of Muster can") as refused:
         java_runtime.find(tmp_path)
     assert "JAVA_HOME" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize("variable", [None, *session.JAVA_OPTIONS])
+def test_java_starts_with_the_collector_that_the_environment_selects(tmp_path, monkeypatch, variable):
+    for name in session.JAVA_OPTIONS:
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "-Xss4m -XX:+UseSerialGC")
+    options = session.java_settings("local[1]")["spark.driver.extraJavaOptions"]
+    submit_options = os.environ.get("SPARK_SUBMIT_OPTS", "")  # Spark's launcher passes them
+    launched = subprocess.run(
+        [
+            java_runtime.find(tmp_path).home / "bin" / "java",
+            *submit_options.split(),
+            *options.split(),
+            "-XX:+PrintFlagsFinal",
+            "-version",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert launched.returncode == 0, launched.stdout + launched.stderr
+    flags = {words[1]: words[3] for line in launched.stdout.splitlines() if len(words := line.split()) > 3}
+    assert flags["UseSerialGC"] == ("true" if variable else "false")
+    assert flags["UseParallelGC"] == ("false" if variable else "true")
+    assert flags["TieredStopAtLevel"] == "1"

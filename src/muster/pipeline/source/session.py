@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import time
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 CORES_WAIT_S = 30.0
 CORES_POLL_S = 0.5
 CORES_STABLE = 4  # equal numbers in succession
+
+# Where the environment has options for the Java of a driver.
+JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
 def start(
@@ -112,10 +117,13 @@ def ui_settings(port: int) -> dict[str, str]:
 
 def java_settings(master: str) -> dict[str, str]:
     """Of a query whose reports do not pass through Java (`piece_files`): optimized code and a concurrent
-    collector would cost more CPU than they save."""
+    collector would cost more CPU than they save. Java does not start with two collectors: that of the
+    environment stays."""
     if not is_local(master):
         return {}
-    return {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"}
+    given = " ".join(os.environ.get(name, "") for name in JAVA_OPTIONS)
+    collector = "" if _COLLECTOR.search(given) else " -XX:+UseParallelGC"
+    return {"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1{collector}"}
 
 
 def _local_settings(work_dir: Path) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import sys
@@ -13,7 +14,6 @@ import pytest
 
 from muster.app.supervisor import port_workers
 from muster.core import errors
-from muster.supervision import children
 from muster.testing import child_process
 from muster.testing.eventually import eventually
 
@@ -41,16 +41,16 @@ asyncio.run(main())
 """
 
 
-# The same with a health page, whose address it publishes in a folder.
+# The same with a health page, whose address it publishes in a folder under a name of its own.
 PROBED_WORKER = """
-import asyncio, pathlib, socket, sys
+import asyncio, os, pathlib, sys
 from muster.bus.http import health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
 async def main():
     pages = health.serve_process(
-        domain.HealthSettings(), process="worker", conditions=dict, metrics=metrics.Metrics(),
-        folder=pathlib.Path(sys.argv[1]),
+        domain.HealthSettings(), process=f"worker-{os.getpid()}", conditions=dict,
+        metrics=metrics.Metrics(), folder=pathlib.Path(sys.argv[1]),
     )
     async with pages:
         print("ready", flush=True)
@@ -93,7 +93,8 @@ async def test_connections_are_distributed_and_a_killed_worker_is_replaced():
 
 
 async def test_a_frozen_worker_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    quick = children.ProbePolicy(period_s=0.05, timeout_s=0.5, failures_max=2)
+    """Even one that is frozen before the first probe."""
+    quick = dataclasses.replace(port_workers.PROBE_POLICY, period_s=0.05, timeout_s=1.0)
     monkeypatch.setattr(port_workers, "PROBE_POLICY", quick)
     command = [sys.executable, "-c", PROBED_WORKER, str(tmp_path)]
     async with port_workers.PortWorkers(command, HOST, 0, 2, pages=tmp_path) as serving:

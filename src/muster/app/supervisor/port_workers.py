@@ -20,8 +20,9 @@ from muster.core import errors
 from muster.supervision import children, tasks
 
 START_S = 60.0
-# A frozen process is replaced after at most 6 s: it keeps new connections until then.
-PROBE_POLICY = children.ProbePolicy(period_s=1.0, timeout_s=2.0, failures_max=2)
+# A frozen process is replaced after at most 6 s: it keeps new connections until then. A worker that is ready
+# has published its health page, so it needs no grace.
+PROBE_POLICY = children.ProbePolicy(period_s=1.0, timeout_s=2.0, failures_max=2, grace_s=0.0)
 
 
 def usable_cores() -> int:
@@ -34,8 +35,8 @@ class PortWorkers:
     SO_REUSEPORT, prints a line when it is ready, and ends when its standard input is closed.
 
     ``port`` 0: a free one. ``share_port``: processes of other users of this class may serve it too.
-    ``pages``: the folder where workers publish the addresses of their health pages; without it, a worker that
-    does not respond is not noticed.
+    ``pages``: the folder where workers publish the addresses of their health pages before they are ready;
+    without it, a worker that does not respond is not noticed.
     """
 
     def __init__(

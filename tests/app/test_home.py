@@ -63,8 +63,9 @@ def test_what_a_former_process_has_left_is_killed_and_nothing_else(tmp_path):
     ):
         folder.record_child("registry-1", left.pid)
         os.kill(left.pid, signal.SIGSTOP)
-        # A process with the pid of one that has ended.
-        (folder.children / "registry-2.pid").write_text(f"{other.pid} {os_process.start_time(left.pid)}")
+        # A process with the pid of one that has ended. That one started in an earlier tick of the kernel's
+        # clock, as this process did; ``left`` and ``other`` may have started in the same one.
+        (folder.children / "registry-2.pid").write_text(f"{other.pid} {os_process.start_time(os.getpid())}")
         (folder.children / "registry-3.pid").write_text("")
         folder.end_former_children()
         assert left.wait(timeout=30) == -signal.SIGKILL

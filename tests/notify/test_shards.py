@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import types as python_types
@@ -15,8 +16,8 @@ from muster.core import errors, messages
 from muster.notify import authorities, client, models, protocol
 from muster.notify import settings as settings_
 from muster.notify.matcher import kernels_numpy, matcher
+from muster.notify.notifier import durable_events, pending_acks
 from muster.notify.notifier import notifier as notifier_notifier
-from muster.notify.notifier import pending_acks
 from muster.notify.notifier.shards import shard as shards_shard
 from muster.notify.notifier.shards import snapshots, summaries
 from muster.predicates import types
@@ -360,3 +361,28 @@ async def test_a_holder_whose_lease_is_lost_while_it_reads_its_logs_does_not_app
             with pytest.raises(errors.Unavailable):
                 await replay(shards_shard.Shard(3, stale))
         assert [log.last for log in logs] == before
+
+
+@pytest.mark.virtual_time
+async def test_what_matched_while_the_lease_was_suspended_is_recorded_when_it_is_held_again(monkeypatch):
+    lease = python_types.SimpleNamespace(held=False, epoch=1)
+    held = shards_shard.Shard(3, lease)  # type: ignore[arg-type]
+    held.pending.match(1, ["ann/r"])
+    common = python_types.SimpleNamespace(held={3: held}, settings=settings_.NotifySettings())
+    durable = durable_events.DurableEvents(common, None, None, None, None)  # type: ignore[arg-type]
+    stored: list[protocol.MatchRecord] = []
+
+    async def record(held: shards_shard.Shard) -> None:
+        stored.extend(held.pending.records(held.lease.epoch))
+
+    monkeypatch.setattr(durable, "_record", record)
+    running = [asyncio.create_task(durable.record_all()), asyncio.create_task(durable.redeliver())]
+    durable._dirty.set()
+    await asyncio.sleep(5)
+    assert not stored
+    lease.held = True
+    await eventually(lambda: stored, timeout_s=2)
+    assert stored[0].matched == {1: ("ann/r",)}
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)

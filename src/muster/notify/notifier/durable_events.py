@@ -213,11 +213,7 @@ class DurableEvents:
         while True:
             await self._dirty.wait()
             self._dirty.clear()
-            dirty = [
-                held
-                for held in self._common.held.values()
-                if held.lease.held and (held.unstored or held.passing or held.pending.is_dirty)
-            ]
+            dirty = [held for held in self._common.held.values() if held.lease.held and held.has_unrecorded]
             await asyncio.gather(*(self._record(held) for held in dirty))
             await asyncio.sleep(0)
 
@@ -350,6 +346,8 @@ class DurableEvents:
             for held in list(self._common.held.values()):
                 if not held.lease.held:
                     continue
+                if held.has_unrecorded:  # matched while the lease was suspended
+                    self._dirty.set()
                 for sequence in held.due(limit, REDELIVERED_AT_ONCE):
                     if owing := held.pending.owed.get(sequence):
                         self._common.count("redelivered", len(owing))

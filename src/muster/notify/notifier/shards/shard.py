@@ -60,6 +60,10 @@ class Shard:
     subscriptions: list[api.Subscription] = field(default_factory=list)
     sent_at: dict[int, float] = field(default_factory=dict)
 
+    @property
+    def has_unrecorded(self) -> bool:
+        return bool(self.unstored or self.passing or self.pending.is_dirty)
+
     def due(self, limit: float, count: int) -> list[int]:
         """Return events that were last delivered before ``limit``, at most ``count``.
 

@@ -38,7 +38,7 @@ def folder(spark: SparkSession) -> str:
 
 
 def clear(place: str) -> None:
-    """Remove files that nobody will read."""
+    """Remove files that no task will read."""
     for path in Path(place).glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > ABANDONED_S:

@@ -98,3 +98,14 @@ def test_machines_that_were_silent_for_longest_are_forgotten_and_their_places_us
     assert observe_all(known, [("a", 1, 99, 10.0), ("m99", 1, 1, 10.0)]) == [False, False]
     assert observe_all(known, [("m0", 1, 1, 10.0)]) == [True]
     assert len(known._boot) == known_machines._FIRST_SIZE
+
+
+def test_an_old_machine_that_reports_while_others_are_forgotten_keeps_its_place():
+    known, _ = make(machines_max=4)
+    for machine in "bac":  # the third begins a new generation: b and a are old
+        observe_all(known, [(machine, 1, 5, 10.0)])
+    observe_all(known, [("d", 1, 5, 10.0)])
+    assert observe_all(known, [("a", 1, 6, 10.0)]) == [True]  # b is forgotten
+    assert observe_all(known, [("e", 1, 1, 10.0)]) == [True]  # at the place of b
+    assert observe_all(known, [("a", 1, 7, 10.0), ("a", 1, 7, 10.0)]) == [True, False]
+    assert known.count(NOW_MS) == (4, 0)

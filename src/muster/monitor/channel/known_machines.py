@@ -55,6 +55,8 @@ class KnownMachines:
         get = self._young.get
         place = np.fromiter((get(machine, -1) for machine in machines), np.int64, len(machines))
         rows = np.flatnonzero(place >= 0)
+        if 2 * (len(self._young) + len(machines) - len(rows)) >= self._machines_max:
+            rows = rows[:0]  # machines may be removed: which ones depends on the order of the reports
         at = place[rows]
         usual = (self._boot[at] == boot[rows]) & (self._high[at] + 1 == sequence[rows])
         # Several reports of one machine are observed in their order.
@@ -78,15 +80,14 @@ class KnownMachines:
         """Whether a report is new."""
         place = self._young.get(machine)
         if place is None:
-            place = self._old.get(machine)
+            place = self._old.pop(machine, None)  # not to be removed with the others
             if len(self._young) * 2 >= self._machines_max:
                 self._forget_old()
             if place is None:
                 place = self._young[machine] = self._new_place()
                 self._set(place, boot, sequence, 1, period_ms, now_ms)
                 return True
-            # Also for a duplicate: its machine is active and must not be removed with the others.
-            self._young[machine] = place
+            self._young[machine] = place  # also for a duplicate: its machine is active
         known = int(self._boot[place]), int(self._high[place]), int(self._bits[place])
         if boot == known[0]:
             verdict, high, bits = self._observed(known[1], known[2], sequence)
@@ -139,7 +140,7 @@ class KnownMachines:
 
     def _forget_old(self) -> None:
         """Remove the machines that have not reported since the young ones were begun."""
-        removed = [place for machine, place in self._old.items() if machine not in self._young]
+        removed = list(self._old.values())
         self._received_ms[removed] = _NEVER_MS
         self._free += removed
         self._old, self._young = self._young, {}

@@ -34,7 +34,7 @@ from typing import Self
 import msgspec
 
 from muster.bus import api, lease_state
-from muster.core import errors, subjects
+from muster.core import errors, lifecycle, subjects
 from muster.core.telemetry import log
 from muster.supervision import tasks
 
@@ -100,7 +100,7 @@ class Lease:
         await self.release()
 
 
-class Leases:
+class Leases(lifecycle.ClosingContext):
     """The leases of a domain, through one connection."""
 
     def __init__(self, bus: api.Bus, bucket: api.KeyValue, ttl_s: float) -> None:
@@ -133,12 +133,6 @@ class Leases:
         await self._tasks.close()
         if self._hearing is not None:
             await self._hearing.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def acquire(self, name: str, *, timeout_s: float | None = None) -> Lease:
         """Wait for the lease; `errors.TimedOut` if it is not acquired within ``timeout_s``."""

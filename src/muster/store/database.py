@@ -17,9 +17,8 @@ import contextlib
 import functools
 import pathlib
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Self
 
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.store import api, commit_plan, engine, group_commit, transactions, urls
 from muster.supervision import tasks
 
@@ -82,7 +81,7 @@ class StoreSnapshot:
         return self._reader.load(transactions.check_collection(collection), page, PAGE_BYTES)
 
 
-class Store:
+class Store(lifecycle.ClosingContext):
     """Belongs to the event loop that opened it."""
 
     def __init__(self, opened: engine.StorageEngine, settings: api.StoreOptions) -> None:
@@ -295,9 +294,3 @@ class Store:
     def _check_open(self) -> None:
         if self._closed:
             raise errors.NotConnected("the store is closed")
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

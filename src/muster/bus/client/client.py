@@ -15,14 +15,14 @@ import random
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from muster.bus import api, message_format
 from muster.bus.client import counters, credential_source, received, requests, state_listeners, subscriptions
 from muster.bus.streams import jetstream
 from muster.bus.streams import key_value as streams_key_value
 from muster.bus.streams import stream as streams_stream
-from muster.core import errors, subjects
+from muster.core import errors, lifecycle, subjects
 from muster.core.telemetry import log, metrics
 from muster.supervision import tasks
 
@@ -44,7 +44,7 @@ _CHANGES = {
 }
 
 
-class NatsBus:
+class NatsBus(lifecycle.ClosingContext):
     """See `api.Bus`; made by `connect`."""
 
     def __init__(self, identity: str, *, audit_s: float, counts: counters.ConnectionCounters) -> None:
@@ -418,12 +418,6 @@ class NatsBus:
                     await self._durable.drained()
                     await self._wire.round_trip(CLOSE_TIMEOUT_S)
         await self._wire.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def _numbers(connections: list[dict[str, list[dict[str, str]]]]) -> set[int]:

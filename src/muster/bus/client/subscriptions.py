@@ -20,13 +20,13 @@ from typing import Self
 
 from muster.bus import api
 from muster.bus.client import counters
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.core.telemetry import log, trace
 
 events = log.EventLog("bus")
 
 
-class BoundedSubscription:
+class BoundedSubscription(lifecycle.ClosingContext):
     """See `api.Subscription`."""
 
     def __init__(
@@ -229,9 +229,3 @@ class BoundedSubscription:
         if unsubscribe is not None:
             with contextlib.suppress(errors.Unavailable):  # without a connection there is nothing to leave
                 await unsubscribe()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

@@ -16,9 +16,9 @@ import ssl
 import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any, Self, cast
+from typing import Any, cast
 
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.core.net import http1
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def json_response(value: object, status: int = 200) -> HttpResponse:
     return HttpResponse(status, json.dumps(value).encode() + b"\n", "application/json")
 
 
-class HttpServer:
+class HttpServer(lifecycle.ClosingContext):
     """A listening server, returned by `serve`; `close` or the end of its ``async with`` closes it."""
 
     def __init__(
@@ -99,12 +99,6 @@ class HttpServer:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._server.wait_closed()
             self._server = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def _listen(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         # Without `ssl` here: `_serve` does the handshakes, where they are counted and have a deadline.

@@ -29,12 +29,12 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from muster.bus.brokers import config, system_account, topology
 from muster.bus.http import server
 from muster.bus.locator import broker_order
-from muster.core import errors
+from muster.core import errors, lifecycle
 
 REFRESH_S = 1.0
 FORGET_S = 300.0  # an address without a broker for this time is not tried any more
@@ -64,7 +64,7 @@ class BrokerSurvey:
     candidates: tuple[broker_order.BrokerCandidate, ...]
 
 
-class Locator:
+class Locator(lifecycle.ServiceContext):
     """``async with Locator(["nats://…"]) as locator: … locator.url`` serves ``GET
     /locate?client=ADDRESS``."""
 
@@ -109,13 +109,6 @@ class Locator:
         if self._renewal is not None:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def locate(
         self,

@@ -9,13 +9,13 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from muster.bus import api, message_format
 from muster.bus.client import counters, state_listeners, subscriptions
 from muster.bus.memory import storage, streams
 from muster.bus.streams import key_value as streams_key_value
-from muster.core import errors, subjects
+from muster.core import errors, lifecycle, subjects
 from muster.core.telemetry import trace
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SimulatedSubscription:
     listening: bool = False
 
 
-class SimulatedBus:
+class SimulatedBus(lifecycle.ClosingContext):
     """See `api.Bus`; made by `network.Network.connect`."""
 
     def __init__(self, net: network.SimulatedNetwork, identity: str, node: str, session: int) -> None:
@@ -490,9 +490,3 @@ class SimulatedBus:
             await subscription.drained()
         self.net.report_closed(self)
         self.end(None)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

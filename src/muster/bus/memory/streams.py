@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from muster.bus import api, consumer_api, message_format
 from muster.bus.streams import key_value, publisher
-from muster.core import errors, subjects
+from muster.core import errors, lifecycle, subjects
 
 if TYPE_CHECKING:
     from muster.bus.memory import connection
@@ -209,7 +209,7 @@ def _traced(message: api.OutgoingMessage) -> api.OutgoingMessage:
     )
 
 
-class _Reading(abc.ABC):
+class _Reading(lifecycle.ClosingContext):
     """Reads the stream repeatedly, and waits for its next change in between."""
 
     def __init__(self, stream: SimulatedStream) -> None:
@@ -245,12 +245,6 @@ class _Reading(abc.ABC):
 
     async def close(self) -> None:
         self._closed.set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class SimulatedOrderedConsumer(_Reading):

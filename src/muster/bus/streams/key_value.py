@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol, Self
 
 from muster.bus import api
-from muster.core import errors, subjects
+from muster.core import errors, lifecycle, subjects
 
 MARKER_TTL_S = 3600  # how long a deletion is visible to watchers that were disconnected
 EXPIRY_MARKER_TTL_S = 60
@@ -198,7 +198,7 @@ class StreamKeyValue:
         )
 
 
-class StreamKeyWatch:
+class StreamKeyWatch(lifecycle.ClosingContext):
     """See `api.Watch`.
 
     Markers of deletions expire, so after a disconnection the messages alone do not show which keys were
@@ -260,9 +260,3 @@ class StreamKeyWatch:
 
     async def close(self) -> None:
         await self._messages.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()

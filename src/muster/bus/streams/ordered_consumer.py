@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from muster.bus import api, message_format
 from muster.bus.streams import jetstream, key_value
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.supervision import tasks
 
 BEAT_S = 1.5  # of the broker, without messages: a consumer ends unnoticed with the broker that has it
@@ -34,7 +34,7 @@ BEATS_MISSED = 2.5
 RETRY_S = 0.25
 
 
-class NatsOrderedConsumer:
+class NatsOrderedConsumer(lifecycle.ClosingContext):
     """See `api.Following`, and `keyvalue.Messages` where there is no ``first``."""
 
     def __init__(
@@ -133,12 +133,6 @@ class NatsOrderedConsumer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     # The receiving side.
 

@@ -13,9 +13,9 @@ import functools
 import ssl
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.core.net import connection_limits as net_connection_limits
 from muster.core.telemetry import log, metrics
 from muster.gateways.amqp import bus_connections, connection, memory_budget, read_schedule
@@ -31,7 +31,7 @@ PER_ADDRESS_MAX: Final = 1000
 PER_LOGIN_MAX: Final = 1000
 
 
-class AmqpGateway:
+class AmqpGateway(lifecycle.ServiceContext):
     """``anonymous``: the identity of clients that log in anonymously; None: they may not.
 
     ``may`` decides to which topics an identity may send, because the broker rejects messages without
@@ -221,10 +221,3 @@ class AmqpGateway:
             await client.end(lost=True)
             client.abort()
         await self.tasks.wait_idle()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()

@@ -15,11 +15,11 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from muster.bus import api, uptime
 from muster.bus.rpc import requests, server
-from muster.core import errors, heap, subjects
+from muster.core import errors, heap, lifecycle, subjects
 from muster.inform import protocol
 from muster.inform import settings as settings_
 from muster.inform.mounts import registry
@@ -91,7 +91,7 @@ async def start(
     return node
 
 
-class InformationNode:
+class InformationNode(lifecycle.ClosingContext):
     def __init__(self, shared: state.NodeState) -> None:
         self.state = shared
         self.name = shared.name
@@ -212,12 +212,6 @@ class InformationNode:
     async def _drain(self) -> None:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=DRAIN_S)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     @property
     def refused(self) -> int:

@@ -15,13 +15,13 @@ import random
 import time
 import zlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import msgspec
 
 from muster.bus import api
 from muster.bus.rpc import client
-from muster.core import errors, health, messages, subjects
+from muster.core import errors, health, lifecycle, messages, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol, secrets
 from muster.manage.adapters import base, plugins
@@ -57,7 +57,7 @@ class Closable(Protocol):
     async def close(self) -> None: ...
 
 
-class Agent(resource_host.ResourceHost):
+class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
     """``async with Agent(bus, folder) as agent: …``"""
 
     def __init__(
@@ -94,19 +94,14 @@ class Agent(resource_host.ResourceHost):
 
     # Lifecycle
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
     async def start(self) -> None:
         await self._resume()
-        self._subscriptions = [
-            await self._bus.subscribe(protocol.claim(self.name), handler=self._on_claim),
-            await self._bus.subscribe(protocol.operations_of(self.name), handler=self._on_operation),
-        ]
+        handlers: dict[str, api.Handler] = {
+            protocol.claim(self.name): self._on_claim,
+            protocol.operations_of(self.name): self._on_operation,
+        }
+        for subject, handler in handlers.items():
+            self._subscriptions.append(await self._bus.subscribe(subject, handler=handler))
         self._tasks.loop("announcement", self._announce_forever)
         self._tasks.loop("heartbeat", self._heartbeat_forever)
         self._tasks.loop("repetition", self._repeat_forever)

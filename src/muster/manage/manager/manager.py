@@ -15,10 +15,9 @@ import collections
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Self
 
 from muster.bus import api
-from muster.core import backoff, errors, health, messages, subjects
+from muster.core import backoff, errors, health, lifecycle, messages, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.manager import agent_calls, checkpoints, orders, reconciler, renewal, resources, zones
@@ -34,7 +33,7 @@ RESTART_POLICY = backoff.BackoffPolicy(crashes_max=None, pause_s_max=0.5)  # ren
 OUTRANKED_S = 2.0  # between two reports of higher epochs; an agent may invent them
 
 
-class Manager:
+class Manager(lifecycle.ServiceContext):
     def __init__(
         self,
         bus: api.Bus,
@@ -74,28 +73,23 @@ class Manager:
 
     # Lifecycle
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
     @property
     def may_act(self) -> bool:
         """Whether the renewal is valid, so that the manager may act."""
         return self.renewal.is_valid
 
     async def start(self) -> None:
-        bus, me = self._bus, self.name
+        me = self.name
         self._zones.connected_since = asyncio.get_running_loop().time()
-        self._subscriptions = [
-            await bus.subscribe(protocol.heartbeats_to(me), handler=self._on_heartbeats),
-            await bus.subscribe(protocol.events_to(me), handler=self._on_event),
-            await bus.subscribe(protocol.to_manager(me, "poke"), handler=lambda _: self.renewal.renew_soon()),
-            await bus.subscribe(protocol.to_manager(me, "execute"), handler=self._on_orders),
-        ]
-        self._listening = bus.on_state(self._connection_changed)
+        handlers: dict[str, api.Handler] = {
+            protocol.heartbeats_to(me): self._on_heartbeats,
+            protocol.events_to(me): self._on_event,
+            protocol.to_manager(me, "poke"): lambda _: self.renewal.renew_soon(),
+            protocol.to_manager(me, "execute"): self._on_orders,
+        }
+        for subject, handler in handlers.items():
+            self._subscriptions.append(await self._bus.subscribe(subject, handler=handler))
+        self._listening = self._bus.on_state(self._connection_changed)
         self._tasks.loop("renewal", self.renewal.run)
         self._tasks.loop("tick", self._tick_forever)
         self._tasks.loop("checkpoints", self._checkpoints.run)

@@ -14,13 +14,13 @@ import contextlib
 import json
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
 from muster.bus import api, leases
 from muster.bus.rpc import request_audit, requests, server
-from muster.core import backoff, errors, messages
+from muster.core import backoff, errors, lifecycle, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
 from muster.manage.registry import assignments, handlers, record_store, records, secret_store
@@ -45,7 +45,7 @@ async def allow_all(sender: str, verb: str, changes: bool) -> bool:
     return False
 
 
-class RegistryEndpoint:
+class RegistryEndpoint(lifecycle.ServiceContext):
     def __init__(
         self,
         bus: api.Bus,
@@ -78,13 +78,6 @@ class RegistryEndpoint:
         self._audit: request_audit.RequestAudit | None = None
         self._handlers: handlers.RegistryHandlers
         self._refused: collections.Counter[str] = collections.Counter()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         await self._drop_own_lease()

@@ -22,7 +22,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any, Self
 
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.message import codec, destinations, messages, protocol, selectors
 from muster.message import errors as message_errors
 from muster.message.client import bodies, consumers, producers, topic_consumers
@@ -45,7 +45,7 @@ class Connection(connection_.DispatcherConnection):
         return Session(self, mode)
 
 
-class Session:
+class Session(lifecycle.ClosingContext):
     """A sequence of messages that are acknowledged, committed and rolled back together."""
 
     def __init__(self, connection: Connection, mode: AcknowledgeMode) -> None:
@@ -67,12 +67,6 @@ class Session:
         self._ended.set()
         connection.on_close(self.close)
         connection.add_unacknowledged(self._held)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the session and its consumers. An open transaction is rolled back."""

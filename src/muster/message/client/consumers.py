@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import msgspec
 
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.core.telemetry import log
 from muster.message import codec, destinations, messages, protocol
 from muster.message import errors as message_errors
@@ -59,7 +59,7 @@ def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
     return acks
 
 
-class Consumer:
+class Consumer(lifecycle.ClosingContext):
     """Iterate over it, or call `receive`."""
 
     def __init__(self, session: api.Session, destination: destinations.Destination) -> None:
@@ -69,12 +69,6 @@ class Consumer:
         self._arrived: deque[ReceivedDelivery] = deque()
         self._wake = asyncio.Event()
         self._burst = 0
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     def __aiter__(self) -> Self:
         return self

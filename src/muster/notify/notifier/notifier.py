@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from muster.bus import api, leases
-from muster.core import errors
+from muster.core import errors, lifecycle
 from muster.core.telemetry import metrics
 from muster.notify import authorities, protocol
 from muster.notify import settings as settings_
@@ -33,7 +33,7 @@ from muster.notify.notifier.shards import shard_manager as shards_
 ANSWERS_S = 1.0  # time for the last replies when the notifier stops
 
 
-class Notifier:
+class Notifier(lifecycle.ServiceContext):
     def __init__(
         self,
         bus: api.Bus,
@@ -119,17 +119,6 @@ class Notifier:
         await self.common.server.close()
         if self._leases is not None:
             await self._leases.close()
-
-    async def __aenter__(self) -> Notifier:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     async def serving(self, shards: Iterable[protocol.Shard] = range(protocol.SHARDS)) -> None:
         """Returns when this notifier holds these shards."""

@@ -1,4 +1,4 @@
-"""A node's copies at rest, on both engines; and a store that refuses."""
+"""A node's stored replicas, on both engines; and a store that fails."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ async def test_what_is_forgotten_is_recorded_and_never_taken_back(start_node, co
         await context_log.ContextLog(await (await connect("b")).open_stream("contexts")).purged_up_to() == 9
     )
     assert not node.state.replicas.index
-    assert node.malformed == 0
+    assert node.follower.malformed == 0
 
 
 @pytest.mark.parametrize("is_superseded", [False, True])

@@ -1,4 +1,4 @@
-"""Writes, rule by rule: what is refused, what the log gets, who is the primary, and what is answered."""
+"""The rules of writes: refusals, records in the log, the primary, and replies."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_context_without_a_key_gets_a_random_uuid(alone):
     assert (await alone.writer.write(put(""), "ann")).key != written.key
 
 
-async def test_the_log_gets_what_was_asked_and_by_whom(alone, simulated_network):
+async def test_the_log_records_requests_and_callers(alone, simulated_network):
     context = put(attributes={"colour": "red"}, lease_s=1.5, request="r1")
     now_ns = simulated_network.now_ns()
     begun = alone.writer.begin(context, "ann")
@@ -389,7 +389,7 @@ def test_only_the_missing_acknowledgements_of_that_record_count():
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("kind", ["put", "compare", "delete"])
-async def test_a_node_that_does_not_hold_a_context_hands_the_write_to_its_primary(
+async def test_a_node_without_a_replica_forwards_the_write_to_the_primary(
     start: Start, kind, known, monkeypatch
 ):
     primary, asked_node = await start("p"), await start("r")
@@ -763,7 +763,7 @@ async def test_a_follower_that_is_behind_does_not_bring_back_a_replica_that_its_
     p.state.own.clear()
     await p.primary.place("k", ("q",), before=("p",))
     for sequence in (1, 2):
-        p._apply_stored(await p.state.log._stream.get(sequence))
+        p.follower.apply(await p.state.log._stream.get(sequence))
     assert "k" not in p.state.replicas.index
 
 

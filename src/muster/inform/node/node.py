@@ -24,7 +24,7 @@ from muster.inform import protocol
 from muster.inform import settings as settings_
 from muster.inform.mounts import registry
 from muster.inform.node import maintenance, primary, reads, search, state, writes
-from muster.inform.node.log import context_log, view_writer
+from muster.inform.node.log import context_log, follower, view_writer
 from muster.inform.node.log import view as log_view
 from muster.store import database
 from muster.supervision import tasks
@@ -100,9 +100,10 @@ class InformationNode(lifecycle.ClosingContext):
         self.search = search.ContextSearch(shared, self.reader)
         self.writer = writes.ContextWriter(shared, self.primary)
         self.maintenance = maintenance.NodeMaintenance(shared, self.primary)
-        self.malformed = 0
+        self.malformed = 0  # messages of nodes
         self.not_requests: Counter[str] = Counter()  # invalid messages of clients, by reason
         self._view_writer = view_writer.ViewWriter(shared, shared.view) if shared.view is not None else None
+        self.follower = follower.LogFollower(shared, self._view_writer)
         self._subscriptions: list[api.Subscription] = []
         self._topics: dict[int, api.Subscription] = {}
         self._supervisor = tasks.TaskSupervisor(f"information node {self.name}")
@@ -160,8 +161,8 @@ class InformationNode(lifecycle.ClosingContext):
             await self._view_writer.load()
             self._loops.append(self._supervisor.loop("view", self._view_writer.run))
         loaded = self.state.position
-        self._loops.append(self._supervisor.loop("log", self._follow))
-        await self._catch_up()
+        self._loops.append(self._supervisor.loop("log", self.follower.run))
+        await self.follower.catch_up()
         # Deletions may have been purged after the check of the view and before the follower reached them.
         if loaded and await self.state.log.purged_up_to() > loaded:
             await self.maintenance.drop_purged()
@@ -249,90 +250,6 @@ class InformationNode(lifecycle.ClosingContext):
                 await action()
             except errors.Unavailable as error:
                 state.events.info("round-failed", node=self.name, error=error)
-
-    # The log and the view.
-
-    async def _catch_up(self) -> None:
-        """Receive the whole log; there is no time limit while it makes progress."""
-        shared = self.state
-        moved_at_s = shared.now_s()
-        while True:
-            position = shared.position
-            try:
-                return await shared.refresh(api.DURABLE_TIMEOUT_S)
-            except errors.Unavailable:
-                if shared.position != position:
-                    moved_at_s = shared.now_s()
-                elif shared.now_s() - moved_at_s > 2 * api.DURABLE_TIMEOUT_S:
-                    raise
-                await asyncio.sleep(RETRY_S)
-
-    async def _follow(self) -> None:
-        shared = self.state
-        while True:
-            try:
-                async with shared.log.follow(shared.position + 1) as following:
-                    while True:
-                        try:
-                            await self._apply_all(following)
-                        except errors.Dropped as error:
-                            # Older records were removed for newer ones, which come next.
-                            shared.position = max(shared.position, error.last)
-            except errors.Unavailable as error:
-                state.events.info("log-lost", node=self.name, error=error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _apply_all(self, following: api.OrderedConsumer) -> None:
-        number = 0
-        async for stored in following:
-            acknowledgement = self._apply_stored(stored)
-            if acknowledgement is not None:
-                await self._publish(*acknowledgement)
-            number += 1
-            if number % 200 == 0 or self.state.unsaved.is_full:
-                await self._yield_to_others()
-
-    async def _yield_to_others(self) -> None:
-        """Let other tasks run, and wait for the view if necessary."""
-        await asyncio.sleep(0)
-        if self._view_writer is not None:
-            await self._view_writer.wait_for_space()
-
-    def _apply_stored(self, stored: api.StoredMessage) -> tuple[str, bytes] | None:
-        """Apply a record. Return the acknowledgement to send: subject and data."""
-        shared = self.state
-        own = shared.own.pop(stored.sequence, None)
-        if own is not None:
-            shared.seen(stored.sequence, own)
-            return None
-        mine = shared.log.pending(stored)
-        try:
-            entry = (
-                context_log.ContextLogEntry(mine, stored.sequence)
-                if mine
-                else context_log.parse_entry(stored)
-            )
-        except errors.InvalidInput as error:
-            self.malformed += 1
-            state.events.error("invalid-record", sequence=stored.sequence, error=error)
-            shared.seen(stored.sequence, "")
-            return None
-        record = entry.record
-        if record.key == context_log.PURGED_KEY:
-            shared.seen(entry.sequence, "")
-            return None
-        shared.apply(entry, just_stamped=mine is not None)
-        shared.seen(entry.sequence, record.key)
-        if self.name not in record.holders:
-            shared.remember_holders(record.key, record.holders)
-        elif record.acknowledge and record.holders[0] != self.name:
-            applied = protocol.ReplicaApplied(self.name, record.key, record.stamp)
-            return protocol.to_node(record.holders[0], "applied"), protocol.encode(applied)
-        return None
-
-    async def _publish(self, subject: str, data: bytes) -> None:
-        with contextlib.suppress(errors.Unavailable):
-            await self.state.bus.publish(subject, data)
 
     # Topics of contexts.
 

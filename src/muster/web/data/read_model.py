@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,10 +12,6 @@ import msgspec
 from muster.bus import api
 from muster.core import errors, messages, units
 from muster.core.reports import columns as reports_columns
-from muster.inform import client as inform_client
-from muster.inform import protocol as inform_protocol
-from muster.inform import rows as inform_rows
-from muster.inform import service_entries
 from muster.manage import client as manage_client
 from muster.manage import rows as manage_rows
 from muster.message import listings
@@ -28,11 +24,11 @@ from muster.notify import rows as notify_rows
 from muster.pipeline import client as pipeline_client
 from muster.pipeline import protocol as pipeline_protocol
 from muster.pipeline.alerts import tracker
-from muster.trust.permissions import roles
 from muster.web.auth import sessions
 from muster.web.data import (
     bus_feed,
     connections,
+    context_queries,
     dispatcher_calls,
     history_reader,
     latest_reports,
@@ -47,7 +43,7 @@ SCHEDULED_MAX = 1000  # the next messages
 T = TypeVar("T")
 
 
-class ReadModel(bus_feed.BusFeed):
+class ReadModel(context_queries.ContextQueries):
     def __init__(self, location: connections.DomainLocation, *, history: str, domain: str) -> None:
         super().__init__(location, domain=domain)
         self._history = history
@@ -316,94 +312,6 @@ class ReadModel(bus_feed.BusFeed):
             within_20_percent=check.holds,
         )
 
-    # Contexts
-
-    def _inform(self, bus: api.Bus) -> inform_client.InformClient:
-        return inform_client.InformClient(bus, timeout_s=READ_S)
-
-    async def information_nodes(self) -> list[inform_protocol.NodeInfo]:
-        return await self._query("nodes", "inform", 2.0, lambda bus: self._inform(bus).nodes())
-
-    async def _as(self, person: sessions.LoginSession) -> api.Bus:
-        operates = person.role.covers(sessions.WebRole.OPERATOR)
-        role = roles.Role.OPERATOR if operates else roles.Role.VIEWER
-        return await self.link.as_person(person.name, role)
-
-    async def _read(
-        self, person: sessions.LoginSession, ask: Callable[[inform_client.InformClient], Awaitable[T]]
-    ) -> T:
-        """Read with the person's identity and without the cache: the information node checks permissions."""
-        try:
-            async with asyncio.timeout(READ_S * 2):
-                return await ask(self._inform(await self._as(person)))
-        except TimeoutError as error:
-            raise errors.TimedOut("no reply in time") from error
-
-    async def contexts(
-        self, person: sessions.LoginSession, where: str, *, limit: int = 100, after: str = ""
-    ) -> inform_rows.ContextPage:
-        result = await self._read(
-            person, lambda inform: inform.find(where or "TRUE", limit=limit, after=after, within_s=READ_S)
-        )
-        return inform_rows.ContextPage(
-            items=list(map(inform_rows.context_row, result.contexts)), **_missing(result)
-        )
-
-    async def context(
-        self, person: sessions.LoginSession, key: str, *, max_staleness_s: float | None = None
-    ) -> inform_protocol.Context:
-        return await self._read(person, lambda inform: inform.get(key, max_staleness_s=max_staleness_s))
-
-    async def watch(
-        self, person: sessions.LoginSession, key: str, *, after_version: int
-    ) -> AsyncIterator[inform_protocol.ContextChange]:
-        async def connected() -> (
-            inform_client.InformClient
-        ):  # marks the connection as used: idle ones are closed
-            return self._inform(await self._as(person))
-
-        async for change in inform_client.watch(connected, key, after_version=after_version):
-            yield change
-
-    async def replicas(self, key: str) -> inform_rows.ReplicaPage:
-        result = await self._query(("replicas", key), "inform", 1.0, lambda bus: self._inform(bus).where(key))
-        return inform_rows.ReplicaPage(
-            items=list(map(inform_rows.replica_row, result.replicas)),
-            silent=list(result.silent),
-        )
-
-    async def context_history(
-        self, person: sessions.LoginSession, key: str, *, after: int, limit: int | None
-    ) -> inform_rows.ContextHistoryPage:
-        history = await self._read(person, lambda inform: inform.history(key, after_version=after))
-        changes = history.changes[:limit]
-        more = len(history.changes) > len(changes)
-        return inform_rows.ContextHistoryPage(
-            items=list(map(inform_rows.change_row, changes)),
-            complete=history.complete,
-            next=str(changes[-1].version) if more else None,
-        )
-
-    async def entries(
-        self, person: sessions.LoginSession, where: str, *, limit: int, after: str
-    ) -> inform_rows.ServiceEntryPage:
-        result = await self._read(
-            person,
-            lambda inform: service_entries.ServiceEntries(inform).search(
-                where, limit=limit, after=after, within_s=READ_S
-            ),
-        )
-        entries = [
-            inform_rows.entry_row(service_entries.from_context(context), context.source)
-            for context in result.contexts
-        ]
-        return inform_rows.ServiceEntryPage(items=entries, **_missing(result))
-
-    async def entry(self, person: sessions.LoginSession, id: str) -> inform_rows.ServiceEntryRow:
-        return inform_rows.entry_row(
-            await self._read(person, lambda inform: service_entries.ServiceEntries(inform).get(id))
-        )
-
     # Notification
 
     async def receivers(
@@ -490,13 +398,3 @@ def alert_order(alert: messages.Alert) -> tuple[int, bool, int, str, str]:
     """The most severe first, then those that are not only pending, then the newest."""
     pending = alert.state is messages.AlertState.PENDING
     return _SEVERITY[alert.severity], pending, -alert.since_ms, alert.rule, alert.about
-
-
-def _missing(result: inform_protocol.FindResult) -> dict[str, Any]:
-    """The end of a page of a search, and the parts that are missing."""
-    return {
-        "next": result.reached if result.more else None,
-        "silent": result.silent,
-        "failed": result.failed,
-        "cut": result.cut,
-    }

@@ -1,10 +1,13 @@
-"""/readyz and /metrics show failures of supervised background tasks."""
+"""/readyz and /metrics: failures of supervised background tasks, and refused messages."""
 
 from __future__ import annotations
 
 import asyncio
+import types
+from collections import Counter
 
 from muster.bus.http import client, health
+from muster.bus.rpc import requests
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
 from muster.supervision import tasks
@@ -41,6 +44,17 @@ async def test_a_failed_task_makes_the_process_not_ready_and_is_counted():
 
         await supervisor.close()
         assert (await client.get(f"{server.url}/readyz")).status == 200
+
+
+async def test_metrics_have_the_messages_that_services_refused():
+    message = types.SimpleNamespace(subject="muster.lamps.from.eve.request.switch", reply="_R.app.ann.s.1")
+    assert requests.accept(message, "muster.lamps.from.*.request.switch", Counter()) is None  # type: ignore[arg-type]
+    async with health.serve_process(
+        domain.HealthSettings(), process="p", conditions=dict, metrics=metrics.Metrics()
+    ) as server:
+        assert server is not None
+        exposition = (await client.get(f"{server.url}/metrics")).body.decode()
+    assert 'muster_refused_messages_total{reason="reply",service="lamps"} 1.0' in exposition
 
 
 async def test_metrics_have_the_number_of_tasks_of_the_event_loop():

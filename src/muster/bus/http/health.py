@@ -27,6 +27,7 @@ from typing import Protocol
 from muster.bus import api
 from muster.bus.http import client, telemetry_export
 from muster.bus.http import server as http_server
+from muster.bus.rpc import requests
 from muster.core import files, health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics as metrics_
@@ -76,6 +77,12 @@ async def serve(
         return None
 
     metrics.counter_from("task_failures", "Failures of background tasks.", ("owner", "task"), tasks.failures)
+    metrics.counter_from(
+        "refused_messages",
+        "Messages to a service that were no valid requests.",
+        ("service", "reason"),
+        requests.refusals,
+    )
     loop = asyncio.get_running_loop()
     metrics.gauge("asyncio_tasks", "Tasks of the event loop that have not ended.").read_from(
         lambda: len(asyncio.all_tasks(loop))

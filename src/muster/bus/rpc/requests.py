@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Mapping
 
 from muster.bus import api
 from muster.core import subjects
@@ -25,6 +26,8 @@ ON_BEHALF_OF = "Muster-On-Behalf-Of"  # a header: the user for whom the sender a
 REQUEST_ID = "Muster-Request"
 
 _STORED_IN, _STORED_AS = "Nats-Stream", "Nats-Sequence"  # headers of messages from a stream
+
+_refusals: Counter[tuple[str, ...]] = Counter()
 
 
 class RpcCaller:
@@ -57,16 +60,21 @@ def accept(
     is counted in ``refused``.  Without ``needs_reply`` the sender need not name a reply subject."""
     parsed = _parse(pattern, message.subject)
     if parsed is None:
-        refused["subject"] += 1
-        return None
-    sender, operation, prefix = parsed
-    if needs_reply if message.reply is None else not message.reply.startswith(prefix):
-        refused["reply"] += 1
-        return None
-    if message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:
-        refused["republished"] += 1
-        return None
-    return RpcCaller(sender, operation, message)
+        reason = "subject"
+    elif needs_reply if message.reply is None else not message.reply.startswith(parsed[2]):
+        reason = "reply"
+    elif message.header(_STORED_IN) is not None or message.header(_STORED_AS) is not None:
+        reason = "republished"
+    else:
+        return RpcCaller(parsed[0], parsed[1], message)
+    refused[reason] += 1
+    _refusals[pattern.split(".", 2)[1], reason] += 1
+    return None
+
+
+def refusals() -> Mapping[tuple[str, ...], int]:
+    """Messages that this process refused, by service and reason."""
+    return _refusals
 
 
 @functools.lru_cache(maxsize=8192)

@@ -1,4 +1,4 @@
-"""The bus: messages, requests, durable publishes, idle connections, and how quickly things start.
+"""The bus: messages, requests, durable publishes, idle connections, and times to start.
 
 Publishers and subscribers are processes of their own, with a real broker between them.  The peer is plain
 nats-py, doing the same through the same broker, in turns with us.  The paper is the one on managing
@@ -283,4 +283,4 @@ def _muster(*arguments: str) -> None:
         [sys.executable, "-m", "muster", *arguments], env=env, check=True, stdout=subprocess.PIPE
     )
     if not done.stdout:
-        raise errors.Unavailable(f"muster {' '.join(arguments)} said nothing")
+        raise errors.Unavailable(f"muster {' '.join(arguments)} printed nothing")

@@ -1,4 +1,4 @@
-"""etcd as a peer: Debian's package, unpacked into a cache without installing it, spoken to over its own gRPC.
+"""etcd as a peer: Debian's package, unpacked into a cache, with a client over its own gRPC.
 
 The client is the least that does unary calls: HTTP/2 frames with literal headers and protobuf by hand, so
 that what is measured is etcd and not a gateway or a library.

@@ -45,20 +45,20 @@ async def overheads(
         update = await _mean(
             lambda n: node.writer.write(protocol.PutContext(f"far/{n % 10}", VALUE), "c"), count
         )
-        road, append = await _road(caller, count), await _append(node, count)
+        network_s, append = await _network(caller, count), await _append(node, count)
         rows += [
             _ms(f"remote access, {where}", access, ACCESS_MS[column], (1.0, 1.5)[column]),
-            _ms(f"remote access, {where}: the road", road),
-            _ms(f"remote access, {where}: the nodes' work", max(0.0, access - road)),
+            _ms(f"remote access, {where}: the network path", network_s),
+            _ms(f"remote access, {where}: the nodes' work", max(0.0, access - network_s)),
             _ms(
                 f"update at a remote primary, synced, {where}",
                 update,
                 UPDATE_MS[column],
                 1.5 if column == 0 else None,
             ),
-            _ms(f"update, {where}: the road", road),
+            _ms(f"update, {where}: the network path", network_s),
             _ms(f"update, {where}: append to the log, synced", append),
-            _ms(f"update, {where}: the nodes' work", max(0.0, update - road - append)),
+            _ms(f"update, {where}: the nodes' work", max(0.0, update - network_s - append)),
         ]
         if column == 0:
             await node.writer.write(protocol.PutContext("near", VALUE), "c")
@@ -78,8 +78,8 @@ async def _mean(act: measure.Act, count: int) -> float:
     return inform_worlds.filtered_mean(await inform_worlds.times_ms(act, count))
 
 
-async def _road(caller: api.Bus, count: int) -> float:
-    """A question and its answer, which nobody works on."""
+async def _network(caller: api.Bus, count: int) -> float:
+    """A request and its reply without any work between them."""
     subject = inform_worker.echo_of("b0")
     return await _mean(lambda _: caller.request(subject, VALUE), count)
 
@@ -112,7 +112,7 @@ async def _replicas(
     return [
         _ms(name, made, REPLICA_MS[replicas - 1][column], goal),
         _ms(f"{name}: append to the log, synced", append),
-        _ms(f"{name}: to the copies, and hearing from them", max(0.0, made - append)),
+        _ms(f"{name}: to the replicas and back", max(0.0, made - append)),
     ]
 
 

@@ -1,6 +1,6 @@
 """The paper's tables 4 and 6: what access and update at a remote primary take beyond the distance.
 
-A link of the paper's length is a process that hands on what it got so much later; its own work is part of
+A link of the paper's length is a process that forwards its input after that delay; its own work is part of
 the figures.  Where the log is not on the primary's side, as with one broker, which is near, an update crosses
 the distance a second time, which counts as overhead.
 """

@@ -46,7 +46,7 @@ def main(host: str, port: int, one_way_s: float) -> None:
         near, _ = listening.accept()
         try:
             far = socket.create_connection((host, port))
-        except OSError:  # nobody is there yet
+        except OSError:  # nothing listens there yet
             near.close()
             continue
         for connection in (near, far):

@@ -1,6 +1,6 @@
 """One information node in a process of its own, for `benchmarks.inform`: ``URL NAME STORE SETTINGS``.
 
-Beside it stands an echo, which tells what the road alone costs.
+Beside it runs an echo server, which measures the cost of the network path alone.
 """
 
 from __future__ import annotations

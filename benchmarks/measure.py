@@ -72,7 +72,7 @@ def seconds(function: Callable[[], object]) -> float:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """Of this process, on all its threads: what a busy neighbour does not change."""
+    """CPU time of this process, all threads: not changed by other busy processes."""
     start = time.process_time()
     function()
     return time.process_time() - start
@@ -120,7 +120,7 @@ def resident_bytes(pid: int) -> int:
 
 
 class Worker:
-    """A function of one of our modules in a process of its own, which speaks JSON lines with us.
+    """A function of one of our modules in a separate process, controlled by JSON lines.
 
     ``python -m MODULE ARGUMENT…``: what it prints we `hear`, what we `tell` it reads.  Its errors go to the
     file ``log``, or to ours.
@@ -150,7 +150,7 @@ class Worker:
     def hear(self, *, timeout_s: float = 60.0) -> Any:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
-            raise errors.TimedOut(f"{self.name} said nothing for {timeout_s:g} s")
+            raise errors.TimedOut(f"{self.name} printed nothing for {timeout_s:g} s")
         line = self._process.stdout.readline()
         if not line:
             raise errors.Unavailable(f"{self.name} ended with exit code {self._process.wait()}")

@@ -53,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how often each thing is measured."""
+    """How long and how often each case is measured."""
 
     cells: tuple[Cell, ...]
     moments: int  # into which the time of a cell is divided, the sides taking turns
@@ -345,7 +345,7 @@ def read_delays(file: pathlib.Path, subscribers: int) -> Delays:
 
 
 def _draw(delays: dict[Cell, dict[str, Delays]]) -> None:
-    """The paper's figures 3 to 10, as far as its text tells them: mean transit delay and deviation."""
+    """The paper's figures 3 to 10, as far as its text gives them: mean transit delay and deviation."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -19,7 +19,7 @@ from muster.monitor.channel import channel as channel_channel
 
 
 async def sensors(url: str, machines: int, profile: str) -> None:
-    """Sends as many reports as it is told, and says when they are out."""
+    """Sends the requested number of reports, and prints a line when they are sent."""
     heads = [monitor_rows.head(row) for row in monitor_rows.reports_(machines, profile)]
     number = 0
     async with await client.connect([url], identity="fleet", audit_s=0) as bus:

@@ -17,7 +17,7 @@ measured at several moments of the run, in turns with the others, and a percenti
 on our side and on the peer's.  The 99th percentiles, and rates of CPU time, are of CPU time.
 
 Memory is what the process of a notifier has more, as the system counts it, when a running one that held
-nobody holds all receivers; the tables of receivers alone, without a notifier around them, stand beside it.
+no notifier holds all receivers; the tables of receivers without a notifier are measured as well.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ async def fill(url: str, count: int, policies: int) -> None:
 
 
 async def receivers(url: str, name: str, first: int, count: int, groups: int) -> None:
-    """Joins, and then tells how long each event took and how many deliveries there were.
+    """Joins, then prints how long each event took and how many deliveries there were.
 
     An address that names one of the groups means all receivers in it.
     """

@@ -50,7 +50,7 @@ class Counted(fleet.VirtualFleet):
 async def play(
     url: str, profile: str, machines: int, periods: int, tally: pathlib.Path, channels: list[str]
 ) -> None:
-    """Each machine reports once a period. Says ``ready``, starts when told to, says what it sent.
+    """Each machine reports once a period. Prints ``ready``, starts on a line of input, prints what it sent.
 
     With channels: single reports, as sensors send them, evenly to these channels.  Without: messages of a
     thousand machines into the stream, as first-level channels would store them.  A fleet that is a whole

@@ -173,9 +173,9 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
                 say(f"refused: {error.message}")
         liar = await mallory.advertise("control", "Controller", {"entity": "Intellimune"})
         outcome.forged.append(await liar.send("command", {"action": "halt"}))
-        await mallory.present(_theirs(manager, now))  # a good grant, of somebody else
+        await mallory.present(_theirs(manager, now))  # a valid grant of another identity
         outcome.forged.append(await liar.send("command", {"action": "halt"}))
-        # In the regional controller's name: the broker lets nobody speak under another identity.
+        # In the regional controller's name: the broker lets no client publish under another identity.
         forged = protocol.SendEvent(id="forged", sender="control", type="alert", content={"threat_level": 9})
         subject = (
             f"muster.notify.from.northwest-control.event.{protocol.shard_of('northwest-control/control')}"
@@ -191,12 +191,12 @@ async def run(folder: pathlib.Path, say: Callable[[str], None], *, servers: int 
             await asyncio.wait_for(received.wait(), 10)
     say(f"the alert reached {len(outcome.reached[outcome.alert])} servers, all of them IIS")
     say(f"the command reached {len(outcome.reached[outcome.command])}: those with CGI that are busy")
-    say(f"{len(outcome.forged)} forged or unqualified events reached nobody")
+    say(f"{len(outcome.forged)} forged or unqualified events reached no receiver")
     return outcome
 
 
 def _self_signed(holder: str, now: float) -> tuple[str, ...]:
-    """Signed by a root that nobody trusts."""
+    """Signed by a root that is not trusted."""
     return grants.Authority(nkeys.KeyPair.create(nkeys.KeyKind.ACCOUNT)).grant(
         holder, {"_command_region": "national", "_trust_level": 9}, tier=9, now=now, lifetime_s=HOUR_S
     )

@@ -1,4 +1,4 @@
-"""Every test runs under the house rules of `muster.testing.plugin` (``muster_strict`` in pyproject.toml)."""
+"""Every test runs under the strict rules of `muster.testing.plugin` (``muster_strict`` in pyproject.toml)."""
 
 import os
 import shutil

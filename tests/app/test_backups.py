@@ -1,4 +1,4 @@
-"""A domain is backed up, destroyed, restored, and all of it is there."""
+"""A domain is backed up, deleted and restored completely."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ async def test_a_restore_that_fails_leaves_a_store_outside_of_the_home_empty(
         ("/var/state.db", "/var/state.db"),
     ],
 )
-def test_what_lies_outside_of_a_home_is_found_from_where_the_home_will_be(path: str, final: str | None):
+def test_paths_outside_of_a_home_are_resolved_from_its_new_place(path: str, final: str | None):
     fresh, place = home.Home(Path("/srv/.restore/home")), home.Home(Path("/srv/lab"))
     actual = backup._outside(fresh.root / "lab" / path, fresh, place)
     assert actual == (Path(final) if final else None)

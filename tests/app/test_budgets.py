@@ -185,7 +185,7 @@ async def test_streams_have_the_configured_budgets_whichever_process_created_the
             api.FullPolicy.REFUSE,
         )
 
-        # A budget that is really full: writers are told, an alert, a counter, and everybody lives.
+        # A full budget: an error for writers, an alert, a counter, and all processes continue.
         async with (
             await running.connect("op", roles.Role.OPERATOR) as op,
             await op.subscribe(subjects.to_all("bus", "alert")) as subscription,

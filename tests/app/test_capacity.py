@@ -1,4 +1,4 @@
-"""What is measured of the whole way: the arithmetic of `muster capacity --check`."""
+"""The arithmetic of `muster capacity --check`."""
 
 import numpy as np
 

@@ -60,7 +60,7 @@ async def test_what_was_stored_is_there_at_the_next_start(made):
                 tx.put("c", "k", b"v")
 
 
-async def test_two_domains_live_in_one_process_and_hear_nothing_of_each_other(made):
+async def test_two_domains_in_one_process_are_isolated(made):
     item, other = made(domain__name="one"), made(domain__name="other")
     async with (
         domain.Domain(item) as first,
@@ -130,7 +130,7 @@ class FaultyPart:
 
     async def _work(self) -> None:
         await self.now.wait()
-        raise errors.Unavailable("told to fail")
+        raise errors.Unavailable("failed on purpose")
 
     async def stop(self) -> None:
         pass
@@ -158,7 +158,10 @@ async def test_the_domain_runs_without_a_part_that_is_not_vital_and_reports_it(m
         async def fault_is_reported() -> bool:
             answer = await page(running, "/readyz")
             assert answer.status == 200
-            failed: bool = answer.json()["parts"]["fault"] == {"state": "failed", "reason": "told to fail"}
+            failed: bool = answer.json()["parts"]["fault"] == {
+                "state": "failed",
+                "reason": "failed on purpose",
+            }
             return failed
 
         await eventually(fault_is_reported)
@@ -194,7 +197,7 @@ async def test_a_vital_part_takes_the_domain_down(made):
     part = FaultyPart(vital=True)
     async with domain.Domain(made(), parts=[part]) as running:
         part.now.set()
-        with pytest.raises(errors.Unavailable, match="told to fail"):
+        with pytest.raises(errors.Unavailable, match="failed on purpose"):
             await running.wait()
         assert (await page(running, "/readyz")).status == 503
 
@@ -341,7 +344,7 @@ async def test_a_broker_is_started_linked_unlinked_and_stopped_while_the_domain_
         assert [row.name for row in await control.BrokerControl(admin).brokers()] == ["local-1"]
 
 
-async def test_tls_is_made_and_used_when_it_is_wanted(made, caplog):
+async def test_tls_is_set_up_and_used_when_it_is_enabled(made, caplog):
     async with domain.Domain(made(bus__tls="on")) as running:
         assert running.servers[0].startswith("tls://")
         async with await running.connect("alice", roles.Role.USER) as bus:

@@ -1,4 +1,4 @@
-"""The SOAP doors of a whole domain: passwords, roles, and everybody on the bus as themselves."""
+"""The SOAP gateways of a domain: passwords, roles, and callers with their own identities on the bus."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wsman(action: str, name: str = "") -> str:
 
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
-async def test_doors_of_a_domain(tmp_path):
+async def test_gateways_of_a_domain(tmp_path):
     flags = {
         "domain.data_dir": str(tmp_path),
         "soap.enabled": True,

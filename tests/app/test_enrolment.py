@@ -1,4 +1,4 @@
-"""Enrolment tokens: one machine each, however often it asks and whatever crashes meanwhile."""
+"""Enrolment tokens: one machine each, with repeated requests and crashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from muster.store import database
 from muster.trust import credentials, keyring, nkeys
 from muster.trust.permissions import roles
 
-pytestmark = pytest.mark.may_block(reason="keys are written as the desk does in a thread")
+pytestmark = pytest.mark.may_block(reason="keys are written by this thread; the service uses another")
 
 
 def new_key() -> str:
@@ -28,11 +28,13 @@ def new_key() -> str:
 class Office:
     def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self.trust = trust
-        self.desk = enrolment.EnrolmentService(store, trust)
+        self.service = enrolment.EnrolmentService(store, trust)
 
     async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
         """The identity of a new token."""
-        text = await self.desk.make("ann", name, ("nats://x",), "", approval=approval, lifetime_s=lifetime_s)
+        text = await self.service.make(
+            "ann", name, ("nats://x",), "", approval=approval, lifetime_s=lifetime_s
+        )
         return credentials.Credentials.parse(enrolment.EnrolmentToken.parse(text).creds).identity
 
 
@@ -44,14 +46,14 @@ async def office(tmp_path):
 
 async def test_a_request_that_is_repeated_gets_the_same_answer(office):
     token, key = await office.token(), new_key()
-    first = await office.desk.enrol(token, key, "m")
+    first = await office.service.enrol(token, key, "m")
     assert not first.replaced
-    assert await office.desk.enrol(token, key, "m") == first
+    assert await office.service.enrol(token, key, "m") == first
     with pytest.raises(errors.Forbidden, match="is spent"):
-        await office.desk.enrol(token, new_key(), "m")
+        await office.service.enrol(token, new_key(), "m")
 
 
-async def test_the_desk_may_end_at_any_moment(office, monkeypatch):
+async def test_the_service_may_end_at_any_moment(office, monkeypatch):
     """After the token is spent, after the key is issued: the same key is admitted, and no other."""
     for when in ("before", "after"):
         token, key = await office.token(f"host-{when}"), new_key()
@@ -64,31 +66,31 @@ async def test_the_desk_may_end_at_any_moment(office, monkeypatch):
 
         monkeypatch.setattr(office.trust, "issue", crash)
         with pytest.raises(RuntimeError):
-            await office.desk.enrol(token, key, "m")
+            await office.service.enrol(token, key, "m")
         monkeypatch.setattr(office.trust, "issue", issue)
         with pytest.raises(errors.Forbidden, match="is spent"):
-            await office.desk.enrol(token, new_key(), "m")
-        assert (await office.desk.enrol(token, key, "m")).name == f"host-{when}"
+            await office.service.enrol(token, new_key(), "m")
+        assert (await office.service.enrol(token, key, "m")).name == f"host-{when}"
 
 
 async def test_many_machines_join_at_once(office):
     tokens = [await office.token(f"host-{number}") for number in range(8)]
-    admitted = await asyncio.gather(*(office.desk.enrol(token, new_key(), "m") for token in tokens))
+    admitted = await asyncio.gather(*(office.service.enrol(token, new_key(), "m") for token in tokens))
     assert sorted(entry.name for entry in admitted) == [f"host-{number}" for number in range(8)]
 
 
 async def test_a_machine_that_was_replaced_does_not_come_back_with_its_old_token(office):
     old, old_key = await office.token(), new_key()
-    await office.desk.enrol(old, old_key, "m")
+    await office.service.enrol(old, old_key, "m")
     new, key = await office.token(), new_key()
-    assert (await office.desk.enrol(new, key, "m")).replaced
+    assert (await office.service.enrol(new, key, "m")).replaced
     with pytest.raises(errors.Forbidden, match="is spent"):
-        await office.desk.enrol(old, old_key, "m")
+        await office.service.enrol(old, old_key, "m")
     assert office.trust.show("host-b").public_key == key
     assert office.trust.show("host-b").status == "valid"
     office.trust.revoke("host-b")
     with pytest.raises(errors.Forbidden, match="is spent"):
-        await office.desk.enrol(new, key, "m")
+        await office.service.enrol(new, key, "m")
 
 
 async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
@@ -96,9 +98,9 @@ async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
     tokens = [await office.token(f"host-{number}", approval=True) for number in range(5)]
     for token in tokens:
         with pytest.raises(errors.Unavailable, match="approval"):
-            await office.desk.enrol(token, new_key(), "m")
+            await office.service.enrol(token, new_key(), "m")
     part = management.ManagementComponent(settings.ManageSettings())
-    part._enrolment = office.desk
+    part._enrolment = office.service
     listed = server.RpcOperation.plain("domain.waiting", part._waiting, audited=False)
     async with server.RpcServer(bus, protocol.PART, [listed]):
         subject = subjects.from_identity(protocol.PART, bus.identity, "domain", "waiting")
@@ -110,33 +112,33 @@ async def test_machines_that_wait_are_listed_in_pages(office, bus, monkeypatch):
 
 async def test_what_is_approved_is_the_machine_that_asked(office):
     token, key = await office.token(approval=True), new_key()
-    assert await office.desk.waiting() == []
+    assert await office.service.waiting() == []
     with pytest.raises(errors.Unavailable, match="approval"):
-        await office.desk.enrol(token, key, "machine-1")
+        await office.service.enrol(token, key, "machine-1")
     waiting = enrolment.WaitingMachine(token=token, name="host-b", machine="machine-1")
-    assert await office.desk.waiting() == [waiting]
+    assert await office.service.waiting() == [waiting]
     with pytest.raises(errors.Forbidden, match="another machine"):
-        await office.desk.enrol(token, new_key(), "machine-2")
-    assert await office.desk.approve("host-b") == enrolment.ApprovedMachine(approved="host-b")
+        await office.service.enrol(token, new_key(), "machine-2")
+    assert await office.service.approve("host-b") == enrolment.ApprovedMachine(approved="host-b")
     with pytest.raises(errors.Forbidden):
-        await office.desk.enrol(token, new_key(), "machine-2")
-    assert (await office.desk.enrol(token, key, "machine-1")).name == "host-b"
+        await office.service.enrol(token, new_key(), "machine-2")
+    assert (await office.service.enrol(token, key, "machine-1")).name == "host-b"
     with pytest.raises(errors.NotFound):
-        await office.desk.approve("host-b")
+        await office.service.approve("host-b")
 
 
 async def test_the_operator_chooses_between_two_requests_with_the_same_name(office):
     tokens, keys = [await office.token(approval=True) for _ in range(3)], [new_key(), new_key()]
     for token, key in zip(tokens, keys, strict=False):
         with pytest.raises(errors.Unavailable):
-            await office.desk.enrol(token, key, "m")
+            await office.service.enrol(token, key, "m")
     with pytest.raises(errors.Conflict) as raised:
-        await office.desk.approve("host-b")
+        await office.service.approve("host-b")
     assert tokens[1] in (raised.value.hint or "")
-    await office.desk.approve(tokens[1])
-    assert (await office.desk.enrol(tokens[1], keys[1], "m")).name == "host-b"
+    await office.service.approve(tokens[1])
+    assert (await office.service.enrol(tokens[1], keys[1], "m")).name == "host-b"
     with pytest.raises(errors.Unavailable):
-        await office.desk.enrol(tokens[0], keys[0], "m")
+        await office.service.enrol(tokens[0], keys[0], "m")
 
 
 async def test_a_rejected_token_has_a_reason(office, monkeypatch):
@@ -145,20 +147,20 @@ async def test_a_rejected_token_has_a_reason(office, monkeypatch):
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
     with pytest.raises(errors.Forbidden, match="has expired"):
-        await office.desk.enrol(token, key, "m")
+        await office.service.enrol(token, key, "m")
     with pytest.raises(errors.Forbidden, match="unknown token"):
-        await office.desk.enrol("join-0", key, "m")
+        await office.service.enrol("join-0", key, "m")
     monkeypatch.setattr(time, "time", lambda: now + 62.0 + enrolment.REPLY_S)
     await office.token("host-c")
     with pytest.raises(errors.Forbidden, match="unknown token"):
-        await office.desk.enrol(token, key, "m")
+        await office.service.enrol(token, key, "m")
 
 
 async def test_a_name_of_another_role_is_not_given_away(office):
     office.trust.issue("boss", roles.Role.OPERATOR)
     token = await office.token("boss")
     with pytest.raises(errors.Conflict, match="role operator"):
-        await office.desk.enrol(token, new_key(), "m")
+        await office.service.enrol(token, new_key(), "m")
     assert office.trust.show("boss").status == "valid"
 
 

@@ -1,4 +1,4 @@
-"""From settings to brokers: which there are, how they are joined, what each may use."""
+"""From settings to brokers: their number, their links, their shares of memory and disk."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_free_ports_stay_free():
     assert {broker_config.port for broker_config in made(brokers=3, port=0)} == {0}
 
 
-def test_only_some_brokers_store_and_only_those_speak_mqtt():
+def test_only_brokers_with_storage_accept_mqtt():
     configs = made(brokers=3, storage_brokers=2, mqtt=True)
     assert [broker_config.storage is not None for broker_config in configs] == [True, True, False]
     assert [broker_config.mqtt is not None for broker_config in configs] == [True, True, False]

@@ -1,4 +1,4 @@
-"""Management as a part of a domain: processes of its own, put back when they are killed; machines let in."""
+"""Management as a component of a domain: its processes are restarted when killed; machines are enrolled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fork server: one process for each request that was waited for, and none besides."""
+"""The fork server: exactly one process for each request."""
 
 from __future__ import annotations
 

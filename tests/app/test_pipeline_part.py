@@ -1,4 +1,4 @@
-"""The pipeline as a part of a domain: started with it, started again when it is killed, stopped with it.
+"""The pipeline as a component of a domain: started with it, restarted when killed, stopped with it.
 
 There is no stream of reports, so the process waits for one and starts no Spark.
 """

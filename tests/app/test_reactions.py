@@ -1,4 +1,4 @@
-"""What the domain does by itself: alerts that are answered, commands that are carried out, each once."""
+"""Responses and reactions: alerts become events, accepted events become operations, each once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the responder could not answer is counted, and shown in its state."""
+"""Alerts that the responder could not process are counted and shown in its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole of a domain's settings, as `muster.app.settings` puts it together from the parts'."""
+"""All settings of a domain, as `muster.app.settings` combines them from its packages."""
 
 from __future__ import annotations
 

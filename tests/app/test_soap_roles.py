@@ -1,6 +1,6 @@
 """Each role at each SOAP operation, against the process that a domain starts for them.
 
-A new operation has no line in the tables below, and fails here until somebody decides who may call it.
+A new operation has no line in the tables below, and fails here until the table says which roles may call it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WSMAN = {
     namespaces.ENUMERATE: "-yyyy",  # what it lists is asked for by Pull
     namespaces.PULL: "-yyxy",
     namespaces.RELEASE: "-yyyy",
-    namespaces.SUBSCRIBE: "-yyyy",  # to an address that the settings allow; it hears what its role may
+    namespaces.SUBSCRIBE: "-yyyy",  # to an address that the settings allow; it receives what its role reads
     namespaces.RENEW: "-yyyy",  # its own only
     namespaces.GET_STATUS: "-yyyy",
     namespaces.GET_STATUS_MISSPELT: "-yyyy",

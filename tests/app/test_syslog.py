@@ -1,4 +1,4 @@
-"""The activity log as messages of syslog: their form, and their way to a server on loopback."""
+"""The activity log as syslog messages: their format, and their delivery to a server on loopback."""
 
 from __future__ import annotations
 

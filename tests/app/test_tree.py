@@ -1,4 +1,4 @@
-"""A bootstrap tree of real processes: a child comes back, and goes on when its parent falls."""
+"""A bootstrap tree of real processes: a killed child is restarted, and continues without its parent."""
 
 from __future__ import annotations
 

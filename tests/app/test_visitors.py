@@ -1,4 +1,4 @@
-"""Connections of those who come in at a door: shared, kept a while, closed, never more than a bound."""
+"""Connections of a gateway's callers: shared, closed after a while, limited in number."""
 
 from __future__ import annotations
 

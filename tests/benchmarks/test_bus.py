@@ -1,4 +1,4 @@
-"""bench-bus measures the real thing: here with few messages, to see that it does."""
+"""bench-bus with few messages: the same processes and brokers as in a full run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A goal cannot change or leave with its row unseen."""
+"""A goal cannot change or disappear unnoticed."""
 
 from __future__ import annotations
 

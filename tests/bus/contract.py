@@ -1,4 +1,4 @@
-"""What every bus does: run on the real one and on its in-memory twin."""
+"""The contract of `api.Bus`, for the real bus and its simulated twin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def collect(source: Any) -> list[Any]:
 
 async def collect_into(actual: list[Any], source: Any) -> None:
     async for item in source:
-        actual.append(item)  # noqa: PERF401 - what came before an error is wanted
+        actual.append(item)  # noqa: PERF401 - items before an error are kept
 
 
 async def fill(publish: Callable[[int], Awaitable[object]], count: int) -> None:
@@ -385,7 +385,7 @@ class Streams:
         state = await stream.state()
         assert (state.first_sequence, state.last_sequence, state.messages) == (1, 5, 5)
 
-    async def test_subscribers_hear_what_is_stored(self, connect: Connect):
+    async def test_subscribers_receive_stored_messages(self, connect: Connect):
         bus = await connect("one")
         stream = await bus.stream(settings())
         subscription = await bus.subscribe("log.>")
@@ -677,7 +677,7 @@ class Streams:
                 await take(following, 1)
 
     @pytest.mark.parametrize("kwargs", [{"gaps": True}, {"subject": "log.a"}], ids=["gaps", "subject"])
-    async def test_followers_that_allow_gaps_hear_of_what_retention_dropped(
+    async def test_followers_that_allow_gaps_are_notified_of_messages_dropped_by_retention(
         self, connect: Connect, kwargs: dict[str, Any]
     ):
         bus = await connect("one")
@@ -892,7 +892,7 @@ class KeyValues:
             await bucket.put("x.1", b"v")
             assert [(e.key, e.value) for e in await take(watch, 1)] == [("x.1", b"v")]
 
-    async def test_keys_expire_and_watchers_hear_of_it(self, connect: Connect):
+    async def test_keys_expire_and_watchers_are_notified(self, connect: Connect):
         bus = await connect("one")
         bucket = await bus.key_value(api.KeyValueSettings("b"))
         revision = await bucket.create("k", b"1", ttl_s=2)

@@ -1,4 +1,4 @@
-"""What `bus/rpc` promises, whatever the bus is."""
+"""The contract of `bus/rpc`, on any bus."""
 
 from __future__ import annotations
 

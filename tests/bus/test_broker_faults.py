@@ -1,4 +1,4 @@
-"""Brokers that cannot start, or do not stay: each fault is named, with what to do about it."""
+"""Brokers that cannot start, or end early: each error has its cause and a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The little HTTP: what it answers, and that strangers cannot hurt it."""
+"""The HTTP server: its responses, and hostile clients."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def test_requests_good_and_bad(text, status):
         assert (await raw(server, text)).split(b" ")[1] == status
 
 
-async def test_a_door_takes_what_is_posted_and_refusals_are_counted():
+async def test_an_endpoint_accepts_posts_and_counts_refusals():
     taken: list[bytes] = []
     refused: list[str] = []
 

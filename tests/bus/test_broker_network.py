@@ -149,7 +149,7 @@ async def test_storage_is_removed_from_a_broker_that_is_about_to_start_again(tmp
         assert not ((await server.monitoring_page("varz")).get("jetstream") or {}).get("config")
 
 
-async def test_a_stranger_without_the_secret_stays_outside_the_cluster(tmp_path):
+async def test_a_broker_without_the_secret_does_not_join_the_cluster(tmp_path):
     inside = [
         dataclasses.replace(member, cluster=config.BrokerCluster(name="muster", secret="inside/only"))
         for member in network.members(2, tmp_path, storage=None)

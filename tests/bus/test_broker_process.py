@@ -1,4 +1,4 @@
-"""One real broker: it starts, opens its doors, is changed while it runs, and stops."""
+"""One real broker: it starts, opens its listeners, is reconfigured while it runs, and stops."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ async def test_supervision_outlives_a_lack_of_file_descriptors(settings, monkeyp
         assert (failed, server.state) == ([True], broker.BrokerState.RUNNING)
 
 
-async def test_a_restart_keeps_its_ports_and_may_open_another_door(settings):
+async def test_a_restart_keeps_its_ports_and_may_open_another_listener(settings):
     async with broker.Broker(settings) as server:
         url, pid = server.url, server.pid
         await server.restart(dataclasses.replace(server.config, websocket=config.BrokerListener()))
@@ -230,7 +230,7 @@ def tls_of(made: certificates.CertificateStore) -> config.BrokerTls:
     return config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=made.bundle)
 
 
-async def believing(bundle: Path) -> ssl.SSLContext:
+async def trusting(bundle: Path) -> ssl.SSLContext:
     return await asyncio.to_thread(ssl.create_default_context, cafile=str(bundle))
 
 
@@ -238,7 +238,7 @@ async def served(port: int, bundle: Path) -> int:
     """The serial number of the certificate that a client is shown now."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     await reader.readline()  # the greeting is in plain text, and asks for TLS
-    await writer.start_tls(await believing(bundle), server_hostname="127.0.0.1")
+    await writer.start_tls(await trusting(bundle), server_hostname="127.0.0.1")
     shown = writer.get_extra_info("ssl_object").getpeercert()
     writer.close()
     return int(shown["serialNumber"], 16)
@@ -247,8 +247,8 @@ async def served(port: int, bundle: Path) -> int:
 async def test_certificates_are_replaced_without_a_restart(settings, authority):
     async with broker.Broker(dataclasses.replace(settings, tls=tls_of(authority))) as server:
         assert server.url.startswith("tls://")
-        believes = await believing(authority.bundle)
-        async with await client.connect([server.url], tls=believes) as bus:
+        client_tls = await trusting(authority.bundle)
+        async with await client.connect([server.url], tls=client_tls) as bus:
             before = await served(server.config.port, authority.bundle)
             assert authority.ensure("broker", ["127.0.0.1", "localhost", "::1"])
             await server.reload()

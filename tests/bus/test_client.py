@@ -51,7 +51,7 @@ async def plain(tmp_path):
 
 @pytest.fixture
 async def trusted(tmp_path):
-    """A broker in operator mode, and the trust it believes in."""
+    """A broker in operator mode, and the keyring it trusts."""
     trust = keyring.Keyring.create(tmp_path / "trust", "fleet")
     known = trust.broker()
     settings = config.BrokerConfig(
@@ -66,7 +66,7 @@ async def trusted(tmp_path):
 
 
 class TestCredentials:
-    async def test_a_file_of_credentials_opens_the_door(self, trusted):
+    async def test_a_credentials_file_grants_access(self, trusted):
         running, trust = trusted
         trust.issue("m1", roles.Role.REGISTRY)
         async with await muster.connect(running.url, creds=trust.credentials_path("m1")) as bus:

@@ -1,7 +1,7 @@
-"""Brokers killed under load: nothing that was acknowledged is lost, and clients find their way.
+"""Brokers killed under load: nothing acknowledged is lost, and clients reconnect.
 
-Workload: many publishers of one connection.  Nemesis: kill -9.  History: who was told what.  Checker: what
-was acknowledged stands in the stream where it was said to, and what has an id stands there once.
+Workload: many publishers of one connection.  Nemesis: kill -9.  History: which publishes were acknowledged.
+Checker: an acknowledged message is in the stream at its sequence, and a message with an id is there once.
 """
 
 from __future__ import annotations

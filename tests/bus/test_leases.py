@@ -149,7 +149,7 @@ async def test_a_living_holder_is_not_taken_for_dead_by_one_that_starts_later(jo
         await second.acquire(NAME, timeout_s=0.5)
     assert lease.held
     gone = dataclasses.replace(first._bus.connection, broker="another", broker_name="another")
-    assert not await bus.is_closed(gone), "of a broker that nobody knows"
+    assert not await bus.is_closed(gone), "of an unknown broker"
 
 
 async def test_a_holder_that_lost_its_connection_continues_without_a_takeover(join):

@@ -1,4 +1,4 @@
-"""The locator: how it ranks (pure), and what it does with real brokers."""
+"""The locator: its ranking (pure), and its replies with real brokers."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_the_ranking_does_not_depend_on_the_order_of_brokers(candidates, asker, 
     assert names(broker_order.rank(candidates, where)) == names(ranked)
     assert {item.candidate.id for item in ranked} <= {item.id for item in candidates if not item.leaving}
     full = [item.candidate.connections is not None and _is_full(item.candidate) for item in ranked]
-    assert full == sorted(full)  # whoever has a free slot comes before whoever has none
+    assert full == sorted(full)  # brokers with a free slot come before full ones
 
 
 def _is_full(broker_candidate: broker_order.BrokerCandidate) -> bool:

@@ -126,7 +126,7 @@ async def test_a_consumer_reports_messages_that_retention_removed(
             await contract.take(messages, 1)
 
 
-async def test_a_slow_follower_that_allows_gaps_hears_of_what_it_missed(bus: client.NatsBus):
+async def test_a_slow_follower_that_allows_gaps_is_notified_of_missed_messages(bus: client.NatsBus):
     settings = api.StreamSettings("log", ("log.>",), max_bytes=64 << 20)
     stream = await bus.stream(settings)
     await asyncio.gather(*(stream.publish("log.a", b"x" * 20_000) for _ in range(1500)))

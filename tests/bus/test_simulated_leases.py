@@ -111,7 +111,9 @@ async def simulate(seed: int) -> Checker:
     while not any(lease.held for lease in checker.holders.values()):
         await asyncio.sleep(0.05)
         checker.look()
-        assert loop.time() < MINUTES_S + 60, f"nobody holds it after the network healed: {checker.history}"
+        assert loop.time() < MINUTES_S + 60, (
+            f"the lease has no holder after the network healed: {checker.history}"
+        )
     checker.history.append(f"healed after {checker.tenures - before} more")
     for task in tasks:
         task.cancel()
@@ -132,7 +134,7 @@ def test_never_two_at_once_and_always_one_again(first: int):
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         tenures, bounded = tenures + checker.tenures, bounded + checker.bounded
-    assert tenures > 100, "the lease changed hands"
+    assert tenures > 100, "the lease changed its holder"
     assert bounded > 0, "holders know until when a former one may act"
 
 

@@ -1,4 +1,4 @@
-"""The simulated network's faults, and what the bus promises in spite of them."""
+"""The faults of the simulated network, and the guarantees of the bus under them."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ async def test_work_is_delivered_at_least_once_and_an_acknowledged_one_never_aga
             sequence = delivery.message.sequence
             assert sequence not in acknowledged
             delivered.add(sequence)
-            with contextlib.suppress(errors.TimedOut):  # then nobody knows: it may come again
+            with contextlib.suppress(errors.TimedOut):  # the outcome is unknown: the message may come again
                 await delivery.ack(confirmed=True)
                 acknowledged.add(sequence)
     assert delivered == set(range(1, 51))

@@ -1,4 +1,4 @@
-"""Who may act: the rules of `muster.bus.lease_state`, one by one."""
+"""The rules of `muster.bus.lease_state`: which candidate may act."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_is_taken_at_once_when_the_holders_connection_closed(report_first: bo
         taken = candidate.observed(5, other(), 0.1)
     else:
         assert not candidate.observed(5, other(), 0.0)
-        assert not candidate.closed(LATER, 0.1), "somebody else's"
+        assert not candidate.closed(LATER, 0.1), "it belongs to another candidate"
         taken = candidate.closed(THERE, 0.2)
     store = only(taken)
     assert isinstance(store, StoreLease)
@@ -245,7 +245,7 @@ def test_a_claim_that_was_acknowledged_too_late_is_stored_again():
     assert only(first.stored(again.attempt, 8, 9.5, 9.6)) == LeaseGained(7)
 
 
-def test_without_a_connection_it_does_not_believe_and_resumes_the_same_tenure():
+def test_a_holder_without_connection_is_suspended_and_resumes_the_same_tenure():
     candidate = holding()
     candidate.disconnected()
     assert not candidate.held_at(0.2)
@@ -253,7 +253,7 @@ def test_without_a_connection_it_does_not_believe_and_resumes_the_same_tenure():
     renewal = only(candidate.connected(LATER, 4.1))
     assert isinstance(renewal, StoreLease)
     assert (renewal.record.connection, renewal.record.epoch) == (LATER.number, 7)
-    assert not candidate.stored(renewal.attempt, 8, 4.1, 4.2), "nobody is told twice"
+    assert not candidate.stored(renewal.attempt, 8, 4.1, 4.2), "the holder is notified once"
     assert candidate.held_at(4.2)
 
 
@@ -297,7 +297,7 @@ def test_what_is_remembered_of_closed_connections_is_bounded():
 # When it acts
 
 
-def test_wake_at_is_when_it_renews_or_looks_again_or_stops_believing():
+def test_wake_at_is_the_time_of_the_next_renewal_check_or_suspension():
     candidate = lease_state.LeaseCandidate("me", "mine", ttl_s=TTL_S)
     times = [candidate.wake_at]
     assert times == [None], "without a connection there is nothing to do"

@@ -37,7 +37,7 @@ class Answer:
 def wait_until(
     look: Callable[[], Any], *, timeout_s: float = 60.0, not_yet: tuple[type[Exception], ...] = ()
 ) -> Any:
-    """The first true thing that ``look`` finds, for tests that have no loop (see `eventually`)."""
+    """The first true result of ``look``, for tests without an event loop (see `eventually`)."""
     deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(*not_yet):
@@ -114,7 +114,7 @@ def quick(
 
 
 def init(home: Path, settings: str = "[web]\nenabled = false\n") -> Path:
-    """A home on free ports, without the web server unless told otherwise: that is half of a start."""
+    """A home on free ports, by default without the web server, which takes half of the start."""
     made = quick("init", "--port", "0", home=home)
     assert made.code == 0, made.err
     with (home / "muster.toml").open("a") as file:

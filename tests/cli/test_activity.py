@@ -98,7 +98,7 @@ def test_every_command_is_known_to_act_or_not_to():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home whose domain was told something before it ran for the first time."""
+    """A home with activities from before the domain's first run."""
     made = tmp_path_factory.mktemp("activity") / "home"
     assert driver.quick("init", "--port", "0", home=made).code == 0
     assert driver.quick("creds", "issue", "early", home=made).code == 0
@@ -173,7 +173,7 @@ async def test_following_shows_what_was_and_then_each_new_act(place):
             await following.line(f"admin  set-login  {name}  done", timeout_s=WAIT_S)
 
 
-async def test_nobody_acts_under_another_s_name(place, tmp_path):
+async def test_no_caller_acts_under_another_name(place, tmp_path):
     """The broker's word counts, not the message's; rubbish is refused."""
     issued = await asyncio.to_thread(
         driver.quick, "creds", "issue", "mallory", "--to", tmp_path / "mallory.creds", home=place

@@ -1,4 +1,4 @@
-"""The table of commands: each is there, says the same of itself, and is imported only when it is wanted."""
+"""The table of commands: complete, with the help of each command, which is imported only when it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong is told on stderr with what to do about it, and the exit code says what kind it was."""
+"""Errors are on stderr with a hint, and the exit code gives their kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_version_is_printed(muster):
     assert (answer.code, answer.out) == (0, f"muster {__version__}\n")
 
 
-def test_a_misspelt_command_is_told_the_nearest(muster):
+def test_a_misspelt_command_is_answered_with_the_nearest(muster):
     answer = muster("conifg")
     assert answer.code == 2
     assert "Did you mean 'config'?" in answer.err
@@ -34,7 +34,7 @@ def test_an_unknown_option_names_the_page_that_helps(muster):
     assert "muster config print --help" in answer.err
 
 
-def test_no_home_says_how_to_make_one(muster, tmp_path):
+def test_without_a_home_the_error_names_the_command_that_creates_it(muster, tmp_path):
     answer = muster("config", "print", "--home", tmp_path / "none")
     assert answer.code == errors.NotFound.exit_code
     assert f"hint: create one with `muster init --home {tmp_path / 'none'}`" in answer.err
@@ -47,7 +47,7 @@ def test_with_json_output_the_error_is_json_too(muster, tmp_path):
     assert "muster init" in load["hint"]
 
 
-def test_a_deadline_that_passed_without_a_word_is_told_in_words():
+def test_a_timeout_without_a_message_is_described():
     error = main.from_os_error(TimeoutError())
     assert (error.code, error.exit_code) == (errors.TimedOut.code, 5)
     assert error.message
@@ -62,7 +62,7 @@ def test_a_deadline_that_passed_without_a_word_is_told_in_words():
         (errno.ENOENT, errors.NotFound, "no such file"),
     ],
 )
-def test_errors_of_the_system_are_told_in_our_words(number, kind, word):
+def test_errors_of_the_operating_system_are_described(number, kind, word):
     error = main.from_os_error(OSError(number, os.strerror(number), "/some/file"))
     assert type(error) is kind
     assert word in error.message
@@ -78,7 +78,7 @@ def run_a_command_that(raises: BaseException, muster, monkeypatch, *options: str
     return answer
 
 
-def test_a_bug_is_told_as_one_without_a_traceback(muster, monkeypatch):
+def test_a_bug_is_reported_as_such_without_a_traceback(muster, monkeypatch):
     answer = run_a_command_that(ZeroDivisionError("oh"), muster, monkeypatch)
     assert answer.code == 70
     assert "Traceback" not in answer.err

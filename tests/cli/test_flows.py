@@ -96,7 +96,7 @@ def heard_by(listener: subprocess.Popen[str], *publish: str, home: Path) -> str:
 # -- a domain
 
 
-def test_status_says_what_runs_and_where_everything_is(up):
+def test_status_shows_processes_and_places(up):
     status = driver.quick("status", "-o", "json", home=up).json()
     assert (status["state"], status["ready"], status["domain"]) == ("running", True, "local")
     for key in ("home", "settings", "keys", "data", "logs"):
@@ -115,7 +115,7 @@ def test_status_of_a_domain_that_does_not_run(fresh):
     assert answer.json()["state"] == "stopped"
 
 
-def test_a_second_up_is_refused_and_told_who_runs(up):
+def test_a_second_up_is_refused_and_names_the_running_process(up):
     pid = driver.quick("status", "-o", "json", home=up).json()["pid"]
     for arguments in (("up",), ("up", "--detach")):
         answer = driver.run(*arguments, home=up)
@@ -201,7 +201,7 @@ def test_a_home_that_cannot_be_written(tmp_path):
     assert "Traceback" not in answer.err
 
 
-def test_a_full_disk_is_told_and_nothing_is_broken_by_it(small_disk):
+def test_a_full_disk_is_reported_and_damages_nothing(small_disk):
     home = small_disk / "home"
     assert driver.quick("init", "--port", "0", home=home).code == 0
     filler = small_disk / "filler"
@@ -253,7 +253,7 @@ def test_ask_and_answer_across_processes(up):
         assert answerer.wait(WAIT_S) == 130
 
 
-def test_a_question_that_nobody_hears(up):
+def test_a_request_without_a_responder(up):
     answer = driver.quick("request", "nobody/here", home=up)
     assert answer.code == errors.Unavailable.exit_code
     assert "there is no subscriber" in answer.err

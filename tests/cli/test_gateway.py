@@ -47,7 +47,7 @@ def test_a_key_without_a_certificate_is_refused(gateway: str, tmp_path: Path):
 
 
 @pytest.mark.timeout(180)
-def test_the_doors_beside_a_domain(tmp_path: Path):
+def test_gateways_beside_a_domain(tmp_path: Path):
     home = driver.init(tmp_path / "home", settings="[manage]\nenabled = false\n[web]\nenabled = false\n")
     refused = driver.quick("gateway", "wsman", home=home)
     assert refused.code == 5
@@ -76,7 +76,7 @@ def test_the_doors_beside_a_domain(tmp_path: Path):
         assert driver.run("down", home=home).code == 0
 
 
-def test_without_the_amqp_engine_set_up_says_what_is_missing_and_the_rest_works(tmp_path: Path):
+def test_without_the_amqp_engine_set_up_names_the_missing_package_and_the_rest_works(tmp_path: Path):
     script = (
         "import sys; sys.modules['proton'] = None\n"
         "from muster.gateways import udp\n"
@@ -97,7 +97,7 @@ def test_without_the_amqp_engine_set_up_says_what_is_missing_and_the_rest_works(
 
 @contextlib.contextmanager
 def _serving(home: Path, *arguments: str) -> Iterator[dict[str, Any]]:
-    """A gateway, and what it tells of itself."""
+    """A gateway, and the facts that it prints."""
     gateway = subprocess.Popen(
         driver.command_line("gateway", *arguments, "-o", "json"),
         env=driver.environment(home), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -166,6 +166,6 @@ def _amqp_clients_are_who_they_say(home: Path) -> None:
 
 
 def _metrics(home: Path) -> str:
-    """Of the gateway's own page, which it tells of in the domain's folder as other processes do."""
+    """The gateway's own page; its address is in the domain's folder, as for other processes."""
     (started,) = [path.read_text() for path in home.rglob("pages/soap-*")]
     return httpx.get(f"http://{json.loads(started)[0]['targets'][0]}/metrics").text

@@ -1,4 +1,4 @@
-"""One answer, three forms."""
+"""The three output formats."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def at_a_terminal(program: str, **environment: str) -> tuple[str, str]:
     try:
         while piece := os.read(near, 65536):
             seen += piece
-    except OSError:  # how a terminal says that nobody is at the other end any more
+    except OSError:  # the error of a terminal whose other end is closed
         pass
     os.close(near)
     return done.stdout, seen.decode()

@@ -447,7 +447,7 @@ def test_completion_and_help_show_what_there_is(m: synchronous.Muster):
         del m.contexts["nothing"]
 
 
-def test_a_closed_object_says_so(home: Path):
+def test_a_closed_object_raises_an_error(home: Path):
     m = muster.open(home=home)
     m.close()
     m.close()

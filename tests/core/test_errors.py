@@ -1,4 +1,4 @@
-"""Errors as users' programs meet them."""
+"""Errors as users' programs see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An MQTT client and a topic of the same path meet on one subject: asked of the real broker."""
+"""An MQTT client and a topic of the same path use one subject, on a real broker."""
 
 from __future__ import annotations
 

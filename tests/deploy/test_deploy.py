@@ -1,4 +1,4 @@
-"""What lies in deploy/ fits the code: metrics exist, units and configurations are well-formed."""
+"""The files in deploy/ match the code: metrics exist, units and configurations are well-formed."""
 
 from __future__ import annotations
 

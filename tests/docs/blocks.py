@@ -1,4 +1,4 @@
-"""The fenced blocks of a text, and a reader who tries them in order.
+"""The fenced blocks of a text, and a runner that executes them in order.
 
     ```console          `$ command` lines, each followed by what it prints: `…` stands for anything within a
                         line, and alone on a line for any lines. What prints nothing here may print anything.

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md's list of folders is the tree: each is named there once, and nothing else is."""
+"""The list of folders in ARCHITECTURE.md equals the tree."""
 
 from __future__ import annotations
 

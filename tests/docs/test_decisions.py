@@ -1,4 +1,4 @@
-"""Decision records: numbered without a clash, and all of them in the index."""
+"""Decision records: unique numbers, and all of them in the index."""
 
 from __future__ import annotations
 

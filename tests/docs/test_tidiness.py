@@ -1,4 +1,4 @@
-"""What must not be in the repository, wherever it is. Every rule names the file and the line."""
+"""What must not be anywhere in the repository. Every failure names the file and the line."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_nothing_is_raised_in_a_star_handler():
     assert actual == []
 
 
-def test_a_packages_first_file_is_only_the_sign_on_the_door():
+def test_a_packages_init_file_contains_only_a_docstring():
     allowed = ROOT / "src" / "muster" / "__init__.py"  # the public names
     wordy = [
         str(path.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The wheel that `make build` makes: everything in it, nothing else, and it works without this tree."""
+"""The wheel of `make build`: complete, without other files, and usable without this tree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def test_it_holds_the_package_its_licence_and_its_doors(wheel: Path):
+def test_it_contains_the_package_its_licence_and_its_entry_points(wheel: Path):
     with zipfile.ZipFile(wheel) as opened:
         names = {name for name in opened.namelist() if ".dist-info/" not in name}
         about = {name.partition(".dist-info/")[2]: name for name in opened.namelist() if name not in names}

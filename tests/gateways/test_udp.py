@@ -1,4 +1,4 @@
-"""JMS over UDP: keyed over the bus, sealed, lossy and counted."""
+"""JMS over UDP: keys by the bus, encryption, loss and counters."""
 
 from __future__ import annotations
 

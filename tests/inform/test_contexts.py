@@ -113,7 +113,7 @@ async def test_what_is_too_large_or_malformed_is_refused_and_changes_nothing(sta
     assert node.state.position == 0
 
 
-async def test_a_lease_ends_and_watchers_hear_of_it(start_node, inform):
+async def test_a_lease_ends_and_watchers_are_notified(start_node, inform):
     await start_node()
     await inform.put("k", b"1", lease_s=0.5)
     changes = inform.watch("k")
@@ -142,7 +142,7 @@ async def test_find_takes_predicates_over_all_nodes(start_node, inform):
         await inform.find("floor >>> 2")
 
 
-async def test_watchers_hear_every_update_in_order_and_resume_from_a_version(start_node, inform, connect):
+async def test_watchers_receive_every_update_in_order_and_resume_from_a_version(start_node, inform, connect):
     await start_node("n1")
     await start_node("n2")
     versions = [(await inform.put("k", b"%d" % number)).version for number in range(5)]
@@ -265,7 +265,7 @@ async def test_a_context_stamped_by_a_clock_that_ran_ahead_is_written_on(start_n
     written = await inform.put("k", b"2")
     assert written.stamp > ahead.stamp, "its stamps only grow"
     other = await inform.put("other", b"1")
-    assert other.stamp < ahead.stamp, "and nobody else's follow them"
+    assert other.stamp < ahead.stamp, "and stamps of other nodes do not follow them"
     await inform.delete("k")
     await inform.put("k", b"3", lease_s=0.3)
     await eventually(lambda: node.state.replicas.index["k"].deleted, timeout_s=30)

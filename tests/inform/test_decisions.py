@@ -1,4 +1,4 @@
-"""The pure part: who holds, who leads, what moves, who may."""
+"""Pure decisions: holders, primaries, moves, access."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_the_first_rule_that_covers_a_key_decides():
     assert may("a/x", "read", "bob")
     assert not may("a/x", "read", "eve")
     assert may("a/x", "write", "olga", role="operator", owner="bob")
-    assert may("a/x", "write", "eve"), "nobody owns what is not there"
+    assert may("a/x", "write", "eve"), "a missing context has no owner"
     assert not may("a/x", "write", "eve", owner="bob")
     assert may("elsewhere", "read", "eve")
     assert not may("elsewhere", "write", "olga", role="operator")

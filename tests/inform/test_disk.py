@@ -1,4 +1,4 @@
-"""Real disks that are full, the node's own and the broker's: a clear word, nothing acknowledged is lost, and
+"""Real disks that are full, the node's own and the broker's: a clear error, nothing acknowledged is lost, and
 all goes on when there is room again."""
 
 from __future__ import annotations

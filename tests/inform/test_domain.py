@@ -50,7 +50,7 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
             with pytest.raises(errors.MusterError):
                 await viewer.put("k", b"forged")
             assert (await client.InformClient(agent).get("k", max_staleness_s=0)).value == b"v"
-            with pytest.raises(errors.MusterError):  # not under somebody else's name
+            with pytest.raises(errors.MusterError):  # not under the name of another identity
                 await vic.request(
                     protocol.request_subject("ann", "put"),
                     protocol.encode(protocol.PutContext("k", b"forged")),

@@ -114,7 +114,7 @@ async def test_kill_of_the_primary_a_holder_and_an_initiator_loses_nothing(node_
     assert fresh.version >= max(load.acknowledged)
     await eventually(lambda: max(received, default=0) >= fresh.version, timeout_s=30)
     lost = {version for version, value in load.acknowledged.items() if received.get(version) != value}
-    assert not lost, "a watcher hears of everything that was acknowledged"
+    assert not lost, "a watcher receives every acknowledged change"
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
 

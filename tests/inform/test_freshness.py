@@ -58,7 +58,7 @@ async def test_a_read_that_names_an_age_gets_no_older_copy(simulated_network):
     near = {name: client.InformClient(await net.connect(f"of-{name}"), node=name) for name in "pq"}
     await near["p"].put("k", b"1", ack="replicated")
     for loop in q._loops:
-        loop.cancel()  # q hears nothing of the log any more
+        loop.cancel()  # q no longer receives the log
     await asyncio.sleep(5.0)
     await near["p"].put("k", b"2")
     old = await near["q"].get("k")

@@ -30,7 +30,7 @@ from tests.inform import conftest
 
 async def login(name: str, password: str, _: str) -> endpoint.SoapCaller:
     del name, password
-    raise errors.Unauthorized("nobody publishes here")
+    raise errors.Unauthorized("no publisher is allowed")
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +70,7 @@ async def test_another_uddi_registry_is_searched_beside_our_own(start_node, info
             ("desk/7", "n1", "primary"),
             (key, "lab", "mounted"),
         ]
-        assert set(matches.failed) == {"down"}, "one that is down is said, and not fatal"
+        assert set(matches.failed) == {"down"}, "a mount that is down is named, and the search succeeds"
         (entry,) = await service_entries.ServiceEntries(inform).find("name = 'plotter'")
         assert entry.access == ("http://127.0.0.1:1/p",)
         read = await inform.get(key)

@@ -1,4 +1,4 @@
-"""Several nodes: discovery, placement, silent primaries, copies that come back, demand that moves them."""
+"""Several nodes: discovery, placement, silent primaries, restored replicas, demand."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_new_context_gets_its_copies_and_the_writers_node_is_primary(sta
     assert {view.version for view in views} == {written.version}
 
 
-async def test_a_node_above_its_watermark_hands_new_contexts_on(start_node, inform):
+async def test_a_node_above_its_watermark_forwards_new_contexts(start_node, inform):
     nodes = await fleet(start_node, ("n1", "n2"), replicas=1, refresh_s=30.0, lost_after_s=70.0)
     nodes["n1"].state.load = protocol.NodeLoad(0, 0.0, 0.95)
     written = await client.InformClient(inform._bus, node="n1").put("k", b"v")

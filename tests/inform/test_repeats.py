@@ -1,4 +1,4 @@
-"""A write whose answer was lost is repeated, and carried out once, whatever happened in between."""
+"""A write whose reply was lost is repeated and executed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches: what they may leave out, where they stop and go on, and that they keep a node from nothing."""
+"""Searches: missing parts, pages, and other requests during a search."""
 
 from __future__ import annotations
 

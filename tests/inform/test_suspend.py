@@ -1,4 +1,4 @@
-"""A machine that sleeps: hours pass, and the event loop's clock does not count them."""
+"""A suspended machine: hours pass that the event loop's clock does not count."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_node_after_suspend_drops_deleted_contexts_and_suspects_no_other
     await asyncio.sleep(20.0)
     for key in ("kept", "deleted"):
         await contexts.put(key, b"v", ack="replicated")
-    net.cut("n2")  # it hears nothing, as while it sleeps
+    net.cut("n2")  # it receives nothing, as while it is suspended
     await contexts.delete("deleted")
     deleted = await first.state.log.last("deleted")
     assert deleted is not None
@@ -79,7 +79,7 @@ async def test_a_node_after_suspend_drops_deleted_contexts_and_suspects_no_other
     await asyncio.sleep(3.0)
     assert list(second.state.replicas.index) == ["kept"]
     assert second.state.directory.nodes == ["n1"]
-    assert second.state.replicas.index["kept"].holders == ("n1", "n2"), "nobody was lost"
+    assert second.state.replicas.index["kept"].holders == ("n1", "n2"), "no node was declared lost"
     for node in (first, second):
         await node.close()
 

@@ -1,4 +1,4 @@
-"""Who writes a key when."""
+"""The order of writers of one key."""
 
 from __future__ import annotations
 

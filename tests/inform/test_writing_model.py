@@ -1,4 +1,4 @@
-"""Random writes, repeats and faults against a naive model: what the log holds is what was asked, once.
+"""Random writes, repetitions and faults against a naive model: the log has each request once.
 
 The machine drives real nodes over the simulated network in virtual time.  Rules begin writes and let some
 time pass, so that writes, repeats, lost answers, late messages, crashes and clock steps interleave.  At the

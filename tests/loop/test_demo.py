@@ -1,4 +1,4 @@
-"""The worm's story as a person sees it: in order, in words that fit a terminal, and nothing left behind."""
+"""The output of the worm demo: in order, fitting a terminal, and no process or file left."""
 
 from __future__ import annotations
 

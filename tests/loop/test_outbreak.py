@@ -1,4 +1,4 @@
-"""The worm's story, small and seeded: the whole loop, with a manager and a broker killed in the middle."""
+"""The worm demo, small and seeded: the complete loop, with a manager and a broker killed."""
 
 from __future__ import annotations
 

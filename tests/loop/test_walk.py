@@ -1,4 +1,4 @@
-"""The walk: once around the loop, thin and real, in one domain.
+"""One pass through the complete loop, in one real domain.
 
 A sensor reports this machine; a channel holds and forwards; Spark rolls up and raises an alert; the responder
 turns it into a command, qualified by a grant; the notifier delivers it only to the receiver whose state it
@@ -137,7 +137,7 @@ async def test_once_around_the_loop(tmp_path: Path):
             authority.grant("responder", {"_trust_level": 3}, tier=1, now=time.time(), lifetime_s=3600)
         )
 
-        # A context tells where the server is, and a queue waits for word of what was done.
+        # A context has the address of the server, and a queue receives the outcomes.
         contexts = inform.InformClient(host_bus)
         placed = await contexts.put("servers/web", b"host-1", attributes={"pid": pids["web"]})
         shop = message.Connection(await connect("shop", roles.Role.USER), client_id="shop")

@@ -1,4 +1,4 @@
-"""What every adapter keeps to. Subclass it, name the type and two configurations, and run it.
+"""The contract of adapters. Subclass it with the type and two configurations.
 
 ``break_it`` does to the resource what the world does; None where nothing can be done from here.
 """

@@ -1,4 +1,4 @@
-"""Every adapter that can run here, under the contract; and what is particular to each."""
+"""Every adapter that can run here, under the contract; and the specifics of each."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class TestMemoryAdapter(contract.AdapterContract):
         answer = await self.do(host, "create", config={"hangs": ["create"]}, timeout_s=0.05)
         assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
 
-    async def test_one_that_floods_is_heard_some_times(self, host, connect):
+    async def test_a_flooding_agent_is_limited(self, host, connect):
         received: list[Any] = []
         bus = await connect("m1")
         async with await bus.subscribe("muster.manage.from.host.event.m1", handler=received.append):

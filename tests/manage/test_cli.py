@@ -170,7 +170,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert "up" in shown
     assert "STATE" in shown
 
-    # A change, told before it is made.
+    # The plan of a change, before it is applied.
     manifest.write_text(MANIFEST.replace('[sleep, "1000"]', '[sleep, "2000"]', 1))
     (difference,) = rows(shell("diff", "-f", manifest))
     assert (difference["name"], difference["field"]) == ("web-1", "config.command")
@@ -186,7 +186,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
     assert [row["state"] for row in rows(shell("get", "idle"))] == ["down"]
     shell("delete", "idle", "--wait", "60s")
 
-    # Somebody kills what should be; it comes back, and whoever watches sees it.
+    # A killed process is restarted, and a watching client sees it.
     watching = subprocess.Popen(
         driver.command_line("-o", "json", "watch"),
         env=driver.environment(shell.home),
@@ -205,7 +205,7 @@ def test_a_users_day(shell: Shell, tmp_path: Path) -> None:
             shell.until(lambda: shell.state("db") == "up")
             while select.select([watching.stdout], [], [], 0.2)[0]:
                 received.add(json.loads(watching.stdout.readline())["state"])
-        assert received & {"down", "starting"}  # a quick restart is over before its fall was told
+        assert received & {"down", "starting"}  # a quick restart ends before "down" is reported
     finally:
         watching.kill()
         watching.wait()

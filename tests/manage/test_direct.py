@@ -54,8 +54,8 @@ async def lines(fleet, tmp_path):
 async def dialled(fleet: Any, identity: str = "host-b", **more: Any) -> Any:
     creds = more.pop("creds", None) or fleet.trust.credentials(identity)
     addresses = [f"127.0.0.1:{door.port}" for door in fleet.doors.values()]
-    async with links.AgentLinks(creds, addresses, tls=more.pop("tls", fleet.tls)) as road:
-        yield road
+    async with links.AgentLinks(creds, addresses, tls=more.pop("tls", fleet.tls)) as link_set:
+        yield link_set
 
 
 def entry(name: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def entry(name: str) -> dict[str, Any]:
 
 
 async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
-    async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2) as host:
+    async with dialled(lines) as link_set, agent.Agent(link_set, tmp_path / "hosted", beat_s=0.2) as host:
         for number in range(4):
             await lines.client.create(entry(f"r{number}"))
         for number in range(4):
@@ -99,7 +99,7 @@ async def test_it_is_managed_and_survives_its_manager(lines, tmp_path):
 
 
 async def test_a_line_that_breaks_is_dialled_again_and_what_was_asked_is_not_done_twice(lines, tmp_path):
-    async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2) as host:
+    async with dialled(lines) as link_set, agent.Agent(link_set, tmp_path / "hosted", beat_s=0.2) as host:
         await lines.client.create(entry("r"))
         row = await lines.client.wait("r", "up")
         door = lines.doors[row.manager]
@@ -127,7 +127,7 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
     command = ["sh", "-c", 'printf %s "$KEY" > given; exec sleep 1000']
     config = {"command": command, "directory": str(tmp_path), "environment": {"KEY": {"secret": "store:key"}}}
     await lines.client.set_secret("key", "swordfish")
-    async with dialled(lines) as road, agent.Agent(road, tmp_path / "hosted", beat_s=0.2):
+    async with dialled(lines) as link_set, agent.Agent(link_set, tmp_path / "hosted", beat_s=0.2):
         await lines.client.create({**entry("r"), "type": "process", "config": config})
         await lines.client.wait("r", "up")
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text())
@@ -139,7 +139,7 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
         await lines.client.wait_gone("r")
 
 
-async def test_a_stranger_cannot_send_a_large_frame():
+async def test_an_unauthenticated_client_cannot_send_a_large_frame():
     async def check(*_: Any) -> str:
         raise errors.Unauthorized("nobody")
 
@@ -152,20 +152,20 @@ async def test_a_stranger_cannot_send_a_large_frame():
         writer.close()
 
 
-async def test_strangers_are_refused(lines, tmp_path):
+async def test_unauthenticated_clients_are_refused(lines, tmp_path):
     other = keyring.Keyring.create(tmp_path / "elsewhere", "north")
     other.issue("host-b", roles.Role.AGENT)
     stolen = _Stolen(lines.trust.credentials("host-b").user_jwt)
     for creds in (lines.trust.credentials("eve"), other.credentials("host-b"), stolen):
-        async with dialled(lines, creds=creds) as road:
-            await throughout(functools.partial(_has_none, road), for_s=0.5)
-    async with dialled(lines, tls=ssl.create_default_context()) as road:  # believes nobody of ours
-        await throughout(functools.partial(_has_none, road), for_s=0.5)
+        async with dialled(lines, creds=creds) as link_set:
+            await throughout(functools.partial(_has_none, link_set), for_s=0.5)
+    async with dialled(lines, tls=ssl.create_default_context()) as link_set:  # believes nobody of ours
+        await throughout(functools.partial(_has_none, link_set), for_s=0.5)
     assert not any(door.links for door in lines.doors.values())
 
 
-def _has_none(road: links.AgentLinks) -> bool:
-    return not road.links
+def _has_none(link_set: links.AgentLinks) -> bool:
+    return not link_set.links
 
 
 class _Stolen:
@@ -181,17 +181,17 @@ class _Stolen:
         return b"bm90IGEgc2lnbmF0dXJl"
 
 
-async def test_an_agent_speaks_for_itself_only_and_one_that_was_revoked_is_cut_off(lines, tmp_path):
+async def test_an_agent_publishes_only_as_itself_and_a_revoked_one_is_disconnected(lines, tmp_path):
     received: list[api.Message] = []
-    async with dialled(lines) as road:
-        await eventually(lambda: len(road.links) == 2)
+    async with dialled(lines) as link_set:
+        await eventually(lambda: len(link_set.links) == 2)
         door = lines.doors["manager-1"]
         door.listen("muster.manage.from.*.beat.manager-1", received.append)
-        await road.publish("muster.manage.from.host-a.beat.manager-1", b"forged")
-        await road.publish("muster.manage.from.host-b.beat.manager-1", b"own")
+        await link_set.publish("muster.manage.from.host-a.beat.manager-1", b"forged")
+        await link_set.publish("muster.manage.from.host-b.beat.manager-1", b"own")
         await eventually(lambda: received)
         assert [message.data for message in received] == [b"own"]
         await asyncio.to_thread(lines.trust.revoke, "host-b")
         with contextlib.suppress(errors.Unavailable):
-            await road.request(protocol.hello("host-b"), b"{}", timeout_s=1)
+            await link_set.request(protocol.hello("host-b"), b"{}", timeout_s=1)
         await eventually(lambda: not door.links or not lines.doors["manager-2"].links)

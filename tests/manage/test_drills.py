@@ -1,4 +1,4 @@
-"""kill -9 of each kind of process in turn, of two at once, and of the whole domain, while users are at work.
+"""kill -9 of each kind of process, of two at once, and of the whole domain, while clients send requests.
 
 Confirmed requests are not lost; what should run runs again.
 """
@@ -92,11 +92,11 @@ async def value_of(fleet: client.ManageClient, name: str) -> int | None:
 
 
 class Users:
-    """Change what should be and have things done, all the time; remember what was acknowledged."""
+    """Change desired states and run operations continuously; record what was acknowledged."""
 
     def __init__(self, fleet: client.ManageClient) -> None:
         self.fleet = fleet
-        self.wanted: dict[str, int | None] = {}
+        self.expected: dict[str, int | None] = {}
         self.done = 0
         self.refused = 0
         self.going_home = False
@@ -108,15 +108,15 @@ class Users:
             name = f"m{number % MEMORIES}"
             try:
                 await self.fleet.put(name, config={"value": number})
-                self.wanted[name] = number
+                self.expected[name] = number
                 await self.fleet.exec("echo", name, arguments={"text": str(number)}, timeout_s=5)
                 self.done += 1
             except errors.MusterError:
                 # It may have been done: what it is now is what should be.
                 self.refused += 1
-                self.wanted.pop(name, None)
+                self.expected.pop(name, None)
                 with contextlib.suppress(errors.MusterError):
-                    self.wanted[name] = await value_of(self.fleet, name)
+                    self.expected[name] = await value_of(self.fleet, name)
 
 
 @pytest.fixture
@@ -202,8 +202,8 @@ async def test_every_killed_process_is_restarted(domain, record_property):
             assert psutil.pid_exists(pid), f"{name} was never touched"
         users.going_home = True
         await working  # what is under way is answered first
-        expected = {name: await value_of(fleet, name) for name in users.wanted}
-        assert expected == users.wanted, "what was acknowledged is what should be"
+        expected = {name: await value_of(fleet, name) for name in users.expected}
+        assert expected == users.expected, "acknowledged values are the desired values"
 
     # The bootstrap node alone: what it started ends with it, and what is managed runs on.
     family = domain.family()

@@ -1,4 +1,4 @@
-"""What goes wrong: the store, the clock, the network, a manager in the middle of a rollout, an adapter."""
+"""Faults of the store, the clock, the network, a manager during a rollout, and an adapter."""
 
 from __future__ import annotations
 
@@ -387,7 +387,7 @@ class Liar(base.Adapter):
         return "looked"
 
 
-async def test_an_adapter_that_lies_hurts_itself_alone(small, tmp_path):
+async def test_an_adapter_with_false_reports_affects_only_its_own_resource(small, tmp_path):
     host = await small.agent(
         "host-b",
         adapters=lambda name: Liar if name == "liar" else memory.MemoryAdapter,

@@ -228,7 +228,7 @@ async def test_an_agent_comes_back_and_its_resources_with_it(small):
     await small.client.wait("a", "up")
 
 
-async def test_resources_are_spread_evenly_and_a_leaving_manager_hands_over(small):
+async def test_resources_are_spread_evenly_and_a_leaving_manager_releases_its_own(small):
     names = [f"r{number}" for number in range(20)]
     await small.client.apply(manifest(*map(memory, names)))
     second = await small.manager("manager-2")
@@ -265,7 +265,9 @@ async def test_without_its_store_the_registry_keeps_managers_going_and_takes_not
     await eventually(caught_up)
 
 
-async def test_what_another_began_is_found_done_and_a_wish_that_changes_nothing_is_fulfilled(small):
+async def test_an_operation_begun_by_another_manager_is_recognised_and_an_equal_desired_state_is_fulfilled(
+    small,
+):
     await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
     await small.client.wait("a", "up")
     managed = small.man.managed["a"]

@@ -185,7 +185,7 @@ async def test_rename_is_refused_where_it_cannot_be(small):
         await small.client.rename("t-1", "x")
 
 
-async def test_subscribe_hears_changes_and_the_resources_own_events(small):
+async def test_subscribe_receives_changes_and_events_of_resources(small):
     changes: list[protocol.ResourceStateChange | protocol.ResourceEvent] = []
     begun = asyncio.Event()
 

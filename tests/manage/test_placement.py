@@ -1,4 +1,4 @@
-"""From a manifest's entries to specifications, against what there is already."""
+"""From the entries of a manifest to specifications, given the existing resources."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def place(state: assignments.AssignmentProcessor, *names: str, where: str = "zon
     ("agent", "refused"),
     [
         (None, False),  # not enrolled yet
-        (records.AgentRecord(types=()), False),  # it has not said what it can do
+        (records.AgentRecord(types=()), False),  # its types are unknown
         (records.AgentRecord(types=("process", "memory")), False),
         (records.AgentRecord(types=("process",)), True),
     ],

@@ -1,4 +1,4 @@
-"""Processes of an agent through crashes, cancellations and shortages: never two, never one lost."""
+"""Processes of an agent after crashes, cancellations and failures: never two, and none lost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class House:
 
 
 @pytest.fixture
-async def house(tmp_path):
+async def agent_host(tmp_path):
     made = House(tmp_path / "hosted")
     await made.start()
     yield made
@@ -110,68 +110,71 @@ def mark() -> str:
 # Stopping
 
 
-async def test_a_grace_period_may_be_longer_than_an_operation(house):
+async def test_a_grace_period_may_be_longer_than_an_operation(agent_host):
     config = {"command": ["sh", "-c", STUBBORN], "stop_s": 0.4}
-    await house.do("create", config=config)
-    pid = house.seen.properties["pid"]
-    await eventually(lambda: "ready" in house.adapter._output_path().read_text())
+    await agent_host.do("create", config=config)
+    pid = agent_host.seen.properties["pid"]
+    await eventually(lambda: "ready" in agent_host.adapter._output_path().read_text())
     outcomes: list[messages.DecisionOutcome] = []
     while len(outcomes) < 50 and messages.DecisionOutcome.DONE not in outcomes:
-        outcomes.append((await house.do("execute", operation="stop", timeout_s=0.1)).outcome)
+        outcomes.append((await agent_host.do("execute", operation="stop", timeout_s=0.1)).outcome)
     assert outcomes[0] is messages.DecisionOutcome.IN_DOUBT
     assert outcomes[-1] is messages.DecisionOutcome.DONE
     assert not is_alive(pid)
-    assert house.seen.state is DOWN
+    assert agent_host.seen.state is DOWN
 
 
-async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(house):
-    await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.4})
-    old = house.seen.properties["pid"]
-    await eventually(lambda: "ready" in house.adapter._output_path().read_text())
+async def test_a_configuration_is_applied_when_its_process_runs_and_not_before(agent_host):
+    await agent_host.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.4})
+    old = agent_host.seen.properties["pid"]
+    await eventually(lambda: "ready" in agent_host.adapter._output_path().read_text())
     word = mark()
     new = {"command": ["sleep", word], "stop_s": 0.4}
     answers: list[protocol.OperationResult] = []
     while not answers or answers[-1].outcome is messages.DecisionOutcome.IN_DOUBT:
-        answers.append(await house.do("put", config=new, timeout_s=0.1))
-        assert answers[-1].outcome is messages.DecisionOutcome.DONE or house.hosted_thing.record.digest == ""
+        answers.append(await agent_host.do("put", config=new, timeout_s=0.1))
+        assert (
+            answers[-1].outcome is messages.DecisionOutcome.DONE
+            or agent_host.hosted_thing.record.digest == ""
+        )
     assert len(answers) > 1
     assert answers[-1].outcome is messages.DecisionOutcome.DONE
     assert not is_alive(old)
-    await eventually(lambda: carriers(word) == [house.seen.properties["pid"]])
+    await eventually(lambda: carriers(word) == [agent_host.seen.properties["pid"]])
 
 
-async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(house, monkeypatch):
+async def test_a_restart_that_outlasts_its_operation_is_not_a_fall(agent_host, monkeypatch):
     """A manager that observes it meanwhile must not treat it as a failure."""
-    await house.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
-    await eventually(lambda: "ready" in house.adapter._output_path().read_text())
+    await agent_host.do("create", config={"command": ["sh", "-c", STUBBORN], "stop_s": 0.2})
+    await eventually(lambda: "ready" in agent_host.adapter._output_path().read_text())
     states: list[health.HealthState] = []
-    see = house.hosted_thing.record_observation
+    see = agent_host.hosted_thing.record_observation
 
     def spy(observed: protocol.ObservedState) -> None:
         states.append(observed.state)
         see(observed)
 
-    monkeypatch.setattr(house.hosted_thing, "record_observation", spy)
-    answer = await house.do("execute", operation="restart", timeout_s=0.05)
+    monkeypatch.setattr(agent_host.hosted_thing, "record_observation", spy)
+    answer = await agent_host.do("execute", operation="restart", timeout_s=0.05)
     assert answer.outcome is messages.DecisionOutcome.IN_DOUBT
     await eventually(lambda: UP in states)
     assert DOWN not in states
 
 
-async def test_a_command_that_left_its_session_is_stopped_as_well(house):
+async def test_a_command_that_left_its_session_is_stopped_as_well(agent_host):
     words = "import os, time; os.setsid(); print('left', flush=True); time.sleep(1000)"
-    await house.do("create", config={"command": [sys.executable, "-c", words], "stop_s": 5})
-    pid = house.seen.properties["pid"]
-    await eventually(lambda: "left" in house.adapter._output_path().read_text())
-    await house.do("execute", operation="stop")
+    await agent_host.do("create", config={"command": [sys.executable, "-c", words], "stop_s": 5})
+    pid = agent_host.seen.properties["pid"]
+    await eventually(lambda: "left" in agent_host.adapter._output_path().read_text())
+    await agent_host.do("execute", operation="stop")
     assert not is_alive(pid)
-    assert house.seen.properties["exit_code"] == -signal.SIGTERM
+    assert agent_host.seen.properties["exit_code"] == -signal.SIGTERM
 
 
 # Starting
 
 
-async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(house, monkeypatch):
+async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(agent_host, monkeypatch):
     spawn, go_on = process.ProcessAdapter._spawn, threading.Event()
 
     def slow(self: Any, *arguments: Any) -> int:
@@ -180,15 +183,15 @@ async def test_a_start_that_is_cancelled_while_it_spawns_is_seen_through(house, 
 
     monkeypatch.setattr(process.ProcessAdapter, "_spawn", slow)
     config = {"command": ["sleep", mark()]}
-    first = await house.do("create", config=config, timeout_s=0.05)
+    first = await agent_host.do("create", config=config, timeout_s=0.05)
     go_on.set()
     assert first.outcome is messages.DecisionOutcome.IN_DOUBT
-    await house.do("create", config=config)
-    await house.do("execute", operation="start")
-    await eventually(lambda: carriers(config["command"][1]) == [house.seen.properties["pid"]])
+    await agent_host.do("create", config=config)
+    await agent_host.do("execute", operation="start")
+    await eventually(lambda: carriers(config["command"][1]) == [agent_host.seen.properties["pid"]])
 
 
-async def test_a_start_is_completed_before_its_agent_stops(house, monkeypatch):
+async def test_a_start_is_completed_before_its_agent_stops(agent_host, monkeypatch):
     """Otherwise the next agent finds nothing, and its manager starts a second process."""
     spawn, go_on = process.ProcessAdapter._spawn, threading.Event()
 
@@ -198,37 +201,37 @@ async def test_a_start_is_completed_before_its_agent_stops(house, monkeypatch):
 
     monkeypatch.setattr(process.ProcessAdapter, "_spawn", slow)
     config = {"command": ["sleep", mark()]}
-    await house.do("create", config=config, timeout_s=0.05)
-    stopping = asyncio.create_task(house.agent.stop())
+    await agent_host.do("create", config=config, timeout_s=0.05)
+    stopping = asyncio.create_task(agent_host.agent.stop())
     done, _ = await asyncio.wait([stopping], timeout=0.3)
     go_on.set()
     assert not done
     await stopping
-    await house.start()
-    assert house.seen.state is UP
-    await eventually(lambda: carriers(config["command"][1]) == [house.seen.properties["pid"]])
+    await agent_host.start()
+    assert agent_host.seen.state is UP
+    await eventually(lambda: carriers(config["command"][1]) == [agent_host.seen.properties["pid"]])
 
 
-async def test_a_new_configuration_is_not_taken_for_that_of_a_process_found_late(house, monkeypatch):
-    await house.do("create", config={"command": ["sleep", "1000"]})
-    old = house.seen.properties["pid"]
-    await house.agent.stop()
+async def test_a_new_configuration_is_not_taken_for_that_of_a_process_found_late(agent_host, monkeypatch):
+    await agent_host.do("create", config={"command": ["sleep", "1000"]})
+    old = agent_host.seen.properties["pid"]
+    await agent_host.agent.stop()
 
     async def fail(*_: Any) -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
     with monkeypatch.context() as patched:
         patched.setattr(process.ProcessAdapter, "resume", fail)
-        await house.start()
-        assert house.seen.state is health.HealthState.UNKNOWN
-        hosted, word = house.hosted_thing, mark()
+        await agent_host.start()
+        assert agent_host.seen.state is health.HealthState.UNKNOWN
+        hosted, word = agent_host.hosted_thing, mark()
         await hosted.lock.acquire()  # no other attempt comes before the operation
-    operation = asyncio.create_task(house.do("put", config={"command": ["sleep", word]}))
+    operation = asyncio.create_task(agent_host.do("put", config={"command": ["sleep", word]}))
     await asyncio.sleep(0)
     hosted.lock.release()
     assert (await operation).outcome is messages.DecisionOutcome.DONE
     assert not is_alive(old)
-    await eventually(lambda: carriers(word) == [house.seen.properties["pid"]])
+    await eventually(lambda: carriers(word) == [agent_host.seen.properties["pid"]])
 
 
 CRASH = """
@@ -242,10 +245,10 @@ def crash(self, *arguments, spawn=process.ProcessAdapter._spawn):
     os._exit(0)
 
 async def main():
-    house = test_processes.House(pathlib.Path(sys.argv[1]))
-    await house.start()
+    agent_host = test_processes.House(pathlib.Path(sys.argv[1]))
+    await agent_host.start()
     process.ProcessAdapter._spawn = crash
-    await house.do("create", config={{"command": ["sleep", sys.argv[2]]}}, generation=3)
+    await agent_host.do("create", config={{"command": ["sleep", sys.argv[2]]}}, generation=3)
 
 asyncio.run(main())
 """
@@ -257,31 +260,31 @@ def crash_in_spawn(folder: pathlib.Path, word: str, before: str = "") -> None:
 
 
 @pytest.mark.may_block(reason="an agent is run until it crashes")
-async def test_an_agent_that_dies_between_the_start_and_its_record_finds_the_process_again(house):
+async def test_an_agent_that_dies_between_the_start_and_its_record_finds_the_process_again(agent_host):
     word = mark()
-    await house.agent.stop()
-    crash_in_spawn(house.folder, word)
+    await agent_host.agent.stop()
+    crash_in_spawn(agent_host.folder, word)
     await eventually(lambda: carriers(word))
-    await house.start()
-    assert house.seen.state is UP
-    assert house.seen.ran == 3
-    await house.do("execute", operation="start")
-    await eventually(lambda: carriers(word) == [house.seen.properties["pid"]])
-    await house.do("delete")
+    await agent_host.start()
+    assert agent_host.seen.state is UP
+    assert agent_host.seen.ran == 3
+    await agent_host.do("execute", operation="start")
+    await eventually(lambda: carriers(word) == [agent_host.seen.properties["pid"]])
+    await agent_host.do("delete")
     assert carriers(word) == []
 
 
 @pytest.mark.may_block(reason="an agent is run until it crashes")
-async def test_an_agent_killed_before_the_start_reports_that_it_never_ran(house):
+async def test_an_agent_killed_before_the_start_reports_that_it_never_ran(agent_host):
     word = mark()
-    await house.agent.stop()
-    crash_in_spawn(house.folder, word, before="os._exit(0)")
-    await house.start()
-    assert (house.seen.exists, house.seen.state, house.seen.ran) == (True, DOWN, 0)
-    assert house.seen.reason == "never started"
+    await agent_host.agent.stop()
+    crash_in_spawn(agent_host.folder, word, before="os._exit(0)")
+    await agent_host.start()
+    assert (agent_host.seen.exists, agent_host.seen.state, agent_host.seen.ran) == (True, DOWN, 0)
+    assert agent_host.seen.reason == "never started"
 
 
-async def test_the_exit_code_outlives_the_agent(house, tmp_path, monkeypatch):
+async def test_the_exit_code_outlives_the_agent(agent_host, tmp_path, monkeypatch):
     """Whether the process ends while there is no agent, or when there is another."""
     wait_for_exit = os_process.wait_for_exit
 
@@ -292,18 +295,18 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path, monkeypatch):
         gate = tmp_path / f"gate-{name}"
         os.mkfifo(gate)
         command = ["sh", "-c", f"read line < {gate}; exit 7"]
-        await house.do("create", name, config={"command": command}, generation=5)
-        await house.agent.stop()
-        leader = house.agent.hosted[name].record.runtime["leader"]
+        await agent_host.do("create", name, config={"command": command}, generation=5)
+        await agent_host.agent.stop()
+        leader = agent_host.agent.hosted[name].record.runtime["leader"]
         if when == "without":
             await asyncio.to_thread(gate.write_text, "go\n")
             await os_process.wait_for_exit(leader)
         monkeypatch.setattr(os_process, "wait_for_exit", without_code)
-        await house.start()
+        await agent_host.start()
         if when == "with":
-            assert house.agent.hosted[name].observed.state is UP
+            assert agent_host.agent.hosted[name].observed.state is UP
             await asyncio.to_thread(gate.write_text, "go\n")
-        resource = house.agent.hosted[name]
+        resource = agent_host.agent.hosted[name]
         await eventually(functools.partial(is_down, resource))
         seen = resource.observed
         assert seen.properties["exit_code"] == 7
@@ -311,29 +314,29 @@ async def test_the_exit_code_outlives_the_agent(house, tmp_path, monkeypatch):
         assert "exit code 7" in seen.reason
 
 
-async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(house, tmp_path):
+async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(agent_host, tmp_path):
     word = mark()
-    await house.do("create", config={"command": ["sh", "-c", f"sleep {word} & wait"]})
+    await agent_host.do("create", config={"command": ["sh", "-c", f"sleep {word} & wait"]})
     await eventually(lambda: carriers(word))
-    await house.agent.stop()
-    os.kill(house.hosted_thing.record.runtime["leader"], signal.SIGKILL)
-    os.kill(house.seen.properties["pid"], signal.SIGKILL)
+    await agent_host.agent.stop()
+    os.kill(agent_host.hosted_thing.record.runtime["leader"], signal.SIGKILL)
+    os.kill(agent_host.seen.properties["pid"], signal.SIGKILL)
     assert carriers(word)
-    await house.start()
-    assert house.seen.state is DOWN
+    await agent_host.start()
+    assert agent_host.seen.state is DOWN
     await eventually(lambda: not carriers(word))
 
 
-async def test_signals_and_exit_codes_are_distinguished(house):
+async def test_signals_and_exit_codes_are_distinguished(agent_host):
     for words, code in (("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", -15), ("kill -KILL $$", -9)):
-        await house.do("create", config={"command": ["sh", "-c", "read line < /dev/zero"]})
-        await house.do("put", config={"command": ["sh", "-c", words]})
-        await eventually(lambda: house.seen.state is DOWN)
-        assert house.seen.properties["exit_code"] == code
-        await house.do("delete")
+        await agent_host.do("create", config={"command": ["sh", "-c", "read line < /dev/zero"]})
+        await agent_host.do("put", config={"command": ["sh", "-c", words]})
+        await eventually(lambda: agent_host.seen.state is DOWN)
+        assert agent_host.seen.properties["exit_code"] == code
+        await agent_host.do("delete")
 
 
-async def test_what_cannot_be_executed_is_refused(house, tmp_path):
+async def test_what_cannot_be_executed_is_refused(agent_host, tmp_path):
     (tmp_path / "data").write_text("no program")
     for config in (
         {"command": ["no-such-program"]},
@@ -341,20 +344,20 @@ async def test_what_cannot_be_executed_is_refused(house, tmp_path):
         {"command": ["sleep", "1"], "directory": str(tmp_path / "nowhere")},
         {"command": ["sleep", "1"], "environment": {"PATH": "/nowhere"}, "user_environment": False},
     ):
-        answer = await house.do("create", config=config)
+        answer = await agent_host.do("create", config=config)
         assert answer.outcome is messages.DecisionOutcome.FAILED, config
         assert "cannot start" in answer.reason
-        await house.do("delete")
+        await agent_host.do("delete")
     (tmp_path / "tool").write_text("#!/bin/sh\nexec sleep 1000\n")
     (tmp_path / "tool").chmod(0o755)
-    answer = await house.do("create", config={"command": ["./tool"], "directory": str(tmp_path)})
+    answer = await agent_host.do("create", config={"command": ["./tool"], "directory": str(tmp_path)})
     assert answer.outcome is messages.DecisionOutcome.DONE
 
 
 # Shortages
 
 
-async def test_a_process_is_not_taken_for_ended_for_want_of_descriptors(house, monkeypatch):
+async def test_a_process_is_not_taken_for_ended_for_want_of_descriptors(agent_host, monkeypatch):
     opened = os.pidfd_open
     short = True
 
@@ -365,16 +368,16 @@ async def test_a_process_is_not_taken_for_ended_for_want_of_descriptors(house, m
 
     monkeypatch.setattr(os, "pidfd_open", pidfd_open)
     monkeypatch.setattr(os_process, "POLL_S", 0.01)
-    await house.do("create", config={"command": ["sleep", "1000"]})
-    await throughout(lambda: house.seen.state is UP, for_s=0.1)
-    os.kill(house.seen.properties["pid"], signal.SIGTERM)
-    await eventually(lambda: house.seen.state is DOWN)
-    assert house.seen.properties["exit_code"] == -15, "polled for"
-    await house.do("execute", operation="start")
+    await agent_host.do("create", config={"command": ["sleep", "1000"]})
+    await throughout(lambda: agent_host.seen.state is UP, for_s=0.1)
+    os.kill(agent_host.seen.properties["pid"], signal.SIGTERM)
+    await eventually(lambda: agent_host.seen.state is DOWN)
+    assert agent_host.seen.properties["exit_code"] == -15, "polled for"
+    await agent_host.do("execute", operation="start")
     short = False
     await asyncio.sleep(0)
-    os.kill(house.seen.properties["pid"], signal.SIGTERM)
-    await eventually(lambda: house.seen.state is DOWN)
+    os.kill(agent_host.seen.properties["pid"], signal.SIGTERM)
+    await eventually(lambda: agent_host.seen.state is DOWN)
 
 
 async def test_the_end_of_another_process_is_polled_for(monkeypatch, start_process):
@@ -398,7 +401,7 @@ async def test_a_number_that_another_process_has_is_not_waited_for(start_process
     assert await os_process.wait_for_exit(child.pid, "another:1") is None
 
 
-async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
+async def test_a_check_that_cannot_be_made_is_no_failure(agent_host, monkeypatch):
     made = 0
 
     async def fail(*_: Any, **__: Any) -> Any:
@@ -410,48 +413,48 @@ async def test_a_check_that_cannot_be_made_is_no_failure(house, monkeypatch):
     config = {"command": ["sleep", "1000"], "health": check}
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "open_connection", fail)
-        await house.do("create", config=config)
-        pid = house.seen.properties["pid"]
+        await agent_host.do("create", config=config)
+        pid = agent_host.seen.properties["pid"]
         await eventually(lambda: made > 5)
         assert is_alive(pid)
-    await eventually(lambda: house.seen.state is DOWN)
-    assert "health check failed" in house.seen.reason
+    await eventually(lambda: agent_host.seen.state is DOWN)
+    assert "health check failed" in agent_host.seen.reason
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
     with pytest.raises(health_checks.InconclusiveCheck):
         await health_checks.find_problem(health_checks.HealthCheck(kind="command", command=("true",)))
 
 
-async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(house, monkeypatch):
+async def test_an_operation_whose_beginning_cannot_be_stored_is_not_begun(agent_host, monkeypatch):
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "no space left")
 
-    await house.do("create", config={"command": ["sleep", "1000"]})
-    pid = house.seen.properties["pid"]
+    await agent_host.do("create", config={"command": ["sleep", "1000"]})
+    pid = agent_host.seen.properties["pid"]
     with monkeypatch.context() as patched:
         patched.setattr(resource_host, "_store", full)
-        answer = await house.do("execute", operation="stop", id="stop-1")
+        answer = await agent_host.do("execute", operation="stop", id="stop-1")
         assert (answer.outcome, answer.code) == (messages.DecisionOutcome.FAILED, "not-stored")
         assert is_alive(pid)
-    answer = await house.do("execute", operation="stop", id="stop-1")
+    answer = await agent_host.do("execute", operation="stop", id="stop-1")
     assert answer.outcome is messages.DecisionOutcome.DONE, "it was never begun, so it may be asked for again"
 
 
 # Adoption
 
 
-async def test_a_stale_pid_file_adopts_no_stranger(house, tmp_path, start_process):
+async def test_a_stale_pid_file_adopts_no_other_process(agent_host, tmp_path, start_process):
     stranger = await start_process("sleep", "1000")
     file = tmp_path / "pid"
     file.write_text(str(stranger.pid))
     hour_ago = time.time() - 3600
     os.utime(file, (hour_ago, hour_ago))
     config = {"command": ["sleep", "2000"], "pid_file": str(file)}
-    answer = await house.do("create", config=config)
+    answer = await agent_host.do("create", config=config)
     assert answer.observed is not None
     assert answer.observed.properties["pid"] not in (None, stranger.pid)
-    await house.do("delete")
+    await agent_host.do("delete")
     same = {"command": ["sleep", "1000"], "pid_file": str(file)}
-    answer = await house.do("create", config=same)
+    answer = await agent_host.do("create", config=same)
     assert answer.observed is not None
     assert answer.observed.properties["pid"] == stranger.pid, "the clock may have been set: the command is it"
     for text in (str(os.getpid()), "1", "0", "-1", "none", "99999999"):
@@ -459,18 +462,18 @@ async def test_a_stale_pid_file_adopts_no_stranger(house, tmp_path, start_proces
         assert os_process.running_by_file(file, ("sleep",)) is None
 
 
-async def test_a_process_of_another_boot_is_another_process(house):
-    await house.do("create", config={"command": ["sleep", "1000"]})
-    await house.agent.stop()
-    path = house.folder / "thing.json"
+async def test_a_process_of_another_boot_is_another_process(agent_host):
+    await agent_host.do("create", config={"command": ["sleep", "1000"]})
+    await agent_host.agent.stop()
+    path = agent_host.folder / "thing.json"
     record = msgspec.json.decode(path.read_bytes(), type=operation_log.OperationRecord)
     boot, _, ticks = record.runtime["birth"].partition(":")
     assert boot
     record.runtime["birth"] = f"another:{ticks}"
     path.write_bytes(msgspec.json.encode(record))
-    old = house.agent
-    await house.start()
-    assert house.seen.state is DOWN
+    old = agent_host.agent
+    await agent_host.start()
+    assert agent_host.seen.state is DOWN
     await eventually(lambda: not test_adapters.runs(psutil.Process(old.hosted["thing"].adapter._pid)))
 
 
@@ -505,34 +508,34 @@ def broken(monkeypatch, tmp_path):
 
 @pytest.mark.may_block(reason="records are written as a former agent did")
 async def test_an_adapter_that_cannot_resume_costs_its_own_resource_only(broken, tmp_path):
-    house = House(tmp_path / "hosted")
-    await house.start(adapters=find, types=("broken", "memory"))
-    bad, good = house.agent.hosted["bad"], house.agent.hosted["good"]
+    agent_host = House(tmp_path / "hosted")
+    await agent_host.start(adapters=find, types=("broken", "memory"))
+    bad, good = agent_host.agent.hosted["bad"], agent_host.agent.hosted["good"]
     assert good.observed.state is UP
     assert (bad.observed.exists, bad.observed.state) == (True, health.HealthState.UNKNOWN)
     assert "its own fault" in bad.observed.reason
-    answer = await house.do("execute", "bad", operation="echo")
+    answer = await agent_host.do("execute", "bad", operation="echo")
     assert answer.outcome is messages.DecisionOutcome.FAILED
     broken.faults.clear()
     await eventually(lambda: bad.observed.state is UP)  # with a later heartbeat
-    assert (await house.do("execute", "bad", operation="echo")).outcome is messages.DecisionOutcome.DONE
-    await house.agent.stop()
+    assert (await agent_host.do("execute", "bad", operation="echo")).outcome is messages.DecisionOutcome.DONE
+    await agent_host.agent.stop()
 
 
 @pytest.mark.may_block(reason="records are written as a former agent did")
 async def test_an_operation_finds_again_what_could_not_be_found_at_the_start(broken, tmp_path, monkeypatch):
-    house = House(tmp_path / "hosted")
+    agent_host = House(tmp_path / "hosted")
 
     async def never(_: Any) -> None: ...
 
     monkeypatch.setattr(agent.Agent, "_resume_forever", never)
-    await house.start(adapters=find, types=("broken", "memory"))
+    await agent_host.start(adapters=find, types=("broken", "memory"))
     broken.faults.clear()
-    answer = await house.do("put", "bad", type="broken", config={"value": 2})
+    answer = await agent_host.do("put", "bad", type="broken", config={"value": 2})
     assert answer.outcome is messages.DecisionOutcome.DONE
-    adapter: Any = house.agent.hosted["bad"].adapter
+    adapter: Any = agent_host.agent.hosted["bad"].adapter
     assert adapter.done == ["put"], "what is there is not created"
-    await house.agent.stop()
+    await agent_host.agent.stop()
 
 
 @pytest.mark.virtual_time
@@ -558,7 +561,7 @@ async def test_an_adapter_that_hangs_while_it_resumes_does_not_delay_the_heartbe
         assert len(beats) >= 59
 
 
-async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
+async def test_no_text_of_an_adapter_ends_the_heartbeats(agent_host):
     net = network.SimulatedNetwork(1)
     other = agent.Agent(
         await net.connect("talker"), None, beat_s=0.01, adapters=lambda _: memory.MemoryAdapter
@@ -585,9 +588,9 @@ async def test_no_text_of_an_adapter_ends_the_heartbeats(house):
 # The order of observations
 
 
-async def test_a_look_that_a_change_overtook_is_not_taken(house):
-    await house.do("create", "m", type="memory")
-    resource = house.agent.hosted["m"]
+async def test_a_look_that_a_change_overtook_is_not_taken(agent_host):
+    await agent_host.do("create", "m", type="memory")
+    resource = agent_host.agent.hosted["m"]
     adapter: Any = resource.adapter
     look = asyncio.Event()
 
@@ -598,7 +601,7 @@ async def test_a_look_that_a_change_overtook_is_not_taken(house):
         return seen
 
     adapter.observe = observe
-    await house.do("get", "m")
+    await agent_host.do("get", "m")
     assert look.is_set()
     assert (resource.observed.state, resource.observed.reason) == (DOWN, "meanwhile")
     assert resource.observed.sequence == resource.sequence

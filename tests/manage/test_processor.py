@@ -1,4 +1,4 @@
-"""What the processor keeps, sends to managers and assigns; `test_registry_model` drives it at random."""
+"""Records, assignments and messages to managers; `test_registry_model` tests them with random events."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_resources_of_a_manager_are_counted():
 # What was stored, and which managers hear of it
 
 
-def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
+def test_managers_are_notified_of_a_machine_that_is_drained_or_works_again():
     core = two()
     for agent, received in (
         (records.AgentRecord(), set()),
@@ -61,7 +61,7 @@ def test_managers_hear_of_a_machine_that_is_drained_or_works_again():
     assert core.epoch == 2, "what gives no epoch takes none back"
 
 
-def test_managers_hear_of_a_change_of_a_resource_of_what_it_needs_and_of_what_needs_it():
+def test_managers_are_notified_of_changes_of_a_resource_its_dependencies_and_dependants():
     core = two()
     changed = core.apply([spec("db", agent="b", group="g")], "ann")
     assert core.accept(changed) == {"m", "n"}
@@ -73,7 +73,7 @@ def test_managers_hear_of_a_change_of_a_resource_of_what_it_needs_and_of_what_ne
     core.check_invariants()
 
 
-def test_managers_hear_of_a_new_owner():
+def test_managers_are_notified_of_a_new_owner():
     core = two()
     changes = records.RegistryChanges(
         owners={"alone": records.ResourceOwner(manager="n", epoch=9, boot=1)}, epoch=9
@@ -84,7 +84,7 @@ def test_managers_hear_of_a_new_owner():
     assert core.epoch == 9
 
 
-def test_dependants_hear_when_it_comes_up_or_is_up_no_more():
+def test_dependants_are_notified_when_it_comes_up_or_goes_down():
     core = two()
     for state, received in (
         (State.STARTING, {"m"}),  # the first that is known of it
@@ -315,7 +315,7 @@ def test_on_a_drained_machine_nothing_runs(cordoned, desired, in_force):
     assert core.desired_state("web") is in_force
 
 
-def test_it_waits_until_what_it_needs_is_up_or_not_wanted_up():
+def test_it_waits_until_its_dependencies_are_up_or_not_meant_to_run():
     core = two()
     assert core.waits_for("web") == ("db",)
     assert core.waits_for("db") == ()

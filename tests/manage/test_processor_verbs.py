@@ -1,4 +1,4 @@
-"""What users and managers ask of the registry's processor, and what it answers, case by case."""
+"""Requests of users and managers to the registry, and the replies, case by case."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_depends_on_several_follows_the_one_that_is_renamed():
     core = having(spec("a1"), spec("a2"), spec("web", depends_on=("a1", "a2")))
     core.accept(core.rename("a2", "a3", "ann"))
     assert core.resources["web"].spec.depends_on == ("a1", "a3")
-    assert (core.owners, core.statuses) == ({}, {}), "nobody had them"
+    assert (core.owners, core.statuses) == ({}, {}), "they had no manager"
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ def checkpoint(
     return core.apply_checkpoints("m", {name: (epoch, protocol.ResourceStatus(**fields))})
 
 
-def test_only_the_owner_under_its_epoch_is_believed():
+def test_only_checkpoints_of_the_owner_with_its_epoch_are_accepted():
     core = two()
     assert checkpoint(core, "web", 1)[1] == {}
     assert checkpoint(core, "web", 0)[1] == {"web": 1}
     assert checkpoint(core, "web", 2)[1] == {"web": 1}
     assert checkpoint(core, "db", 2)[1] == {"db": 2}, "another manager's"
-    assert checkpoint(core, "alone", 1)[1] == {"alone": 0}, "nobody's"
+    assert checkpoint(core, "alone", 1)[1] == {"alone": 0}, "it has no manager"
     assert checkpoint(core, "none", 1)[1] == {"none": 0}
     for name, epoch in (("web", 0), ("db", 2), ("none", 1)):
         assert not checkpoint(core, name, epoch)[0]
@@ -231,7 +231,7 @@ def test_what_is_gone_is_removed_where_that_was_asked_for():
     core = two()
     changes, _ = checkpoint(core, "web", 1, gone=True)
     assert list(changes.statuses) == ["web"]
-    assert not changes.resources, "nobody deleted it"
+    assert not changes.resources, "it was not deleted"
     core.accept(core.delete(["web"], "ann"))
     changes, _ = checkpoint(core, "web", 1)
     assert not changes.resources, "it is still there"
@@ -240,7 +240,7 @@ def test_what_is_gone_is_removed_where_that_was_asked_for():
     assert (changes.resources, changes.owners, changes.statuses) == (nothing, nothing, nothing)
 
 
-def test_a_renaming_is_over_when_its_wish_was_brought_there():
+def test_a_renaming_ends_when_its_desired_state_was_applied():
     core = two()
     core.accept(core.rename("web", "site", "ann"))
     epoch = core.owners["site"].epoch

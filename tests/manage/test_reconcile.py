@@ -48,7 +48,7 @@ def test_a_new_pid_is_checkpointed_although_the_state_did_not_change():
         ("on-failure", 0, False),
         ("on-failure", 1, True),
         ("on-failure", -9, True),
-        ("on-failure", None, True),  # nobody knows how it ended
+        ("on-failure", None, True),  # its exit code is unknown
         ("never", 0, False),
         ("never", 1, False),
         ("never", None, False),
@@ -70,7 +70,7 @@ def test_an_ended_resource_is_restarted_by_its_policy(policy, exit_code, again, 
 
 
 @pytest.mark.parametrize("policy", ["on-failure", "never"])
-def test_a_new_wish_runs_it_once_more(policy):
+def test_a_new_desired_state_runs_it_once_more(policy):
     first = assign(restart={"policy": policy})
     runtime = running(first)
     hear(first, runtime, observed(State.DOWN, exit_code=0, ran=1))
@@ -84,7 +84,7 @@ def test_a_new_wish_runs_it_once_more(policy):
     assert act(second, runtime, 20.0) is None
 
 
-def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
+def test_a_desired_state_that_arrives_while_it_runs_does_not_run_it_twice():
     """Labels, say: the process is not touched, so its end is that of the new wish's run."""
     first = assign(restart={"policy": "never"})
     runtime = running(first)
@@ -94,7 +94,7 @@ def test_a_wish_that_arrives_while_it_runs_does_not_run_it_twice():
     assert reconciler.mark_converged(second, runtime)
     hear(second, runtime, observed(State.DOWN, exit_code=0))
     assert act(second, runtime, 10.0) is None
-    # Where its agent tells which wish it ran for, the agent is told of the new one first.
+    # If the agent reports the version it runs, it gets the new version first.
     runtime = running(first)
     hear(first, runtime, observed(ran=1))
     assert act(first, runtime) is None
@@ -151,7 +151,7 @@ def test_given_up_means_given_up():
         assert act(wished, runtime, now) is what
 
 
-def test_a_failed_checkpoint_is_of_its_own_wish():
+def test_a_failed_checkpoint_belongs_to_its_own_desired_state():
     failed = protocol.ResourceStatus(
         state=State.FAILED, reason="given up", generation=1, desired_generation=1, failures_ms=(1, 2)
     )
@@ -346,7 +346,7 @@ def test_a_restarted_agent_counts_from_the_beginning():
     )
 
 
-def test_what_is_heard_during_an_operation_counts_afterwards():
+def test_observations_during_an_operation_count_afterwards():
     assignment = assign()
     runtime = running(assignment)
     runtime.busy = True
@@ -360,7 +360,7 @@ def test_what_is_heard_during_an_operation_counts_afterwards():
     assert not reconciler.release(assignment, runtime, 3.0, 3000)
 
 
-def test_a_heartbeat_that_differs_has_the_agent_asked():
+def test_a_heartbeat_that_differs_causes_a_query_of_the_agent():
     assignment = assign()
     runtime = running(assignment)
     assert act(assignment, runtime) is None
@@ -588,7 +588,7 @@ def test_a_reason_that_changes_is_checkpointed():
     assert (runtime.health, runtime.dirty) == (health.Health(State.DOWN, "exit code 1", 9), True)
 
 
-def test_a_renaming_that_found_it_has_brought_the_wish_there():
+def test_a_renaming_that_succeeded_has_applied_the_desired_state():
     runtime: Any = reconciler.ResourceRuntime(
         health.Health(State.UP, "", 0), fault="x", retry_at=5.0, dirty=False
     )

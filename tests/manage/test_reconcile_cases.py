@@ -144,7 +144,7 @@ def test_a_failure_changes_the_state_also_where_giving_up_is_not_due():
 # What is checkpointed
 
 
-def test_that_it_runs_for_the_wish_is_checkpointed_once():
+def test_a_run_for_the_desired_state_is_checkpointed_once():
     assignment = assign(generation=2)
     runtime = clean(assignment)
     for ran, dirty in ((1, True), (2, False)):
@@ -154,7 +154,7 @@ def test_that_it_runs_for_the_wish_is_checkpointed_once():
 
 
 @pytest.mark.parametrize("state", [State.DOWN, State.FAILED, State.UNKNOWN])
-def test_what_does_not_run_has_not_run_for_the_wish(state):
+def test_a_stopped_resource_has_not_run_for_the_desired_state(state):
     assignment = assign(generation=2)
     runtime = running(assignment)
     runtime.ran = 1
@@ -188,7 +188,7 @@ def test_the_fault_of_a_step_that_is_not_counted_is_checkpointed():
     assert (runtime.dirty, runtime.retry_at) == (True, 5.0 + reconciler.RETRY_S)
 
 
-def test_a_new_wish_forgets_failures_and_faults_and_an_equal_one_does_not():
+def test_a_new_desired_state_clears_failures_and_faults_and_an_equal_one_does_not():
     first = assign()
     for generation, forgets in ((1, False), (2, True)):
         runtime = clean(first)
@@ -275,7 +275,7 @@ def test_the_short_delay_after_a_refusal_is_within_the_longest_delay():
 
 
 @pytest.mark.parametrize(("ran", "generation", "after"), [(0, 2, 2), (2, 2, 2), (3, 2, 3)])
-def test_a_start_counts_as_a_run_for_the_latest_wish(ran, generation, after):
+def test_a_start_counts_as_a_run_for_the_latest_desired_state(ran, generation, after):
     runtime: Any = reconciler.ResourceRuntime(health.Health(State.DOWN, "", 0), ran=ran)
     reconciler.step_done(runtime, Act.START, generation=generation, started=True, there=True, now=0.0)
     assert runtime.ran == after
@@ -295,7 +295,7 @@ def test_a_start_counts_as_a_run_for_the_latest_wish(ran, generation, after):
         ((0, 0), (0, 0), "second"),
     ],
 )
-def test_of_what_is_heard_during_an_operation_the_latest_counts(first, second, counts):
+def test_the_latest_observation_during_an_operation_counts(first, second, counts):
     assignment = assign()
     runtime = running(assignment)
     runtime.busy = True
@@ -330,7 +330,7 @@ def test_a_repeated_observation_ends_silence():
         (40.0, State.DOWN),
     ],
 )
-def test_a_silent_resource_is_down_only_if_its_zone_was_heard_well_after_it(zone_heard_s, after):
+def test_a_silent_resource_is_down_only_if_its_zone_reported_well_after_it(zone_heard_s, after):
     runtime: Any = reconciler.ResourceRuntime(health.Health(State.UP, "", 0), observed(), last_seen_at=100.0)
     reconciler.check_silence(
         runtime, 140.0, 1, zone_silent=False, connected_since=0.0, zone_last_seen_at=100.0 + zone_heard_s

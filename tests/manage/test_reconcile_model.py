@@ -257,7 +257,7 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
     def restart_agent(self, by: int) -> None:
         """Its starts are numbered upwards, but for one whose folder was lost or whose clock was set."""
         if by < 0:
-            self.wires.clear()  # and it is not back before what it said has arrived
+            self.wires.clear()  # and it returns only after its messages have arrived
         self.boot, self.sequence = self.boot + by, 0
         self._changed()
 

@@ -369,7 +369,7 @@ def test_what_a_manager_loses_is_sent_in_pages():
     assert known["m1"][1] == {name for name, owner in core.owners.items() if owner.manager == "m1"}
     assert renew("m1") == 1
     assert not core._changes.released["m1"], "what is known to be known is dropped"
-    # One that expired is told everything anew, even if it never noticed.
+    # A manager whose lease expired gets a full list, even if it did not notice.
     core.managers["m2"].expires_at = -1.0
     core.expire(0.0)
     assign()
@@ -796,7 +796,7 @@ def test_undraining_a_machine_starts_nothing_that_was_to_be_down():
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_who_waits_for_a_drained_or_unwanted_resource_waits_until_it_is_down(drained):
+def test_a_wait_for_a_drained_or_stopped_resource_lasts_until_it_is_down(drained):
     async def scenario(world: RegistryWorld) -> None:
         await world.apply("web")
         entry = {"name": "web", "type": "memory", "agent": "host-a", "labels": {"tier": "front"}}

@@ -43,7 +43,7 @@ async def small(fleet):
 async def test_it_reaches_the_process_and_is_seen_nowhere_else(small, tmp_path, caplog):
     caplog.set_level(logging.DEBUG)
     crossed: list[bytes] = []
-    sniffer = await small.connect("sniffer")  # hears what no role may: everything
+    sniffer = await small.connect("sniffer")  # receives everything, which no role may
     async with await sniffer.subscribe(">", handler=lambda value: crossed.append(value.data)):
         await sniffer.flush()
         assert (await small.client.set_secret("db-password", VALUE)).used_by == []

@@ -1,4 +1,4 @@
-"""A real streaming query under its adapter, kept by a manager: it falls and goes on where it was."""
+"""A real streaming query under its adapter and a manager: after a crash it continues where it stopped."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_a_query_is_up_late_or_restarted_by_its_commits(fleet, tmp_path):
     first = await fleet.client.execute("query", "progress")
     assert first["batch"] == 0, "it was not called up before its first batch"
 
-    # Nothing arrives: it runs, and is said to be late; then it goes on.
+    # Nothing arrives: it runs and is reported late; then it continues.
     row = await fleet.client.wait("query", "late", timeout_s=PATIENCE_S)
     assert "no batch committed" in row.reason
     more()

@@ -1,4 +1,4 @@
-"""The registry's PostgreSQL is down for half a minute, longer than any lease, while the fleet is at work."""
+"""The registry's PostgreSQL is down for half a minute, longer than any lease, while the fleet runs."""
 
 from __future__ import annotations
 

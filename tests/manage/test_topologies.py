@@ -1,4 +1,4 @@
-"""Networks of brokers by manifest: shapes, and real ones deployed, changed, mended and torn down."""
+"""Networks of brokers by manifest: topologies, and real ones deployed, changed, repaired and deleted."""
 
 from __future__ import annotations
 

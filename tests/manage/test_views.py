@@ -1,4 +1,4 @@
-"""What the registry lists."""
+"""Lists of the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way with real parts: a process comes up, is put back, and survives its managers."""
+"""A process under real management: it starts, is restarted after a kill, and survives its managers."""
 
 from __future__ import annotations
 

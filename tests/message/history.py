@@ -1,4 +1,4 @@
-"""Everybody's story of what was sent, received and confirmed, and whether the stories agree."""
+"""What each client sent, received and acknowledged, and whether these records agree."""
 
 from __future__ import annotations
 

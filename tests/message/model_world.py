@@ -291,7 +291,7 @@ class DispatcherWorld:
     # The end.
 
     async def settle(self) -> None:
-        """Everything works again: whatever was sent can be received, without anybody having to go."""
+        """All faults are over: every message can be received, and no client has to reconnect."""
         self.stored.set()
         self.single = False
         self.refusals = self.breaks = self.net.deliveries_to_lose = 0

@@ -28,7 +28,7 @@ def _may(identity: str, action: str, subject: str) -> bool:
     return not subject.startswith("topic.secret.")
 
 
-async def test_nobody_reaches_a_forbidden_topic_by_way_of_the_dispatcher(
+async def test_no_client_reaches_a_forbidden_topic_through_the_dispatcher(
     dial: conftest.Dial, connect: fixtures.Connect, bus: api.Bus
 ):
     subscription = await bus.subscribe(SECRET.subject)
@@ -121,7 +121,7 @@ async def _rates(connection: client_api.Connection) -> None:
     await connection.close()
 
 
-async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_the_message_since(
+async def test_a_confirmed_acknowledgement_counts_although_another_consumer_has_the_message(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     """As when a new dispatcher knows of the second consumer before it knows of the first."""
@@ -144,7 +144,7 @@ async def test_a_confirmed_acknowledgement_counts_though_somebody_else_has_got_t
     assert [browsed.body() async for browsed in session.browse(ORDERS)] == []
 
 
-async def test_nobody_acknowledges_what_waits_for_another_client(
+async def test_no_client_acknowledges_messages_of_another_client(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     news = destinations.topic("news")
@@ -157,7 +157,7 @@ async def test_nobody_acknowledges_what_waits_for_another_client(
         await other.submit([], {ledger.subscription_key("client", "reader", "all"): every})
     again = await reader.session().durable_consumer(news, "all")
     message = await again.receive(30)
-    assert message is not None, "somebody else acknowledged it"
+    assert message is not None, "another consumer acknowledged it"
 
 
 async def test_a_repeated_work_is_done_once_however_much_came_between(
@@ -204,7 +204,7 @@ async def test_a_delayed_message_that_was_released_is_forgotten_by_the_next_disp
         await connection.close()
 
 
-async def test_a_queue_that_nobody_uses_any_more_is_forgotten_and_begins_anew(
+async def test_an_unused_queue_is_forgotten_and_starts_empty(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.05)

@@ -1,4 +1,4 @@
-"""The pure heart of a queue under random events: nothing lost, nothing in two hands, order kept."""
+"""The backlog of a queue under random events: nothing lost, no message at two consumers, order kept."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
     chance = random.Random(seed)
     driven_backlog = driver.DrivenBacklog("q", in_memory=3)
     head, done = 0, list[int]()
-    hands: dict[int, lines.ConsumerKey] = {}
+    holders: dict[int, lines.ConsumerKey] = {}
     names = iter(range(10**6))
     total = 60
 
     def obey(instructions: list[backlog.Instruction]) -> None:
         for instruction in instructions:
             assert isinstance(instruction, backlog.DeliverMessage)
-            assert instruction.number not in hands, "it is in somebody's hands already"
+            assert instruction.number not in holders, "a consumer has it already"
             assert instruction.number not in done, "it is done already"
-            hands[instruction.number] = instruction.consumer
+            holders[instruction.number] = instruction.consumer
 
     def load() -> None:
         while driven_backlog.consumers and driven_backlog.position < head:
@@ -46,19 +46,19 @@ def test_each_message_is_done_once_whatever_happens(seed: int):
                 driven_backlog.attach(lines.BacklogConsumer((f"c{next(names)}", 0), chance.randrange(3)))
             case 2 if driven_backlog.consumers:
                 driven_backlog.credit(chance.choice(list(driven_backlog.consumers)), chance.randrange(1, 4))
-            case 3 if hands:
-                sequence = chance.choice(list(hands))
-                assert driven_backlog.holds(sequence, hands[sequence][0])
+            case 3 if holders:
+                sequence = chance.choice(list(holders))
+                assert driven_backlog.holds(sequence, holders[sequence][0])
                 assert driven_backlog.finish(sequence)
                 done.append(sequence)
-                del hands[sequence]
-            case 4 if hands and chance.random() < 0.3:
-                sequence = chance.choice(list(hands))
-                holder = hands.pop(sequence)
+                del holders[sequence]
+            case 4 if holders and chance.random() < 0.3:
+                sequence = chance.choice(list(holders))
+                holder = holders.pop(sequence)
                 obey(driven_backlog.release([sequence], holder[0], counted=True))
             case 5 if driven_backlog.consumers and chance.random() < 0.1:
                 key = chance.choice(list(driven_backlog.consumers))
-                hands = {sequence: holder for sequence, holder in hands.items() if holder != key}
+                holders = {sequence: holder for sequence, holder in holders.items() if holder != key}
                 obey(driven_backlog.detach(key, seen=None))
                 if not driven_backlog.consumers:
                     driven_backlog.settle(head)
@@ -83,7 +83,7 @@ def test_priority_first_then_order_and_the_returned_take_their_old_places():
     assert [actual.number for actual in driven_backlog.deliver(0)] == [1, 3, 4]
 
 
-def test_what_nobody_selects_waits_for_somebody_who_does():
+def test_a_message_without_a_matching_selector_waits_for_one():
     driven_backlog = driver.DrivenBacklog("q")
     driven_backlog.attach(lines.BacklogConsumer(("c", 1), 9, "n = 1"))
     driven_backlog.send(1, _meta(n=2))
@@ -100,9 +100,9 @@ def test_a_group_whose_consumer_dies_goes_on_with_another_in_order():
     for name in ("a", "b"):
         driven_backlog.attach(lines.BacklogConsumer((name, 1), 2))
     arguments = [actual for actual in driven_backlog.deliver(0) if isinstance(actual, backlog.DeliverMessage)]
-    hands = {actual.number: actual.consumer[0] for actual in arguments}
-    assert {hands[1], hands[2]} == {"a", "b"}
-    dying, other = (hands[1], 1), (hands[2], 1)
+    holders = {actual.number: actual.consumer[0] for actual in arguments}
+    assert {holders[1], holders[2]} == {"a", "b"}
+    dying, other = (holders[1], 1), (holders[2], 1)
     assert driven_backlog.deliver(0) == [], "the rest of each group waits for its own consumer"
     driven_backlog.detach(dying, seen=None)
     driven_backlog.credit(other, 9)
@@ -134,7 +134,7 @@ def test_groups_without_end_cost_no_memory_and_those_in_use_stay(monkeypatch: py
     assert len([*driven_backlog._groups]) <= 11
 
 
-def test_expired_messages_are_told_and_never_delivered():
+def test_expired_messages_are_reported_and_never_delivered():
     driven_backlog = driver.DrivenBacklog("q")
     driven_backlog.attach(lines.BacklogConsumer(("c", 1), 9))
     meta = _meta()
@@ -143,7 +143,7 @@ def test_expired_messages_are_told_and_never_delivered():
     assert [type(actual) for actual in driven_backlog.deliver(1000)] == [backlog.ExpireMessage]
 
 
-def test_a_message_that_nobody_takes_costs_no_memory_for_what_is_done_after_it():
+def test_an_unconsumed_message_costs_no_memory_for_later_finished_ones():
     driven_backlog = driver.DrivenBacklog("q")
     driven_backlog.live = True
     driven_backlog.attach(lines.BacklogConsumer(("c", 1), 1 << 30, "n = 1"))
@@ -181,7 +181,7 @@ def test_a_checkpoint_of_much_that_is_done_fits_into_messages():
     assert list(second.backlogs["q:x"].done) == list(first.backlogs["q:x"].done)
 
 
-def test_a_checkpoint_says_what_the_records_said():
+def test_a_checkpoint_has_the_content_of_the_records():
     first = ledger.Ledger()
     subscription = ledger.DurableSubscription(
         key="s:i:c:n", name="n", topic="a/b", identity="i", client_id="c"

@@ -38,7 +38,7 @@ def pump(driven_backlog: driver.DrivenBacklog, now_ms: int = 0) -> list[tuple[st
 
 
 def delivered(*sequences: int, **options: int) -> driver.DrivenBacklog:
-    """All in the hands of one consumer."""
+    """One consumer has all messages."""
     driven_backlog = holding(*sequences, **options)
     driven_backlog.attach(lines.BacklogConsumer(A, len(sequences)))
     assert pump(driven_backlog) == [("a", sequence) for sequence in sequences]
@@ -75,7 +75,7 @@ def test_a_new_backlog_is_empty():
 # What is held
 
 
-def test_waiting_is_what_nobody_holds_by_priority_and_then_by_sequence():
+def test_waiting_messages_are_ordered_by_priority_and_then_by_sequence():
     driven_backlog = driver.DrivenBacklog("q")
     for sequence, (priority, n) in enumerate(((4, 1), (4, 2), (9, 2), (4, 1), (9, 1)), 1):
         driven_backlog.send(sequence, meta(priority, n=n))
@@ -163,7 +163,7 @@ def test_deliveries_before_this_one_are_those_known_or_suspected(
     assert not driven_backlog.counts
 
 
-def test_what_is_being_finished_while_it_arrives_goes_to_nobody():
+def test_a_message_finished_while_it_arrives_is_not_delivered():
     driven_backlog = driver.DrivenBacklog("q")
     driven_backlog.attach(lines.BacklogConsumer(A, 9))
     driven_backlog.start_finish([1])
@@ -293,7 +293,7 @@ def test_who_may_acknowledge_a_message():
     driven_backlog.send(2, meta())
     assert driven_backlog.holds(1, "a")
     assert not driven_backlog.holds(1, "b")
-    assert driven_backlog.holds(2, "b"), "in nobody's hands"
+    assert driven_backlog.holds(2, "b"), "no consumer has it"
     assert driven_backlog.holds(7, "b"), "not loaded"
     driven_backlog.start_finish([1, 2])
     assert not driven_backlog.holds(1, "a")
@@ -310,7 +310,7 @@ def test_what_is_being_finished_waits_for_the_store():
     driven_backlog.credit(A, 9)
     assert pump(driven_backlog) == []
     driven_backlog.cancel_finish([1, 2, 7, 8])
-    assert driven_backlog.holds(1, "a"), "it is still in its hands"
+    assert driven_backlog.holds(1, "a"), "the consumer still has it"
     assert driven_backlog.waiting() == [2]
     driven_backlog.cancel_finish([2])
     assert driven_backlog.waiting() == [2], "once"
@@ -344,7 +344,7 @@ def test_a_finish_that_comes_twice_ends_the_waiting_for_it():
     assert driven_backlog.is_done(8)
 
 
-def test_what_nobody_selects_can_be_finished():
+def test_a_message_without_a_matching_selector_can_be_finished():
     driven_backlog = holding(1)
     driven_backlog.attach(lines.BacklogConsumer(A, 1, "n = 1"))
     assert pump(driven_backlog) == []
@@ -402,7 +402,7 @@ def test_without_a_limit_nothing_fails_too_often():
     assert known(driven_backlog, 1) == (100, 100)
 
 
-def test_only_what_is_in_nobodys_hands_is_withdrawn():
+def test_only_undelivered_messages_are_withdrawn():
     driven_backlog = delivered(1)
     driven_backlog.send(2, meta())
     assert [driven_backlog.withdraw(sequence) for sequence in (1, 2, 2, 7)] == [False, True, False, True]
@@ -545,4 +545,4 @@ def test_of_too_many_groups_the_half_that_was_used_least_is_forgotten(monkeypatc
     assert [*driven_backlog._groups] == [*"fabg"]
     for group in "hij":
         use(group, finish=group != "h")
-    assert [*driven_backlog._groups] == [*"bghij"], "b and h are in somebody's hands"
+    assert [*driven_backlog._groups] == [*"bghij"], "consumers have b and h"

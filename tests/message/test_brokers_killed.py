@@ -1,7 +1,7 @@
 """Brokers of a mesh killed under load; a checker reads the whole history.
 
-The first to go is the one that all clients are connected to, and nobody else: what was on its way to them is
-lost, and nothing but their own reconnection tells of it.  Then goes whichever leads the log, with whatever is
+The first broker killed is the one of all clients, and of no server: messages on their way to clients are
+lost, and only their own reconnection shows it.  Then the leader of the log is killed, with whatever is
 connected to it.
 """
 

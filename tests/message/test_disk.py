@@ -1,4 +1,4 @@
-"""A broker whose disk is really full: senders wait or hear it, nothing accepted is lost, and all goes on."""
+"""A broker with a full disk: senders wait or get an error, nothing accepted is lost, and it recovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is too much slows those who send, and memory stays bounded."""
+"""Overload slows the senders, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_full_log_holds_senders_until_something_is_consumed(
         await connection.close()
 
 
-async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_purged(
+async def test_a_full_log_has_space_again_when_an_unconsumed_queue_is_purged(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
@@ -62,7 +62,7 @@ async def test_a_full_log_has_room_again_when_a_queue_that_nobody_consumes_is_pu
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
-async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
+async def test_expired_messages_without_a_consumer_do_not_fill_the_log(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)
@@ -93,7 +93,7 @@ async def test_what_expired_and_nobody_consumes_does_not_fill_the_log(
 
 
 @pytest.mark.parametrize("kind", ["queue", "topic"])
-async def test_what_nobody_takes_does_not_keep_all_behind_it_in_the_log(
+async def test_an_unconsumed_message_does_not_keep_later_ones_in_the_log(
     dial: conftest.Dial, connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
     monkeypatch.setattr(dispatcher, "WATCH_S", 0.1)

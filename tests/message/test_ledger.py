@@ -1,4 +1,4 @@
-"""What the log says: the rules of `ledger`, one by one."""
+"""The rules of `ledger`."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def restored(records: ledger.Ledger) -> ledger.Ledger:
     return other
 
 
-def test_a_new_ledger_says_nothing():
+def test_a_new_ledger_is_empty():
     records = ledger.Ledger()
     assert (records.head, records.end, records.floor_of_topics()) == (0, 0, 0)
     again = restored(records)
     assert (again.backlogs, again.subscriptions, again.last_works, again.consumed) == ({}, {}, {}, set())
 
 
-def test_backlogs_are_made_once_as_the_ledger_was_told():
+def test_backlogs_are_created_once_from_the_ledger():
     records = ledger.Ledger(max_deliveries=3)
     made = records.queue("x")
     assert (made.key, made.floor, made.max_deliveries) == ("q:x", 0, 3)
@@ -66,7 +66,7 @@ def test_a_queue_is_as_deep_as_what_was_stored_and_not_acknowledged():
     assert records.queue("x").is_done(2)
 
 
-def test_a_subscription_hears_what_comes_after_it():
+def test_a_subscription_receives_messages_sent_after_it():
     records = ledger.Ledger()
     records.apply(ledger.LogRecord(subscribed=[subscription()]), 5)
     assert records.subscriptions == {"s:i:c:n": subscription()}

@@ -75,7 +75,7 @@ class MessageModel(stateful.RuleBasedStateMachine):
             raise self.world.errors[0]
 
     async def _begin_work(self, work: Coroutine[Any, Any, None], patience_s: float | None) -> None:
-        """Begin it; whoever is not patient stops waiting for it."""
+        """Begin it; a caller with a short timeout stops waiting for it."""
         task = self.world.spawn(work)
         if patience_s is not None:
             asyncio.get_running_loop().call_later(patience_s, task.cancel)

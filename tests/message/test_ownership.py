@@ -1,4 +1,4 @@
-"""To whom client ids, durable subscriptions and connections belong: the identity that the broker verified."""
+"""Client ids, durable subscriptions and connections belong to the identity that the broker verified."""
 
 from __future__ import annotations
 

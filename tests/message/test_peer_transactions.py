@@ -436,7 +436,7 @@ async def test_a_decision_is_completed_although_the_log_is_full_for_a_while(coor
     await coordinated.transactions.wait_completed([attempt.name])
     assert coordinated.requests == [(1, peer_protocol.ResolveAcks(attempt.name, commit=True))] * 2
     assert [record.completed for record in coordinated.stored] == [[attempt.name]]
-    assert await coordinated.outcome(attempt) != peer_protocol.Outcome.UNDECIDED, "nobody waits for it"
+    assert await coordinated.outcome(attempt) != peer_protocol.Outcome.UNDECIDED, "no caller waits for it"
 
 
 async def test_a_successor_completes_what_is_decided(coordinated: Coordinated):

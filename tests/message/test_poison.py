@@ -1,4 +1,4 @@
-"""Headers that nobody's library wrote: each is refused or dropped by itself, and nobody else suffers."""
+"""Headers that no client library writes: only that message is refused or dropped."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_read_is_an_error_of_ours(raw: str):
             continue
 
 
-async def test_poisoned_headers_stop_nobody(
+async def test_poisoned_headers_stop_no_consumer(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, bus: api.Bus
 ):
     connection = await dial("reader")

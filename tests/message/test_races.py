@@ -208,7 +208,7 @@ async def test_what_is_being_moved_or_purged_goes_to_no_consumer(
         assert count + len(eaten) == 60
 
 
-async def test_delayed_messages_that_are_due_when_they_arrive_are_all_said(
+async def test_all_delayed_messages_that_are_due_on_arrival_are_reported(
     simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     net = simulated_network
@@ -567,14 +567,14 @@ async def test_acknowledgements_for_which_there_was_no_room_are_stored_when_ther
         got = [await consumer.receive(2) for _ in range(10)]
         assert all(got)
         await asyncio.sleep(30)
-        assert len(failures) == 1, "the application hears of it once"
+        assert len(failures) == 1, "the application is notified once"
         disk.full = False
         assert await received(consumer) == [f"{number}" for number in range(10, 20)]
         await connection.outbox.wait_idle()
         assert (await writer.request(protocol.ListQueues())).queues[0].depth == 0
 
 
-async def test_a_consumer_is_attached_anew_as_soon_as_the_log_has_room_for_it(
+async def test_a_consumer_is_attached_again_as_soon_as_the_log_has_space(
     simulated_network: network.SimulatedNetwork, disk: Disk
 ):
     net = simulated_network
@@ -609,7 +609,7 @@ async def test_closing_while_acknowledgements_are_slow_marks_what_was_handled(
         assert again.redelivered
 
 
-async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
+async def test_a_deposed_dispatcher_that_replies_first_blocks_no_client(
     simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     net = simulated_network
@@ -639,7 +639,7 @@ async def test_a_deposed_dispatcher_that_answers_first_starves_nobody(
     await asyncio.gather(running, running_too, return_exceptions=True)
 
 
-async def test_a_dispatcher_ends_when_it_hears_of_its_successor(
+async def test_a_dispatcher_ends_when_it_learns_of_its_successor(
     simulated_network: network.SimulatedNetwork, wall_clock: None
 ):
     _, running = await act(simulated_network, "first", 1)
@@ -820,10 +820,10 @@ async def test_acts_on_queues_are_in_the_audit_whatever_their_outcome(
         ]
 
 
-async def test_a_sender_hears_that_its_connection_was_closed_while_a_message_was_stored(
+async def test_a_sender_gets_an_error_if_its_connection_is_closed_while_a_message_is_stored(
     simulated_network: network.SimulatedNetwork, disk: Disk
 ):
-    """Not that it was cancelled itself: nobody did that, and the message may have been stored."""
+    """Not a cancellation: the caller did not cancel, and the message may have been stored."""
     net = simulated_network
     async with serving(net):
         connection = client_api.Connection(await net.connect("a"))
@@ -896,7 +896,7 @@ async def test_messages_that_could_not_be_moved_for_lack_of_room_are_delivered(
         assert await received(await connection.session().consumer(JOBS)) == ["0", "1", "2"]
 
 
-async def test_a_move_that_cannot_go_on_says_how_much_was_moved(
+async def test_a_move_that_fails_reports_how_many_messages_were_moved(
     simulated_network: network.SimulatedNetwork, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(dispatcher_admin, "BATCH_MESSAGES", 2)

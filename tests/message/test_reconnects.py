@@ -1,4 +1,4 @@
-"""A client that loses its connection: what was on its way to it comes again, and nothing twice."""
+"""A client that loses its connection: undelivered messages come again, and none twice."""
 
 from __future__ import annotations
 

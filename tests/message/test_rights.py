@@ -1,4 +1,4 @@
-"""Rights on queues: what each role may, and what credentials of one's own change, at every way in."""
+"""Rights on queues: of each role and of single credentials, for every protocol."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ async def test_temporary_queues_are_hidden_from_others(
 async def test_the_name_of_a_connection_stays_its_identitys(
     simulated_network: network.SimulatedNetwork, trust: keyring.Keyring
 ):
-    """Its name is in the names of its temporary queues, which others are told: when it is away, they must not
+    """Other clients know its name from its temporary queues: when it is away, they must not
     become it."""
     net = simulated_network
     async with (

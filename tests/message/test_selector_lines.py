@@ -37,7 +37,7 @@ def test_the_index_of_a_queue_without_consumers_is_dropped_with_its_lines():
     assert source.waiting() == []
 
 
-def test_after_an_unload_consumers_receive_what_is_indexed_anew():
+def test_after_an_unload_consumers_receive_messages_that_are_indexed_again():
     source = filled()
     source.attach(lines.BacklogConsumer(A, 0, FEW))
     source.deliver()

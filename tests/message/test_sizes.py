@@ -1,4 +1,4 @@
-"""Whatever is written fits into messages of the bus."""
+"""All records fit into messages of the bus."""
 
 from __future__ import annotations
 

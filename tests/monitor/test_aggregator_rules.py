@@ -242,7 +242,7 @@ def test_a_machine_that_only_repeats_itself_is_not_forgotten(boot):
     assert channel.dropped == {"duplicate": 3 * boot}
 
 
-def test_a_machine_heard_again_after_others_is_counted_once():
+def test_a_machine_that_reports_again_after_others_is_counted_once():
     channel = make(machines_max=4)
     give(channel, node("a"), node("b"), node("c"), node("a", 2), node("b", 2))
     channel.flush(NOW_MS)
@@ -472,4 +472,4 @@ def test_limits_and_messages_are_values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(each, dataclasses.fields(each)[0].name, 1)
         assert not hasattr(each, "__dict__")
-    assert aggregator.ChannelLimits().message_bytes < 1 << 20, "what a broker takes unless told otherwise"
+    assert aggregator.ChannelLimits().message_bytes < 1 << 20, "the default limit of a broker"

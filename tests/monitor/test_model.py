@@ -1,4 +1,4 @@
-"""The model against the sentences of the paper."""
+"""The capacity model compared with the statements of the paper."""
 
 from __future__ import annotations
 

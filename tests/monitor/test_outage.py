@@ -1,4 +1,4 @@
-"""The broker killed under load: sensors buffer, channels wait, and afterwards everything is there once."""
+"""The broker is killed under load: sensors buffer, channels wait, and each report arrives once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed reports: a thousand at a time gives the same as one by one."""
+"""Packed reports: decoding a thousand together gives the same result as one by one."""
 
 from __future__ import annotations
 

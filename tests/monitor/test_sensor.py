@@ -194,7 +194,7 @@ async def test_hostile_requests_are_refused_and_counted(quiet):
     assert quiet.services.dropped["http-malformed"] >= 5
 
 
-async def test_services_that_say_too_much_do_not_cost_the_heartbeat(connect, channel, rows, tmp_path):
+async def test_services_with_large_reports_do_not_delay_the_heartbeat(connect, channel, rows, tmp_path):
     started = await channel("c1")
     bus = await connect("m1")
     async with sensor.Sensor(bus, settings(tmp_path)) as running:

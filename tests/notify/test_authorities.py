@@ -112,7 +112,7 @@ def test_what_kind_of_grants_a_process_has_is_known(knows: authorities.Authority
     assert [each for each in "abcd" if knows.has_prefixes(each)] == ["c"]
 
 
-def test_a_grant_that_is_dropped_is_believed_no_more(knows: authorities.AuthorityView):
+def test_a_dropped_grant_is_no_longer_in_force(knows: authorities.AuthorityView):
     first, second, other = granted(1), granted(2, tier=2), granted(3, holder="farm")
     take(knows, first, second, other)
     serials = [documents.serial_of(chain[0]) for chain in (first, second, other)]
@@ -219,7 +219,7 @@ def test_of_a_process_without_grants_nothing_is_effective(knows: authorities.Aut
 @pytest.mark.parametrize(
     ("now", "value"), [(NOW - 1, None), (NOW, 1), (NOW + 59, 1), (NOW + 59.9, 1), (NOW + 60, None)]
 )
-def test_a_grant_is_believed_from_its_beginning_to_its_end(knows, now, value):
+def test_a_grant_is_in_force_from_its_beginning_to_its_end(knows, now, value):
     take(knows, granted())
     assert rank(knows, now=now) == value
     assert rank_in(knows, "", now=now) == value
@@ -265,7 +265,7 @@ def test_effective_attributes_are_computed_again_after_a_minute(knows: authoriti
     assert knows.effective_attributes("boss", "p", now=NOW + 60) is not result
 
 
-def test_what_is_believed_of_parties_is_remembered_up_to_a_bound(knows: authorities.AuthorityView):
+def test_attributes_of_parties_are_cached_up_to_a_limit(knows: authorities.AuthorityView):
     take(knows, granted(lifetime_s=3600))
     first = knows.effective_attributes("boss", "p", now=NOW)
     for number in range(10_000):
@@ -277,7 +277,7 @@ def test_what_is_believed_of_parties_is_remembered_up_to_a_bound(knows: authorit
     assert list(knows._effective) == [("boss", "newer")]
 
 
-def test_a_new_record_changes_what_is_believed_at_once(knows: authorities.AuthorityView):
+def test_a_new_record_changes_the_granted_attributes_at_once(knows: authorities.AuthorityView):
     first, second = granted(1), granted(2)
     take(knows, first)
     assert rank(knows) == 1
@@ -350,7 +350,7 @@ def test_of_a_scope_only_the_attributes_that_hold_everywhere_are_overruled(knows
     assert [(each.region, each.attributes) for each in believed.within] == [("west", {"_trust": 5})]
 
 
-def test_several_words_are_believed_as_a_set(knows: authorities.AuthorityView):
+def test_several_words_are_granted_as_a_set(knows: authorities.AuthorityView):
     take(knows, granted(("a", "b")))
     assert rank(knows) == rank_in(knows, "") == frozenset({"a", "b"})
 

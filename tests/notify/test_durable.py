@@ -276,7 +276,7 @@ async def test_shards_that_are_behind_by_more_and_less_all_catch_up(notifier, re
     far, near = sorted(names)[:2]
     for shard in (far, near):
         await mine.advertise(names[shard], "WebServer", STATE, policy="alert", durable=True)
-    mine._receivers.clear()  # nobody acknowledges
+    mine._receivers.clear()  # no receiver acknowledges
     for number in range(20):
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
     await eventually(lambda: {held.recorded for held in served.held.values()} == {20})

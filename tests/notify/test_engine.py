@@ -232,7 +232,7 @@ def test_receivers_that_change_their_policies_are_each_found_once(kernels):
 
 
 def test_a_policy_that_can_never_be_true_accepts_nothing(kernels):
-    """It has no conjunction, and must not be taken for its neighbour."""
+    """It has no conjunction, and must not be confused with the next row."""
     ours = matcher.Matcher(kernels=kernels)
     ours.join("never", WEB, {"load": 0.1}, parser.parse("alert AND NOT alert"))
     ours.join("always", WEB, {"load": 0.2}, parser.parse("alert"))

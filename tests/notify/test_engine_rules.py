@@ -1,4 +1,4 @@
-"""The matcher's book-keeping, rule by rule: who is here, with what, since when, and until when."""
+"""The records of the matcher, rule by rule: receivers, policies, and their validity."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_the_places_of_parties_are_by_table_and_each_party_once(ours: matcher.Ma
     assert ours.places([]) == []
 
 
-def test_what_is_granted_is_believed_until_it_ends(ours: matcher.Matcher):
+def test_a_grant_is_in_force_until_it_ends(ours: matcher.Matcher):
     assert ours.next_end_s() == np.inf
     assert matcher.Matcher(kernels=kernels_numpy).next_end_s() == np.inf
     assert ours.ended(10**9) == []

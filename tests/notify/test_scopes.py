@@ -207,7 +207,7 @@ async def test_the_end_of_a_receivers_grant_shows_without_any_event(granted):
     await eventually(lambda: trusted() == ["farm/day"])
 
 
-async def test_what_is_believed_of_many_is_what_was_granted_to_each(notifier, receivers, root, monkeypatch):
+async def test_attributes_of_many_parties_are_those_granted_to_each(notifier, receivers, root, monkeypatch):
     monkeypatch.setattr(notifier_grants, "AT_ONCE", 7)
     served = await notifier(root=root.key.public, domain="earth")
     dice = random.Random(5)

@@ -253,7 +253,7 @@ async def test_receivers_spread_move_and_come_back(notifier, receivers, connect,
         assert {(await web.next(timeout_s=30))["threat_level"] for web in webs} == {level}
 
     await everybody_hears(1)
-    async with asyncio.timeout(30):  # a question ends when every shard was spoken for
+    async with asyncio.timeout(30):  # a query ends when every shard has a reply
         assert (await queries.list_receivers(await connect("asker"), timeout_s=600)).count == 20
     await _every_page_has_its_parties(await connect("reader"), monkeypatch)
     await webs[0].policy("alert AND threat_level > 1")
@@ -408,7 +408,7 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, receiv
     assert decided[lasting].sequence > decided[passing].sequence == 0
 
 
-async def test_what_receivers_were_granted_is_kept_as_history(notifier, receivers, connect, root):
+async def test_grants_of_receivers_are_kept_as_history(notifier, receivers, connect, root):
     await notifier(root=root.key.public)
     mine = await receivers("farm")
     await _define(mine)
@@ -478,7 +478,7 @@ async def test_who_explain_and_check_commands(notifier, receivers, connect, root
     assert explanation.granted["_trust_level"].by == "root"
     assert time.time() - explanation.granted["_trust_level"].since < 60
     assert explanation.receiver_granted == {}
-    # Of a policy that is an OR, the part that lacks least tells which side failed.
+    # For a policy with OR, the part with the fewest failed conditions is explained.
     either = (
         "(command AND sender._trust_level >= 9) OR (alert AND threat_level >= 4 AND sender._trust_level >= 3)"
     )

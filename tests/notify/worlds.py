@@ -1,4 +1,4 @@
-"""Random worlds: receivers of unlike models that come, change and go, and events at them."""
+"""Random receivers of different models that join, change and leave, and events to them."""
 
 from __future__ import annotations
 

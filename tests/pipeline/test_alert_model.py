@@ -35,7 +35,7 @@ class AlertMachine(RuleBasedStateMachine):
         self.now_ms = T0
         self.message = 0  # its place in the stream
         self.number: dict[str, int] = {}  # of the last report of a machine
-        self.hot: dict[str, bool] = {}  # what it said
+        self.hot: dict[str, bool] = {}  # its last report
         self.received_ms: dict[str, int] = {}
         self.deferred = False
 

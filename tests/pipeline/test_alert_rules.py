@@ -1,4 +1,4 @@
-"""The life of an alert, rule by rule, each at its boundary."""
+"""The states of an alert, rule by rule, each at its boundary."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_alerts_that_fire_are_listed_first_and_of_each_state_the_oldest():
     assert tracker.alert_key(book.alerts()[0]) == "down group:z"
 
 
-def test_an_alert_says_what_is_known_of_it():
+def test_an_alert_contains_its_known_details():
     book = make_book()
     judged = book.apply([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)
     (alert,) = judged.alerts
@@ -143,7 +143,7 @@ def test_an_older_judgement_changes_nothing_and_one_of_the_same_time_counts():
     assert states(book.apply([say("quiet", "system", False, 100)], 100)) == ["resolved"]
 
 
-def test_a_judgement_that_is_still_true_begins_nothing_anew():
+def test_a_condition_that_stays_true_begins_no_second_alert():
     book = make_book()
     book.apply([say("hot", "node:a", True, 5_000)], 5_000)
     assert states(book.apply([say("hot", "node:a", True, 20_000)], 20_000)) == []
@@ -163,14 +163,14 @@ def test_which_rules_are_true_of_what_is_known_whatever_their_alerts_do():
 # Notices.
 
 
-def test_receivers_hear_of_an_alert_when_it_fires_and_when_it_ends():
+def test_receivers_are_notified_when_an_alert_fires_and_when_it_ends():
     book = make_book()
     assert notices(book.apply([say("down", "group:x", True, 0)], 0)) == [("firing", ("team", "boss"))]
     assert notices(book.acknowledge("down", "group:x", "ann", 1)) == []
     assert notices(book.apply([say("down", "group:x", False, 2)], 2)) == [("resolved", ("team", "boss"))]
 
 
-def test_a_rule_without_receivers_tells_no_receiver():
+def test_a_rule_without_receivers_notifies_no_receiver():
     book = make_book()
     assert notices(book.apply([say("quiet", "system", True, 0)], 0)) == []
     assert notices(book.apply([say("quiet", "system", False, 1)], 1)) == []
@@ -383,7 +383,7 @@ def test_a_resolved_alert_is_remembered_for_an_hour(after_ms):
         ("hot", "node:a", False),
     ],
 )
-def test_an_alert_about_a_group_or_zone_of_which_nothing_is_heard_for_a_day_ends(rule, about, ends):
+def test_an_alert_about_a_group_or_zone_without_reports_for_a_day_ends(rule, about, ends):
     book = make_book()
     book.apply([say(rule, about, True, 1000)], 1000)
     book.tick(HOUR_MS)

@@ -1,4 +1,4 @@
-"""The book of alerts: its life by the table, idempotent, silenced, remembered over a restart."""
+"""The alert tracker: state table, idempotence, silences, and state after a restart."""
 
 import msgspec
 import pytest
@@ -31,7 +31,7 @@ def restarted(alert_tracker: tracker.AlertTracker) -> tracker.AlertTracker:
     )
 
 
-def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twice():
+def test_an_alert_fires_after_its_duration_and_is_notified_twice():
     alert_tracker = book()
     assert states(alert_tracker.apply(say(True, 0), 0)) == ["pending"]
     assert states(alert_tracker.tick(29_999)) == []
@@ -45,7 +45,7 @@ def test_an_alert_fires_when_it_has_held_for_long_enough_and_people_are_told_twi
     assert alert_tracker.alerts() == []
 
 
-def test_what_ends_before_it_is_ripe_is_told_to_nobody():
+def test_an_alert_that_ends_while_pending_is_not_notified():
     alert_tracker = book()
     alert_tracker.apply(say(True, 0), 0)
     outcome = alert_tracker.apply(say(False, 10), 10_000)
@@ -169,7 +169,7 @@ def test_an_alert_about_a_group_ends_when_nothing_was_reported_of_it_for_long():
         max_size=40,
     )
 )
-def test_whatever_happens_the_table_holds_and_nobody_is_told_of_an_end_without_a_beginning(steps):
+def test_random_events_follow_the_table_and_no_end_is_notified_without_a_beginning(steps):
     first, now_s, reported = book(), 0, False
     before = AlertState.RESOLVED
     for what, how in steps:

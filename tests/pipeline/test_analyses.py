@@ -85,7 +85,7 @@ def test_a_full_disk_is_forecast_with_an_interval_that_contains_it(tmp_path, spa
     ]
 
 
-def test_the_interval_contains_the_truth_as_often_as_it_says(tmp_path, spark):
+def test_the_interval_contains_the_true_value_as_often_as_stated(tmp_path, spark):
     """200 machines with the same trend and noise whose hours resemble each other."""
     hours, chance = 72, random.Random(11)
     rows: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""Questions to the history: replay of a policy, demand by zone."""
+"""Analyses of the history: replay of a policy, demand by zone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A checkpoint of another version: what is said about it, and that the history has every report once."""
+"""A checkpoint of another version: the error names it, and the history has every report once."""
 
 import asyncio
 import re

@@ -1,4 +1,4 @@
-"""The commands over a history and over a service that answers, without Spark."""
+"""The commands of the history and of a running pipeline, without Spark."""
 
 import asyncio
 from pathlib import Path

@@ -130,7 +130,7 @@ def test_each_driver_writes_an_alert_state_of_its_own_and_reads_the_newest(tmp_p
 
 
 class PausedLease:
-    """A driver as it was paused: it believes in its lease until it reads the record."""
+    """A driver that was paused: it acts as the holder of its lease until it reads the record."""
 
     epoch = 1
 

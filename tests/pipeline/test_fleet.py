@@ -1,4 +1,4 @@
-"""What the pipeline remembers of a fleet: windows, staleness, repeats, rules about machines."""
+"""The state of a fleet: windows, staleness, repetitions, rules about machines."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_a_window_closes_when_the_brokers_clock_has_passed_it_by_the_delay():
     assert cpu.p99 == pytest.approx(98, rel=0.04)
 
 
-def test_quantiles_are_off_by_no_more_than_said_and_cells_add_up_in_any_order():
+def test_quantiles_are_within_the_stated_error_and_cells_add_up_in_any_order():
     random = np.random.default_rng(7)
     values = random.lognormal(3, 2, (len(cells.METRICS), 3000))
     values[3, :100] = np.nan
@@ -109,7 +109,7 @@ def test_reports_of_the_boot_before_a_reboot_count_once():
 
 
 def test_a_boot_with_a_lower_number_counts():
-    """After a correction of the machine's clock: boots are told apart, and not ordered."""
+    """After a correction of the machine's clock: boots are distinguished, but not ordered."""
     plan = fleet_state.FleetStatePlan()
     known = fleet_state.FleetState(plan)
     before = [traffic.report("a", n, T0 + n, boot=9) for n in (1, 2, 3)]
@@ -161,7 +161,7 @@ def test_groups_and_zones_have_cells_of_their_own_and_new_metrics_appear_by_them
         assert scope.cell.dropped == {"overflow": 3}
 
 
-def test_a_silent_machine_is_stale_until_it_is_heard_again_and_forgotten_in_the_end():
+def test_a_silent_machine_is_stale_until_it_reports_again_and_is_forgotten_in_the_end():
     silent = rules.AlertRule(name="silent", scope="node", when="age_s > 3 * period_s")
     plan = fleet_state.FleetStatePlan(rules=(silent,), forget_s=600)
     known = fleet_state.FleetState(plan)
@@ -208,7 +208,7 @@ def test_the_time_of_an_outage_is_no_silence_of_the_machines():
     assert {(total.known, total.cell.machines) for total in totals} == {(3, 0)}
 
 
-def test_a_rule_about_machines_has_hysteresis_and_tells_changes_only():
+def test_a_rule_about_machines_has_hysteresis_and_reports_changes_only():
     hot = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", until="cpu_percent < 70")
     plan = fleet_state.FleetStatePlan(rules=(hot,))
     known = fleet_state.FleetState(plan)
@@ -404,7 +404,7 @@ def test_odd_numbers_stop_nothing():
     assert (many.cell.total, "cpu_percent" in many.cell.rollups()) == (2, False)
 
 
-def test_a_metric_that_nobody_measured_has_no_roll_up():
+def test_a_metric_without_values_has_no_roll_up():
     cell = cells.WindowCell()
     cell.fold(np.full((len(cells.METRICS), 3), math.nan))
     assert figures(cell) == {}

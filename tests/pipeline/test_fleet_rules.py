@@ -1,4 +1,4 @@
-"""What the pipeline decides of a fleet, rule by rule and at their boundaries."""
+"""Decisions about a fleet, rule by rule and at their boundaries."""
 
 from __future__ import annotations
 
@@ -513,7 +513,7 @@ def test_state_of_another_layout_is_refused_with_both_numbers():
         state.FleetState.unpack(b"rubbish", state.FleetStatePlan(), node_columns.NodeNames())
 
 
-def test_what_was_heard_of_summaries_is_in_the_state():
+def test_received_summaries_are_in_the_state():
     plan = state.FleetStatePlan()
     known = state.FleetState(plan)
     known.feed([], T0, summaries=[summary([report("a")])])
@@ -552,7 +552,7 @@ def judged(
         ("own.queue IS NULL AND cpu_percent > 0", {"b": None, "c": None}),
     ],
 )
-def test_a_rule_sees_all_that_a_report_says(when, expected):
+def test_a_rule_sees_all_fields_of_a_report(when, expected):
     down = (messages.ServiceReport(name="s", state=health.HealthState.DOWN),)
     rows = [
         report("a", at_ms=T0 - 1999, group="web", metrics={"cpu_percent": 10.0, "queue": 7.0}),
@@ -610,12 +610,12 @@ def test_a_rule_about_silence_is_judged_of_machines_that_do_not_report(when, exp
     assert all(each.value == 30.0 for each in changes), "the first number it asks about"
 
 
-def test_a_rule_about_other_levels_says_nothing_of_machines():
+def test_a_rule_of_another_scope_does_not_apply_to_machines():
     rule = rules.AlertRule(name="r", scope="group", when="reports > 0")
     assert judged(rule, report("a")) == {}
 
 
-def test_a_rule_for_some_machines_says_nothing_of_others():
+def test_a_rule_for_some_machines_does_not_apply_to_others():
     rule = rules.AlertRule(name="r", scope="node", when="cpu_percent > 0", only=("b", "c"))
     assert set(judged(rule, *(report(name) for name in "abc"))) == {"b", "c"}
 

@@ -76,7 +76,7 @@ def root(tmp_path):
     return tmp_path
 
 
-def test_a_search_finds_what_the_predicate_says(root):
+def test_a_search_returns_the_rows_that_match_the_predicate(root):
     rows = search_rows(root, where="group = 'web' AND cpu_percent >= 30", columns=("machine", "cpu_percent"))
     assert (
         sorted((row["machine"], row["cpu_percent"]) for row in rows)
@@ -246,7 +246,7 @@ def test_a_column_of_another_type_is_refused(tmp_path):
         delta.HistoryTable(tmp_path, tables.NODES)
 
 
-def test_baselines_are_taught_by_the_history(tmp_path):
+def test_baselines_are_computed_from_the_history(tmp_path):
     window_ms = 10_000
     for number in range(30):
         many = rollups.ScopeTotals("group", "web", T0 + number * window_ms)

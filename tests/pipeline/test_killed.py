@@ -112,7 +112,7 @@ async def _rolled_up(root, expected: int) -> bool:
     return total == expected
 
 
-async def test_a_second_pipeline_without_java_says_what_to_install(broker, tmp_path):
+async def test_a_second_pipeline_without_java_names_the_missing_package(broker, tmp_path):
     await traffic.store(broker.url)
     options = main.PipelineOptions(folder=str(tmp_path), servers=(broker.url,))
     path = tmp_path / "options.json"

@@ -15,7 +15,7 @@ T0 = test_history.T0
 
 
 def pages(root: Path, history_search: search.HistorySearch, limit: int) -> list[dict[str, Any]]:
-    """All of them, one after the other, as somebody turns them."""
+    """All pages, one after the other, as a reader requests them."""
     collected: list[dict[str, Any]] = []
     mark: newest_first.PageCursor | None = None
     while True:
@@ -103,6 +103,6 @@ def test_a_mark_that_is_none_is_refused(text):
         newest_first.PageCursor.parse(text)
 
 
-def test_nobody_has_all_of_the_history_held_by_a_mark():
+def test_a_mark_does_not_keep_the_whole_history():
     with pytest.raises(errors.LimitExceeded, match="of one millisecond"):
         newest_first.PageCursor.parse(f"1.{newest_first.SHOWN_MAX + 1}")

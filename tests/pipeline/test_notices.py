@@ -1,4 +1,4 @@
-"""People are told, by webhook and mail, over real sockets on loopback."""
+"""Notifications by webhook and mail, over real sockets on loopback."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ async def test_a_webhook_gets_the_alert_and_is_asked_again_when_it_fails(monkeyp
     assert (sender.sent, sender.failed) == (1, 0)
 
 
-async def test_mail_says_what_is_wrong_and_its_headers_cannot_be_forged():
+async def test_mail_contains_the_reason_and_its_headers_cannot_be_forged():
     lines: list[str] = []
 
     async def handle(reader, writer):

@@ -1,4 +1,4 @@
-"""A policy replayed over what real notifiers kept: it reaches whom they reached, and whom it would have."""
+"""A policy replayed over the records of real notifiers reaches the same receivers."""
 
 import asyncio
 import contextlib
@@ -146,7 +146,7 @@ async def _nothing() -> AsyncIterator[Any]:
     yield
 
 
-async def test_a_policy_replayed_reaches_whom_the_notifier_reached_and_another_whom_it_would(
+async def test_a_replayed_policy_reaches_the_same_receivers_and_a_changed_one_others(
     broker, spark, monkeypatch
 ):
     made = await played(broker.url)

@@ -1,4 +1,4 @@
-"""From a domain's reports to answers about its past, all of it typed."""
+"""From a domain's reports to analyses of its history, by commands."""
 
 import asyncio
 import datetime
@@ -63,7 +63,7 @@ def machines(sequence: int) -> list[messages.NodeReport]:
     ]
 
 
-async def test_a_history_is_made_and_asked_in_every_way_from_the_command_line(tmp_path, start_process):
+async def test_a_history_is_created_and_queried_by_every_command(tmp_path, start_process):
     home = tmp_path / "home"
     rules = tmp_path / "rules.yaml"
     rules.write_text(RULES)

@@ -1,4 +1,4 @@
-"""What comes of a batch while the brokers do not take it."""
+"""Batches while the brokers do not accept messages."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ DOWN = [tracker.RuleVerdict("down", "group:web", True, 1000, group="web")]
 
 
 class LeaderlessStream:
-    """A stream without a leader, for longer than anybody waits."""
+    """A stream without a leader, for longer than any timeout."""
 
     async def publish(self, *_: Any, **__: Any) -> int:
         raise errors.TimedOut("no acknowledgement came")
@@ -57,8 +57,8 @@ async def published_alerts(bus: client.NatsBus) -> list[tuple[str, AlertState]]:
     return [(alert.about, alert.state) for alert in actual]
 
 
-async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_path):
-    """The batch is done again, and the book does not change twice: what it said must not be lost."""
+async def test_an_alert_that_could_not_be_published_is_published_later(broker, tmp_path):
+    """The batch is repeated; the alert state changes once, and its notifications are not lost."""
     async with await client.connect([broker.url], identity="pipeline") as bus:
         committer = await opened(bus, tmp_path)
         stream, committer._alerts = committer._alerts, LeaderlessStream()  # type: ignore[assignment]
@@ -78,13 +78,13 @@ async def test_an_alert_that_no_broker_took_is_said_when_one_does(broker, tmp_pa
         assert [(row["about"], row["state"]) for row in rows] == [("group:web", "firing")]
 
 
-async def test_what_no_broker_took_is_said_by_the_next_process(broker, tmp_path):
+async def test_unpublished_alerts_are_published_by_the_next_process(broker, tmp_path):
     async with await client.connect([broker.url], identity="pipeline") as bus:
         committer = await opened(bus, tmp_path)
         committer._alerts = LeaderlessStream()  # type: ignore[assignment]
         with pytest.raises(errors.TimedOut):
             await committer._finish(7, DOWN, 1000, [], {}, 0)
-        committer.save()  # as whoever sends notices does, at any moment
+        committer.save()  # as the sender of notifications does, at any time
         again = await opened(bus, tmp_path)
         await again.advance_clock()
         assert await published_alerts(bus) == [("group:web", AlertState.FIRING)]

@@ -1,4 +1,4 @@
-"""The reference page says what the code does."""
+"""The reference page agrees with the code."""
 
 import re
 from pathlib import Path

@@ -50,7 +50,7 @@ async def test_thousands_of_open_alerts_are_listed(broker, tmp_path, count):
         assert len(alerts) == count
 
 
-async def test_each_change_is_in_the_audit_whoever_sent_it(broker, tmp_path):
+async def test_each_change_is_in_the_audit_for_every_sender(broker, tmp_path):
     async with serving(broker, tmp_path, operators=("ann",)) as (_, user):
         ask = client.PipelineClient(user)
         made = await ask.silence("group = 'web'", for_s=60)

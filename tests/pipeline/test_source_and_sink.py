@@ -52,7 +52,7 @@ def rows_of(spark, url: str, checkpoint: Path, **options: str) -> list[Any]:
     return rows
 
 
-async def test_rows_arrive_in_exactly_the_schema_asked_for_and_rubbish_is_a_row_that_says_so(
+async def test_rows_have_exactly_the_requested_schema_and_invalid_messages_are_marked_rows(
     broker, spark, tmp_path
 ):
     bodies = [

@@ -175,7 +175,7 @@ def test_the_tables_as_they_were(root):  # noqa: F811
     assert sql.rows(sql.query(root, count, as_of=now).table) == [{"n": 31}]
 
 
-def test_no_history_is_said(tmp_path):
+def test_a_missing_history_is_reported(tmp_path):
     with pytest.raises(errors.NotFound, match="no history"):
         sql.query(tmp_path, "SELECT 1")
 

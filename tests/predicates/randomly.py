@@ -1,4 +1,4 @@
-"""Random conditions and rows that meet each other often: small pools, with the awkward values in them."""
+"""Random conditions and rows that often match: small pools that include boundary values."""
 
 from __future__ import annotations
 

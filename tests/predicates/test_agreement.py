@@ -1,6 +1,6 @@
-"""The proof: random conditions mean the same to every back end, to the reference and to other SQL engines.
+"""Random conditions have the same result in every back end, in the reference and in SQL engines.
 
-Each condition and its negation are asked for the rows where they are true: together, that tells all three
+Each condition and its negation are evaluated for the rows where they are true: together this gives all three
 truth values apart.
 """
 

@@ -1,4 +1,4 @@
-"""Whatever the text, only our own errors come out; whatever parses, every back end takes."""
+"""Any text is parsed or raises an error of ours; every back end accepts what was parsed."""
 
 from __future__ import annotations
 

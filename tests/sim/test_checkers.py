@@ -77,7 +77,7 @@ def judge(*operations: history.Operation) -> list[str]:
     return contexts.check(story)
 
 
-def test_a_value_is_not_older_than_its_reply_says():
+def test_a_value_is_not_older_than_the_age_in_its_reply():
     writes = put(0, 0, 1, 1), put(1, 2, 3, 2)
     old = operation(2, "get", 10, 11, "ok", ("v1", 1, 9.0, "n1"), max_age_s=None)
     assert judge(*writes, old) == []

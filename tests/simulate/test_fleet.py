@@ -38,7 +38,7 @@ def test_reports_are_valid_and_load_is_correlated():
     assert np.corrcoef(first, ticks[:, 5])[0, 1] > np.corrcoef(second, ticks[:, 5])[0, 1]
 
 
-def test_faults_hit_whom_they_name_while_they_last():
+def test_faults_affect_only_their_targets_and_only_while_they_last():
     made = fleet.VirtualFleet(PLAN)
     made.add_fault(fleet.FleetFault.parse("silent zone=z1 at 20s for 10s"))
     made.add_fault(fleet.FleetFault.parse("hot group=g2 at 20s"))

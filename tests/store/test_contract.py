@@ -1,4 +1,4 @@
-"""What every engine promises of transactions and reads."""
+"""The contract of transactions and reads, on every engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of writes: whatever was acknowledged is there, and nothing is there by half."""
+"""kill -9 during writes: acknowledged transactions are complete, and no transaction is partial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every engine promises of the feed: every change, in the order of commits, without gaps."""
+"""The contract of the feed: every change, in the order of commits, without gaps."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ async def test_a_watch_wakes_on_commits_of_this_process(reopen):
 
 
 async def test_a_watch_wakes_on_commits_of_another_process(place, reopen):
-    # PostgreSQL tells, so that polling once in twenty minutes is enough; of SQLite's file we have to look.
+    # PostgreSQL sends notifications, so polling every twenty minutes is enough; SQLite has to be polled.
     store = await reopen(poll_s=0.02 if place.url.startswith("sqlite") else 60)
     other = await reopen()
     seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Random work against a plain dictionary: the store is never of another opinion."""
+"""Random operations compared with a plain dictionary."""
 
 from __future__ import annotations
 

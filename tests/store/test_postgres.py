@@ -1,4 +1,4 @@
-"""What is PostgreSQL's own: passwords, restarts, connections that break at the worst moment."""
+"""PostgreSQL: passwords, restarts, connections that break during a commit."""
 
 from __future__ import annotations
 

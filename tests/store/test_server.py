@@ -27,7 +27,7 @@ def test_without_postgresql(pytester, monkeypatch, ci, outcome):
     result.stdout.fnmatch_lines("*missing dependency: PostgreSQL; no PostgreSQL server was found*")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run PostgreSQL as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has to run PostgreSQL as another user")
 def test_programs_that_are_not_readable_are_copied(postgres_server, tmp_path):
     tmp_path.chmod(0o700)
     account = pwd.getpwnam("nobody")

@@ -1,4 +1,4 @@
-"""What is SQLite's own: its file, its locks, a full disk."""
+"""SQLite: its file, its locks, a full disk."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_full_disk_fails_what_does_not_fit_and_lives_on(tmp_path):
         )
         assert isinstance(large, api.StoreFull)
         assert "no room" in str(large)
-        assert isinstance(small, int)  # a neighbour that fits is not hurt
+        assert isinstance(small, int)  # a record that fits, in the same batch, is stored
         assert await value(store) == b"1"
         writer(store).execute("PRAGMA max_page_count = 100000")
         await store.put("a", "large", b"x" * 100_000)

@@ -1,4 +1,4 @@
-"""Supervised child processes: real processes that end, freeze, cannot start, or do not want to end."""
+"""Supervised child processes: real processes that end, freeze, cannot start, or do not end when asked."""
 
 from __future__ import annotations
 

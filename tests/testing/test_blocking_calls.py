@@ -1,4 +1,4 @@
-"""Who may block the event loop. The guard is on in this very session: see ``muster_strict``."""
+"""Which code may block the event loop. The check is active in this session: see ``muster_strict``."""
 
 from __future__ import annotations
 

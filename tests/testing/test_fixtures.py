@@ -42,7 +42,7 @@ async def test_connections_close_with_the_test(bus: client.NatsBus, connect):
 
 
 @pytest.mark.virtual_time
-async def test_the_simulated_network_speaks_the_words_of_the_bus(
+async def test_the_simulated_network_has_the_methods_of_the_bus(
     simulated_network: simulation.SimulatedNetwork,
 ):
     near, far = await simulated_network.connect("near"), await simulated_network.connect("far")

@@ -1,4 +1,4 @@
-"""The plugin, tried on small suites of its own in another process: what leaks must fail, and only that."""
+"""The plugin, on small test suites in another process: tests that leak fail, and no others."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_leaks_process():
     test_leaks_process.kept = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 
 def test_leaks_detached_process():
-    """Its parent is gone, so nobody could wait for it any more."""
+    """Its parent has ended, so no process waits for it."""
     code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True)"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
@@ -79,7 +79,7 @@ def test_leaks_thread():
     event = threading.Event()
     threading.Thread(target=event.wait, name="the-leaked-thread", daemon=True).start()
 
-async def test_error_only_the_loop_heard_of():
+async def test_error_reported_only_to_the_loop():
     asyncio.get_running_loop().call_soon(lambda: 1 / 0)
     await asyncio.sleep(0.01)
 
@@ -153,7 +153,7 @@ def test_a_leak_fails_the_test_and_is_named(pytester: pytest.Pytester):
         "test_leaks_process": "error",
         "test_leaks_detached_process": "error",
         "test_leaks_thread": "error",
-        "test_error_only_the_loop_heard_of": "error",
+        "test_error_reported_only_to_the_loop": "error",
         "test_allowed_task": "passed",
         "test_leaks_without_a_reason": "error",
     }

@@ -166,7 +166,7 @@ def test_an_expired_mandate_takes_its_grants_with_it():
     assert reason(ask(chain, now=NOW + 200)) == "expired"
 
 
-def test_a_grant_may_not_live_longer_than_revocations_may_go_unheard():
+def test_a_grant_may_not_outlive_the_maximum_age_of_revocations():
     assert reason(ask(CHAIN, lifetime_s_max=DAY_S - 1)) == "too-long-lived"
     assert isinstance(ask(CHAIN, lifetime_s_max=DAY_S), grants.VerifiedGrant)
 
@@ -218,7 +218,7 @@ BEYOND = [
 def test_an_authority_cannot_grant_beyond_its_own(change, expected):
     words = {"scope": SCOPE} | change
     assert reason(ask(unchecked(REGIONAL.key, REGIONAL.mandates, **words))) == expected
-    # And it is told so when it tries.
+    # A later attempt is refused with this reason.
     grant_fields = {"attributes": {"_trust_level": 2}, "tier": 1} | words
     with pytest.raises(errors.Forbidden):
         REGIONAL.grant("controller", grant_fields.pop("attributes"), now=NOW, lifetime_s=60, **grant_fields)
@@ -266,7 +266,7 @@ def test_no_authority_appoints_itself():
     mandates = alone.appoint(own.public, "me", tier=9, may_grant=rules, now=NOW, lifetime_s=60)
     assert reason(ask(unchecked(own, mandates))) == "unknown-authority"
     assert reason(ask(unchecked(own, ()))) == "unknown-authority"
-    # Nor does somebody else's chain help, nor a part of one.
+    # Another identity's chain is refused as well, and so is a part of a chain.
     assert reason(ask(unchecked(own, REGIONAL.mandates))) == "unknown-authority"
     assert reason(ask(unchecked(REGIONAL.key, REGIONAL.mandates[:1], scope=SCOPE))) == "unknown-authority"
     assert reason(ask(unchecked(NATIONAL.key, REGIONAL.mandates))) == "unknown-authority"

@@ -1,4 +1,4 @@
-"""Indirect ways around the permission matrix: what the broker, or one of its listeners, does for a client.
+"""Indirect ways around the permission matrix: actions of the broker or its listeners on behalf of a client.
 
 Each way is tried at a real broker by a plain client.  `matrix.INDIRECT` lists them
 for docs/security.md.

@@ -375,7 +375,7 @@ async def test_wrong_expired_and_revoked_credentials_are_refused(trust, tmp_path
     async with servers.server(tmp_path, trust) as server:
         assert await servers.knock(server, a1) == ""
         for wrong in (
-            credentials.Credentials(a1.user_jwt, a2.seed),  # somebody else's document
+            credentials.Credentials(a1.user_jwt, a2.seed),  # the document of another user
             strange.credentials("a1"),  # the right name, from another operator
             trust.credentials("old"),
             gone,
@@ -426,7 +426,7 @@ async def test_a_revocation_reaches_a_running_broker(trust, tmp_path):
         assert b'"code":200' in (await system.request(subject, payload, timeout=5)).data
         assert "user authentication revoked" in (await line.hear()).lower()
         assert "Authorization Violation" in await servers.knock(server, first)
-        assert await other.say("PING") == ""  # nobody else is disturbed
+        assert await other.say("PING") == ""  # other clients are not affected
         trust.issue("a1", AGENT)
         assert await servers.knock(server, trust.credentials("a1")) == ""
 

@@ -66,7 +66,7 @@ PUBLISH = {
             "muster.manage.from.a2.heartbeat",  # another's heartbeat
             "muster.monitor.from.a2.report",
             "muster.notify.from.a2.event.p7",
-            "muster.manage.from.a1",  # nothing said: the subject has no kind
+            "muster.manage.from.a1",  # incomplete: the subject has no kind
             "muster.manage.from.a1.renew",  # as if it were a manager
             "muster.manage.from.a1.vouch.a2",
             "muster.manage.from.a1.vouch.a2.secret",
@@ -349,7 +349,7 @@ async def test_connection_events_reach_only_roles_with_leases(tmp_path, trust):
             event = json.loads((await to_manager.next_msg(5)).data)
             assert "identity:n1" in event["client"]["tags"]
             assert event["client"]["user"] == trust.show("n1").public_key
-            # Had the agent been told of it, that would have come first.
+            # If the agent had received it, that message would have come first.
             await manager.publish("muster.manage.all.done", b"")
             assert (await to_agent.next_msg(5)).subject == "muster.manage.all.done"
 
@@ -390,7 +390,7 @@ async def test_leases_are_kept_by_part(tmp_path, trust):
         await watcher.stop()
 
 
-async def test_domains_do_not_hear_each_other(tmp_path, trust):
+async def test_domains_do_not_receive_messages_of_each_other(tmp_path, trust):
     trust.add_domain("south")
     trust.issue("u1", roles.Role.USER, domain="south")
     async with servers.server(tmp_path, trust) as server:
@@ -441,7 +441,7 @@ async def test_a_link_joins_two_brokers_and_is_no_client(tmp_path, trust):
         ):
             subscription = await manager.subscribe("muster.manage.from.*.>")
             await servers.settle(manager)
-            # The hub's interest travels to the leaf: until it is there, nobody answers a question.
+            # The hub's subscription has to reach the leaf: until then, requests get no reply.
             question = asyncio.ensure_future(ask_until_answered(agent, "muster.manage.from.a1.hello"))
             message = await subscription.next_msg(10)
             assert message.subject == "muster.manage.from.a1.hello"

@@ -185,7 +185,7 @@ class Visit:
         page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
 
     def _said(self, message: Any) -> None:
-        # A server that is away, and a login that ended, are told of by the browser itself.
+        # The browser itself reports an unreachable server and an ended login.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             self.complaints.append(f"{message.type}: {message.text}")
 

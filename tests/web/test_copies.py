@@ -61,7 +61,7 @@ async def test_the_page_shows_replicas_that_follow_their_readers(tmp_path, brows
                     held = f"#replicas tbody tr > td:first-child:has-text('{node}')"
                     await page.wait_for_selector(held, timeout=60_000)
                     await here.keep(f"replicas-{node}")
-            # And when nobody reads any more, what is left is the one that has to be.
+            # Without readers, only the permanent replica remains.
             await here.until("document.querySelectorAll('#replicas tbody tr').length === 1", timeout_s=60)
             assert here.complaints == []
     finally:

@@ -645,7 +645,7 @@ def test_names_of_the_provider_are_different_for_different_people():
         ({"issuer": ISSUER, "client_id": "m", "admins": ("*",)}, "viewers only"),
     ],
 )
-def test_settings_that_would_let_strangers_in_are_refused(given: dict[str, Any], reason: str):
+def test_settings_that_would_allow_unauthenticated_access_are_refused(given: dict[str, Any], reason: str):
     with pytest.raises(errors.InvalidInput, match=reason):
         settings.OidcSettings(**given)
 

@@ -65,7 +65,7 @@ def _run(lab: Running, examples: int) -> dict[str, int]:
 
         try:
             check_case()
-        except Exception as error:  # noqa: BLE001  (all faults are told at once)
+        except Exception as error:  # noqa: BLE001  (all faults are reported together)
             faults.append(f"{operation.label}: {''.join(traceback.format_exception(error))[-3000:]}")
     assert not faults, "\n\n".join(faults)
     return counts

@@ -247,7 +247,7 @@ async def test_a_manager_is_killed_while_the_page_is_open(furnished, visit):
     with Api(furnished, "admin") as admin:
         owner = admin.get("/resources/kept").json()["manager"]
     furnished.muster("chaos", "kill", owner)
-    # The page hears of it by itself: the fail-over shows on the timeline, in words, and all is well again.
+    # The page is updated without a reload: the timeline shows the failover, and the state is good again.
     await here.page.wait_for_selector(
         f"#moved tbody tr:has-text('{owner}'):has-text('reassign')", timeout=60_000
     )

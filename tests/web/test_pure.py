@@ -223,37 +223,37 @@ OLGA = sessions.LoginSession(
 
 
 async def test_an_act_that_is_cancelled_while_it_is_carried_out_is_recorded_in_doubt():
-    link, desk = an_act()
+    link, actions = an_act()
     sent = asyncio.Event()
 
     async def act(_bus):
         sent.set()
         await asyncio.Event().wait()
 
-    doing = asyncio.create_task(desk.run(OLGA, "purge", "queue:q", act))
+    doing = asyncio.create_task(actions.run(OLGA, "purge", "queue:q", act))
     await sent.wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doing
-    await desk.close()
+    await actions.close()
     assert [(record.who, record.what, record.outcome) for record in link.published] == [
         ("olga", "purge", messages.DecisionOutcome.IN_DOUBT)
     ]
 
 
 async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_cancelled_then():
-    link, desk = an_act()
+    link, actions = an_act()
     done = asyncio.Event()
 
     async def act(_bus):
         done.set()
 
-    doing = asyncio.create_task(desk.run(OLGA, "purge", "queue:q", act))
+    doing = asyncio.create_task(actions.run(OLGA, "purge", "queue:q", act))
     await done.wait()
     doing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await doing
-    await desk.close()
+    await actions.close()
     assert [outcome.outcome for outcome in link.published] == [messages.DecisionOutcome.DONE]
 
 
@@ -268,16 +268,16 @@ async def test_an_act_that_was_carried_out_is_recorded_although_its_request_is_c
     ],
 )
 async def test_the_outcome_of_an_act_that_failed(error, outcome):
-    link, desk = an_act()
-    before = desk._source.cache.turn("manage")
+    link, actions = an_act()
+    before = actions._source.cache.turn("manage")
 
     async def act(_bus):
         raise error
 
     with pytest.raises(type(error)):
-        await desk.run(OLGA, "apply", "web", act, touches="manage")
+        await actions.run(OLGA, "apply", "web", act, touches="manage")
     assert [item.outcome for item in link.published] == [outcome]
-    assert desk._source.cache.turn("manage") > before  # it may have been carried out
+    assert actions._source.cache.turn("manage") > before  # it may have been carried out
 
 
 async def test_a_cancelled_request_does_not_cancel_the_shared_computation():
@@ -439,7 +439,7 @@ def test_charts_leave_gaps_and_say_their_figures():
     assert made.count("<polyline") == 2
     assert 'aria-label="Load. Now load: 5 s"' in made
     both = [charts.ChartLine("load", points), charts.ChartLine("95 %", [(0.0, None), (3.0, float("nan"))])]
-    assert charts.lines(both, label="Load", unit=" s") == made  # of what was never measured nothing is said
+    assert charts.lines(both, label="Load", unit=" s") == made  # missing measurements have no label
 
 
 def test_where_nothing_came_for_several_paces_nothing_is_drawn():

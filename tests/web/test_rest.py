@@ -292,7 +292,10 @@ def test_receivers_reasons_and_sending(lab, olga):
     )
     defined = lab.muster("notify", "define", str(model))
     assert {item["model"] for item in defined} == {"Server", "alert"}
-    question = {"address": "load > 5", "event": {"type": "alert", "content": {"level": 4}}}  # true of nobody
+    question = {
+        "address": "load > 5",
+        "event": {"type": "alert", "content": {"level": 4}},
+    }  # true for no receiver
     response = olga.post("/notify/who", json=question)
     assert response.status_code == 200, response.text
     assert response.json()["count"] == 0
@@ -639,7 +642,7 @@ def test_another_site_cannot_use_the_cookie_of_a_user(lab):
         assert str(cookie.get_nonstandard_attr("SameSite")).lower() == "strict"
         assert browser.get("/api/v1/me").json()["name"] == "olga"
         act = {"value": "forged"}
-        # From another site; from nowhere said, but without the token of a form; with a wrong one.
+        # From another site; without an origin and without the token of a form; with a wrong token.
         for headers in (
             {"Origin": "https://evil.example"},
             {"Sec-Fetch-Site": "cross-site"},

@@ -1,7 +1,7 @@
 """Each role at each operation of REST, against the web process of a domain.
 
-A new operation has no line in the table, and fails here until somebody decides who may call it.  Requests are
-made so that they change nothing where they are allowed: of things that do not exist, or of another version.
+A new operation has no line in the table, and fails here until the table says which roles may call it.
+Requests change nothing where they are allowed: they name missing resources, or another version.
 """
 
 from __future__ import annotations

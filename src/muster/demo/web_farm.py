@@ -417,7 +417,7 @@ async def _main() -> None:
     gc.set_threshold(20_000, 50, 1_000)  # hundreds of thousands of objects stay: collect rarely
     log.configure(sys.stderr, level=task.log_level, form="json")
 
-    async def leash() -> None:
+    async def parent_ended() -> None:
         await reader.read()
         stop.set()
 
@@ -425,7 +425,7 @@ async def _main() -> None:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
 
-    holding = asyncio.create_task(leash())
+    holding = asyncio.create_task(parent_ended())
     try:
         async with contextlib.AsyncExitStack() as stack:
             buses = [

@@ -24,7 +24,7 @@ from muster.supervision import tasks
 
 PAGE_RECORDS = 1_000
 PAGE_BYTES = 4 << 20
-TOLD_POLL_FACTOR = 20  # an engine that notifies of commits is polled only in case a notification was lost
+NOTIFIED_POLL_FACTOR = 20  # an engine that notifies of commits is polled only in case a notification was lost
 
 #: Present in a store during a restore.
 UNFINISHED: commit_plan.Place = ("_unfinished", b"restore")
@@ -221,11 +221,14 @@ class Store(lifecycle.ClosingContext):
         It rides out an engine that is unavailable for a while.
         """
         position = await self.version() if after is None else after
-        if self.engine.tells and self._listening is None:
+        if self.engine.notifies and self._listening is None:
             listen = functools.partial(self.engine.listen, self._wake)
             self._listening = tasks.TaskSupervisor("store").loop("notifications", listen)
         while not self._closed:
-            tick, poll_s = self._tick, self._settings.poll_s * (TOLD_POLL_FACTOR if self.engine.tells else 1)
+            tick, poll_s = (
+                self._tick,
+                self._settings.poll_s * (NOTIFIED_POLL_FACTOR if self.engine.notifies else 1),
+            )
             try:
                 batch = await self.changes(position, collection=collection, limit=limit)
             except errors.Unavailable:

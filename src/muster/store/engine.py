@@ -41,7 +41,7 @@ class StorageEngine(Protocol):
     #: store.
     identity: str
     #: Whether `listen` is notified of commits of other processes; otherwise they are found by polling.
-    tells: bool
+    notifies: bool
 
     def snapshot(self) -> AbstractAsyncContextManager[EngineReader]: ...
 

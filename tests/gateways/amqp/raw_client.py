@@ -1,4 +1,4 @@
-"""An AMQP client that reads and writes when it wants to."""
+"""An AMQP client whose reads and writes the test controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clauses of AMQP 1.0 and JMS 2.0 at the gateway that are easy to accept and not to fulfil."""
+"""Clauses of AMQP 1.0 and JMS 2.0 at the gateway that are easily overlooked."""
 
 from __future__ import annotations
 

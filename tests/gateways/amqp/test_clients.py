@@ -1,4 +1,4 @@
-"""AMQP clients with manners of their own, at a gateway: what they leave behind, and what they never say."""
+"""AMQP clients with unusual behaviour at a gateway: what they leave behind, and what they omit."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_session_that_ends_at_once_takes_nothing_with_it(
         _closed(raw, raw.session)
         other = raw.connection.session()
         other.open()
-        again = other.receiver("kept")  # which nobody has: the first was never there
+        again = other.receiver("kept")  # it does not exist: the first was never created
         again.source.address = "topic:news/sport"
         again.source.durability = proton.Terminus.DELIVERIES
         again.open()
@@ -149,7 +149,7 @@ async def test_a_drain_with_a_large_credit_asks_the_dispatcher_for_a_part_at_a_t
     assert max(granted) <= 4
 
 
-async def test_a_message_that_is_sent_on_says_what_its_last_sender_said(
+async def test_a_forwarded_message_has_the_values_of_its_last_sender(
     gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     def work() -> tuple[raw_client.Raw, Any]:

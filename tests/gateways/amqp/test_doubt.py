@@ -1,4 +1,4 @@
-"""What the AMQP gateway tells a client about outcomes: those it knows, and none that it does not know."""
+"""The outcomes that the AMQP gateway sends to a client: only those it knows."""
 
 from __future__ import annotations
 

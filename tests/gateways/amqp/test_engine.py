@@ -1,4 +1,4 @@
-"""The gateway's engine against proton's client, in memory; and against whatever else may come."""
+"""The gateway's engine with proton's client, in memory; and with invalid input."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_a_client_sends_arrives_whole_and_is_accepted_in_ranges(frame_bytes
     assert world.links[0].credit == 100 - len(SIZES)
 
 
-def test_a_settled_transfer_says_so_and_a_refused_one_says_why():
+def test_a_settled_transfer_is_marked_and_a_refused_one_has_a_reason():
     world = EnginePair()
     sender = world.sender()
     world.server.grant(world.links[0], 10)
@@ -219,7 +219,7 @@ def test_outcomes_keep_their_kind():
     assert [token[2] for token in world.links[0].session.unsettled.values()] == [3]
 
 
-def test_acceptances_are_read_together_and_counted_where_nothing_else_was_said():
+def test_acceptances_are_read_together_and_counted_if_there_are_no_other_outcomes():
     world = EnginePair()
     receiver = world.receiver()
     receiver.flow(1000)
@@ -237,9 +237,9 @@ def test_acceptances_are_read_together_and_counted_where_nothing_else_was_said()
     assert (len(world.outcomes), world.server.accepted) == (52, 2)
     other = frames.disposition(0, 0, 9, frames.ACCEPTED_STATE)
     assert pushed(b"".join(output[52:60]) + other + b"".join(output[60:]))
-    assert (len(world.outcomes), world.server.accepted) == (101, 0), "something else was said too"
+    assert (len(world.outcomes), world.server.accepted) == (101, 0), "other outcomes were sent too"
     assert sorted(world.links[0].session.unsettled) == list(range(10, 300))
-    assert max(world.outcomes)[0] == 390, "of what is of no backlog one hears only what was not accepted"
+    assert max(world.outcomes)[0] == 390, "without a backlog, only rejections are reported"
 
 
 def test_a_drained_link_has_no_credit_left():
@@ -341,7 +341,7 @@ def test_a_message_without_credit_closes_its_link():
     assert sender.remote_condition.name == "amqp:link:transfer-limit-exceeded"
 
 
-def test_who_does_not_care_for_a_sessions_window_is_not_heard_for_ever():
+def test_a_client_that_ignores_the_session_window_is_disconnected():
     world = EnginePair()
     sender = world.sender()
     (link,) = world.server.links()
@@ -379,7 +379,7 @@ def test_an_unknown_handle_ends_its_session(sent_bytes: bytes):
         frames.disposition(0, 5, 2, frames.ACCEPTED_STATE),
     ],
 )
-def test_a_malformed_frame_closes_the_connection_and_says_so(sent_bytes: bytes):
+def test_a_malformed_frame_closes_the_connection_with_an_error(sent_bytes: bytes):
     world = EnginePair()
     assert not world.server.push(sent_bytes)
     data, _ = world.server.pull()

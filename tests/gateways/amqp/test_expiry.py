@@ -56,7 +56,7 @@ async def _bodies_until_last(raw: raw_client.Raw, receiver: Any) -> list[str]:
     return got
 
 
-async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
+async def test_a_message_with_only_a_time_to_live_is_received_and_expires(
     gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial
 ):
     """A time to live counts from when it came; Qpid JMS also says when that is over, others do not."""
@@ -94,7 +94,7 @@ async def test_what_only_says_how_long_it_lives_is_heard_and_expires(
 async def test_a_client_that_does_not_read_is_handed_no_more_than_its_socket_takes(
     gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, address: str
 ):
-    """It has given credit without end, as rhea and proton may; what is on the socket nobody takes back."""
+    """It has given unlimited credit, as rhea and proton may; messages on the socket cannot be taken back."""
     count, size, ttl_s = 200, 20_000, 0.6
     raw, receiver = await _open(gateway, address, 1_000_000)
     raw.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
@@ -133,7 +133,7 @@ def test_when_a_message_expires_is_read_as_proton_reads_it():
     assert amqp_types.expires_ms(b"", 5) == amqp_types.expires_ms(b"\0Sp\xc0", 5) == 0
 
 
-async def test_how_long_a_message_still_lives_is_told(gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial):
+async def test_the_remaining_time_to_live_is_sent(gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial):
     producer = (await dial()).session().producer(destinations.queue("hall"))
     await producer.send("last", ttl_s=60)
     raw, receiver = await _open(gateway, "queue:hall", 1)

@@ -1,4 +1,4 @@
-"""The AMQP gateway, with clients that are hasty, silent, greedy, half gone, or gone."""
+"""The AMQP gateway with clients that send early, are silent, demand too much, or disconnect."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_half_open_connection_is_given_up(
         async with asyncio.timeout(30):
             with contextlib.suppress(ConnectionError):
                 answer = await reader.read()
-                assert (b"resource-limit-exceeded" in answer) == opened, "it was told why"
+                assert (b"resource-limit-exceeded" in answer) == opened, "it got the reason"
         writer.close()
         await eventually.eventually(lambda: not impatient.connections)
 

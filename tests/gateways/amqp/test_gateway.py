@@ -73,7 +73,7 @@ async def test_wrong_credentials_are_refused(gateway: amqp_gateway.AmqpGateway):
     "sent_bytes",
     [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x03\x01\x00\x00\xff\xff\xff\xff\x02\x01\x00\x00", b"AMQP"],
 )
-async def test_strangers_are_shown_out(gateway: amqp_gateway.AmqpGateway, sent_bytes: bytes):
+async def test_unknown_clients_are_refused(gateway: amqp_gateway.AmqpGateway, sent_bytes: bytes):
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(sent_bytes)
     writer.write_eof()
@@ -116,7 +116,7 @@ def _door(folder: Path) -> tuple[ssl.SSLContext, certificates.CertificatePair]:
 
 
 def _trust_store(bundle: bytes) -> bytes:
-    """Certificates in the form in which Java believes them."""
+    """Certificates in the form that Java trusts."""
     from cryptography import x509
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import pkcs12
@@ -152,10 +152,10 @@ async def test_bad_topics_are_refused_with_a_condition(gateway: amqp_gateway.Amq
 
 async def test_a_client_over_tls_is_served(gateway: amqp_gateway.AmqpGateway, tmp_path: Path):
     door, pair = await asyncio.to_thread(_door, tmp_path)
-    believes = ssl.create_default_context(cafile=pair.bundle)
+    client_tls = ssl.create_default_context(cafile=pair.bundle)
 
     def work(port: int) -> None:
-        raw = raw_client.Raw(port, "secret", believes)
+        raw = raw_client.Raw(port, "secret", client_tls)
         raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_ACTIVE)
         raw.socket.close()
 

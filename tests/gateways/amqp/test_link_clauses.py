@@ -395,7 +395,7 @@ async def test_2_6_7_a_drain_without_credit_is_answered(frame_client: raw_client
     assert await asyncio.to_thread(work) == (0, 0, True)
 
 
-async def test_2_6_13_deliveries_that_a_client_resumes_are_delivered_anew(
+async def test_2_6_13_resumed_deliveries_are_delivered_again(
     frame_client: raw_client.FrameClient, dial: conftest.Dial
 ):
     """The gateway keeps no deliveries of detached links: its attach names none as unsettled."""

@@ -1,4 +1,4 @@
-"""One topic, four kinds of clients: MQTT, JMS over AMQP, JMS in Python, and none at all."""
+"""One topic, four kinds of clients: MQTT, JMS over AMQP, JMS in Python, and the plain bus."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Mqtt:
             await self._writer.wait_closed()
 
 
-async def test_what_one_says_on_a_topic_all_others_hear(
+async def test_a_message_on_a_topic_reaches_all_subscribers(
     broker: brokers.Broker, dispatcher: leadership.DispatcherLeadership, connect: fixtures.Connect
 ):
     numbers = iter(range(100))

@@ -130,7 +130,7 @@ class Client:
         return self._send(link)
 
     def handle_on_subscription(self, name: str) -> str:
-        """With which a client ends a durable subscription, by closing it; of others' it hears nothing."""
+        """Closing it ends a durable subscription of the client; those of other clients are not visible."""
         link = self._raw.session.receiver(f"{name}|global")
         link.source.type = proton.Terminus.UNSPECIFIED
         link.open()
@@ -253,7 +253,9 @@ def outcomes(port: int, identity: str, temporary: tuple[str, str]) -> dict[str, 
         return {name: operation(item) for name, (operation, _) in TABLE.items()}
 
 
-async def test_each_role_may_do_what_the_table_says(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
+async def test_each_role_may_do_what_the_table_allows(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(passwords, "_SCRYPT_LOG_N", 8)  # twenty passwords
     trust = keyring.Keyring.create(tmp_path / "keys", "north")
     for identity in (*gateway_command.ROLES, *LIMITED):

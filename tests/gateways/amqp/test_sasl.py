@@ -1,4 +1,4 @@
-"""The gateway's login: each mechanism with the right and the wrong word."""
+"""The gateway's login: each mechanism with a right and a wrong password."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ async def test_anonymous_only_where_it_is_allowed(
 @pytest.mark.parametrize(
     "sent_bytes", [b"AMQP\x00\x01\x00\x00", sasl.HEADER + b"\x00\x00\x00\x04\x02\x01\x00\x00"]
 )
-async def test_who_does_not_speak_sasl_is_told_so(
+async def test_a_client_without_sasl_gets_the_sasl_header(
     verifiers: password_checker.PasswordChecker, sent_bytes: bytes
 ):
     with pytest.raises(errors.InvalidInput):
@@ -160,7 +160,7 @@ async def test_plain_and_scram_share_one_throttle(verifiers: password_checker.Pa
 
 
 @pytest.mark.parametrize("message", ["n,,r=x", "n,,n=ann", "n,,", "", "p=x,,n=ann,r=x"])
-async def test_a_malformed_first_message_of_scram_is_told(
+async def test_a_malformed_first_message_of_scram_is_answered_with_its_error(
     verifiers: password_checker.PasswordChecker, message: str
 ):
     server = sasl.SaslServer(verifiers)

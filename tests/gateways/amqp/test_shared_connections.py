@@ -112,7 +112,7 @@ async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: GatewayWorld
     assert len(world.gateway.connections) == 1
     await world.dialled[0].close()
     await eventually.eventually(lambda: not world.gateway.connections, timeout_s=30)
-    first.timeout = 0.1  # nobody answers it
+    first.timeout = 0.1  # it gets no reply
     with contextlib.suppress(proton.ProtonException):
         await asyncio.to_thread(first.close)
 
@@ -139,7 +139,7 @@ class NamedListener:
         self._heard_by.append(self.name)
 
 
-async def test_listeners_of_one_connection_hear_one_after_the_other(connect: fixtures.Connect):
+async def test_listeners_of_one_connection_are_called_one_after_the_other(connect: fixtures.Connect):
     order: list[str] = []
 
     bus = await connect("listens")

@@ -1,4 +1,4 @@
-"""The ports by hand: what is published is found, what is not allowed is refused with the standard's code."""
+"""The UDDI endpoints by hand-written requests: publication, inquiry, refusals with the standard's codes."""
 
 from __future__ import annotations
 
@@ -367,7 +367,7 @@ async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
         request = f"<get_serviceDetail><serviceKey>uddi:{key}</serviceKey></get_serviceDetail>"
         assert await uddi.fault(request) == "E_invalidKeyPassed"
     related = await uddi.ask(f"<find_relatedBusinesses>{business}</find_relatedBusinesses>")
-    assert paper not in str(related), "bob has not said it"
+    assert paper not in str(related), "bob has not asserted it"
     report = await uddi.ask(f"<get_assertionStatusReport>{token}</get_assertionStatusReport>")
     assert [child.get("completionStatus") for child in report.children] == ["status:toKey_incomplete"]
     assert await uddi.say(f"<delete_business>{token}{business}</delete_business>") is None
@@ -492,7 +492,7 @@ async def test_hostile_envelopes_are_refused(uddi):
     assert (await uddi.contexts.find("key LIKE '%'")).contexts == [], "and nothing changed"
 
 
-async def test_the_door_describes_itself(uddi):
+async def test_the_endpoint_describes_itself(uddi):
     response = await uddi.http.get(f"{uddi.url}/uddi/inquiry?wsdl")
     assert f"{uddi.url}/uddi/publication" in response.text
     assert wsdl.xml_schema() == (await uddi.http.get(f"{uddi.url}/uddi?xsd")).content

@@ -1,4 +1,4 @@
-"""What one client of UDDI does, or what a context written by hand holds, does not harm the others."""
+"""Requests of one UDDI client, or contexts written without UDDI, do not affect other clients."""
 
 from __future__ import annotations
 

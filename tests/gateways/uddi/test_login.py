@@ -1,4 +1,4 @@
-"""UDDI in a domain as users start it: the tokens are got with the domain's own passwords, and roles count."""
+"""UDDI in a domain: tokens are issued for the domain's passwords, and roles are checked."""
 
 from __future__ import annotations
 

@@ -80,31 +80,31 @@ const header = id =>
     client.setSecurity(new soap.BasicAuthSecurity(name, password));
     return client;
   };
-  const service = await open(url), contexts = await open(manager), told = {};
+  const service = await open(url), contexts = await open(manager), results = {};
   const about = (client, id) => { client.clearSoapHeaders(); if (id) client.addSoapHeader(header(id)); };
   const [begun] = await service.beginAsync({timeout: 600});
   const id = begun.context['context-identifier'];
-  told.id = id;
+  results.id = id;
   about(service, id);
   const [inner] = await service.beginAsync({});
-  told.parent = inner.context['parent-context']['context-identifier'];
+  results.parent = inner.context['parent-context']['context-identifier'];
   const [status] = await service.getStatusAsync({});
-  told.status = status;
+  results.status = status;
   about(contexts, id);
   const group = '<g:group xmlns:g="urn:g"><g:name>maps</g:name></g:group>';
   await contexts.setContentsAsync({_xml: `<w:setContents xmlns:w="${ns}">${group}</w:setContents>`});
   const [, raw] = await contexts.getContentsAsync({});
-  told.contents = raw;
-  try { await service.completeAsync({}); } catch (error) { told.fault = error.body || String(error); }
+  results.contents = raw;
+  try { await service.completeAsync({}); } catch (error) { results.fault = error.body || String(error); }
   about(service, inner.context['context-identifier']);
   await service.completeAsync({});
   about(service, id);
   await service.completeAsync({});
   const [after] = await service.getStatusAsync({});
-  told.after = after;
+  results.after = after;
   const [timeout] = await service.getTimeoutAsync({});
-  told.timeout = timeout;
-  console.log(JSON.stringify(told));
+  results.timeout = timeout;
+  console.log(JSON.stringify(results));
 })().catch(error => { console.error(error.body || error); process.exit(1); });
 """
 

@@ -99,7 +99,7 @@ def test_3_11_3_a_stream_is_written_then_reset_then_read():
         stream.write(8)
 
 
-async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
+async def test_7_3_listeners_are_notified_of_each_message_in_the_order_of_sending(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()
@@ -114,7 +114,7 @@ async def test_7_3_listeners_hear_of_each_message_in_the_order_of_sending(
     assert received == [(f"{number}", None) for number in range(20)]
 
 
-async def test_7_3_a_listener_hears_why_a_message_was_not_accepted(
+async def test_7_3_a_listener_gets_the_reason_why_a_message_was_not_accepted(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):
     session = (await dial()).session()

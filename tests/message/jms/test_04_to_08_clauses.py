@@ -27,7 +27,7 @@ async def _text(consumer: consumers.Consumer) -> object:
     return message.body()
 
 
-async def test_6_1_and_6_2_what_is_closed_says_so(dial: conftest.Dial):
+async def test_6_1_and_6_2_closed_objects_raise_an_error(dial: conftest.Dial):
     connection = await dial()
     session = connection.session()
     consumer = await session.consumer(NEWS)
@@ -228,7 +228,7 @@ async def test_8_3_2_a_new_dispatcher_knows_who_shares_what(dial: conftest.Dial,
             await client.close()
 
 
-async def test_8_3_2_whoever_was_quicker_at_a_new_dispatcher_keeps_the_name(
+async def test_8_3_2_the_first_client_at_a_new_dispatcher_keeps_the_name(
     dial: conftest.Dial, connect: fixtures.Connect
 ):
     late = await dial()

@@ -169,7 +169,7 @@ async def test_4_1_6_a_browser_shows_each_message_once_while_they_are_moved_ther
         assert sorted(map(str, everything), key=int) == [f"{number}" for number in range(50)]
 
 
-async def test_8_3_2_a_shared_subscription_is_defined_anew_after_its_last_consumer(
+async def test_8_3_2_a_shared_subscription_can_be_redefined_after_its_last_consumer(
     net: network.SimulatedNetwork,
 ):
     async with connected(net) as connection, connected(net) as other:

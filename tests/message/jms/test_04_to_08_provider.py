@@ -38,7 +38,7 @@ async def _texts(consumer: client_consumers.Consumer, count: int) -> list[object
 
 
 async def _shared(consumers: tuple[client_consumers.Consumer, ...], count: int) -> list[object]:
-    """``count`` messages, whoever of them gets each."""
+    """``count`` messages, each from any of the consumers."""
     bodies: list[object] = []
     while len(bodies) < count:
         got = [await consumer.receive(0.1) for consumer in consumers]
@@ -78,7 +78,7 @@ async def test_4_1_queue_survives_and_shares(
     assert actual == {f"order {number}" for number in range(10)}
 
 
-async def test_8_3_3_durable_subscription_hears_what_was_said_while_it_was_away(
+async def test_8_3_3_a_durable_subscription_receives_messages_sent_while_it_was_inactive(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, bus: api.Bus
 ):
     away = await dial("reader")

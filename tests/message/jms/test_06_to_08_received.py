@@ -108,7 +108,7 @@ async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
             message = await _next(consumer)
         assert message.body() == "mine"
         other = await (await dial()).session().consumer(ORDERS, prefetch=1)
-        assert (await _next(other)).body() == "yours"  # that it had not seen; and "mine" nobody gets
+        assert (await _next(other)).body() == "yours"  # it had not seen this one; no consumer gets "mine"
         await _acknowledge(session, message)
         assert await _left(plain) == []
         await plain.producer(ORDERS).send("again")
@@ -129,7 +129,7 @@ async def test_6_2_7_what_a_closed_consumer_received_is_still_its_sessions(
         assert not session.closing
 
 
-async def test_6_2_7_a_commit_that_nobody_answered_is_not_said_to_be_rolled_back(
+async def test_6_2_7_a_commit_without_a_reply_is_not_reported_as_rolled_back(
     dial: conftest.Dial, connect: fixtures.Connect
 ):
     async with conftest.serving(connect):

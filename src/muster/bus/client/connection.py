@@ -238,7 +238,7 @@ class NatsConnection(nats_client.Client):
         """An error line of the broker, as it was sent: subjects differ by case."""
         violation = broker_errors.VIOLATION.search(err_msg)
         if violation is None:
-            events.warning("broker-error", said=err_msg.strip("'"))
+            events.warning("broker-error", reason=err_msg.strip("'"))
             if not broker_errors.is_harmless(err_msg):
                 # The broker closes the connection after it: reconnect, possibly to another broker.
                 await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))

@@ -240,16 +240,16 @@ class SimulatedBus(lifecycle.ClosingContext):
             overflow=overflow,
             counts=self._counts,
         )
-        ear = SimulatedSubscription(subject, group or "", self, subscription.accept)
-        self._subscriptions[subscription] = ear
+        listener = SimulatedSubscription(subject, group or "", self, subscription.accept)
+        self._subscriptions[subscription] = listener
 
         async def unsubscribe() -> None:
             self._subscriptions.pop(subscription, None)
-            self.net.forget(ear)
+            self.net.forget(listener)
 
         def listen() -> None:
             if subscription in self._subscriptions:
-                self.net.listen(ear)
+                self.net.listen(listener)
 
         try:
             await self._round_trip(listen)  # in one step: within a connection, nothing overtakes
@@ -317,8 +317,8 @@ class SimulatedBus(lifecycle.ClosingContext):
 
         requester = f"{self._identity}.{self._session}"
         reply = subjects.reply_subject(subjects.responder(subject), requester, str(next(self._replies)))
-        ear = SimulatedSubscription(reply, "", self, take)
-        self.net.listen(ear)
+        listener = SimulatedSubscription(reply, "", self, take)
+        self.net.listen(listener)
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
 
@@ -339,7 +339,7 @@ class SimulatedBus(lifecycle.ClosingContext):
         finally:
             if timer is not None:
                 timer.cancel()
-            self.net.forget(ear)
+            self.net.forget(listener)
 
     async def wait(self, future: asyncio.Future[T], timeout_s: float) -> T | None:
         """Its result; None after the timeout. Ends with the connection."""

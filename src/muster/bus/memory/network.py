@@ -67,33 +67,35 @@ class SubscriptionTable:
         self._wild: list[connection.SimulatedSubscription] = []
         self._patterns: list[tuple[connection.SimulatedSubscription, re.Pattern[str]]] | None = None
 
-    def _place(self, ear: connection.SimulatedSubscription) -> list[connection.SimulatedSubscription]:
-        if "*" in ear.subject or ">" in ear.subject:
+    def _place(self, listener: connection.SimulatedSubscription) -> list[connection.SimulatedSubscription]:
+        if "*" in listener.subject or ">" in listener.subject:
             self._patterns = None  # it changes
             return self._wild
-        return self._exact.setdefault(ear.subject, [])
+        return self._exact.setdefault(listener.subject, [])
 
-    def add(self, ear: connection.SimulatedSubscription) -> None:
-        ear.listening = True
-        self._place(ear).append(ear)
+    def add(self, listener: connection.SimulatedSubscription) -> None:
+        listener.listening = True
+        self._place(listener).append(listener)
 
-    def remove(self, ear: connection.SimulatedSubscription) -> None:
-        if ear.listening:
-            ear.listening = False
-            self._place(ear).remove(ear)
-            if not self._exact.get(ear.subject, True):
-                del self._exact[ear.subject]
+    def remove(self, listener: connection.SimulatedSubscription) -> None:
+        if listener.listening:
+            listener.listening = False
+            self._place(listener).remove(listener)
+            if not self._exact.get(listener.subject, True):
+                del self._exact[listener.subject]
 
     def remove_all_of(self, bus: connection.SimulatedBus) -> None:
-        everyone = [*self._wild, *(ear for ears in self._exact.values() for ear in ears)]
-        for ear in everyone:
-            if ear.bus is bus:
-                self.remove(ear)
+        everyone = [*self._wild, *(listener for listeners in self._exact.values() for listener in listeners)]
+        for listener in everyone:
+            if listener.bus is bus:
+                self.remove(listener)
 
     def for_subject(self, subject: str) -> list[connection.SimulatedSubscription]:
         if self._patterns is None:
-            self._patterns = [(ear, subject_patterns.compiled(ear.subject)) for ear in self._wild]
-        wild = [ear for ear, pattern in self._patterns if pattern.match(subject)]
+            self._patterns = [
+                (listener, subject_patterns.compiled(listener.subject)) for listener in self._wild
+            ]
+        wild = [listener for listener, pattern in self._patterns if pattern.match(subject)]
         return [*self._exact.get(subject, ()), *wild]
 
 
@@ -290,11 +292,11 @@ class SimulatedNetwork:
         bus.gain_connection(self._next_connection())
         return bus
 
-    def listen(self, ear: connection.SimulatedSubscription) -> None:
-        self._ears.add(ear)
+    def listen(self, listener: connection.SimulatedSubscription) -> None:
+        self._ears.add(listener)
 
-    def forget(self, ear: connection.SimulatedSubscription) -> None:
-        self._ears.remove(ear)
+    def forget(self, listener: connection.SimulatedSubscription) -> None:
+        self._ears.remove(listener)
 
     def forget_bus(self, bus: connection.SimulatedBus) -> None:
         self._ears.remove_all_of(bus)
@@ -305,29 +307,31 @@ class SimulatedNetwork:
         """At the brokers: forward it to the subscribers. Returns their number."""
         groups: dict[tuple[str, str], list[connection.SimulatedSubscription]] = {}
         chosen: list[connection.SimulatedSubscription] = []
-        for ear in self._ears.for_subject(subject):
-            if ear.bus.connection is None or ear.bus.severed:
+        for listener in self._ears.for_subject(subject):
+            if listener.bus.connection is None or listener.bus.severed:
                 continue
-            if not self.reaches(node, ear.bus.node) and not self.faults.retransmits:
+            if not self.reaches(node, listener.bus.node) and not self.faults.retransmits:
                 continue
-            if ear.group:
-                groups.setdefault((ear.subject, ear.group), []).append(ear)
+            if listener.group:
+                groups.setdefault((listener.subject, listener.group), []).append(listener)
             else:
-                chosen.append(ear)
+                chosen.append(listener)
         chosen += [self.random.choice(members) for members in groups.values()]
-        for ear in chosen:
-            message = connection.SimulatedMessage(subject, data, headers, reply, ear.bus)
-            if self._sides.get(node, 0) == self._sides.get(ear.bus.node, 0):
-                self._pass_on(ear, message)
+        for listener in chosen:
+            message = connection.SimulatedMessage(subject, data, headers, reply, listener.bus)
+            if self._sides.get(node, 0) == self._sides.get(listener.bus.node, 0):
+                self._pass_on(listener, message)
             else:  # the brokers send it again when they reach each other
-                self._stop(functools.partial(self._pass_on, ear, message))
+                self._stop(functools.partial(self._pass_on, listener, message))
         return len(chosen)
 
     def announce(self, subject: str, data: bytes) -> None:
         """Publish a message of the brokers."""
         self.route(QUORUM, subject, data, {}, None)
 
-    def _pass_on(self, ear: connection.SimulatedSubscription, message: connection.SimulatedMessage) -> None:
+    def _pass_on(
+        self, listener: connection.SimulatedSubscription, message: connection.SimulatedMessage
+    ) -> None:
         copies = 1
         if self.chance(self.faults.loss):
             self.lost += 1
@@ -335,14 +339,14 @@ class SimulatedNetwork:
         if self.chance(self.faults.duplication):
             self.duplicated += 1
             copies = 2
-        over = ear.bus.connection
+        over = listener.bus.connection
 
         def arrive() -> None:
-            if over is not None and ear.bus.connection == over and ear.listening:
-                ear.accept(message)
+            if over is not None and listener.bus.connection == over and listener.listening:
+                listener.accept(message)
 
         for _ in range(copies):
-            self.hop(ear.bus.node, "down", arrive, ear.bus.context)
+            self.hop(listener.bus.node, "down", arrive, listener.bus.context)
 
     # Storage.
 

@@ -62,7 +62,7 @@ async def open(where: urls.PostgresUrl, settings: api.StoreOptions, password: st
 
 class PostgresEngine:
     name = "postgresql"
-    tells = True
+    notifies = True
 
     def __init__(self, reached: connections.PostgresConnections, settings: api.StoreOptions) -> None:
         self.identity = ""

@@ -47,7 +47,7 @@ async def open(where: urls.SqliteUrl, settings: api.StoreOptions) -> SqliteEngin
 
 class SqliteEngine:
     name = "sqlite"
-    tells = False
+    notifies = False
 
     def __init__(self, path: pathlib.Path, temporary: str | None, settings: api.StoreOptions) -> None:
         self.identity = ""

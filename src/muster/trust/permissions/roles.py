@@ -10,7 +10,7 @@ are further tokens after its identity, so the same rule covers them. A role adds
 - ``streams`` and ``buckets``: it creates, writes, reads and prunes these, and no others;
 - ``reads``: it reads these streams;
 - ``leases``: it holds leases of these parts, and so receives connection events;
-- ``hears`` a part: it receives the messages to that part;
+- ``receives`` a part: it receives the messages to that part;
 - ``topics``: it publishes and receives messages of users, and replies to requests on topics.
 
 Messages between the processes of a part (`OWN_WORDS`) may not be sent by any other identity, under no name.
@@ -112,12 +112,12 @@ class RolePermissions:
     reads: tuple[str, ...] = ()
     buckets: tuple[str, ...] = ()
     leases: tuple[str, ...] = ()
-    hears: tuple[str, ...] = ()
+    receives: tuple[str, ...] = ()
     topics: bool = False
-    speaks: str = ""  # the first token of everything it publishes, if that is restricted
+    publish_prefix: str = ""  # the first token of everything it publishes, if that is restricted
     asks_only: tuple[str, ...] = ()  # a part and one request to it, which is its only permission
     # parts whose internal messages it may send in addition to those it serves
-    speaks_as: tuple[str, ...] = ()
+    publishes_for: tuple[str, ...] = ()
     publish: tuple[str, ...] = ()
     subscribe: tuple[str, ...] = ()
     connections: tuple[str, ...] = _CLIENT
@@ -130,7 +130,7 @@ DUTIES = {
     ),
     Role.MANAGER: RolePermissions(
         "manages resources through their adapters",
-        speaks_as=("manage",),
+        publishes_for=("manage",),
         publish=(
             subjects.to_identity("manage", ">"),
             subjects.to_all("manage", ">"),
@@ -175,8 +175,8 @@ DUTIES = {
         streams=("alerts", "system"),
         reads=STREAMS["monitor"],
         leases=("pipeline",),
-        hears=("monitor",),
-        speaks_as=("monitor",),  # its tick, among the reports
+        receives=("monitor",),
+        publishes_for=("monitor",),  # its tick, among the reports
     ),
     Role.GATEWAY: RolePermissions(
         "carries messages (JMS), also for foreign protocols",
@@ -194,11 +194,11 @@ DUTIES = {
     Role.OPERATOR: RolePermissions(
         "a person who runs the domain, and may do everything in it",
         topics=True,
-        speaks_as=("monitor",),  # simulated fleets
+        publishes_for=("monitor",),  # simulated fleets
         publish=("$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$JS.SNAPSHOT.>", "$KV.>", _CONNECTED),
         subscribe=("muster.>", "$JS.EVENT.>"),
     ),
-    Role.VIEWER: RolePermissions("a person with read-only access", speaks="read"),
+    Role.VIEWER: RolePermissions("a person with read-only access", publish_prefix="read"),
     Role.WEB: RolePermissions(
         "shows the domain to people, and stores the audit log of their actions there",
         serves=("web",),
@@ -235,9 +235,9 @@ def limits(
     """
     duty = DUTIES[role]
     own_topics = _topics(role, topics)
-    speaks = (duty.speaks,) if duty.speaks else ()
+    prefix = (duty.publish_prefix,) if duty.publish_prefix else ()
     publish = [
-        subjects.from_identity("*", identity, *speaks, ">"),
+        subjects.from_identity("*", identity, *prefix, ">"),
         _replies(identity),
         *own_topics,
         *duty.publish,
@@ -250,7 +250,7 @@ def limits(
         publish += [_replies(f"@{part}"), *_service(part)]
         subscribe += [subjects.from_identity(part, "*", ">"), subjects.log_subject(part, ">")]
     publish += _storage(duty)
-    subscribe += [subjects.from_identity(part, "*", ">") for part in duty.hears]
+    subscribe += [subjects.from_identity(part, "*", ">") for part in duty.receives]
     subscribe = [subject.replace("<identity>", identity) for subject in subscribe]
     if duty.asks_only:
         part, *request = duty.asks_only
@@ -341,7 +341,7 @@ def _not_its_words(role: Role) -> tuple[str, ...]:
     return tuple(
         subjects.from_identity(part, "*", word)
         for part, words in OWN_WORDS.items()
-        if part not in (*duty.serves, *duty.speaks_as)
+        if part not in (*duty.serves, *duty.publishes_for)
         for word in words
     )
 

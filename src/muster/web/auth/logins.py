@@ -176,7 +176,7 @@ class LoginService:
     async def finish_oidc(
         self, text: str, *, state: str, code: str, address: str
     ) -> tuple[sessions.LoginSession, str]:
-        """A session of the person whom the provider authenticated, and the page that the person wanted.
+        """A session of the person that the provider authenticated, and the page that was requested.
 
         Raises `errors.Unauthorized`, `errors.Forbidden` if none of the person's groups has a role, or
         `errors.Overloaded` after many codes of one address that the provider refused.

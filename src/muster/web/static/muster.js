@@ -6,7 +6,7 @@
   const root = document.documentElement;
   const state = document.getElementById("live-state");
 
-  // The theme: the system's, unless somebody chose.
+  // The theme: the system's, unless the user chose one.
   const button = document.getElementById("theme");
   if (button) {
     const say = () => { button.textContent = "Theme: " + root.dataset.theme; };
@@ -37,7 +37,7 @@
     state.className = "badge " + look;
   };
 
-  // A section is replaced as a whole, but never under somebody's hands.
+  // A section is replaced as a whole, but never while the user works in it.
   const replace = (id, markup) => {
     const place = document.getElementById(id);
     if (!place) return;
@@ -62,11 +62,11 @@
   const open = () => {
     source = new EventSource(address);
     source.addEventListener("sections", (event) => {
-      const told = JSON.parse(event.data);
+      const update = JSON.parse(event.data);
       wait = 500;
       heard = Date.now();
-      for (const [id, markup] of Object.entries(told.sections)) replace(id, markup);
-      if (told.connected) show("live", "good"); else show("domain away", "warn");
+      for (const [id, markup] of Object.entries(update.sections)) replace(id, markup);
+      if (update.connected) show("live", "good"); else show("domain away", "warn");
     });
     source.onerror = () => {
       show("reconnecting", "warn");

@@ -24,7 +24,7 @@ from muster.predicates.analysis import explanation, normal_forms
 from muster.predicates.backends import columnar, columns, dialects, python, sql
 from muster.predicates.syntax import parser, printer
 from muster.testing import postgres
-from tests.predicates import randomly, reference
+from tests.predicates import random_conditions, reference
 
 SEED = 20_240_607
 ROWS = 100
@@ -52,7 +52,7 @@ def cases(count: int, rows: list[Row], seed: int) -> list[Case]:
     rng = random.Random(seed)
     made = []
     for number in range(count):
-        condition = parser.parse(EDGES[number]) if number < len(EDGES) else randomly.condition(rng)
+        condition = parser.parse(EDGES[number]) if number < len(EDGES) else random_conditions.condition(rng)
         truths = [reference.truth(condition, row) for row in rows]
         true = [number for number, truth in enumerate(truths) if truth is True]
         made.append(Case(condition, true, [number for number, truth in enumerate(truths) if truth is False]))
@@ -72,7 +72,7 @@ MEETINGS: list[Row] = [
 @pytest.fixture(scope="module")
 def rows() -> list[Row]:
     rng = random.Random(SEED)
-    return [randomly.row(rng) | (MEETINGS[n] if n < len(MEETINGS) else {}) for n in range(ROWS)]
+    return [random_conditions.row(rng) | (MEETINGS[n] if n < len(MEETINGS) else {}) for n in range(ROWS)]
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_sample_has_every_truth_in_it(sample: list[Case]) -> None:
 
 
 def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: list[Case]) -> None:
-    table = columns.Table.of(randomly.MODEL, rows)
+    table = columns.Table.of(random_conditions.MODEL, rows)
     for condition, true, false in sample:
         assert parser.parse(printer.write(condition)) == condition
         for meant, expected in ((condition, true), (ast.Not(condition), false)):
@@ -100,7 +100,7 @@ def test_text_closures_vectors_and_explanations_agree(rows: list[Row], sample: l
 
 def test_closures_agree_on_messages_that_keep_to_no_model() -> None:
     rng = random.Random(SEED + 1)
-    rows = [randomly.untyped_row(rng) for _ in range(ROWS)]
+    rows = [random_conditions.untyped_row(rng) for _ in range(ROWS)]
     for condition, true, false in cases(750, rows, SEED + 1):
         for meant, expected in ((condition, true), (ast.Not(condition), false)):
             matches = python.compile(meant)
@@ -142,7 +142,7 @@ def agree(engine: Engine, dialect: dialects.SqlDialect, sample: list[Case], *, b
         for case in sample[start : start + batch]:
             meant += [case.condition, ast.Not(case.condition)]
             expected += [case.true, case.false]
-        wheres = [sql.write(each, randomly.MODEL, dialect) for each in meant]
+        wheres = [sql.write(each, random_conditions.MODEL, dialect) for each in meant]
         for each, where, actual, right in zip(meant, wheres, engine(wheres), expected, strict=True):
             assert actual == right, f"{printer.write(each)}\n{where}"
 

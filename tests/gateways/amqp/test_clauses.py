@@ -17,7 +17,7 @@ from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
+from tests.gateways.amqp import raw_client, test_outcomes  # noqa: E402
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import gateway as amqp_gateway
@@ -145,7 +145,7 @@ async def test_2_7_3_a_receiver_gets_no_message_above_its_maximum_size(clients: 
 @pytest.mark.parametrize("verb", ["discharge", "send"])
 async def test_4_5_8_an_unknown_transaction_is_named_as_such(gateway: amqp_gateway.AmqpGateway, verb: str):
     def work() -> str:
-        client = test_doubt.Transacting(gateway.port)
+        client = test_outcomes.Transacting(gateway.port)
         if verb == "discharge":
             delivery = client.say("discharge", [b"nothing", False])
         else:
@@ -211,7 +211,7 @@ async def test_3_5_only_filters_that_apply_are_echoed(clients: Any):
 
 async def test_4_a_global_transaction_is_refused(gateway: amqp_gateway.AmqpGateway):
     def work() -> tuple[str, str]:
-        client = test_doubt.Transacting(gateway.port)
+        client = test_outcomes.Transacting(gateway.port)
         delivery = client.say("declare", [b"global"])
         client.raw.until(lambda: delivery.remote_state)
         declared = client.declare()
@@ -364,7 +364,7 @@ async def test_6_2_7_a_transaction_of_thousands_of_messages(
     count = 3000
 
     def work() -> int:
-        client = test_doubt.Transacting(gateway.port)
+        client = test_outcomes.Transacting(gateway.port)
         name = client.declare()
         sender = client.raw.session.sender("out")
         sender.target.address = "queue:done"

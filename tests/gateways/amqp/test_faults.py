@@ -25,7 +25,7 @@ from muster.message.client import partition_link  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
 from muster.trust.login import passwords  # noqa: E402
-from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
+from tests.gateways.amqp import raw_client, test_outcomes  # noqa: E402
 from tests.message import conftest  # noqa: E402
 
 ORDERS = destinations.queue("orders")
@@ -523,7 +523,7 @@ async def test_open_transactions_are_bounded_over_all_connections_of_a_login(
 
     def work(port: int) -> list[object]:
         results: list[object] = []
-        clients = [test_doubt.Transacting(port, name) for name in ("first", "second")]
+        clients = [test_outcomes.Transacting(port, name) for name in ("first", "second")]
         names = [client.declare() for client in clients]
         senders = [client.raw.session.sender("out") for client in clients]
 

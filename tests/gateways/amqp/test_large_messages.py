@@ -20,7 +20,7 @@ from tests.message import conftest
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
+from tests.gateways.amqp import raw_client, test_outcomes  # noqa: E402
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import connection as amqp_connection
@@ -244,7 +244,7 @@ async def test_a_transaction_with_a_message_above_the_limit_is_rolled_back(
     gateway.max_message_bytes = 2 << 20
 
     def work() -> tuple[object, ...]:
-        client = test_doubt.Transacting(gateway.port)
+        client = test_outcomes.Transacting(gateway.port)
         sender = _sender(client.raw, "queue:done")
         results = []
         for body in (LARGE, LARGE[: 1 << 20]):

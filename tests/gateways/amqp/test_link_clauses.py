@@ -18,7 +18,7 @@ from muster.gateways.amqp.protocol import frames  # noqa: E402
 from muster.message.amqp_format import amqp_types  # noqa: E402
 from muster.message.client import api as client_api  # noqa: E402
 from muster.message.client import outbox  # noqa: E402
-from tests.gateways.amqp import raw_client, test_doubt  # noqa: E402
+from tests.gateways.amqp import raw_client, test_outcomes  # noqa: E402
 
 if TYPE_CHECKING:
     from muster.gateways.amqp import gateway as amqp_gateway
@@ -269,8 +269,8 @@ async def test_4_4_2_a_message_without_an_outcome_is_not_part_of_its_transaction
     connection = await dial()
     await connection.session().producer(ORDERS).send("one")
 
-    def commit() -> tuple[test_doubt.Transacting, Any]:
-        client = test_doubt.Transacting(gateway.port)
+    def commit() -> tuple[test_outcomes.Transacting, Any]:
+        client = test_outcomes.Transacting(gateway.port)
         name = client.declare()
         _, delivery = client.receive()
         delivery.local.data = [name]
@@ -307,7 +307,7 @@ async def test_4_4_2_what_a_transaction_does_not_accept_is_delivered_again_after
     loop = asyncio.get_running_loop()
 
     def work() -> tuple[object, ...]:
-        client = test_doubt.Transacting(gateway.port, address=address)
+        client = test_outcomes.Transacting(gateway.port, address=address)
         asyncio.run_coroutine_threadsafe(producer.send("one"), loop).result()
         name = client.declare()
         _, delivery = client.receive()

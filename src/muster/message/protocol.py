@@ -457,3 +457,11 @@ def decode_request(data: bytes) -> DispatcherRequest:
         return request
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"not a request to the dispatcher: {error}") from error
+
+
+def read_reply(data: bytes) -> DispatcherReply:
+    """Decode a reply; raises the error that it contains."""
+    reply = decode_reply(data)
+    if reply.error is not None:
+        raise error_replies.from_error_reply(reply.error)
+    return reply

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from muster.bus import api
-from muster.bus.rpc import error_replies
 from muster.core import errors
 from muster.message import protocol
 
@@ -49,10 +48,7 @@ async def _ask(bus: api.Bus, partition: int) -> protocol.DispatcherReply:
     while True:
         try:
             message = await bus.request(subject, protocol.encode(request), timeout_s=ANSWER_S)
-            reply = protocol.decode_reply(message.data)
-            if reply.error is not None:
-                raise error_replies.from_error_reply(reply.error)
-            return reply
+            return protocol.read_reply(message.data)
         except errors.Unavailable:
             if loop.time() > deadline:
                 return protocol.DispatcherReply()

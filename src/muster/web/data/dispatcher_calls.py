@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from muster.bus import api
-from muster.bus.rpc import error_replies, origin
+from muster.bus.rpc import origin
 from muster.core import errors
 from muster.message import codec, destinations, listings, messages, protocol
 from muster.message import rows as message_rows
@@ -52,10 +52,7 @@ async def _call_partition(
             "no message dispatcher runs", hint="enable [message] in the domain's settings"
         ) from error
     origin.answered()
-    answer = protocol.decode_reply(reply.data)
-    if answer.error is not None:
-        raise error_replies.from_error_reply(answer.error)
-    return answer
+    return protocol.read_reply(reply.data)
 
 
 def may_browse(person: sessions.LoginSession, queue: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from muster.bus import api
-from muster.bus.rpc import error_replies
 from muster.message import peer_protocol, protocol
 
 REQUEST_S: Final = 5.0
@@ -18,7 +17,4 @@ async def call(bus: api.Bus, partition: int, request: peer_protocol.PeerRequest)
         peer_protocol.encode(request),
         timeout_s=REQUEST_S,
     )
-    reply = protocol.decode_reply(response.data)
-    if reply.error is not None:
-        raise error_replies.from_error_reply(reply.error)
-    return reply
+    return protocol.read_reply(response.data)

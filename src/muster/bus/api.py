@@ -32,7 +32,7 @@ class OverflowPolicy(enum.Enum):
 
     DROP_OLDEST = "drop-oldest"  # the newest matter most: states, reports
     DROP_NEWEST = "drop-newest"  # the oldest matter most: work that has begun
-    CLOSE = "close"  # a gap would be a lie: end the subscription with `errors.Overloaded`
+    CLOSE = "close"  # gaps are not acceptable: end the subscription with `errors.Overloaded`
 
 
 @dataclass(frozen=True, slots=True)

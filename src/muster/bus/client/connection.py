@@ -280,7 +280,7 @@ class NatsConnection(nats_client.Client):
         if reader is not None:
             try:
                 reader(subject, reply, data, headers)
-            except Exception as error:  # noqa: BLE001 - whatever a reader trips over, others must go on
+            except Exception as error:  # noqa: BLE001 - an error of one reader must not stop the others
                 events.event("unreadable", level=logging.ERROR, error=error, subject=subject.decode())
 
     def _take(self, data: bytes) -> bytes:

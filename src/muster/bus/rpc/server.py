@@ -468,7 +468,7 @@ def page(
 ) -> dict[str, Any]:
     """Some of ``rows``, which are in the order of their ``key``: those after ``after``, as many as fit.
 
-    ``next`` is what to go on ``after``, None at the end: see `client.pages`.  ``rows_max`` replaces
+    ``next`` is the ``after`` of the next page, None at the end: see `client.pages`.  ``rows_max`` replaces
     `PAGE_ROWS`, where rows are small and each page costs much.
     """
     limit = min(limit, PAGE_ROWS) if rows_max is None else rows_max

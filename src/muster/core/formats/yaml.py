@@ -1,4 +1,4 @@
-"""YAML that people wrote, as plain values; whatever is wrong with it is one kind of error.
+"""YAML files as plain values; every fault is the same kind of error.
 
 The time that the library needs grows with the square of the nesting of brackets, so the nesting is limited.
 """

@@ -87,7 +87,7 @@ class QuantileSketch:
         self._bound()
 
     def quantile(self, share: float) -> float | None:
-        """The value below which ``share`` of all lie; None of none."""
+        """The value below which ``share`` of all values are; None without values."""
         rank = share * (self.count - 1)
         seen = 0
         for bucket in sorted(self._below, reverse=True):

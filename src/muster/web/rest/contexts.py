@@ -62,7 +62,7 @@ class ServiceEntryBody(StrictBody):
 
 
 def _version(if_match: str | None) -> int | None:
-    """`*` asks only that it is there, which the log cannot be asked for: see `_any`."""
+    """`*` requires only that the context exists, a condition that the log does not have: see `_any`."""
     expected = base.if_match(if_match)
     return expected if isinstance(expected, int) else None
 

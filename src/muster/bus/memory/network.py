@@ -114,7 +114,7 @@ class SimulatedNetwork:
         self._stopped: list[Callable[[], None]] = []  # what is sent again after a partition
         self._context = contextvars.copy_context()
         self._links: dict[tuple[str, str], float] = {}
-        self._ears = SubscriptionTable()
+        self._table = SubscriptionTable()
         self._connections = 0
         self._buses: list[connection.SimulatedBus] = []
         self.logs: dict[str, storage.SimulatedLog] = {}
@@ -293,13 +293,13 @@ class SimulatedNetwork:
         return bus
 
     def listen(self, listener: connection.SimulatedSubscription) -> None:
-        self._ears.add(listener)
+        self._table.add(listener)
 
     def forget(self, listener: connection.SimulatedSubscription) -> None:
-        self._ears.remove(listener)
+        self._table.remove(listener)
 
     def forget_bus(self, bus: connection.SimulatedBus) -> None:
-        self._ears.remove_all_of(bus)
+        self._table.remove_all_of(bus)
         if bus in self._buses:
             self._buses.remove(bus)
 
@@ -307,7 +307,7 @@ class SimulatedNetwork:
         """At the brokers: forward it to the subscribers. Returns their number."""
         groups: dict[tuple[str, str], list[connection.SimulatedSubscription]] = {}
         chosen: list[connection.SimulatedSubscription] = []
-        for listener in self._ears.for_subject(subject):
+        for listener in self._table.for_subject(subject):
             if listener.bus.connection is None or listener.bus.severed:
                 continue
             if not self.reaches(node, listener.bus.node) and not self.faults.retransmits:

@@ -127,6 +127,18 @@ async def test_a_put_without_a_key_makes_one_context_however_often_it_is_sent(pa
     assert (again.key, again.version) == (first.key, first.version)
 
 
+async def test_a_request_id_means_another_write_for_another_key(pair: Pair):
+    refused = protocol.PutContext("first", b"1", expected_version=7, request="r")
+    for write in (refused, msgspec.structs.replace(refused, repeat=True)):
+        with pytest.raises(errors.Conflict):
+            await pair.alice.write(write)
+    assert (await pair.alice.write(protocol.PutContext("second", b"2", request="r"))).key == "second"
+    puts = [protocol.PutContext(key, key.encode(), ack="replicated", request="s") for key in ("x", "y")]
+    written = await asyncio.gather(*map(pair.alice.write, puts))
+    assert [result.key for result in written] == ["x", "y"], "they are executed at the same time"
+    assert [(await pair.bob.get(key, max_staleness_s=0)).value for key in ("x", "y")] == [b"x", b"y"]
+
+
 async def test_a_primary_that_answers_is_not_deposed(pair: Pair):
     """A node with slow storage that reports it."""
 

@@ -2,7 +2,8 @@
 
 Otherwise the second one could be executed after the first was rejected, and undo what was written in between.
 The log recognises writes that were stored, so only rejections are remembered. A repetition that its client
-has marked is another request: its rejection makes sure that no other attempt is stored any more.
+has marked is another request: its rejection makes sure that no other attempt is stored any more. Clients
+choose request ids, so an id is scoped to one writer and key, as in the log (`context_log.write_id`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from muster.inform import protocol
 
 REJECTED_MAX = 1_000  # equivalent: any bound of this order serves
 
-AttemptId = tuple[str, str, bool]  # writer, request, whether it is a repetition
+Write = protocol.PutContext | protocol.DeleteContext
+AttemptId = tuple[str, str, str, bool]  # writer, key, request, whether it is a repetition
 Attempt = Callable[[], Coroutine[Any, Any, protocol.WriteResult]]
 
 
@@ -25,16 +27,14 @@ class WriteAttempts:
         self._in_progress = single_flight.SingleFlight[protocol.WriteResult]()
         self._rejections: dict[AttemptId, errors.MusterError] = {}  # oldest first
 
-    def has(self, writer: str, write: protocol.PutContext | protocol.DeleteContext) -> bool:
+    def has(self, writer: str, write: Write) -> bool:
         """Whether this request is being executed or was rejected."""
-        id = (writer, write.request, write.repeat)
+        id = _id(writer, write)
         return id in self._rejections or id in self._in_progress
 
-    async def run(
-        self, writer: str, write: protocol.PutContext | protocol.DeleteContext, attempt: Attempt
-    ) -> protocol.WriteResult:
+    async def run(self, writer: str, write: Write, attempt: Attempt) -> protocol.WriteResult:
         """Execute the write; or return or raise the outcome of the first such request."""
-        id = (writer, write.request, write.repeat)
+        id = _id(writer, write)
 
         async def remember_rejection() -> protocol.WriteResult:
             try:
@@ -50,3 +50,7 @@ class WriteAttempts:
         if (rejection := self._rejections.get(id)) is not None:
             raise rejection.with_traceback(None)
         return await self._in_progress.once(id, remember_rejection)
+
+
+def _id(writer: str, write: Write) -> AttemptId:
+    return (writer, write.key, write.request, write.repeat)

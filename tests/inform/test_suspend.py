@@ -153,3 +153,28 @@ async def test_a_write_is_not_tried_for_longer_than_the_log_recognises_it(simula
         await node.writer.write(protocol.PutContext("k", b"v"), "ann")
     assert attempts[-1] - attempts[0] <= state.WRITE_S
     await node.close()
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("restores", [False, True])
+async def test_a_deletion_by_a_late_clock_stays_for_the_time_of_the_log(simulated_network, restores):
+    """Also if another time at which the context was due has passed, and after a restart of the node."""
+    net = simulated_network
+    settings = msgspec.structs.replace(simulated_contexts.SETTINGS, tombstone_s=300.0)
+    node = await node_node.start(
+        await net.connect("n1"), settings=settings, now_ns=lambda: net.now_ns() - 10 * 86_400 * 10**9
+    )
+    ann = client.InformClient(await net.connect("ann"))
+    await ann.put("k", b"v", lease_s=30.0)
+    await ann.put("k", b"v")
+    await ann.delete("k")
+    last = await node.state.log.last("k")
+    assert last is not None
+    if restores:
+        node.state.forget_all()
+        node.state.restore([last])
+    await asyncio.sleep(100.0)
+    assert await node.state.log.last("k") == last, "another node may be offline"
+    await asyncio.sleep(settings.tombstone_s)
+    assert await node.state.log.last("k") is None
+    await node.close()

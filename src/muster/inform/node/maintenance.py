@@ -217,7 +217,7 @@ class NodeMaintenance:
         now_ns = shared.log_now_ns()
         members = [shared.name, *shared.directory.nodes]
         expired: list[_Work] = []
-        forgets: list[tuple[str, replica_table.Replica]] = []
+        deleted: dict[str, replica_table.Replica] = {}
         for _ in range(CHUNK):
             if not shared.due or shared.due[0][0] > now_ns:
                 break
@@ -226,12 +226,14 @@ class NodeMaintenance:
             if replica is None:
                 continue
             if replica.deleted:
-                if (replica.stamp >> 16) * 1_000_000 + shared.settings.tombstone_s * 1e9 <= now_ns:
+                if replica.expires_at_ns > now_ns:
+                    heapq.heappush(shared.due, (replica.expires_at_ns, key))
+                elif (replica.stamp >> 16) * 1_000_000 + shared.tombstone_ns <= now_ns:
                     if (
                         not replica.temporary
                         and placement.repair_owner(replica.holders, members) == shared.name
                     ):
-                        forgets.append((key, replica))
+                        deleted[key] = replica
                         heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
                     else:
                         shared.drop(key)
@@ -243,12 +245,21 @@ class NodeMaintenance:
                     heapq.heappush(shared.due, (now_ns + AGAIN_NS, key))
         await asyncio.sleep(0)  # a batch of replicas that are only dropped sends no request
         succeeded = await _all(expired, concurrent_max=APPENDS_MAX)
+        succeeded &= await _all([partial(self._look_up_deletion, replica) for replica in deleted.values()])
+        forgets = [(key, replica) for key, replica in deleted.items() if 0 < replica.expires_at_ns <= now_ns]
         if forgets:
             last = max(replica.sequence for _, replica in forgets)
             succeeded &= await _all(
                 [partial(shared.log.record_purge, last, timeout_s=shared.settings.timeout_s)]
             ) and await _all([partial(self._forget, key, replica) for key, replica in forgets])
         return succeeded and bool(shared.due) and shared.due[0][0] <= now_ns
+
+    async def _look_up_deletion(self, replica: replica_table.Replica) -> None:
+        """When the tombstone ends, by the log: the stamp is too early if the clock of its node was behind,
+        and a node that is offline for some minutes would keep the context."""
+        if not replica.expires_at_ns:
+            stored_at_ns = await self._state.log.stored_at_ns(replica.sequence)
+            replica.expires_at_ns = stored_at_ns + self._state.tombstone_ns
 
     async def _expire(self, key: str) -> None:
         if await self._primary.expire(key):

@@ -138,7 +138,7 @@ class NodeState:
         if replica is not None:
             if record.holders[0] == self.name and len(record.holders) < self.replica_target():
                 self.short.add(record.key)
-            self._schedule_expiry(record, not_before_ns=self.log_now_ns())
+            self._schedule_expiry(record)
 
     def _remember_moved(self, key: str, was: replica_table.Replica) -> None:
         now_s, moved = self.now_s(), self.moved
@@ -167,11 +167,8 @@ class NodeState:
             self.replicas.drop(key)
         self.due.clear()
 
-    def _schedule_expiry(self, record: protocol.ContextRecord, *, not_before_ns: int = 0) -> None:
-        """``not_before_ns``: a deletion is not older, whatever the clock of its writer showed."""
+    def _schedule_expiry(self, record: protocol.ContextRecord) -> None:
         end_ns = self._ends_at_ns(record.value is None, record.stamp, record.expires_at_ns)
-        if record.value is None and not_before_ns:
-            end_ns = max(end_ns, not_before_ns + int(self.settings.tombstone_s * 1e9))
         if end_ns:
             heapq.heappush(self.due, (end_ns, record.key))
             if len(self.due) > 2 * len(self.replicas.index) + DUE_SPARE:  # it has entries of renewed leases
@@ -183,10 +180,15 @@ class NodeState:
                 heapq.heapify(self.due)
 
     def _ends_at_ns(self, deleted: bool, stamp: int, expires_at_ns: int) -> int:
-        """When a context expires or its tombstone ends. 0: never."""
+        """When a context expires or its tombstone ends. 0: never. A tombstone may end later: the clock of its
+        writer may have been behind, and the log knows when it was stored."""
         if deleted:
-            return (stamp >> 16) * 1_000_000 + int(self.settings.tombstone_s * 1e9)
+            return (stamp >> 16) * 1_000_000 + self.tombstone_ns
         return expires_at_ns
+
+    @property
+    def tombstone_ns(self) -> int:
+        return int(self.settings.tombstone_s * 1e9)
 
     def _note(self, key: str, entry: context_log.ContextLogEntry | None) -> None:
         if self.view is not None:

@@ -112,6 +112,13 @@ class ContextLog:
         except errors.NotFound:
             return None
 
+    async def stored_at_ns(self, sequence: int) -> int:
+        """When an entry was stored, by the clock of the log; 0 if it is no longer stored."""
+        try:
+            return (await self._stream.get(sequence)).stored_at_ns
+        except errors.NotFound:
+            return 0
+
     def pending(self, stored: api.StoredMessage) -> protocol.ContextRecord | None:
         """Return the record if this node is appending it; it often arrives before its acknowledgement."""
         data, record = self._pending.get(stored.subject, (None, None))

@@ -7,25 +7,35 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muster.bus import api
-from muster.bus.brokers import broker, config, network, server_process
+from muster.bus.brokers import broker, config, files, network, server_process
 from muster.bus.client import client
 from muster.supervision import os_process
 from muster.testing.eventually import eventually, throughout
 
 STREAM = api.StreamSettings("work", ("work.>",), max_bytes=1 << 20)
 FORMER = """
-import asyncio, json, pathlib, sys
-from muster.bus.brokers import config, network
+import asyncio, json, os, pathlib, sys
+from muster.bus.brokers import broker, config, network, server_process
 
-async def main(folder, outlive_s):
+async def stand_still(process, *_):
+    print(json.dumps([[process.pid, "", ""]]), flush=True)
+    await asyncio.get_running_loop().create_future()
+
+async def main(folder, outlive_s, until):
+    if until == "launched":
+        server_process.begin = stand_still
+    if until == "begun":
+        broker.Broker._wait_until_up = lambda self, process: stand_still(process)
     members = network.members(1, pathlib.Path(folder))
     async with network.BrokerNetwork(members, outlive_s=float(outlive_s)) as brokers:
         rows = [[member.pid, member.url, member.monitor_url] for member in brokers.brokers.values()]
@@ -48,15 +58,15 @@ class Former:
         return os_process.start_time(self.pid) == self.started
 
 
-async def killed_former(folder: Path, outlive_s: float) -> Former:
+async def killed_former(folder: Path, outlive_s: float, until: str = "") -> Former:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FORMER, str(folder), str(outlive_s), stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", FORMER, str(folder), str(outlive_s), until, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
-    ((pid, url, monitor_url),) = json.loads(await process.stdout.readline())
-    former = Former(pid, url, monitor_url)
-    async with await client.connect([former.url]) as bus:
-        await (await bus.stream(STREAM)).publish("work.1", b"stored before")
+    former = Former(*json.loads(await process.stdout.readline())[0])
+    if former.url:
+        async with await client.connect([former.url]) as bus:
+            await (await bus.stream(STREAM)).publish("work.1", b"stored before")
     process.kill()
     await process.wait()
     return former
@@ -110,6 +120,62 @@ async def test_a_broker_that_cannot_be_adopted_is_replaced(tmp_path: Path, reaso
         async with await client.connect([member.url]) as bus:
             assert await _stored(bus) == b"stored before"
         await eventually(lambda: len(_guardians(tmp_path, former.pid)) == 1, what="one guardian is left")
+
+
+@pytest.mark.parametrize("until", ["launched", "begun"])
+@pytest.mark.parametrize("outlive_s", [0.0, 20.0])
+async def test_no_second_server_uses_the_storage_of_one_that_had_just_started(
+    tmp_path: Path, outlive_s: float, until: str
+):
+    former = await killed_former(tmp_path, outlive_s, until)
+    async with successor(tmp_path) as brokers:
+        (member,) = brokers.brokers.values()
+        assert _servers(tmp_path) == [member.pid]
+        assert former.runs == (former.pid == member.pid)
+
+
+async def test_no_second_server_uses_the_storage_of_one_that_is_added_again(tmp_path: Path):
+    former = await killed_former(tmp_path, 20.0)
+    async with network.BrokerNetwork([], outlive_s=20.0) as brokers:
+        await brokers.add(network.members(1, tmp_path)[0])
+        assert _servers(tmp_path) == [former.pid]
+        assert brokers["broker-1"].adopted
+
+
+async def test_a_copy_of_a_folder_does_not_end_the_broker_of_the_original(tmp_path: Path):
+    original, copied = tmp_path / "original", tmp_path / "copied"
+    async with successor(original) as brokers:
+        (member,) = brokers.brokers.values()
+        pid = member.pid
+        await asyncio.to_thread(shutil.copytree, original, copied, ignore=shutil.ignore_patterns("guardian"))
+        async with successor(copied) as others:
+            assert others["broker-1"].pid != pid
+            assert (member.pid, member.restarts) == (pid, 0)
+
+
+async def test_an_interrupted_adoption_leaves_the_guardian_in_charge(tmp_path: Path, monkeypatch):
+    """It does not take the interruption for a regular end of the server."""
+    former = await killed_former(tmp_path, 3.0)
+    loop, adopting, interrupted = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+
+    def slow_size(path: Path) -> int:
+        loop.call_soon_threadsafe(adopting.set)
+        interrupted.wait()
+        return 0
+
+    monkeypatch.setattr(files, "size", slow_size)
+    starting = asyncio.create_task(successor(tmp_path).start())
+    await adopting.wait()
+    starting.cancel()
+    interrupted.set()
+    await asyncio.gather(starting, return_exceptions=True)
+    await eventually(lambda: not former.runs, what="the guardian ends it")
+
+
+def _servers(folder: Path) -> list[int]:
+    """Without those that wait, and guardians."""
+    settings = network.members(1, folder)[0]
+    return sorted({*_pids_with(str(settings.config_path))} - {*_pids_with(str(settings.pipe_path))})
 
 
 def _guardians(folder: Path, broker_pid: int) -> list[int]:

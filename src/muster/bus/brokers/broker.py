@@ -181,7 +181,7 @@ class Broker:
         if last is None:
             return
         preferred = server_process.with_ports(self.config, last)
-        if last.runs:
+        if await asyncio.to_thread(last.runs, self.config):
             self._orphan, self.config = last, preferred
         else:
             with contextlib.suppress(diagnosis.BrokerFailed):
@@ -367,11 +367,12 @@ class Broker:
         """Supervise the server of a former process, or end it."""
         assert self.binary is not None
         process = os_process.ForeignProcess(orphan.pid)
+        self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
         self._leash = await server_process.adopt(orphan, self.config, str(self.binary.path), self.monitor_url)
         if self._leash is None:
             await children.end_process(process, (signal.SIGTERM, STOP_TIMEOUT_S))
             return False
-        self._log_offset = await asyncio.to_thread(files.size, self.config.log_path)
+        # Nothing is awaited from here on: `stop` ends the server only if it is supervised.
         self.adopted = True
         self._child.start_soon(process)
         return True
@@ -388,9 +389,8 @@ class Broker:
         )
         self._ends_since_s, self._has_stored, self.adopted = None, False, False
         try:
+            await server_process.begin(process, self.config, self.binary.path)
             await self._wait_until_up(process)
-            if self._outlive_s:
-                await asyncio.to_thread(server_process.store, self.config, process.pid, str(self.binary.path))
         except BaseException:
             await children.end_process(process)
             self._release_guardian()

@@ -113,6 +113,7 @@ class BrokerNetwork:
             )
         made = self._make(settings)
         try:
+            await made.find_orphan()
             await made.reserve()
             made.config = self._wired(made.config)
             await made.start(timeout_s=timeout_s)

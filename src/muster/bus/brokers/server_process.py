@@ -2,7 +2,8 @@
 
 A restart of all brokers costs an election (4 to 9 s), in which nothing is stored. So a domain that is
 restarted after a crash takes over the brokers of its predecessor. A file in the folder of each broker
-describes its process: by this the successor finds it, and uses the same ports.
+describes its process: by this the successor finds it, and uses the same ports. A server starts only when the
+file describes it: a second server that uses the same storage would destroy it.
 
 The guardian of a broker (`GUARDED`) reads from a named pipe that the domain holds open for writing. The pipe
 ends with the domain; a successor opens it again. If none does in time, the guardian ends the broker.
@@ -16,7 +17,6 @@ import dataclasses
 import hashlib
 import math
 import os
-import time
 from pathlib import Path
 
 import msgspec
@@ -26,9 +26,10 @@ from muster.core import errors, files
 from muster.supervision import os_process
 
 # Arguments: the pipe, the seconds without a domain, the command. $$ is the process id of the shell and, after
-# exec, of the server. A line of input means: a regular end. When the pipe is opened again, it may be that of
-# another server; this one has ended then.
+# exec, of the server. A line from the standard input means: start. A line from the pipe means: a regular end.
+# When the pipe is opened again, it may be that of another server; this one has ended then.
 GUARDED = """
+read -r _ || exit
 pipe=$1 outlive_s=$2
 shift 2
 {
@@ -59,10 +60,15 @@ class BrokerProcess(msgspec.Struct, frozen=True, kw_only=True):
     config: str  # see `fingerprint`
     ports: dict[str, int]  # by listener
 
-    @property
-    def runs(self) -> bool:
+    def runs(self, settings: config.BrokerConfig) -> bool:
+        """Whether it runs as the server of these settings: the file may be in a copy of the folder, and the
+        process that of the original. Blocks."""
         with contextlib.suppress(OSError):
-            return os_process.start_time(self.pid) == self.started
+            if not self.started or os_process.start_time(self.pid) != self.started:
+                return False
+            command = Path(f"/proc/{self.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            # Empty while the shell becomes the server.
+            return not command[-1] or os.path.samefile(command[-1], settings.config_path)
         return False
 
 
@@ -83,7 +89,7 @@ def load(settings: config.BrokerConfig) -> BrokerProcess | None:
     return None
 
 
-def store(settings: config.BrokerConfig, pid: int, program: str) -> None:
+def _store(settings: config.BrokerConfig, pid: int, program: str) -> None:
     """Blocks."""
     process = BrokerProcess(
         pid=pid,
@@ -113,7 +119,8 @@ def _make_pipe(settings: config.BrokerConfig) -> int:
 async def launch(
     settings: config.BrokerConfig, program: Path, *, outlive_s: float
 ) -> tuple[asyncio.subprocess.Process, int]:
-    """Start the server and its guardian; returns the process and the guardian's pipe."""
+    """A process that becomes the server, with a guardian, when `begin` is called; and the guardian's pipe.
+    If this process ends before, so does that one."""
     try:
         # Not in a thread: a cancellation would leave it open.
         output = settings.output_path.open("wb")
@@ -125,7 +132,7 @@ async def launch(
         process = await asyncio.create_subprocess_exec(
             *("/bin/sh", "-c", GUARDED, "muster-broker", str(settings.pipe_path), str(math.ceil(outlive_s))),
             *(str(program), "-c", str(settings.config_path)),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -143,6 +150,17 @@ async def launch(
     return process, pipe
 
 
+async def begin(process: asyncio.subprocess.Process, settings: config.BrokerConfig, program: Path) -> None:
+    """Describe the process for a successor, then let it start the server."""
+    assert process.stdin is not None
+    try:
+        await asyncio.to_thread(_store, settings, process.pid, str(program))
+    except OSError as error:
+        raise diagnosis.unwritable(settings.name, error) from error
+    process.stdin.write(b"\n")
+    process.stdin.close()
+
+
 async def adopt(
     process: BrokerProcess, settings: config.BrokerConfig, program: str, monitor_url: str
 ) -> int | None:
@@ -152,13 +170,9 @@ async def adopt(
         return None
     if not (await monitor.health(monitor_url, "js-enabled-only=true")).ok:
         return None
-    return await asyncio.to_thread(_open_pipe, settings)
-
-
-def _open_pipe(settings: config.BrokerConfig) -> int | None:
-    """The pipe of a guardian that runs. For moments it does not read."""
-    for _ in range(20):
+    for _ in range(20):  # for moments a guardian does not read
         with contextlib.suppress(OSError):
+            # Not in a thread: a cancellation would leave it open.
             return os.open(settings.pipe_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        time.sleep(0.05)
+        await asyncio.sleep(0.05)
     return None

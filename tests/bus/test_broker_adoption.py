@@ -37,8 +37,12 @@ async def main(folder, outlive_s, until):
     if until == "begun":
         broker.Broker._wait_until_up = lambda self, process: stand_still(process)
     members = network.members(1, pathlib.Path(folder))
+    if until == "linked":
+        members += network.members(1, pathlib.Path(folder), prefix="far")
     async with network.BrokerNetwork(members, outlive_s=float(outlive_s)) as brokers:
         rows = [[member.pid, member.url, member.monitor_url] for member in brokers.brokers.values()]
+        if until == "linked":
+            await brokers.link("broker-1", "far-1")
         print(json.dumps(rows), flush=True)
         await asyncio.get_running_loop().create_future()
 
@@ -151,6 +155,22 @@ async def test_a_copy_of_a_folder_does_not_end_the_broker_of_the_original(tmp_pa
         async with successor(copied) as others:
             assert others["broker-1"].pid != pid
             assert (member.pid, member.restarts) == (pid, 0)
+
+
+async def test_a_link_that_a_former_process_made_does_not_remain_unseen(tmp_path: Path):
+    await killed_former(tmp_path, 20.0, "linked")
+    members = [*network.members(1, tmp_path), *network.members(1, tmp_path, prefix="far")]
+    async with network.BrokerNetwork(members, outlive_s=20.0) as brokers:
+        near = brokers["broker-1"]
+        assert near.adopted
+        assert (await near.monitoring_page("leafz"))["leafs"], "the server has it, and no client sees it"
+        assert await brokers.links() == []
+        await brokers.drop_former_links()
+        await eventually(lambda: _has_no_links(near))
+
+
+async def _has_no_links(member: broker.Broker) -> bool:
+    return not (await member.monitoring_page("leafz")).get("leafs")
 
 
 async def test_an_interrupted_adoption_leaves_the_guardian_in_charge(tmp_path: Path, monkeypatch):

@@ -48,6 +48,14 @@ def write_config(settings: config.BrokerConfig) -> None:
         raise diagnosis.unwritable(settings.name, error) from error
 
 
+def is_written(settings: config.BrokerConfig) -> bool:
+    """Whether the file has these settings."""
+    try:
+        return settings.config_path.read_bytes() == config.render(settings).encode()
+    except OSError:
+        return False
+
+
 def size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 

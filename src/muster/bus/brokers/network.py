@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from muster.bus.brokers import broker, config, storage, system_account, topology
+from muster.bus.brokers import broker, config, files, storage, system_account, topology
 from muster.bus.client import credential_source
 from muster.core import backoff, errors
 
@@ -178,6 +178,13 @@ class BrokerNetwork:
             f"no link {id!r} in this network",
             hint=f"there is: {', '.join(there)}" if there else "there are no leaf links",
         )
+
+    async def drop_former_links(self) -> None:
+        """Remove leaf links that a former process made at run time from brokers that were adopted: their
+        configuration is replaced by that of the settings and of the links that were made since."""
+        for member in list(self.brokers.values()):
+            if member.adopted and not await asyncio.to_thread(files.is_written, member.config):
+                await member.reload()
 
     async def links(self) -> list[topology.LinkStatus]:
         """The current state of all links. A broker that does not respond has only links that are down."""

@@ -43,7 +43,7 @@ from muster.trust.permissions import roles
 from tests.app import test_soap_roles
 from tests.cli import driver
 from tests.faults import outages
-from tests.fuzz import amqp_session, endpoints, network_seeds, result
+from tests.fuzz import amqp_session, endpoints, network_seeds, result, run
 
 INPUTS = 10_000
 GROWTH_BYTES_MAX = 96e6
@@ -496,6 +496,8 @@ async def main(
     return results
 
 
-def report(chosen: Collection[str], inputs: int, *, save: bool) -> int:
-    """The number of endpoints that failed."""
-    return sum(bool(each.problems) for each in asyncio.run(main(chosen, inputs, save=save)))
+if __name__ == "__main__":
+    options = run.arguments(__doc__).parse_args()
+    names = list(filter(None, options.targets.split(",")))
+    results = asyncio.run(main(names, options.inputs or INPUTS, save=options.save))
+    sys.exit(sum(bool(each.problems) for each in results))

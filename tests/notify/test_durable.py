@@ -322,3 +322,36 @@ async def test_an_event_that_cannot_be_read_at_once_ends_nothing(notifier, recei
         await mine.sender("s").send("alert", {"threat_level": number}, durable=True)
     assert (await web.next(timeout_s=30))["threat_level"] == 1
     assert not served.common.tasks.failures
+
+
+async def test_a_process_that_never_acknowledges_does_not_use_up_the_limit_of_all(
+    notifier, receivers, monkeypatch
+):
+    monkeypatch.setattr(durable_events, "OWING_MAX", 30)
+    monkeypatch.setattr(durable_events, "OWING_OF_PROCESS_MAX", 10)
+    first = await notifier("n1")
+    silent, other = await receivers("silent"), await receivers("other")
+    await _define(silent)
+    await silent.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    web = await other.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    sender = other.sender("watch")
+
+    def owed(of: notifier_notifier.Notifier) -> list[tuple[int, str]]:
+        return sorted(
+            (sequence, receiver)
+            for held in of.held.values()
+            for sequence, owing in held.pending.owed.items()
+            for receiver in owing
+        )
+
+    for number in range(40):
+        await sender.send("alert", {"threat_level": number}, durable=True)
+        assert (await web.next(timeout_s=30))["threat_level"] == number
+        web.acknowledge()
+        await eventually(lambda: len(owed(first)) <= 10)
+    assert [receiver for _, receiver in owed(first)] == ["silent/web"] * 10
+    assert owed(first)[0][0] == 31, "the oldest are given up"
+    assert first.counts["given-up"] == 30
+    await first.stop()
+    second = await notifier("n2")
+    assert [sequence for sequence, _ in owed(second)] == list(range(31, 41))

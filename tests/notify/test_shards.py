@@ -324,6 +324,27 @@ def test_what_is_recorded_decides_from_where_the_next_holder_needs_events():
     assert made.floor == 5
 
 
+def test_pending_acknowledgements_are_counted_by_process_and_the_oldest_given_up():
+    made = pending_acks.PendingAcks()
+    for sequence in range(1, 5):
+        made.match(sequence, ["farm/a", "farm/b", "mill/a"])
+    made.acknowledge(1, "farm/a")
+    assert made.owing_of == {"farm": 7, "mill": 4}
+    assert made.give_up("farm", 3) == 3
+    assert made.owed == {
+        1: {"mill/a"},
+        2: {"mill/a"},
+        3: {"farm/a", "farm/b", "mill/a"},
+        4: {"farm/a", "farm/b", "mill/a"},
+    }
+    again = pending_acks.PendingAcks()
+    for record in made.records(1):
+        again.replay(record)
+    assert (again.owed, again.owing_of) == (made.owed, made.owing_of)
+    assert made.give_up("farm", 100) == 4
+    assert made.owing_of == {"mill": 4}
+
+
 async def test_shards_that_are_read_while_others_are_shortened_are_not_lost(notifier, receivers):
     """The streams are common to all shards: what one takes from the front must not end another's reading."""
     first = await notifier("n1")

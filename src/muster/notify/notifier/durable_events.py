@@ -32,6 +32,7 @@ PART = protocol.PART
 EVENT = subjects.log_subject(PART, "event")
 IN_FLIGHT = 4096
 OWING_MAX = 2_000_000  # pending acknowledgements; with more, durable events are refused
+OWING_OF_PROCESS_MAX = OWING_MAX // 4  # with more, the oldest events of its receivers are given up
 REDELIVERED_AT_ONCE = 1000
 EVENTS_REMEMBERED = 10_000
 BYTES_REMEMBERED = 64 << 20
@@ -343,6 +344,7 @@ class DurableEvents:
         while True:
             await asyncio.sleep(min(1.0, settings.ack_wait_s / 2))
             limit = time.monotonic() - settings.ack_wait_s
+            self._give_up()
             for held in list(self._common.held.values()):
                 if not held.lease.held:
                     continue
@@ -356,6 +358,26 @@ class DurableEvents:
                     del held.sent_at[sequence]
             with contextlib.suppress(errors.MusterError):
                 await self._forget_events()
+
+    def _give_up(self) -> None:
+        """A process that does not acknowledge must not make the notifier refuse the events of all others."""
+        shards = [held.pending for held in self._common.held.values() if held.lease.held]
+        owing: collections.Counter[str] = collections.Counter()
+        for pending in shards:
+            owing.update(pending.owing_of)
+        for process, count in owing.items():
+            excess = count - OWING_OF_PROCESS_MAX
+            if excess <= 0:
+                continue
+            # Each shard in proportion, so that it is the oldest events everywhere.
+            given_up = sum(
+                pending.give_up(process, -(-excess * pending.owing_of[process] // count))
+                for pending in shards
+                if process in pending.owing_of
+            )
+            self._common.count("given-up", given_up)
+            common_.events.warning("acknowledgements-given-up", process=process, count=given_up)
+            self._dirty.set()
 
     async def _forget_events(self) -> None:
         """Delete events that no shard needs any more. The holder of shard 0 does this."""

@@ -6,6 +6,7 @@ Changes are taken out as records, which have to be stored before they take effec
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 
 from muster.notify import protocol
@@ -16,6 +17,7 @@ class PendingAcks:
         self.position = 0
         self.owed: dict[int, set[str]] = {}  # sequence -> receivers
         self.owing = 0  # pending acknowledgements of all events
+        self.owing_of: collections.Counter[str] = collections.Counter()  # of each process
         self._matched: protocol.ReceiversByEvent = {}
         self._acked: dict[int, set[str]] = {}
         self._recorded = 0
@@ -39,9 +41,11 @@ class PendingAcks:
             self._matched[sequence] = matched
 
     def _owe(self, sequence: int, receivers: Iterable[str]) -> None:
-        self.owing -= len(self.owed.get(sequence, ()))
-        self.owed[sequence] = set(receivers)
-        self.owing += len(self.owed[sequence])
+        former, owing = self.owed.get(sequence, set()), set(receivers)
+        self.owed[sequence] = owing
+        self.owing += len(owing) - len(former)
+        self.owing_of.update(map(_process, owing))
+        self.owing_of.subtract(map(_process, former))
 
     def acknowledge(self, sequence: int, receiver: str) -> bool:
         if not self._settle(sequence, receiver):
@@ -55,6 +59,10 @@ class PendingAcks:
             return False
         owing.discard(receiver)
         self.owing -= 1
+        process = _process(receiver)
+        self.owing_of[process] -= 1
+        if not self.owing_of[process]:
+            del self.owing_of[process]
         if not owing:
             del self.owed[sequence]
         return True
@@ -63,6 +71,16 @@ class PendingAcks:
         """Remove a receiver that has left."""
         for sequence in [sequence for sequence, owing in self.owed.items() if receiver in owing]:
             self.acknowledge(sequence, receiver)
+
+    def give_up(self, process: str, count: int) -> int:
+        """Remove the oldest events of the receivers of a process; how many acknowledgements these were."""
+        given_up = 0
+        for sequence in sorted(self.owed):
+            if given_up >= count:
+                break
+            for receiver in [each for each in self.owed[sequence] if _process(each) == process]:
+                given_up += self.acknowledge(sequence, receiver)
+        return given_up
 
     def drop(self, sequence: int) -> None:
         """Remove an event that is no longer stored."""
@@ -97,6 +115,7 @@ class PendingAcks:
     def replay(self, record: protocol.MatchRecord) -> None:
         if record.reset:
             self.owed.clear()
+            self.owing_of.clear()
             self.owing = 0
         self.position = self._recorded = record.position
         for sequence, receivers in record.matched.items():
@@ -104,3 +123,7 @@ class PendingAcks:
         for sequence, receivers in record.acked.items():
             for receiver in receivers:
                 self._settle(sequence, receiver)
+
+
+def _process(receiver: str) -> str:
+    return receiver.partition("/")[0]

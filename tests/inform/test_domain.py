@@ -14,6 +14,7 @@ from muster.core import errors
 from muster.core.settings import loader
 from muster.inform import client, protocol, service_entries
 from muster.testing.eventually import eventually
+from muster.trust import keyring
 from muster.trust.permissions import roles
 from tests.cli import driver
 
@@ -57,6 +58,19 @@ async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
                     timeout_s=1.0,
                 )
             assert (await viewer.get("k", max_staleness_s=0)).value == b"v"
+
+
+def test_a_role_that_was_revoked_or_changed_has_no_rights_any_more(tmp_path):
+    trust = keyring.Keyring.create(tmp_path / "keys", "lab")
+    role_of = part.node_arguments(load_settings(tmp_path), trust)["role_of"]
+    assert role_of("olga") is None
+    trust.issue("olga", roles.Role.OPERATOR)
+    trust.issue("ann", roles.Role.USER)
+    assert (role_of("olga"), role_of("ann")) == ("operator", "user")
+    trust.revoke("olga")
+    assert (role_of("olga"), role_of("ann")) == (None, "user")
+    trust.issue("olga", roles.Role.VIEWER)
+    assert role_of("olga") == "viewer"
 
 
 @pytest.mark.may_block(reason="a domain's first start reads files")

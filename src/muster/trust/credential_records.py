@@ -21,6 +21,14 @@ class CredentialRevocation(msgspec.Struct, frozen=True):
     expires_at: int  # 0: never, so the revocation is stored permanently
 
 
+def decode_revocations(data: bytes, source: str) -> dict[str, CredentialRevocation]:
+    """By public key. ``source`` is for the error."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, CredentialRevocation])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"{source} is damaged: {error}", hint="restore it from a backup") from None
+
+
 @dataclass(frozen=True, slots=True)
 class CredentialRecord:
     """The properties of a credential. ``status`` is ``valid``, ``expired`` or ``revoked``."""

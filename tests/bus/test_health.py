@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import types
 from collections import Counter
 
 from muster.bus.http import client, health
+from muster.bus.http import server as http_server
 from muster.bus.rpc import requests
 from muster.core.settings import domain
 from muster.core.telemetry import metrics
@@ -82,3 +84,24 @@ async def test_a_blocking_request_works_beside_a_running_event_loop():
         assert server is not None
         response = await asyncio.to_thread(client.post_blocking, f"{server.url}/livez", b"", headers={})
         assert response.status == 405
+
+
+async def test_a_reader_of_old_addresses_does_not_remove_those_of_a_successor(tmp_path, monkeypatch):
+    """A process that is replaced while its address is read; without address the successor would be killed."""
+    async with await http_server.serve({}, "127.0.0.1", 0) as server:
+        with monkeypatch.context() as former:
+            former.setattr(os, "getpid", lambda: 1 << 30)
+            health.advertise(tmp_path, "manager-1", server)
+
+        def is_running(pid: int) -> bool:
+            if pid == os.getpid():
+                return True
+            with monkeypatch.context() as ready:
+                ready.setattr(health, "_is_running", lambda _: True)
+                health.advertise(tmp_path, "manager-1", server)
+            return False
+
+        monkeypatch.setattr(health, "_is_running", is_running)
+        list(health.advertised(tmp_path))
+        assert [endpoint.pid for endpoint in health.advertised(tmp_path)] == [os.getpid()]
+        assert len(list(tmp_path.iterdir())) == 1

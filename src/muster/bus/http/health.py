@@ -154,11 +154,17 @@ def bus_health(bus: api.Bus) -> HealthReport:
 
 
 def advertise(folder: Path, process: str, server: http_server.HttpServer) -> Path:
-    """Write the address of the endpoints of ``process`` to ``folder``. Blocks."""
+    """Write the address of the endpoints of ``process`` to ``folder``. Blocks.
+
+    The file is named after the process and its pid. So a reader that removes the file of a process that ended
+    cannot remove the one of its successor.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for _ in advertised(folder):
+        pass  # removes the files of predecessors
     host = f"[{server.host}]" if ":" in server.host else server.host
     labels = {"process": process, PID: str(os.getpid())}
-    file = folder / f"{process}.json"
+    file = folder / f"{process}-{os.getpid()}.json"
     content = json.dumps([{"targets": [f"{host}:{server.port}"], "labels": labels}]) + "\n"
     files.write(file, content.encode(), mode=files.PUBLIC)
     return file

@@ -230,6 +230,24 @@ async def test_without_a_successor_the_guardian_ends_the_broker(tmp_path: Path):
     await eventually(lambda: not former.runs)
 
 
+async def test_a_guardian_that_is_killed_is_replaced(tmp_path: Path):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FORMER, str(tmp_path), "0", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        ((pid, url, monitor_url),) = json.loads(await process.stdout.readline())
+        former = Former(pid, url, monitor_url)
+        (guardian,) = _kill_guardians(tmp_path, pid)
+        await eventually(lambda: _guardians(tmp_path, pid) not in ([], [guardian]))
+        assert former.runs
+    finally:
+        process.kill()
+        await process.wait()
+    await eventually(lambda: not former.runs, what="the new guardian ends the broker")
+    await eventually(lambda: not _guardians(tmp_path, pid))
+
+
 def test_a_fingerprint_ignores_what_changes_while_a_broker_runs(tmp_path: Path):
     def settings(accounts: dict[str, str], **changes: Any) -> config.BrokerConfig:
         trust = config.OperatorTrust(

@@ -416,6 +416,7 @@ class Broker:
     async def _works(self) -> bool:
         """Whether the server replies. One that stopped storing because its disk was full does not recover by
         itself: it is asked to end when there is space again."""
+        await server_process.keep_guarded(self._leash, self.config, self._child.pid, self._outlive_s)
         health = await monitor.health(self.monitor_url, timeout_s=monitor.SILENT_S)
         if health.silent:
             health = await monitor.health(self.monitor_url, timeout_s=monitor.CONFIRM_S)

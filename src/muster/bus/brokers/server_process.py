@@ -6,7 +6,8 @@ describes its process: by this the successor finds it, and uses the same ports. 
 file describes it: a second server that uses the same storage would destroy it.
 
 The guardian of a broker (`GUARDED`) reads from a named pipe that the domain holds open for writing. The pipe
-ends with the domain; a successor opens it again. If none does in time, the guardian ends the broker.
+ends with the domain; a successor opens it again. If none does in time, the guardian ends the broker. The
+domain notices that a guardian was killed, and starts another one.
 """
 
 from __future__ import annotations
@@ -15,40 +16,51 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
+import logging
 import math
 import os
+import select
 from pathlib import Path
 
 import msgspec
 
 from muster.bus.brokers import config, diagnosis, monitor
 from muster.core import errors, files
-from muster.supervision import os_process
+from muster.supervision import children, os_process
 
-# Arguments: the pipe, the seconds without a domain, the command. $$ is the process id of the shell and, after
-# exec, of the server. A line from the standard input means: start. A line from the pipe means: a regular end.
-# When the pipe is opened again, it may be that of another server; this one has ended then.
-GUARDED = """
-read -r _ || exit
-pipe=$1 outlive_s=$2
-shift 2
+log = logging.getLogger(__name__)
+
+# Reads from $pipe, and ends the server ($pid) if there is no domain for $outlive_s seconds. A line of input
+# means: a regular end. When the pipe is opened again, it may be that of another server; this one has ended
+# then.
+_GUARDIAN = """
 {
     while ! read -r _ <"$pipe"; do
         left_s=$outlive_s
         until [ "$left_s" -gt 0 ] && timeout 1 sh -c ': <"$0"' "$pipe"; do
-            kill -0 $$ || exit
+            kill -0 $pid || exit
             left_s=$((left_s - 1))
             [ "$left_s" -gt 0 ] && continue
-            kill -TERM $$
-            for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 $$ && sleep 0.2; done
-            kill -KILL $$
+            kill -TERM $pid
+            for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do kill -0 $pid && sleep 0.2; done
+            kill -KILL $pid
             exit
         done
-        kill -0 $$ || exit
+        kill -0 $pid || exit
     done
 } </dev/null >/dev/null 2>&1 &
+"""
+# Arguments: the pipe, the seconds without a domain, the command. $$ is the process id of the shell and, after
+# exec, of the server. A line from the standard input means: start.
+GUARDED = f"""
+read -r _ || exit
+pipe=$1 outlive_s=$2 pid=$$
+shift 2
+{_GUARDIAN}
 exec "$@" </dev/null
 """
+# Arguments: the pipe, the seconds without a domain, the process id of the server.
+GUARDIAN = f"pipe=$1 outlive_s=$2 pid=$3\n{_GUARDIAN}"
 
 
 class BrokerProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,10 +122,37 @@ def with_ports(settings: config.BrokerConfig, process: BrokerProcess) -> config.
 
 
 def _make_pipe(settings: config.BrokerConfig) -> int:
-    """A new pipe, from which no former guardian reads."""
+    """A new pipe, from which no former guardian reads; the end for writing."""
     settings.pipe_path.unlink(missing_ok=True)
     os.mkfifo(settings.pipe_path, 0o600)
-    return os.open(settings.pipe_path, os.O_RDWR | os.O_CLOEXEC)
+    reader = os.open(settings.pipe_path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a writer needs one
+    try:
+        return os.open(settings.pipe_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(reader)
+
+
+def is_guarded(pipe: int) -> bool:
+    """Whether a guardian reads from the pipe."""
+    poller = select.poll()
+    poller.register(pipe, 0)
+    return not poller.poll(0)  # only errors are reported: there is no reader
+
+
+async def keep_guarded(
+    pipe: int | None, settings: config.BrokerConfig, pid: int | None, outlive_s: float
+) -> None:
+    """Start another guardian of a server that runs, if the first one was killed."""
+    if pipe is None or pid is None or is_guarded(pipe):
+        return
+    log.warning("broker %s: its guardian has ended; starting another", settings.name)
+    shell = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", GUARDIAN, "muster-guardian", str(settings.pipe_path)),
+        *(str(math.ceil(outlive_s)), str(pid)),
+        stdin=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    await children.exit_code(shell)
 
 
 async def launch(

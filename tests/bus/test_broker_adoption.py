@@ -232,7 +232,7 @@ async def test_without_a_successor_the_guardian_ends_the_broker(tmp_path: Path):
 
 async def test_a_guardian_that_is_killed_is_replaced(tmp_path: Path):
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", FORMER, str(tmp_path), "0", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", FORMER, str(tmp_path), "0", "", stdout=asyncio.subprocess.PIPE
     )
     try:
         assert process.stdout is not None

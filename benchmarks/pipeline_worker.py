@@ -14,13 +14,12 @@ import sys
 import threading
 import time
 
-import pyarrow as pa
-import pyarrow.compute as pc
+import numpy as np
 
 from benchmarks import monitor_rows, pipeline_tally
 from muster.bus.client import client
 from muster.core.reports import columns
-from muster.simulate import fleet, playback
+from muster.simulate import fleet, playback, realistic
 
 PERIOD_S = 10.0
 SLOW_CLOCK_MS = 1000  # a report whose clock is further behind than this may be late through no fault of ours
@@ -35,15 +34,17 @@ class Counted(fleet.VirtualFleet):
         self.samples = 0
         self.slow_clocks = 0  # reports of machines with such clocks
 
-    def batch(self, slot: fleet.FleetSlot, tick: int, at_ms: int) -> pa.RecordBatch:
-        made = super().batch(slot, tick, at_ms)
-        self.tally.add(made)
-        extra = made.column("extra")
-        self.samples += made.num_rows * len(columns.STANDARD_METRICS)
-        if not extra.null_count:
-            self.samples += len(extra.keys)
-            slow = pc.less(made.column("reported_at").cast(pa.int64()), (at_ms - SLOW_CLOCK_MS) * 1000)
-            self.slow_clocks += pc.sum(slow).as_py() or 0
+    def sample(self, slot: fleet.FleetSlot, tick: int, at_ms: int) -> fleet.FleetReports:
+        made = super().sample(slot, tick, at_ms)
+        rows = np.flatnonzero(made.reporting)
+        numbers = slot.number + rows  # each once
+        self.tally.counts[numbers] += 1
+        self.tally.sums[numbers] += realistic.hashed(made.boot[rows], made.sequence[rows])
+        self.samples += len(rows) * len(columns.STANDARD_METRICS)
+        if slot.lives is not None:
+            sizes = np.array([len(names) for names in realistic.ROLES])
+            self.samples += int(sizes[slot.lives.roles[rows]].sum())
+            self.slow_clocks += int(np.count_nonzero(slot.lives.clock_ms[rows] < -SLOW_CLOCK_MS))
         return made
 
 

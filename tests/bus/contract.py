@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -249,6 +249,34 @@ class Messages:
             await done.wait()
         assert subscription.statistics().failed == 1
         assert seen == [b"good"]
+
+    async def test_a_bulk_handler_receives_all_messages_in_order_and_may_fail(self, connect: Connect):
+        bus = await connect("one")
+        seen: list[tuple[bytes, bytes]] = []
+
+        def handler(subjects: Sequence[bytes], data: Sequence[bytes]) -> None:
+            assert len(subjects) == len(data) > 0
+            seen.extend(zip(subjects, data, strict=True))
+            if b"bad" in data:
+                raise ValueError("no")
+
+        subscription = await bus.subscribe("b.*", bulk=handler)
+        other = await bus.subscribe("b.*")
+        for number in range(1000):
+            await bus.publish(f"b.{number % 3}", b"bad" if number == 500 else b"%d" % number)
+        await bus.flush()
+        messages = [await other.next(timeout_s=30) for _ in range(1000)]
+        assert seen == [(message.subject.encode(), message.data) for message in messages]
+        assert subscription.statistics().failed == 1
+        assert subscription.statistics().delivered == 1000
+        await subscription.close()
+        await bus.publish("b.1", b"")
+        await other.next(timeout_s=30)
+        assert len(seen) == 1000
+        with pytest.raises(errors.InvalidInput):
+            await bus.subscribe("b", bulk=handler, handler=lambda _: None)
+        with pytest.raises(errors.InvalidInput):
+            await subscription.next(timeout_s=1)
 
     async def test_closing_a_subscription_ends_its_iteration(self, connect: Connect):
         bus = await connect("one")

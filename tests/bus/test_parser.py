@@ -73,6 +73,22 @@ def test_blocks_of_any_size(cuts: list[int], as_it_comes: bool):
     assert wire.heard == HEARD
 
 
+@given(st.lists(st.integers(0, len(SAID)), max_size=20), st.booleans())
+def test_a_bulk_reader_receives_the_messages_of_a_block_at_once(cuts: list[int], as_it_comes: bool):
+    wire = Wire()
+    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
+    calls: list[tuple[Any, Any]] = []
+    parser.bulk[7] = client_parser.BulkReader(lambda *call: calls.append(call))
+    for begin, end in itertools.pairwise([0, *sorted(cuts), len(SAID)]):
+        block = SAID[begin:end]
+        _parse(parser, parser.take(block) if as_it_comes else block)
+    messages = [message for subjects, data in calls for message in zip(subjects, data, strict=True)]
+    assert messages == [(b"a.b", b"hello"), (b"a.b", b""), (b"a.b", b"MSG 1\r\n2")]
+    assert wire.heard == [heard for heard in HEARD if not isinstance(heard, tuple) or heard[0] != 7]
+    if not cuts:
+        assert [len(data) for _, data in calls] == [2, 1]
+
+
 def test_what_comes_amid_another_line_waits():
     class SlowReader(Wire):
         async def _process_ping(self) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from muster.bus import message_format
 from muster.bus.client import client
 from muster.core import errors
 from muster.core.reports import columns, packed
 from muster.monitor.channel import channel as channel_channel
-from muster.simulate import fleet, playback
+from muster.simulate import fleet, playback, slot_frames
 from muster.testing.eventually import eventually
 
 
@@ -44,8 +46,32 @@ async def test_single_reports_go_through_a_real_channel_and_garbage_is_counted(b
 
 
 @pytest.mark.parametrize("profile", ["plain", "realistic"])
-def test_single_reports_are_those_of_the_batch(profile):
-    made = fleet.VirtualFleet(fleet.FleetPlan(machines=500, profile=profile))
-    batch = made.batch(made.slots[0], 2, 1_700_000_000_000)
-    sent = list(playback.packed_reports(batch))
-    assert [packed.decode(data) for data in sent] == columns.from_batch(batch)
+def test_single_reports_are_those_of_the_batch_in_the_form_of_a_sensor(profile):
+    """Over an hour, in which machines move, reboot and are silent."""
+    made = fleet.VirtualFleet(fleet.FleetPlan(machines=500, groups=2000, profile=profile))
+    slot = made.slots[0]
+    frames = slot_frames.SlotFrames(slot, "a.b", 10.0)
+    moved = 0
+    for tick in (0, 2, 100, 101, 360):
+        sample, batch = (make(slot, tick, 1_700_000_000_000) for make in (made.sample, made.batch))
+        frames.fill(sample)
+        reports = frames.reports(sample.reporting)
+        assert [packed.decode(data) for data in reports] == columns.from_batch(batch)
+        values = {
+            row.machine: msgspec.structs.replace(row, metrics=_in_order(row.metrics))
+            for row in columns.from_batch(batch)
+        }
+        assert reports == [packed.encode(row) for row in values.values()]
+        sent = [message_format.publish_frame("a.b", data) for data in reports]
+        pieces = list(frames.frames(sample.reporting, 120))
+        assert len(pieces) == 5
+        assert b"".join(data for _, data in pieces) == b"".join(sent)
+        assert sum(count for count, _ in pieces) == batch.num_rows
+        moved += int((sample.slot.group_numbers != slot.group_numbers).sum())
+    assert bool(moved) is (profile == "realistic")
+
+
+def _in_order(metrics: dict[str, float]) -> dict[str, float]:
+    """The standard metrics first."""
+    standard = {name: metrics[name] for name in columns.STANDARD_METRICS}
+    return standard | metrics

@@ -78,6 +78,7 @@ class Message(Protocol):
 
 
 Handler = Callable[[Message], Awaitable[None] | None]
+BulkHandler = Callable[[Sequence[bytes], Sequence[bytes]], None]  # subjects and data of some messages
 
 
 class Subscription(Protocol):
@@ -417,10 +418,8 @@ class Bus(Protocol):
         ...
 
     def publish_now(self, messages: Sequence[tuple[str, bytes, Headers]]) -> bool:
-        """Several (subject, data, headers) in order and in one write, from a plain function.
-
-        False: sending would block, so nothing was sent; use `publish`.
-        """
+        """Several (subject, data, headers) in order and in one write, from a plain function. False: sending
+        would block, so nothing was sent; use `publish`."""
         ...
 
     async def subscribe(
@@ -429,12 +428,13 @@ class Bus(Protocol):
         *,
         group: str | None = None,
         handler: Handler | None = None,
+        bulk: BulkHandler | None = None,
         max_pending: int = 65_536,
         max_pending_bytes: int = 64 << 20,
         overflow: OverflowPolicy = OverflowPolicy.DROP_OLDEST,
     ) -> Subscription:
-        """When this returns, the broker has the subscription. Each message goes to one member of a
-        ``group``."""
+        """When this returns, the broker has the subscription. Each message goes to one member of a ``group``.
+        A ``bulk`` handler is a plain function for floods of small messages without headers or replies."""
         ...
 
     async def request(

@@ -56,6 +56,16 @@ def reply_subject(subject: str, reply: str | None) -> str:
     return reply
 
 
+def publish_parts(
+    subject: str, data: bytes, reply: str = "", raw_headers: bytes | None = None
+) -> tuple[bytes, ...]:
+    """A message in the form in which it is sent to a broker."""
+    if raw_headers is None:
+        return f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"
+    head = f"HPUB {subject} {reply} {len(raw_headers)} {len(raw_headers) + len(data)}\r\n"
+    return head.encode(), raw_headers, data, b"\r\n"
+
+
 def encode_headers(headers: Mapping[str, str]) -> bytes:
     return b"NATS/1.0\r\n%b\r\n" % header_lines(headers)
 

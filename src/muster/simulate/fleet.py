@@ -40,6 +40,7 @@ DAY_S = 86400.0
 DRIFT = 0.95  # share of an offset that remains at the next tick
 MOOD_TICKS = 64  # an offset is the sum of so many past shocks, so any tick can be computed alone
 LEAK_PERCENT_S = 0.2
+_UPTIME = reports_columns.STANDARD_METRICS.index("uptime_s")
 _FAULT = re.compile(
     r"(?P<kind>[a-z]+)(?:\s+(?P<what>group|zone|share)=(?P<which>\S+))?"
     r"(?:\s+at\s+(?P<at>\S+))?(?:\s+for\s+(?P<lasts>\S+))?\Z"
@@ -146,6 +147,19 @@ class FleetSlot:
     lives: realistic.RealisticFleet | None = None  # of the realistic profile
 
 
+@dataclass(frozen=True, slots=True)
+class FleetReports:
+    """The machines of a slot at one tick."""
+
+    slot: FleetSlot  # with the groups of this tick
+    reporting: npt.NDArray[np.bool_]
+    boot: npt.NDArray[np.int64]
+    sequence: npt.NDArray[np.int64]
+    reported_ms: npt.NDArray[np.int64]
+    standard: Floats  # a row for each machine
+    extra: list[Floats]  # of the realistic profile: for each role a row for each of its machines
+
+
 class VirtualFleet:
     def __init__(self, plan: FleetPlan, *, boot: int = 1, faults: tuple[FleetFault, ...] = ()) -> None:
         self.plan = plan
@@ -168,58 +182,62 @@ class VirtualFleet:
     def active(self, at_s: float, *kinds: str) -> list[FleetFault]:
         return [fault for fault in self.faults if fault.kind in kinds and fault.holds(at_s)]
 
-    def batch(self, slot: FleetSlot, tick: int, at_ms: int) -> pa.RecordBatch:
+    def sample(self, slot: FleetSlot, tick: int, at_ms: int) -> FleetReports:
         """Return the reports of the machines of a slot at tick ``tick`` (from 0) and wall time ``at_ms``."""
         at_s = tick * self.plan.period_s
         chance = np.random.default_rng((self.plan.seed, 3, tick, slot.number))
         moment = None if slot.lives is None else slot.lives.at(tick)
         if moment is not None:  # machines move between groups
-            slot = replace(slot, group_numbers=moment.groups, groups=self._group_names.take(moment.groups))
+            slot = replace(slot, group_numbers=moment.groups)
         load = self._load(slot, tick, chance)
         for fault in self.active(at_s, "hot"):
             load = np.where(self._hit(slot, fault), 97.0 + 3 * chance.random(len(load)), load)
         load = np.clip(load, 0.5, 100.0)
-        columns = self._metrics(slot, load, at_s, chance)
+        standard = self._metrics(slot, load, at_s, chance)
         rows = len(load)
         reported_ms = np.full(rows, at_ms, np.int64)
         for fault in self.active(at_s, "slow", "skewed"):
             shift_ms = -60_000 if fault.kind == "slow" else 3_600_000
-            reported_ms = np.where(self._hit(slot, fault), at_ms + shift_ms, reported_ms)
+            reported_ms[self._hit(slot, fault)] = at_ms + shift_ms
+        boot = np.full(rows, self._boot, np.int64)
+        sequence = np.full(rows, tick + 1, np.int64)
+        reporting = np.ones(rows, np.bool_)
+        extra: list[Floats] = []
+        if slot.lives is not None and moment is not None:
+            boot += moment.boot
+            sequence, reporting = moment.sequence, moment.reports
+            reported_ms += slot.lives.clock_ms
+            standard[:, _UPTIME] = np.floor(moment.uptime_s)
+            extra = slot.lives.values(moment, load, chance)
+        for fault in self.active(at_s, "silent"):
+            reporting = reporting & ~self._hit(slot, fault)
+        return FleetReports(slot, reporting, boot, sequence, reported_ms, standard, extra)
+
+    def batch(self, slot: FleetSlot, tick: int, at_ms: int) -> pa.RecordBatch:
+        """Return the same in columns, without the machines that do not report."""
+        made = self.sample(slot, tick, at_ms)
+        lives, rows = slot.lives, len(made.reporting)
         known: dict[str, Any] = {
             "machine": slot.names,
-            "group": slot.groups,
+            "group": slot.groups if lives is None else self._group_names.take(made.slot.group_numbers),
             "zone": slot.zones,
-            "boot": np.full(rows, self._boot, np.int64),
-            "sequence": np.full(rows, tick + 1, np.int64),
-            "reported_at": pa.array(reported_ms * 1000).cast(pa.timestamp("us", tz="UTC")),
+            "boot": made.boot,
+            "sequence": made.sequence,
+            "reported_at": pa.array(made.reported_ms * 1000).cast(pa.timestamp("us", tz="UTC")),
             "period_s": np.full(rows, self.plan.period_s),
             "state": _repeated("up", rows),
             "dropped": np.zeros(rows, np.int64),
             "partial": _repeated(False, rows),
-            "extra": _nothing("extra", rows),
+            "extra": _nothing("extra", rows) if lives is None else lives.extra(made.extra),
             "services": _nothing("services", rows),
-            **columns,
+            **{name: made.standard[:, place] for place, name in enumerate(reports_columns.STANDARD_METRICS)},
         }
-        reporting = np.ones(rows, np.bool_)
-        if slot.lives is not None and moment is not None:
-            known |= {
-                "boot": self._boot + moment.boot,
-                "sequence": moment.sequence,
-                "reported_at": pa.array((reported_ms + slot.lives.clock_ms) * 1000).cast(
-                    pa.timestamp("us", tz="UTC")
-                ),
-                "uptime_s": np.floor(moment.uptime_s),
-                "extra": slot.lives.extra(moment, load, chance),
-            }
-            reporting = moment.reports
         arrays = [
             value if isinstance(value := known[field.name], pa.Array) else pa.array(value, field.type)
             for field in reports_columns.node_schema()
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=reports_columns.node_schema())
-        for fault in self.active(at_s, "silent"):
-            reporting = reporting & ~self._hit(slot, fault)
-        return batch if reporting.all() else batch.filter(pa.array(reporting))
+        return batch if made.reporting.all() else batch.filter(pa.array(made.reporting))
 
     def _load(self, slot: FleetSlot, tick: int, chance: np.random.Generator) -> Floats:
         days = np.full(len(slot.level), tick * self.plan.period_s / DAY_S)
@@ -243,9 +261,8 @@ class VirtualFleet:
             zones += weight * shocks.normal(0, 1.0, self.plan.zones)
         return groups, zones
 
-    def _metrics(
-        self, slot: FleetSlot, load: Floats, at_s: float, chance: np.random.Generator
-    ) -> dict[str, Floats]:
+    def _metrics(self, slot: FleetSlot, load: Floats, at_s: float, chance: np.random.Generator) -> Floats:
+        """Return the standard metrics: a row for each machine."""
         rows = len(load)
         memory = np.clip(25 + slot.level * 0.6 + load * 0.15 + chance.normal(0, 1, rows), 1, 100)
         for fault in self.active(at_s, "leak"):
@@ -266,7 +283,8 @@ class VirtualFleet:
             "processes": np.floor(120 + slot.cores * 8 + load),
             "uptime_s": np.full(rows, at_s) + np.floor(slot.luck * 1e6),
         }
-        return {name: np.round(values[name], 2) for name in reports_columns.STANDARD_METRICS}
+        standard = np.stack([values[name] for name in reports_columns.STANDARD_METRICS], axis=1)
+        return np.round(standard, 2, out=standard)
 
     def _hit(self, slot: FleetSlot, fault: FleetFault) -> npt.NDArray[np.bool_]:
         if fault.what == "share":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,15 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from muster.bus import api
+from muster.bus.client import client
 from muster.core import errors, subjects
 from muster.core.reports import columns as reports_columns
-from muster.core.reports import packed
 from muster.monitor import protocol
-from muster.simulate import fleet
+from muster.simulate import fleet, slot_frames
 from muster.supervision import tasks
 
 IN_FLIGHT_MAX = 512
-AT_ONCE = 100  # single reports
+AT_ONCE = 250  # single reports
 
 
 @dataclass(slots=True)
@@ -68,6 +67,7 @@ class FleetPlayer:
         self._in_flight = tasks.TaskSupervisor("player")
         self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._at_s = 0.0
+        self._frames: dict[int, slot_frames.SlotFrames] = {}  # by slot
         self.statistics = PlaybackStatistics()
 
     @property
@@ -93,7 +93,11 @@ class FleetPlayer:
                         await asyncio.sleep(early_s)
                     self.statistics.behind_s = max(0.0, -early_s)
                     self.statistics.behind_max_s = max(self.statistics.behind_max_s, self.statistics.behind_s)
-                    await self._play(slot, tick)
+                    self._at_s = tick * period_s
+                    if self._form == "reports":
+                        await self._report(slot, tick, due_s, period_s / len(slots))
+                    else:
+                        await self._play(slot, tick)
                 tick += 1
             if ticks is not None and slots:
                 await asyncio.sleep(max(0.0, start_s + ticks * period_s - time.monotonic()))
@@ -102,12 +106,8 @@ class FleetPlayer:
             await self._in_flight.close()
 
     async def _play(self, slot: fleet.FleetSlot, tick: int) -> None:
-        self._at_s = tick * self._fleet.plan.period_s
         batch = self._fleet.batch(slot, tick, time.time_ns() // 1_000_000)
         if not batch.num_rows:
-            return
-        if self._form == "reports":
-            await self._say(batch)
             return
         self._sequence += 1
         facts = reports_columns.BatchInfo(
@@ -141,59 +141,42 @@ class FleetPlayer:
         finally:
             self._room.release()
 
-    async def _say(self, batch: pa.RecordBatch) -> None:
+    async def _report(self, slot: fleet.FleetSlot, tick: int, due_s: float, lasts_s: float) -> None:
+        """Publish single reports: evenly from ``due_s`` on."""
+        made = self._fleet.sample(slot, tick, time.time_ns() // 1_000_000)
+        frames = self._frames.get(slot.number)
+        if frames is None:
+            subject = protocol.report(self._bus.identity, subjects.token(self._channel))
+            frames = self._frames[slot.number] = slot_frames.SlotFrames(
+                slot, subject, self._fleet.plan.period_s
+            )
+        frames.fill(made)
+        if isinstance(self._bus, client.NatsBus) and not self._fleet.active(self._at_s, "twice", "garbage"):
+            pieces = -(-len(slot.names) // AT_ONCE)
+            for place, (count, data) in enumerate(frames.frames(made.reporting, AT_ONCE)):
+                early_s = due_s + lasts_s * place / pieces - time.monotonic()
+                if early_s > 0.001:
+                    await asyncio.sleep(early_s)
+                await self._send(count, data)
+        else:
+            await self._send_each(frames.reports(made.reporting))
+        self.statistics.rows += int(np.count_nonzero(made.reporting))
+
+    async def _send(self, count: int, data: bytes) -> None:
+        assert isinstance(self._bus, client.NatsBus)
+        with contextlib.suppress(errors.Unavailable):
+            await self._bus.publish_frames(data)
+            self.statistics.messages += count
+            self.statistics.bytes += len(data)
+
+    async def _send_each(self, reports: list[bytes]) -> None:
         subject = protocol.report(self._bus.identity, subjects.token(self._channel))
         copies = 2 if self._fleet.active(self._at_s, "twice") else 1
         broken = self._fleet.active(self._at_s, "garbage")
-        reports: list[tuple[str, bytes, api.Headers]] = [
-            (subject, data[: len(data) // 2] if broken else data, {})
-            for data in packed_reports(batch)
-            for _ in range(copies)
-        ]
-        for start in range(0, len(reports), AT_ONCE):
-            chunk = reports[start : start + AT_ONCE]
-            sent = len(chunk)
-            if not self._bus.publish_now(chunk):
-                sent = 0
-                with contextlib.suppress(errors.Unavailable):
-                    for _, data, _ in chunk:
-                        await self._bus.publish(subject, data)
-                        sent += 1
-            self.statistics.messages += sent
-            self.statistics.bytes += sum(len(data) for _, data, _ in chunk[:sent])
-        self.statistics.rows += batch.num_rows
-
-
-def packed_reports(batch: pa.RecordBatch) -> Iterator[bytes]:
-    """As `packed.encode`, for generated batches: without checks, services and null values."""
-    texts = zip(
-        *(
-            [name.encode() for name in batch.column(text).to_pylist()]
-            for text in ("machine", "group", "zone")
-        ),
-        strict=True,
-    )
-    at_ms = batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000
-    boot, sequence, period_s, dropped = (
-        batch.column(name).to_numpy().tolist() for name in ("boot", "sequence", "period_s", "dropped")
-    )
-    numbers = zip(boot, sequence, at_ms.tolist(), period_s, dropped, strict=True)
-    standard = np.stack([batch.column(name).to_numpy() for name in reports_columns.STANDARD_METRICS], axis=1)
-    extra = batch.column(reports_columns.EXTRA)
-    ends = np.zeros(batch.num_rows + 1, np.int64)
-    codes, values, names = b"", b"", list[str]()
-    if not extra.null_count:
-        ends = extra.offsets.to_numpy().astype(np.int64)
-        codes = extra.keys.indices.to_numpy().astype(np.int32).tobytes()
-        values = extra.items.to_numpy().tobytes()
-        names = extra.keys.dictionary.to_pylist()
-    blocks: dict[bytes, bytes] = {}
-    for row_texts, row_numbers, own, start, end in zip(
-        texts, numbers, standard, ends[:-1].tolist(), ends[1:].tolist(), strict=True
-    ):
-        coded = codes[4 * start : 4 * end]
-        block = blocks.get(coded)
-        if block is None:
-            more = (names[code] for code in np.frombuffer(coded, np.int32).tolist())
-            block = blocks[coded] = packed.pack_names((*reports_columns.STANDARD_METRICS, *more))
-        yield packed.pack(row_numbers, row_texts, block, own.tobytes() + values[8 * start : 8 * end])
+        with contextlib.suppress(errors.Unavailable):
+            for report in reports:
+                data = report[: len(report) // 2] if broken else report
+                for _ in range(copies):
+                    await self._bus.publish(subject, data)
+                    self.statistics.messages += 1
+                    self.statistics.bytes += len(data)

@@ -90,12 +90,34 @@ ROLES = (_HOST, (*_HOST, *_WEB), (*_HOST, *_DATABASE), (*_HOST, *_APPLICATION))
 METRICS_MIN, METRICS_MAX = (len(columns.STANDARD_METRICS) + pick(map(len, ROLES)) for pick in (min, max))
 
 _NAMES = tuple(dict.fromkeys(name for role in ROLES for name in role))
-_WIDTH = max(map(len, ROLES))
-_KEYS = np.array(
-    [[*(_NAMES.index(name) for name in role), *([-1] * (_WIDTH - len(role)))] for role in ROLES], np.int64
-)
-_IS_COUNTER = np.array([name.endswith("_total") for name in _NAMES])
-_SCALE = 10.0 ** (1 + np.arange(len(_NAMES)) % 4)  # of a counter a second, or of a gauge
+
+
+@dataclass(frozen=True, slots=True)
+class RoleMetrics:
+    """How the metrics of a role are computed: an array has a value for each metric."""
+
+    codes: npt.NDArray[np.int32]  # of their names
+    is_counter: Bools
+    scale: Floats  # of a counter a second, or of a gauge
+    noise: Floats  # seconds of a counter, or share of a gauge
+    steps: Floats  # in a unit: values are rounded
+    rounding: Floats
+
+    @classmethod
+    def of(cls, names: tuple[str, ...]) -> RoleMetrics:
+        codes = np.array([_NAMES.index(name) for name in names], np.int32)
+        is_counter = np.array([name.endswith("_total") for name in names])
+        return cls(
+            codes,
+            is_counter,
+            10.0 ** (1 + codes % 4),
+            np.where(is_counter, 0.5, 0.2),
+            np.where(is_counter, 1.0, 1000.0),
+            np.where(is_counter, 0.0, 0.5),
+        )
+
+
+_ROLE_METRICS = tuple(map(RoleMetrics.of, ROLES))
 
 
 def uniform(seed: int, salt: int, numbers: Ints, more: Ints | int = 0) -> Floats:
@@ -156,52 +178,95 @@ class RealisticFleet:
     group_count: int
     period_s: float
     roles: Ints
+    members: tuple[Ints, ...]  # of each role: the rows of its machines
     clock_ms: Ints  # offset of their clocks
+    factor: Floats  # of their metrics
+    groups: Ints  # before they move
+    reboot_s: Floats  # at the fleet's start: since the last reboot, move and silence
+    move_s: Floats
+    silent_s: Floats
 
     @classmethod
     def create(cls, seed: int, numbers: Ints, group_count: int, period_s: float) -> RealisticFleet:
         off = uniform(seed, 15, numbers) * 2 - 1
         wrong = uniform(seed, 16, numbers) < WRONG_CLOCK_SHARE
+        roles = (uniform(seed, 17, numbers) * len(ROLES)).astype(np.int64)
         return cls(
             seed,
             numbers,
             group_count,
             period_s,
-            (uniform(seed, 17, numbers) * len(ROLES)).astype(np.int64),
+            roles,
+            tuple(np.flatnonzero(roles == role) for role in range(len(ROLES))),
             np.where(wrong, off * WRONG_CLOCK_MS, off * CLOCK_MS).astype(np.int64),
+            0.5 + uniform(seed, 18, numbers),
+            heavy_tailed(uniform(seed, 14, numbers), group_count),
+            uniform(seed, 11, numbers) * REBOOT_EVERY_S,
+            uniform(seed, 13, numbers) * MOVE_EVERY_S,
+            uniform(seed, 12, numbers) * SILENT_EVERY_S,
         )
 
     def at(self, tick: int) -> FleetSample:
         at_s = tick * self.period_s
-        age_s = at_s + uniform(self.seed, 11, self.numbers) * REBOOT_EVERY_S
+        age_s = at_s + self.reboot_s
         boots = np.floor(age_s / REBOOT_EVERY_S)
         up_s = age_s - boots * REBOOT_EVERY_S
         rebooted = boots > 0
         # The tick of the first report since the last reboot, or of the fleet's start.
         first = np.where(rebooted, np.ceil((at_s - up_s + DOWN_S) / self.period_s - 1e-9), 0.0)
-        silent_s = (at_s + uniform(self.seed, 12, self.numbers) * SILENT_EVERY_S) % SILENT_EVERY_S
-        moves = np.floor((at_s + uniform(self.seed, 13, self.numbers) * MOVE_EVERY_S) / MOVE_EVERY_S)
         return FleetSample(
-            groups=heavy_tailed(
-                uniform(self.seed, 14, self.numbers, moves.astype(np.int64)), self.group_count
-            ),
+            groups=self._groups(at_s),
             boot=boots.astype(np.int64),
             sequence=(tick - first).astype(np.int64) + 1,
             uptime_s=np.where(rebooted, up_s - DOWN_S, up_s),
-            reports=(silent_s >= SILENT_SHARE * SILENT_EVERY_S) & (tick >= first),
+            reports=((at_s + self.silent_s) % SILENT_EVERY_S >= SILENT_SHARE * SILENT_EVERY_S)
+            & (tick >= first),
         )
 
-    def extra(self, moment: FleetSample, load: Floats, chance: np.random.Generator) -> pa.MapArray:
-        """Return the metrics of each machine's role, as the column ``extra`` of reports."""
-        keys = _KEYS[self.roles]
-        there = keys >= 0
-        row, key = np.nonzero(there)[0], keys[there]
-        scale = _SCALE[key] * (0.5 + uniform(self.seed, 18, self.numbers)[row])
-        noise = chance.random(len(row))
+    def _groups(self, at_s: float) -> Ints:
+        moves = np.floor((at_s + self.move_s) / MOVE_EVERY_S).astype(np.int64)
+        moved = np.flatnonzero(moves)
+        if not len(moved):
+            return self.groups
+        groups = self.groups.copy()
+        chance = uniform(self.seed, 14, self.numbers[moved], moves[moved])
+        groups[moved] = heavy_tailed(chance, self.group_count)
+        return groups
+
+    def values(self, moment: FleetSample, load: Floats, chance: np.random.Generator) -> list[Floats]:
+        """Return for each role the values of its metrics: a row for each of its members."""
+        uptime_s, share = np.maximum(moment.uptime_s, 0.0), 0.3 + load / 100
+        return [
+            self._role_values(metrics, members, uptime_s[members], share[members], chance)
+            for metrics, members in zip(_ROLE_METRICS, self.members, strict=True)
+        ]
+
+    def _role_values(
+        self,
+        metrics: RoleMetrics,
+        members: Ints,
+        uptime_s: Floats,
+        share: Floats,
+        chance: np.random.Generator,
+    ) -> Floats:
         # The noise of a counter is smaller than its growth in a period, so it never decreases.
-        counted = np.floor(scale * (np.maximum(moment.uptime_s, 0.0)[row] + 0.5 * self.period_s * noise))
-        gauged = scale * (0.3 + load[row] / 100 + 0.2 * noise)
-        values = np.where(_IS_COUNTER[key], counted, np.round(gauged, 3))
-        offsets = np.concatenate([[0], np.cumsum(there.sum(axis=1))]).astype(np.int32)
-        names = pa.DictionaryArray.from_arrays(pa.array(key, pa.int32()), pa.array(_NAMES))
-        return pa.MapArray.from_arrays(pa.array(offsets), names, pa.array(values))
+        values = chance.random((len(members), len(metrics.codes)))
+        values *= np.where(metrics.is_counter, metrics.noise * self.period_s, metrics.noise)
+        values += np.where(metrics.is_counter, uptime_s[:, None], share[:, None])
+        values *= metrics.scale * metrics.steps
+        values *= self.factor[members, None]
+        values += metrics.rounding
+        np.floor(values, out=values)
+        values /= metrics.steps
+        return values
+
+    def extra(self, values: list[Floats]) -> pa.MapArray:
+        """Return the values of each role as the column ``extra`` of reports."""
+        sizes = np.array([len(names) for names in ROLES])[self.roles]
+        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        keys, items = np.zeros(offsets[-1], np.int32), np.zeros(offsets[-1])
+        for metrics, members, part in zip(_ROLE_METRICS, self.members, values, strict=True):
+            places = offsets[members][:, None] + np.arange(len(metrics.codes))
+            keys[places], items[places] = metrics.codes, part
+        names = pa.DictionaryArray.from_arrays(pa.array(keys), pa.array(_NAMES))
+        return pa.MapArray.from_arrays(pa.array(offsets), names, pa.array(items))

@@ -18,7 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from muster.bus import api, message_format
-from muster.bus.client import counters, credential_source, received, requests, state_listeners, subscriptions
+from muster.bus.client import (
+    counters,
+    credential_source,
+    parser,
+    received,
+    requests,
+    state_listeners,
+    subscriptions,
+)
 from muster.bus.streams import jetstream
 from muster.bus.streams import key_value as streams_key_value
 from muster.bus.streams import stream as streams_stream
@@ -177,12 +185,18 @@ class NatsBus(lifecycle.ClosingContext):
         self._wire.send_all(commands)
         return True
 
+    async def publish_frames(self, frames: bytes) -> None:
+        """Publish messages that are in the form of the protocol already (`message_format.publish_parts`)."""
+        if self._wire.send_frames(frames):
+            await self._wire.ease()
+
     async def subscribe(
         self,
         subject: str,
         *,
         group: str | None = None,
         handler: api.Handler | None = None,
+        bulk: api.BulkHandler | None = None,
         max_pending: int = 65_536,
         max_pending_bytes: int = 64 << 20,
         overflow: api.OverflowPolicy = api.OverflowPolicy.DROP_OLDEST,
@@ -190,6 +204,7 @@ class NatsBus(lifecycle.ClosingContext):
         subscription = subscriptions.BoundedSubscription(
             subject,
             handler=handler,
+            bulk=bulk,
             max_pending=max_pending,
             max_pending_bytes=max_pending_bytes,
             overflow=overflow,
@@ -200,7 +215,8 @@ class NatsBus(lifecycle.ClosingContext):
         def read(subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
             accept(message(subject.decode(), reply.decode() or None, data, headers, over))
 
-        number = await over.listen(subject, group or "", read, timeout_s=api.DEFAULT_TIMEOUT_S)
+        reader = read if bulk is None else parser.BulkReader(subscription.accept_all)
+        number = await over.listen(subject, group or "", reader, timeout_s=api.DEFAULT_TIMEOUT_S)
         self._subscriptions[number] = subscription
 
         async def unsubscribe() -> None:

@@ -331,7 +331,9 @@ class NatsConnection(nats_client.Client):
         )
         return on_socket + self._pending_data_size
 
-    async def listen(self, subject: str, group: str, reader: Reader, *, timeout_s: float) -> int:
+    async def listen(
+        self, subject: str, group: str, reader: Reader | parser.BulkReader, *, timeout_s: float
+    ) -> int:
         """Subscribe, and return the subscription's number once the broker has it."""
         message_format.check_subject(subject, wildcards=True)
         message_format.check_group(group)
@@ -341,7 +343,8 @@ class NatsConnection(nats_client.Client):
         try:
             with cancellation.cancellable():
                 number = (await super().subscribe(subject, queue=group))._id
-                self._readers[number] = reader
+                readers: dict[int, Any] = self._readers if callable(reader) else self._parser.bulk
+                readers[number] = reader
             await self.round_trip(timeout_s)
             if subject in self._refused_subjects:
                 raise errors.Forbidden(f"this identity may not subscribe to {subject!r}")
@@ -354,6 +357,7 @@ class NatsConnection(nats_client.Client):
         """Unsubscribe. The broker is notified soon; ``still_read``: messages that arrive before are read."""
         if not still_read:
             self._readers.pop(number, None)
+            self._parser.bulk.pop(number, None)
         if self._subs.pop(number, None) is not None and self.is_connected:
             self._append(b"UNSUB %d\r\n" % number)
 
@@ -406,44 +410,31 @@ class NatsConnection(nats_client.Client):
 
     def send(self, subject: str, data: bytes, reply: str = "", raw_headers: bytes | None = None) -> bool:
         """Queue a message for the socket. True when so much is queued that the caller should `ease`."""
-        size = len(data)
-        if raw_headers is None:
-            command = b"%b%b\r\n" % (f"PUB {subject} {reply} {size}\r\n".encode(), data)
-        else:
-            size += len(raw_headers)
-            head = f"HPUB {subject} {reply} {len(raw_headers)} {size}\r\n".encode()
-            command = b"%b%b%b\r\n" % (head, raw_headers, data)
-        if size > self._max_payload:
-            raise errors.LimitExceeded(
-                f"a message of {size} bytes: the maximum of the broker is {self._max_payload}"
-            )
-        self._queue(command)
-        return self._pending_data_size > MAX_UNSENT_BYTES
+        return self.send_frames(b"".join(self._parts(subject, data, reply, raw_headers)))
 
     def send_all(self, messages: Sequence[tuple[str, bytes, bytes | None]], reply: str = "") -> None:
         """Several (subject, data, raw headers) as one. ``reply``: the last one's."""
         parts: list[bytes] = []
         for place, (subject, data, raw_headers) in enumerate(messages, 1):
-            size = len(data)
-            to = reply if place == len(messages) else ""
-            if raw_headers is None:
-                parts += (f"PUB {subject} {to} {size}\r\n".encode(), data, b"\r\n")
-            else:
-                size += len(raw_headers)
-                head = f"HPUB {subject} {to} {len(raw_headers)} {size}\r\n".encode()
-                parts += (head, raw_headers, data, b"\r\n")
-            if size > self._max_payload:
-                raise errors.LimitExceeded(
-                    f"a message of {size} bytes: the maximum of the broker is {self._max_payload}"
-                )
-        self._queue(b"".join(parts))
+            parts += self._parts(subject, data, reply if place == len(messages) else "", raw_headers)
+        self.send_frames(b"".join(parts))
 
-    def _queue(self, command: bytes) -> None:
+    def _parts(self, subject: str, data: bytes, reply: str, raw_headers: bytes | None) -> tuple[bytes, ...]:
+        size = len(data) if raw_headers is None else len(data) + len(raw_headers)
+        if size > self._max_payload:
+            raise errors.LimitExceeded(
+                f"a message of {size} bytes: the maximum of the broker is {self._max_payload}"
+            )
+        return message_format.publish_parts(subject, data, reply, raw_headers)
+
+    def send_frames(self, frames: bytes) -> bool:
+        """As `send`, for messages that are in the form of the protocol already."""
         if not self.is_connected:
             self.check_open()
-            if self._pending_data_size + len(command) > MAX_UNSENT_BYTES:
+            if self._pending_data_size + len(frames) > MAX_UNSENT_BYTES:
                 raise errors.NotConnected("not connected, and the send buffer is full")
-        self._append(command)
+        self._append(frames)
+        return self._pending_data_size > MAX_UNSENT_BYTES
 
     @property
     def has_room(self) -> bool:
@@ -460,7 +451,7 @@ class NatsConnection(nats_client.Client):
         try:
             async with asyncio.timeout(timeout_s):
                 while not await self._pong():
-                    continue
+                    pass
         except TimeoutError:
             raise errors.TimedOut(f"the broker did not respond within {timeout_s:g} s") from None
 

@@ -13,11 +13,30 @@ from typing import TYPE_CHECKING, Final
 import nats.errors
 from nats.protocol import parser
 
+from muster.bus import api
+
 if TYPE_CHECKING:
     from muster.bus.client import connection
 
 LITTLE_BYTES: Final = 8 << 10  # a block below it is no part of a flood
 LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: the INFO of a broker may list many brokers
+
+
+class BulkReader:
+    """Collects the messages of a block for a bulk handler."""
+
+    __slots__ = ("_accept", "data", "subjects")
+
+    def __init__(self, accept: api.BulkHandler) -> None:
+        self._accept = accept
+        self.subjects: list[bytes] = []
+        self.data: list[bytes] = []
+
+    def deliver(self) -> None:
+        if self.data:
+            subjects, self.subjects = self.subjects, []
+            data, self.data = self.data, []
+            self._accept(subjects, data)
 
 
 class NatsParser(parser.Parser):
@@ -28,6 +47,7 @@ class NatsParser(parser.Parser):
         self._wanted_bytes = 0  # with fewer than that there is nothing to do
         self._resets = 0
         self._busy = False  # amid a line that is no message
+        self.bulk: dict[int, BulkReader] = {}  # by the number of their subscription
         self.blocks = 0  # received: while it grows, the broker is alive
 
     def __repr__(self) -> str:
@@ -91,7 +111,14 @@ class NatsParser(parser.Parser):
     def _messages(self, data: bytes, at: int) -> tuple[int, int]:
         """Deliver the messages from ``at`` on. Returns their end, and the end of the line there that is not a
         message; -1: there is no complete line or message."""
-        dispatch, size = self._line.dispatch, len(data)
+        try:
+            return self._scan(data, at)
+        finally:
+            for reader in list(self.bulk.values()):
+                reader.deliver()
+
+    def _scan(self, data: bytes, at: int) -> tuple[int, int]:
+        dispatch, bulk, size = self._line.dispatch, self.bulk, len(data)
         self._wanted_bytes = 0
         while at < size:
             end = data.find(b"\r\n", at)
@@ -117,6 +144,11 @@ class NatsParser(parser.Parser):
                 self._wanted_bytes = stop + 2 - at
                 return at, -1
             at = stop + 2
+            if number in bulk:
+                collected = bulk[number]
+                collected.subjects.append(words[1])
+                collected.data.append(data[body:stop])
+                continue
             dispatch(number, words[1], reply, data[body:stop], None if body == begin else data[begin:body])
         return at, -1
 

@@ -7,15 +7,19 @@ counted.
 A handler that is a plain function is called directly: no queue, no task. The first time a handler returns an
 awaitable, a task awaits it while later messages are queued, and continues until the queue is empty; so
 handlers of one subscription never overlap and never change order.
+
+A bulk handler receives the messages of a whole block that was read from the socket at once, without an object
+for each of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self
 
 from muster.bus import api
@@ -26,6 +30,10 @@ from muster.core.telemetry import log, trace
 events = log.EventLog("bus")
 
 
+def _call_bulk(bulk: api.BulkHandler, message: api.Message) -> None:
+    bulk([message.subject.encode()], [message.data])
+
+
 class BoundedSubscription(lifecycle.ClosingContext):
     """See `api.Subscription`."""
 
@@ -34,6 +42,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         subject: str,
         *,
         handler: api.Handler | None,
+        bulk: api.BulkHandler | None = None,
         max_pending: int,
         max_pending_bytes: int,
         overflow: api.OverflowPolicy,
@@ -42,7 +51,12 @@ class BoundedSubscription(lifecycle.ClosingContext):
         if max_pending < 1 or max_pending_bytes < 1:
             raise errors.InvalidInput("a subscription must be allowed at least one pending message")
         self._subject = subject
+        if bulk is not None:
+            if handler is not None:
+                raise errors.InvalidInput("a subscription has one handler")
+            handler = functools.partial(_call_bulk, bulk)
         self._handler = handler
+        self._bulk = bulk
         self._max_pending = max_pending
         self._max_pending_bytes = max_pending_bytes
         self._overflow = overflow
@@ -93,7 +107,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
                 if waiting is not None:  # the task inherits the trace
                     self._pump = asyncio.get_running_loop().create_task(self._pump_rest(message, waiting))
             except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
-                self._handler_failed(message, error)
+                self._handler_failed(message.subject, error)
             finally:
                 if before is not None:
                     current.reset(before)
@@ -104,6 +118,16 @@ class BoundedSubscription(lifecycle.ClosingContext):
         self._queue.append(message)
         self._queued_bytes += size
         self._arrived.set()
+
+    def accept_all(self, subjects: Sequence[bytes], data: Sequence[bytes]) -> None:
+        """As `accept`, for the bulk handler."""
+        if self._ended or self._bulk is None:
+            return
+        self._delivered += len(data)
+        try:
+            self._bulk(subjects, data)
+        except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
+            self._handler_failed(subjects[0].decode(), error)
 
     def _is_full_for(self, size: int) -> bool:
         return len(self._queue) >= self._max_pending or self._queued_bytes + size > self._max_pending_bytes
@@ -154,7 +178,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
                 try:
                     await waiting
                 except Exception as error:  # noqa: BLE001 - counted; the next message is not to blame
-                    self._handler_failed(message, error)
+                    self._handler_failed(message.subject, error)
                 while True:
                     if not self._queue:
                         return
@@ -163,7 +187,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
                     try:
                         result = handler(message)
                     except Exception as error:  # noqa: BLE001 - as above
-                        self._handler_failed(message, error)
+                        self._handler_failed(message.subject, error)
                         continue
                     if result is not None:
                         waiting = result
@@ -171,7 +195,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         finally:
             self._pump = None
 
-    def _handler_failed(self, message: api.Message, error: Exception) -> None:
+    def _handler_failed(self, subject: str, error: Exception) -> None:
         self._failed += 1
         self._counts.add(counters.ConnectionCounter.HANDLER_FAILED)
         events.event(
@@ -179,7 +203,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
             level=logging.ERROR,
             error=error,
             subscription=self._subject,
-            subject=message.subject,
+            subject=subject,
         )
 
     # The reading side.

@@ -210,9 +210,7 @@ class SimulatedBus(lifecycle.ClosingContext):
         with_trace = dict(message_format.with_trace_headers(headers))
         size = len(data) + (len(message_format.encode_headers(with_trace)) if with_trace else 0)
         if size > MAX_PAYLOAD:
-            raise errors.LimitExceeded(
-                f"a message of {size} bytes: the maximum of the broker is {MAX_PAYLOAD}"
-            )
+            raise errors.LimitExceeded(f"a message of {size} bytes: the broker's maximum is {MAX_PAYLOAD}")
 
         def arrive() -> None:
             stored = self.net.capture(self.node, subject, data, with_trace)
@@ -226,6 +224,7 @@ class SimulatedBus(lifecycle.ClosingContext):
         *,
         group: str | None = None,
         handler: api.Handler | None = None,
+        bulk: api.BulkHandler | None = None,
         max_pending: int = 65_536,
         max_pending_bytes: int = 64 << 20,
         overflow: api.OverflowPolicy = api.OverflowPolicy.DROP_OLDEST,
@@ -235,6 +234,7 @@ class SimulatedBus(lifecycle.ClosingContext):
         subscription = subscriptions.BoundedSubscription(
             subject,
             handler=handler,
+            bulk=bulk,
             max_pending=max_pending,
             max_pending_bytes=max_pending_bytes,
             overflow=overflow,

@@ -62,7 +62,7 @@ def test_single_reports_are_those_of_the_batch_in_the_form_of_a_sensor(profile):
             for row in columns.from_batch(batch)
         }
         assert reports == [packed.encode(row) for row in values.values()]
-        sent = [message_format.publish_frame("a.b", data) for data in reports]
+        sent = [b"".join(message_format.publish_parts("a.b", data)) for data in reports]
         pieces = list(frames.frames(sample.reporting, 120))
         assert len(pieces) == 5
         assert b"".join(data for _, data in pieces) == b"".join(sent)

@@ -49,7 +49,7 @@ class SlotFrames:
         names, values = self._parts[self._roles[row]]
         texts = (self._machines[row], b"g%d" % group, self._zones[row])
         data = packed.pack((0, 0, 0, self._period_s, 0), texts, names, values)
-        return message_format.publish_frame(self._subject, data), len(data)
+        return b"".join(message_format.publish_parts(self._subject, data)), len(data)
 
     def fill(self, made: fleet.FleetReports) -> None:
         """Write the reports of another tick."""
@@ -86,11 +86,11 @@ class SlotFrames:
         view = memoryview(self._buffer)
         starts = np.concatenate([[0], self._ends[:-1]])
         for first in range(0, len(reporting), rows):
-            some = slice(first, first + rows)
-            kept = np.concatenate([[False], reporting[some], [False]])
+            part = slice(first, first + rows)
+            kept = np.concatenate([[False], reporting[part], [False]])
             begins, ends = (np.flatnonzero(kept[1:] > kept[:-1]), np.flatnonzero(kept[1:] < kept[:-1]) - 1)
-            spans = zip(starts[some][begins].tolist(), self._ends[some][ends].tolist(), strict=True)
-            yield int(np.count_nonzero(reporting[some])), b"".join([view[begin:end] for begin, end in spans])
+            spans = zip(starts[part][begins].tolist(), self._ends[part][ends].tolist(), strict=True)
+            yield int(np.count_nonzero(reporting[part])), b"".join([view[begin:end] for begin, end in spans])
 
     def reports(self, reporting: npt.NDArray[np.bool_]) -> list[bytes]:
         """The reports without the messages around them."""

@@ -29,7 +29,11 @@ def make(
 
 def give(channel: aggregator.Aggregator, *rows: messages.NodeReport, now_ms: int = NOW_MS) -> None:
     for row in rows:
-        channel.add_report(row.machine, packed.encode(row), now_ms)
+        add_report(channel, row.machine, packed.encode(row), now_ms)
+
+
+def add_report(channel: aggregator.Aggregator, sender: str, data: bytes, now_ms: int) -> None:
+    channel.add_reports([sender.encode()], [data], now_ms)
 
 
 def rows_of(forwards: list[aggregator.ForwardBatch]) -> list[messages.NodeReport]:
@@ -75,7 +79,7 @@ def test_a_report_is_its_senders_own_of_about_this_time_and_new(encode, together
         ("d", node("d"), ""),
     ]
     for sender, row, _ in cases:
-        channel.add_report(sender, encode(row), NOW_MS)
+        add_report(channel, sender, encode(row), NOW_MS)
         if not together:
             channel.decode_pending(NOW_MS)
     forwards = channel.flush(NOW_MS)
@@ -92,9 +96,9 @@ def test_reports_in_all_forms_are_held_together():
     rows = [node(name) for name in "abc"]
     encoded = (packed.encode(rows[0]), messages.encode(rows[1]), messages.encode(rows[2], "msgpack"))
     for row, data in zip(rows, encoded, strict=True):
-        channel.add_report(row.machine, data, NOW_MS)
+        add_report(channel, row.machine, data, NOW_MS)
     for data in (encoded[0][:-8], encoded[0][:4], encoded[1][:-1], b"", b"\xc1nr3"):
-        channel.add_report("a", data, NOW_MS)
+        add_report(channel, "a", data, NOW_MS)
     assert rows_of(channel.flush(NOW_MS)) == rows
     assert channel.dropped == {"malformed": 5}
 
@@ -203,7 +207,7 @@ def test_what_was_dropped_is_reported_to_a_parent_once_however_many_messages_it_
     channel, below = make(), make("below", "merge")
     give(below, node("x", 1))
     give(channel, node("a", 1))
-    channel.add_report("a", b"rubbish", NOW_MS)
+    add_report(channel, "a", b"rubbish", NOW_MS)
     for forward in below.flush(NOW_MS):
         channel.add_batch("below", forward.encode(), NOW_MS)
     forwards = channel.flush(NOW_MS)
@@ -242,7 +246,7 @@ def test_a_silent_machine_makes_the_aggregate_partial_until_it_is_forgotten():
 
 def test_dropped_reports_are_counted_once_and_passed_up():
     leaf, root = make("c"), make("top")
-    leaf.add_report("a", b"{", NOW_MS)
+    add_report(leaf, "a", b"{", NOW_MS)
     give(leaf, node("a"))
     for forward in leaf.flush(NOW_MS):
         assert forward.facts.dropped == {"malformed": 1}
@@ -275,7 +279,7 @@ HOSTILE = {
 @pytest.mark.parametrize("reason", HOSTILE)
 def test_a_hostile_report_is_counted_and_nothing_else(reason):
     channel = make()
-    channel.add_report("a", HOSTILE[reason], NOW_MS)
+    add_report(channel, "a", HOSTILE[reason], NOW_MS)
     give(channel, node("a", 2))
     assert [r.sequence for r in rows_of(channel.flush(NOW_MS))] == [2]
     assert channel.dropped == {reason: 1}
@@ -338,7 +342,7 @@ def test_no_bytes_at_all_stop_a_channel(changes):
     for place, put in changes:
         row[place % len(row) : place % len(row) + len(put)] = put
     channel.add_batch("x", bytes(data), NOW_MS)
-    channel.add_report("a", bytes(row), NOW_MS)
+    add_report(channel, "a", bytes(row), NOW_MS)
     for forward in channel.flush(NOW_MS):
         columns.decode(forward.encode())
     give(channel, node("c", 7))

@@ -10,9 +10,11 @@ import pytest
 
 from muster.core import duplicates, messages
 from muster.core.reports import columns as reports_columns
+from muster.core.reports import packed
 from muster.monitor import protocol
 from muster.monitor.channel import aggregator, interpreters
-from tests.monitor.test_aggregator import NOW_MS, arrow, give, make, node, rows_of
+from muster.monitor.channel import channel as channel_channel
+from tests.monitor.test_aggregator import NOW_MS, add_report, arrow, give, make, node, rows_of
 
 WEEK_MS = 7 * 86_400_000
 
@@ -62,7 +64,7 @@ def test_a_new_channel_has_counted_nothing():
 def test_all_that_comes_is_counted_as_received_good_or_bad():
     channel = make()
     give(channel, node("a"), node("a"))
-    channel.add_report("a", b"x" * (64 << 10), NOW_MS)
+    add_report(channel, "a", b"x" * (64 << 10), NOW_MS)
     channel.add_batch("x", b"rubbish", NOW_MS)
     batch(channel, 1, node("b"), node("c"), node("d"))
     channel.add_batch("x", summaries("y", "e"), NOW_MS)  # forged
@@ -79,19 +81,65 @@ def test_all_that_comes_is_counted_as_received_good_or_bad():
 def test_a_report_of_the_largest_size_is_read_and_a_larger_one_is_not():
     channel = make()
     good = messages.encode(node("a"))
-    channel.add_report("a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good)), NOW_MS)
-    channel.add_report("a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good) + 1), NOW_MS)
+    add_report(channel, "a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good)), NOW_MS)
+    add_report(channel, "a", good + b" " * (protocol.MAX_REPORT_BYTES - len(good) + 1), NOW_MS)
     assert sequences(channel.flush(NOW_MS)) == [1]
     assert channel.dropped == {"too-large": 1}
 
 
-def test_reports_are_decoded_when_a_thousand_have_come():
+def test_reports_are_decoded_when_thousands_or_many_bytes_have_come():
     channel = make()
-    for _ in range(999):
-        channel.add_report("a", b"rubbish", NOW_MS)
-    assert (channel.held, channel.dropped) == (999, {})
-    channel.add_report("a", b"rubbish", NOW_MS)
-    assert (channel.held, channel.dropped) == (0, {"malformed": 1000})
+    for _ in range(2):
+        channel.add_reports([b"a"] * 4999, [b"rubbish"] * 4999, NOW_MS)
+        assert channel.held == 4999
+        add_report(channel, "a", b"rubbish", NOW_MS)
+        assert channel.held == 0
+    assert channel.dropped == {"malformed": 10_000}
+    data = bytes(50 << 10)
+    channel.add_reports([b"a"] * 31, [data] * 31, NOW_MS)
+    assert channel.held == 31
+    add_report(channel, "a", data, NOW_MS)
+    assert (channel.held, channel.dropped) == (0, {"malformed": 10_032})
+
+
+def test_of_reports_that_come_together_those_beyond_a_limit_are_dropped():
+    channel = make(rows_max=3)
+    good = [(name.encode(), packed.encode(node(name))) for name in "abcde"]
+    large = (b"x", bytes(protocol.MAX_REPORT_BYTES + 1))
+    senders, reports = zip(good[0], large, *good[1:], strict=True)
+    channel.add_reports(senders, reports, NOW_MS)
+    assert channel.received == 6
+    assert channel.dropped == {"too-large": 1, "overload": 2}
+    assert [row.machine for row in rows_of(channel.flush(NOW_MS))] == ["a", "b", "c"]
+    channel.add_reports([], [], NOW_MS)
+    assert channel.received == 6
+
+
+def test_a_message_is_divided_and_what_was_dropped_is_reported_once():
+    channel = make()
+    add_report(channel, "a", b"rubbish", NOW_MS)
+    give(channel, *(node(name) for name in "abc"))
+    [forward] = channel.flush(NOW_MS)
+    halves = channel.halves(forward)
+    assert [row.machine for half in halves for row in rows_of([half])] == ["a", "b", "c"]
+    assert [half.facts.sequence for half in halves] == [1, 2]
+    assert [half.facts.dropped for half in halves] == [{"malformed": 1}, {}]
+    assert all(half.facts.missing == forward.facts.missing for half in halves)
+    assert channel.halves(halves[0]) == []
+    give(channel, node("a", 2))
+    assert [after.facts.sequence for after in channel.flush(NOW_MS)] == [3]
+
+
+def test_large_chunks_are_forwarded_as_they_are_and_small_ones_are_joined():
+    channel = make()
+    for start in (0, 600):
+        give(channel, *(node(f"m{number}") for number in range(start, start + 600)))
+        channel.decode_pending(NOW_MS)
+    assert [forward.batch.num_rows for forward in channel.flush(NOW_MS)] == [600, 600]
+    for number in range(3):
+        give(channel, *(node(f"m{machine}", 2 + number) for machine in range(100)))
+        channel.decode_pending(NOW_MS)
+    assert [forward.batch.num_rows for forward in channel.flush(NOW_MS)] == [300]
 
 
 def test_what_a_channel_holds_is_bounded_over_reports_and_batches():
@@ -110,7 +158,7 @@ def test_what_a_channel_holds_is_bounded_over_reports_and_batches():
 def test_a_machine_reports_for_itself_and_for_what_is_below_its_name():
     channel = make()
     for machine in ("a", "a.db", "ab", "b.a"):
-        channel.add_report("a", messages.encode(node(machine)), NOW_MS)
+        add_report(channel, "a", messages.encode(node(machine)), NOW_MS)
     assert [row.machine for row in rows_of(channel.flush(NOW_MS))] == ["a", "a.db"]
     assert channel.dropped == {"forged": 2}
 
@@ -208,14 +256,14 @@ def test_former_runs_are_remembered_of_a_bounded_number_of_machines():
     for name in ("a", "b"):
         give(channel, node(name, 1, boot=1), node(name, 1, boot=2))
     channel.decode_pending(NOW_MS)
-    assert list(channel._known._former) == ["a", "b"]
+    assert list(channel._known._former) == [b"a", b"b"]
     for name in ("c", "d", "e"):
         give(channel, node(name, 1, boot=1), node(name, 1, boot=2))
     channel.decode_pending(NOW_MS)
-    assert list(channel._known._former) == ["b", "c", "d", "e"]
+    assert list(channel._known._former) == [b"b", b"c", b"d", b"e"]
     give(channel, node("e", 1, boot=3))
     channel.decode_pending(NOW_MS)
-    assert list(channel._known._former) == ["b", "c", "d", "e"], "it is among them"
+    assert list(channel._known._former) == [b"b", b"c", b"d", b"e"], "it is among them"
 
 
 def test_half_of_the_bound_of_machines_is_always_remembered_and_never_more_than_the_bound():
@@ -225,7 +273,7 @@ def test_half_of_the_bound_of_machines_is_always_remembered_and_never_more_than_
         give(channel, *(node(name) for name in names))
         channel.flush(NOW_MS)
         assert min(number, 10) <= channel.machines <= 20
-        channel.add_report(names[-10 if number > 10 else 0], messages.encode(node(names[-10:][0])), NOW_MS)
+        add_report(channel, names[-10 if number > 10 else 0], messages.encode(node(names[-10:][0])), NOW_MS)
         channel.decode_pending(NOW_MS)
         assert channel.dropped == {"duplicate": 1}
 
@@ -340,7 +388,7 @@ def test_repeats_alone_do_not_make_an_aggregate_partial():
     assert (forward.facts.dropped, forward.facts.partial) == ({"duplicate": 1}, False)
     assert forward.batch.column("partial").to_pylist() == [False]
     give(channel, node("a"), node("a", 2))
-    channel.add_report("a", b"rubbish", NOW_MS)
+    add_report(channel, "a", b"rubbish", NOW_MS)
     (forward,) = channel.flush(NOW_MS)
     assert (forward.facts.dropped, forward.facts.partial) == ({"duplicate": 1, "malformed": 1}, True)
 
@@ -404,7 +452,7 @@ def test_each_parent_learns_once_what_was_dropped():
     channel = aggregator.Aggregator(
         "c", 1, subscriptions, limits=aggregator.ChannelLimits(rows_per_message=1)
     )
-    channel.add_report("a", b"rubbish", NOW_MS)
+    add_report(channel, "a", b"rubbish", NOW_MS)
     give(channel, node("a"), node("b"))
     facts_ = [(each.subscription.name, each.facts.dropped) for each in channel.flush(NOW_MS)]
     assert [each for each in facts_ if each[1]] == [("one", {"malformed": 1}), ("three", {"malformed": 1})]
@@ -472,4 +520,4 @@ def test_limits_and_messages_are_values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(each, dataclasses.fields(each)[0].name, 1)
         assert not hasattr(each, "__dict__")
-    assert aggregator.ChannelLimits().message_bytes < 1 << 20, "the default limit of a broker"
+    assert channel_channel.MESSAGE_BYTES_MAX < 1 << 20, "the default limit of a broker"

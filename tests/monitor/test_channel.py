@@ -8,6 +8,7 @@ from muster.bus import api
 from muster.core import messages
 from muster.core.reports import columns
 from muster.monitor import client, protocol
+from muster.monitor.channel import channel as channel_channel
 from muster.monitor.channel import interpreters
 from muster.testing.eventually import eventually
 from tests.monitor import conftest
@@ -152,3 +153,23 @@ def _now() -> float:
 @pytest.fixture(autouse=True)
 def _uses(broker):
     """Every test here has a broker of its own."""
+
+
+async def test_a_message_above_the_limit_is_divided(connect, channel, report, monkeypatch):
+    """The broker would refuse it."""
+    monkeypatch.setattr(channel_channel, "MESSAGE_BYTES_MAX", 20_000)
+    top = await channel("c1", compression=None)
+    sensor = await connect("m1")
+    metrics = {f"metric-{number}": 1.0 for number in range(100)}
+    await say(sensor, "c1", *(report(f"m1.{machine}", 1, metrics=metrics) for machine in range(100)))
+    stream = await sensor.open_stream(columns.REPORTS_STREAM)
+
+    async def there():
+        last = (await stream.state()).last_sequence
+        stored = [message.data async for message in stream.read(1, last)] if last else []
+        return stored if sum(columns.decode(data)[0].num_rows for data in stored) == 100 else None
+
+    stored = await eventually(there)
+    assert max(map(len, stored)) <= 20_000
+    assert len({columns.decode(data)[1].sequence for data in stored}) == len(stored)
+    assert not top.dropped

@@ -30,7 +30,7 @@ def make(machines_max: int = 100) -> tuple[known_machines.KnownMachines, collect
 def observe_all(
     known: known_machines.KnownMachines, chunk: list[tuple[str, int, int, float]], now_ms: int = NOW_MS
 ) -> list[bool]:
-    machines = [report[0] for report in chunk]
+    machines = [report[0].encode() for report in chunk]
     boot, sequence = (np.array([report[place] for report in chunk], np.int64) for place in (1, 2))
     period_s = np.array([report[3] for report in chunk], np.float64)
     new: list[bool] = known.observe_all(machines, boot, sequence, period_s, now_ms).tolist()
@@ -43,7 +43,7 @@ def test_many_reports_are_observed_as_one_by_one(chunks, machines_max):
     for number, chunk in enumerate(chunks):
         now_ms = NOW_MS + 5_000 * number
         assert observe_all(together, chunk, now_ms) == [
-            single.observe(machine, boot, sequence, period_s * 1000, now_ms)
+            single.observe(machine.encode(), boot, sequence, period_s * 1000, now_ms)
             for machine, boot, sequence, period_s in chunk
         ]
         assert dropped == expected
@@ -98,14 +98,3 @@ def test_machines_that_were_silent_for_longest_are_forgotten_and_their_places_us
     assert observe_all(known, [("a", 1, 99, 10.0), ("m99", 1, 1, 10.0)]) == [False, False]
     assert observe_all(known, [("m0", 1, 1, 10.0)]) == [True]
     assert len(known._boot) == known_machines._FIRST_SIZE
-
-
-def test_an_old_machine_that_reports_while_others_are_forgotten_keeps_its_place():
-    known, _ = make(machines_max=4)
-    for machine in "bac":  # the third begins a new generation: b and a are old
-        observe_all(known, [(machine, 1, 5, 10.0)])
-    observe_all(known, [("d", 1, 5, 10.0)])
-    assert observe_all(known, [("a", 1, 6, 10.0)]) == [True]  # b is forgotten
-    assert observe_all(known, [("e", 1, 1, 10.0)]) == [True]  # at the place of b
-    assert observe_all(known, [("a", 1, 7, 10.0), ("a", 1, 7, 10.0)]) == [True, False]
-    assert known.count(NOW_MS) == (4, 0)

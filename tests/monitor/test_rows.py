@@ -17,12 +17,13 @@ from tests.core import test_packed, test_reports
 def read(reader: packed_rows.PackedReader, data: list[bytes]) -> dict[int, messages.NodeReport]:
     """By place, those that were read together."""
     rows, left = reader.read(data)
+    assert left == sorted(left)
     if rows is None:
         assert sorted(left) == list(range(len(data)))
         return {}
     assert sorted([*rows.places, *left]) == list(range(len(data)))
     reports = columns.from_batch(rows.batch)
-    assert [report.machine for report in reports] == rows.machines
+    assert [report.machine.encode() for report in reports] == rows.machines
     for name in ("boot", "sequence", "at_ms", "period_s"):
         assert [getattr(report, name) for report in reports] == getattr(rows, name).tolist()
     return dict(zip(rows.places, reports, strict=True))
@@ -37,7 +38,8 @@ def test_reports_are_read_together_as_one_by_one(first, second):
             if place in reports:
                 assert reports[place] == row
             else:  # one by one
-                assert max(len(name.encode()) for name in (row.machine, row.group, row.zone)) > 256
+                longest = max(len(name.encode()) for name in (row.machine, row.group, row.zone))
+                assert longest > 256 or "\0" in row.machine
 
 
 def test_the_columns_are_those_of_messages():
@@ -94,6 +96,11 @@ def test_an_invalid_report_is_left_out_and_the_others_are_read(name):
         assert read(reader, [INVALID[name]]) == {}
 
 
+def test_reports_that_are_not_packed_are_left_out_in_their_order():
+    other = [b"", b"{}", b"x" * 64, b"y" * 57, GOOD, b"z" * 64, INVALID["negative boot"], b"{}"]
+    assert read(packed_rows.PackedReader(), other) == {4: packed.decode(GOOD)}
+
+
 def test_all_invalid_reports_together_are_left_out():
     assert read(packed_rows.PackedReader(), [*INVALID.values(), GOOD]) == {len(INVALID): packed.decode(GOOD)}
 
@@ -111,7 +118,7 @@ def test_the_memory_for_names_is_bounded(monkeypatch):
     for number in range(50):
         sent = [test_reports.node_report(metrics={f"m{number}": 1.0}), test_packed.REPORT]
         assert list(read(reader, [packed.encode(row) for row in sent]).values()) == sent
-        assert len(reader._sets) <= 3 + len(sent)
+        assert len(reader._numbers) <= 3 + len(sent)
         assert len(reader._codes) <= 40 + len(sent)
     monkeypatch.setattr(packed_rows, "SETS_MAX", 1000)
     for number in range(50):

@@ -1,8 +1,8 @@
 """The pure part of a channel: validate, deduplicate, hold and interpret received messages.
 
 Bytes and times in, `ForwardBatch`es out.  There are three kinds of input, each of which may be invalid:
-single node reports (buffered, and decoded a thousand at a time), Arrow batches of rows from channels below,
-and Arrow batches of summaries.  Rejected rows are counted by reason in `dropped`;
+single node reports (buffered, and decoded some thousands at a time), Arrow batches of rows from channels
+below, and Arrow batches of summaries.  Rejected rows are counted by reason in `dropped`;
 nothing raises.
 
 **Deduplication.**  `known_machines` detects reports that were received before, whatever channels they passed.
@@ -15,9 +15,11 @@ duplicate was dropped here, or if one of its inputs is partial.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +29,9 @@ from muster.core.reports import columns, packed
 from muster.monitor import protocol
 from muster.monitor.channel import interpreters, known_machines, packed_rows
 
-CHUNK_ROWS = 1000
+CHUNK_ROWS = 5000  # that are decoded at once, or fewer of so many bytes: they become about one message
+CHUNK_BYTES = 1600 << 10
+CHUNK_ROWS_MIN = 500  # chunks of fewer rows are joined to larger messages
 CHANNELS_MAX = 10_000  # below this one, whose batches are tracked; equivalent: about
 RECOUNT_MS = 2000
 MISSING_VALID_MS = 60_000
@@ -41,7 +45,7 @@ LOSSLESS = frozenset({"duplicate", "duplicate-batch"})
 class ChannelLimits:
     rows_max: int = 1_000_000  # held at once
     rows_per_message: int = 5_000
-    message_bytes: int = 700 << 10  # before compression; the default limit of a broker is 1 MiB
+    message_bytes: int = 1400 << 10  # before compression
     machines_max: int = 400_000  # tracked
     ahead_s: float = 60.0  # a report from further in the future is rejected
     age_s: float = 7 * 86400.0  # an older report is rejected
@@ -84,7 +88,9 @@ class Aggregator:
         self._packed = packed_rows.PackedReader()
         self._ahead_ms = int(self._limits.ahead_s * 1000)
         self._age_ms = int(self._limits.age_s * 1000)
-        self._raw: list[tuple[str, bytes]] = []
+        self._raw: list[bytes] = []
+        self._senders: list[bytes] = []  # of these
+        self._raw_bytes = 0
         self._rows: list[pa.RecordBatch] = []
         self._row_count = 0
         self._summaries: list[pa.RecordBatch] = []
@@ -110,54 +116,47 @@ class Aggregator:
         """Rows, of reports and of summaries."""
         return self._row_count + len(self._raw) + self._summary_count
 
-    def add_report(self, sender: str, data: bytes, now_ms: int) -> None:
-        """Add a node report. It is usually only buffered."""
-        self.received += 1
-        if len(data) > protocol.MAX_REPORT_BYTES:
-            self.dropped["too-large"] += 1
-        elif self._row_count + len(self._raw) >= self._limits.rows_max:
-            self.dropped["overload"] += 1
-        else:
-            self._raw.append((sender, data))
-            if len(self._raw) >= CHUNK_ROWS:
-                self.decode_pending(now_ms)
+    def add_reports(self, senders: Sequence[bytes], reports: Sequence[bytes], now_ms: int) -> None:
+        """Add node reports, each with its sender. They are usually only buffered."""
+        self.received += len(reports)
+        if max(map(len, reports), default=0) > protocol.MAX_REPORT_BYTES:
+            small = [len(data) <= protocol.MAX_REPORT_BYTES for data in reports]
+            self.dropped["too-large"] += len(small) - sum(small)
+            senders, reports = (list(itertools.compress(each, small)) for each in (senders, reports))
+        room = max(0, self._limits.rows_max - self._row_count - len(self._raw))
+        if len(reports) > room:
+            self.dropped["overload"] += len(reports) - room
+            senders, reports = senders[:room], reports[:room]
+        self._senders += senders
+        self._raw += reports
+        self._raw_bytes += sum(map(len, reports))
+        if len(self._raw) >= CHUNK_ROWS or self._raw_bytes >= CHUNK_BYTES:
+            self.decode_pending(now_ms)
 
     def decode_pending(self, now_ms: int) -> None:
         """Decode the buffered reports."""
         raw, self._raw = self._raw, []
-        known = [entry for entry in raw if entry[1].startswith(packed.MAGIC)]
-        rest = (
-            []
-            if len(known) == len(raw)
-            else [entry for entry in raw if not entry[1].startswith(packed.MAGIC)]
-        )
-        if known:
-            rows, left = self._packed.read([data for _, data in known])
-            rest += [known[place] for place in left]
-            if rows is not None:
-                self._add_packed(rows, [known[place][0] for place in rows.places], now_ms)
+        senders, self._senders = self._senders, []
+        self._raw_bytes = 0
+        rows, left = self._packed.read(raw)
+        if rows is not None:
+            self._add_packed(rows, [senders[place] for place in rows.places], now_ms)
         single: list[messages.NodeReport] = []
-        for sender, data in rest:
+        for place in left:
             try:
-                row = _decode(data)
+                row = _decode(raw[place])
             except errors.MusterError as error:
                 self.dropped[error.code] += 1
                 continue
-            if self._accepts(sender, row, now_ms):
+            if self._accepts(senders[place], row, now_ms):
                 single.append(row)
         if single:
             self._hold(columns.to_batch(single), now_ms)
 
-    def _add_packed(self, rows: packed_rows.PackedRows, senders: list[str], now_ms: int) -> None:
+    def _add_packed(self, rows: packed_rows.PackedRows, senders: list[bytes], now_ms: int) -> None:
         """Hold the reports that are their sender's own, of about this time, and new; count the others."""
         batch = rows.batch
-        own = np.array(
-            [
-                machine == sender or machine.startswith(f"{sender}.")
-                for machine, sender in zip(rows.machines, senders, strict=True)
-            ],
-            np.bool_,
-        )
+        own = rows.are_named(senders)
         ahead = own & (rows.at_ms > now_ms + self._ahead_ms)
         old = own & (rows.at_ms < now_ms - self._age_ms)
         machines, boot, sequence, period_s = rows.machines, rows.boot, rows.sequence, rows.period_s
@@ -175,16 +174,17 @@ class Aggregator:
         if batch.num_rows:
             self._hold(batch, now_ms)
 
-    def _accepts(self, sender: str, row: messages.NodeReport, now_ms: int) -> bool:
+    def _accepts(self, sender: bytes, row: messages.NodeReport, now_ms: int) -> bool:
         """As `_add_packed`, for one report."""
-        if row.machine != sender and not row.machine.startswith(f"{sender}."):
+        machine = row.machine.encode()
+        if machine != sender and not machine.startswith(sender + b"."):
             self.dropped["forged"] += 1
         elif row.at_ms > now_ms + self._ahead_ms:
             self.dropped["from-the-future"] += 1
         elif row.at_ms < now_ms - self._age_ms:
             self.dropped["too-old"] += 1
         else:
-            return self._known.observe(row.machine, row.boot, row.sequence, row.period_s * 1000, now_ms)
+            return self._known.observe(machine, row.boot, row.sequence, row.period_s * 1000, now_ms)
         return False
 
     def add_batch(self, sender: str, data: bytes, now_ms: int) -> None:
@@ -251,6 +251,16 @@ class Aggregator:
         self._from_ms, self._partial_below = None, False
         return forwards
 
+    def halves(self, forward: ForwardBatch) -> list[ForwardBatch]:
+        """The same rows in two messages, for a message that is too large; none of a single row."""
+        half = forward.batch.num_rows // 2
+        if not half:
+            return []
+        self._sequence += 1
+        rest = msgspec.structs.replace(forward.facts, sequence=self._sequence, dropped={})
+        parts = ((forward.batch.slice(0, half), forward.facts), (forward.batch.slice(half), rest))
+        return [ForwardBatch(forward.subscription, batch, facts) for batch, facts in parts]
+
     def _interpreted(
         self,
         interpreter: interpreters.Interpreter,
@@ -271,7 +281,10 @@ class Aggregator:
         lost: dict[str, int],
         missing: int,
     ) -> Iterable[ForwardBatch]:
-        batches = emission.table.combine_chunks().to_batches(max_chunksize=self._limits.rows_per_message)
+        table = emission.table
+        if table["group"].num_chunks * CHUNK_ROWS_MIN > table.num_rows:  # not many of the size of a message
+            table = table.combine_chunks()
+        batches = table.to_batches(max_chunksize=self._limits.rows_per_message)
         for batch in (piece for chunk in batches for piece in _pieces(chunk, self._limits.message_bytes)):
             self._sequence += 1
             facts = columns.BatchInfo(
@@ -324,7 +337,7 @@ class Aggregator:
             self.dropped["too-old"] += batch.num_rows - ahead - pc.sum(good).as_py()
             batch = batch.filter(good)
         fresh = self._known.observe_all(
-            batch.column("machine").to_pylist(),
+            batch.column("machine").cast(pa.binary()).to_pylist(),
             batch.column("boot").to_numpy(),
             batch.column("sequence").to_numpy(),
             batch.column("period_s").to_numpy(),

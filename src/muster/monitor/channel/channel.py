@@ -31,6 +31,7 @@ events = log.EventLog("monitor")
 
 _SENDER_AT = len(subjects.from_identity(protocol.PART, ""))
 RETRY_S = 0.5
+MESSAGE_BYTES_MAX = 1_000_000  # compressed; the default limit of a broker is 1 MiB
 CONFIRM_MARGIN_S = 1.0  # for the latency of the message and of the heartbeat
 
 
@@ -45,7 +46,6 @@ class ChannelOptions:
     compression: str | None = "lz4"
     sensors: bool = True  # accepts sensors without a list of channels
     shard: int = 0
-    pending_max: int = 200_000  # messages that may wait to be processed
     waiting_bytes_max: int = 256 << 20  # of messages that may wait to be forwarded
     replicas: int = 1
     stream_bytes_max: int = 4 << 30
@@ -88,6 +88,7 @@ class Channel:
         self._receiving: list[asyncio.Task[None]] = []  # ended before the last reports are forwarded
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._waiting_bytes = 0
+        self._sender_end = _SENDER_AT + 1 - len(protocol.reports_to(self.name))  # in a subject, from its end
         self._wake = asyncio.Event()
         self._all_sent = asyncio.Event()
         self._beats = 0
@@ -107,10 +108,12 @@ class Channel:
         self._registry = await self._bus.key_value(
             api.KeyValueSettings(bucket=protocol.BUCKET, replicas=self._settings.replicas)
         )
-        await self._listen(protocol.BEATS, self._on_heartbeat, 10_000)
+        await self._listen(protocol.BEATS, self._on_heartbeat)
         for subject in protocol.batches_to(self.name):
-            await self._listen(subject, self._on_batch, 10_000)
-        await self._listen(protocol.reports_to(self.name), self._on_report, self._settings.pending_max)
+            await self._listen(subject, self._on_batch)
+        self._subscriptions.append(
+            await self._bus.subscribe(protocol.reports_to(self.name), bulk=self._on_reports)
+        )
         self._receiving = [self._tasks.loop("hold", self._hold), self._tasks.loop("heartbeat", self._beat)]
         self._tasks.loop("forward", self._forward)
         events.info("channel-started", channel=self.name)
@@ -169,19 +172,15 @@ class Channel:
 
     # Receiving. These handlers run in the read loop of the connection and must not block.
 
-    async def _listen(self, subject: str, handler: api.Handler, pending_max: int) -> None:
-        subscription = await self._bus.subscribe(
-            subject, handler=handler, max_pending=pending_max, max_pending_bytes=256 << 20
-        )
+    async def _listen(self, subject: str, handler: api.Handler) -> None:
+        subscription = await self._bus.subscribe(subject, handler=handler)
         self._subscriptions.append(subscription)
 
-    def _on_report(self, message: api.Message) -> None:
-        subject = message.subject
+    def _on_reports(self, subjects_: Sequence[bytes], reports: Sequence[bytes]) -> None:
         if self._held_since_s is None:
             self._held_since_s = time.monotonic()
-        self.aggregator.add_report(
-            subject[_SENDER_AT : subject.index(".", _SENDER_AT)], message.data, int(time.time() * 1000)
-        )
+        senders = [subject[_SENDER_AT : self._sender_end] for subject in subjects_]
+        self.aggregator.add_reports(senders, reports, int(time.time() * 1000))
 
     def _on_batch(self, message: api.Message) -> None:
         if self._held_since_s is None:
@@ -221,11 +220,16 @@ class Channel:
 
     def _flush(self) -> None:
         since_s, self._held_since_s = self._held_since_s or time.monotonic(), None
-        for forward in self.aggregator.flush(int(time.time() * 1000)):
+        forwards = collections.deque(self.aggregator.flush(int(time.time() * 1000)))
+        while forwards:
+            forward = forwards.popleft()
             try:
                 data = forward.encode(self._settings.compression)
             except errors.MusterError as error:
                 self.aggregator.dropped[error.code] += forward.batch.num_rows
+                continue
+            if len(data) > MESSAGE_BYTES_MAX and (halves := self.aggregator.halves(forward)):
+                forwards.extendleft(reversed(halves))
                 continue
             self._waiting.append(_Waiting(forward.subscription, forward.facts, data, since_s))
             self._waiting_bytes += len(data)

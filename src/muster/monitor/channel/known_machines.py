@@ -11,6 +11,7 @@ The memory is bounded: above ``machines_max`` the machines that were silent for 
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -36,10 +37,10 @@ class KnownMachines:
         self._dropped = dropped
         self._machines_max = machines_max
         # The place of each machine in the arrays. Those that report are moved from the old to the young.
-        self._young: dict[str, int] = {}
-        self._old: dict[str, int] = {}
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
         self._free: list[int] = []
-        self._former: dict[str, duplicates.Seen] = {}  # by machine: the previous boot
+        self._former: dict[bytes, duplicates.Seen] = {}  # by machine: the previous boot
         self._boot = np.zeros(0, np.int64)
         self._high = np.zeros(0, np.int64)
         self._bits = np.zeros(0, np.uint64)
@@ -48,15 +49,13 @@ class KnownMachines:
         self._row = np.zeros(0, np.int64)  # scratch: the last row of each machine
 
     def observe_all(
-        self, machines: Sequence[str], boot: Ints, sequence: Ints, period_s: Floats, now_ms: int
+        self, machines: Sequence[bytes], boot: Ints, sequence: Ints, period_s: Floats, now_ms: int
     ) -> Bools:
         """Which of the reports are new."""
         period_ms = period_s * 1000
-        get = self._young.get
-        place = np.fromiter((get(machine, -1) for machine in machines), np.int64, len(machines))
+        known = map(self._young.get, machines, itertools.repeat(-1))
+        place = np.fromiter(known, np.int64, len(machines))
         rows = np.flatnonzero(place >= 0)
-        if 2 * (len(self._young) + len(machines) - len(rows)) >= self._machines_max:
-            rows = rows[:0]  # machines may be removed: which ones depends on the order of the reports
         at = place[rows]
         usual = (self._boot[at] == boot[rows]) & (self._high[at] + 1 == sequence[rows])
         # Several reports of one machine are observed in their order.
@@ -76,18 +75,19 @@ class KnownMachines:
             )
         return new
 
-    def observe(self, machine: str, boot: int, sequence: int, period_ms: float, now_ms: int) -> bool:
+    def observe(self, machine: bytes, boot: int, sequence: int, period_ms: float, now_ms: int) -> bool:
         """Whether a report is new."""
         place = self._young.get(machine)
         if place is None:
-            place = self._old.pop(machine, None)  # not to be removed with the others
+            place = self._old.get(machine)
             if len(self._young) * 2 >= self._machines_max:
                 self._forget_old()
             if place is None:
                 place = self._young[machine] = self._new_place()
                 self._set(place, boot, sequence, 1, period_ms, now_ms)
                 return True
-            self._young[machine] = place  # also for a duplicate: its machine is active
+            # Also for a duplicate: its machine is active and must not be removed with the others.
+            self._young[machine] = place
         known = int(self._boot[place]), int(self._high[place]), int(self._bits[place])
         if boot == known[0]:
             verdict, high, bits = self._observed(known[1], known[2], sequence)
@@ -140,7 +140,7 @@ class KnownMachines:
 
     def _forget_old(self) -> None:
         """Remove the machines that have not reported since the young ones were begun."""
-        removed = list(self._old.values())
+        removed = [place for machine, place in self._old.items() if machine not in self._young]
         self._received_ms[removed] = _NEVER_MS
         self._free += removed
         self._old, self._young = self._young, {}

@@ -53,7 +53,8 @@ def test_single_reports_are_those_of_the_batch_in_the_form_of_a_sensor(profile):
     frames = slot_frames.SlotFrames(slot, "a.b", 10.0)
     moved = 0
     for tick in (0, 2, 100, 101, 360):
-        sample, batch = (make(slot, tick, 1_700_000_000_000) for make in (made.sample, made.batch))
+        sample = made.sample(slot, tick, 1_700_000_000_000)
+        batch = made.batch(slot, tick, 1_700_000_000_000)
         frames.fill(sample)
         reports = frames.reports(sample.reporting)
         assert [packed.decode(data) for data in reports] == columns.from_batch(batch)

@@ -110,7 +110,7 @@ class RoleMetrics:
         return cls(
             codes,
             is_counter,
-            10.0 ** (1 + codes % 4),
+            np.power(10.0, 1 + codes % 4, dtype=np.float64),
             np.where(is_counter, 0.5, 0.2),
             np.where(is_counter, 1.0, 1000.0),
             np.where(is_counter, 0.0, 0.5),

@@ -32,7 +32,8 @@ class SlotFrames:
         self._groups = slot.group_numbers
         rows = len(self._machines)
         if slot.lives is None:
-            self._roles, self._members = [0] * rows, (np.arange(rows),)
+            self._roles = [0] * rows
+            self._members: tuple[npt.NDArray[np.int64], ...] = (np.arange(rows),)
             extra: tuple[tuple[str, ...], ...] = ((),)
         else:
             self._roles, self._members = slot.lives.roles.tolist(), slot.lives.members

@@ -112,7 +112,7 @@ class Waiting:
 WAITING = st.builds(
     Waiting,
     subject=st.sampled_from("abcdef"),
-    size=st.sampled_from([100, 100, 100, 1 << 20]),
+    size=st.sampled_from([100] * 10 + [100 << 10] * 3 + [1 << 20]),
     alone=st.sampled_from([False] * 20 + [True]),
     guarded=st.sampled_from([False] * 5 + [True]),
     message_id=st.sampled_from([None] * 10 + ["1", "2", "3"]),
@@ -130,7 +130,7 @@ def test_rounds_make_progress_and_batches_are_such_as_the_broker_takes(waiting: 
         if together:
             assert commit_groups.MIN_BATCH <= len(batch) <= commit_groups.MAX_BATCH
             assert sum(item.size for item in batch) <= commit_groups.MAX_BATCH_BYTES
-            assert not any(item.alone for item in batch)
+            assert not any(item.alone or item.size > commit_groups.LARGE_BYTES for item in batch)
             ids = [item.message_id for item in batch if item.message_id]
             assert len(ids) == len(set(ids))
             for place, message in enumerate(batch):
@@ -147,6 +147,18 @@ def test_many_waiting_go_together_and_few_do_not():
         commit_groups.MIN_BATCH - 1,
         False,
     )
+
+
+def test_large_messages_go_one_by_one_and_do_not_keep_others_from_going_together():
+    """The broker writes the messages of a batch twice."""
+    small, large = (
+        [Waiting(f"s{n}", size, False, False, None) for n in range(50)] for size in (128 << 10, 129 << 10)
+    )
+    costs = commit_groups.CommitCosts()
+    costs.single_s = 1.0
+    assert commit_groups.next_group(large, costs) == (50, False)
+    assert commit_groups.next_group([*large[:3], *small], costs) == (3, False)
+    assert commit_groups.next_group([*small[:20], *large], costs) == (20, True)
 
 
 @pytest.mark.parametrize(

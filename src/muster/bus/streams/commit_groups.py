@@ -9,17 +9,21 @@ ms a message, a single publish 0.3 ms; without sync a single one 0.03 ms; on a b
 
 The broker accepts or rejects a batch as a unit. A rejected group is halved and tried again, so that one bad
 message (a conflict, a duplicate, one too large for the remaining budget) only delays the others; messages
-with `WaitingPublish.alone` are never grouped.
+with `WaitingPublish.alone` and large ones are never grouped.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
 MIN_BATCH = 8  # fewer are never worth a batch
 MAX_BATCH = 500  # the limit of the broker is 1,000
 MAX_BATCH_BYTES = 4 << 20
+LARGE_BYTES = (
+    128 << 10
+)  # of a message: the broker writes those of a batch twice, which costs more than a sync
 EXPLORE_EVERY = 32  # rounds: then the other way is tried, or it could never be found to be better
 EXPLORE_COUNT = MIN_BATCH
 
@@ -53,7 +57,9 @@ def batchable(waiting: Sequence[WaitingPublish]) -> int:
     size = 0
     for count, publish in enumerate(waiting):
         size += publish.size
-        if count == MAX_BATCH or (count and size > MAX_BATCH_BYTES) or publish.alone:
+        if count == MAX_BATCH or (count and size > MAX_BATCH_BYTES):
+            return count
+        if publish.alone or publish.size > LARGE_BYTES:
             return count
         if (publish.guarded and publish.subject in subjects) or publish.message_id in ids:
             return count
@@ -91,6 +97,9 @@ class CommitCosts:
 
 def next_group(waiting: Sequence[WaitingPublish], costs: CommitCosts) -> tuple[int, bool]:
     """How many of the first ones form the next round, and whether as one batch or one by one."""
+    large = itertools.takewhile(lambda publish: publish.size > LARGE_BYTES, waiting)
+    if count := sum(1 for _ in large):
+        return min(count, MAX_BATCH), False
     count = batchable(waiting)
     if count >= MIN_BATCH:
         return costs.choose(count)

@@ -78,7 +78,7 @@ def test_a_bulk_reader_receives_the_messages_of_a_block_at_once(cuts: list[int],
     wire = Wire()
     parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
     calls: list[tuple[Any, Any]] = []
-    parser.bulk[7] = client_parser.BulkReader(lambda *call: calls.append(call))
+    parser.bulk[b"7"] = client_parser.BulkReader(lambda *call: calls.append(call))
     for begin, end in itertools.pairwise([0, *sorted(cuts), len(SAID)]):
         block = SAID[begin:end]
         _parse(parser, parser.take(block) if as_it_comes else block)

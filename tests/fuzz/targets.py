@@ -231,8 +231,8 @@ def report_message(data: bytes) -> None:
 
 
 @functools.cache
-def _packed() -> bytes:
-    return packed.encode(release_fixtures.report("b", 1))
+def _packed() -> list[bytes]:
+    return [packed.encode(release_fixtures.report(name, 1)) for name in "bcb"]
 
 
 @target(
@@ -240,11 +240,16 @@ def _packed() -> bytes:
     packed.encode(release_fixtures.report("a", 2)),
 )
 def packed_report(data: bytes) -> None:
-    rows, left = packed_rows.PackedReader().read([data, _packed()])
+    others = _packed()
+    rows, left = packed_rows.PackedReader().read([others[0], data, *others[1:]])
     assert rows is not None
-    if 0 not in left:
-        rows.batch.validate(full=True)
-        assert columns.from_batch(rows.batch)[0] == packed.decode(data)
+    rows.batch.validate(full=True)
+    reports = dict(zip(rows.places, columns.from_batch(rows.batch), strict=True))
+    assert sorted([*reports, *left]) == [0, 1, 2, 3]
+    assert [reports[place] for place in (0, 2, 3)] == list(map(packed.decode, others))
+    if 1 in reports:
+        assert reports[1] == packed.decode(data)
+        rows.are_named([b"b", b"", b"\xff" * 300, b"b.c"])
     packed.decode(data)
 
 

@@ -343,8 +343,10 @@ class NatsConnection(nats_client.Client):
         try:
             with cancellation.cancellable():
                 number = (await super().subscribe(subject, queue=group))._id
-                readers: dict[int, Any] = self._readers if callable(reader) else self._parser.bulk
-                readers[number] = reader
+                if callable(reader):
+                    self._readers[number] = reader
+                else:
+                    self._parser.bulk[b"%d" % number] = reader
             await self.round_trip(timeout_s)
             if subject in self._refused_subjects:
                 raise errors.Forbidden(f"this identity may not subscribe to {subject!r}")
@@ -357,7 +359,7 @@ class NatsConnection(nats_client.Client):
         """Unsubscribe. The broker is notified soon; ``still_read``: messages that arrive before are read."""
         if not still_read:
             self._readers.pop(number, None)
-            self._parser.bulk.pop(number, None)
+            self._parser.bulk.pop(b"%d" % number, None)
         if self._subs.pop(number, None) is not None and self.is_connected:
             self._append(b"UNSUB %d\r\n" % number)
 

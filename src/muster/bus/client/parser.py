@@ -47,7 +47,7 @@ class NatsParser(parser.Parser):
         self._wanted_bytes = 0  # with fewer than that there is nothing to do
         self._resets = 0
         self._busy = False  # amid a line that is no message
-        self.bulk: dict[int, BulkReader] = {}  # by the number of their subscription
+        self.bulk: dict[bytes, BulkReader] = {}  # by the number of their subscription
         self.blocks = 0  # received: while it grows, the broker is alive
 
     def __repr__(self) -> str:
@@ -137,15 +137,15 @@ class NatsParser(parser.Parser):
                 else:
                     return at, end
                 stop = begin + int(words[-1])
-                number = int(words[2])
+                collected = bulk.get(words[2])
+                number = int(words[2]) if collected is None else 0
             except (ValueError, IndexError):
                 return at, end
             if stop + 2 > size:
                 self._wanted_bytes = stop + 2 - at
                 return at, -1
             at = stop + 2
-            if number in bulk:
-                collected = bulk[number]
+            if collected is not None:
                 collected.subjects.append(words[1])
                 collected.data.append(data[body:stop])
                 continue

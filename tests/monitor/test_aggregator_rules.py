@@ -140,6 +140,13 @@ def test_large_chunks_are_forwarded_as_they_are_and_small_ones_are_joined():
         give(channel, *(node(f"m{machine}", 2 + number) for machine in range(100)))
         channel.decode_pending(NOW_MS)
     assert [forward.batch.num_rows for forward in channel.flush(NOW_MS)] == [300]
+    for sequence in (5, 6):  # a trickle of others beside a flood
+        add_report(channel, "b", messages.encode(node("b", sequence)), NOW_MS)
+        give(channel, *(node(f"m{machine}", sequence) for machine in range(500)))
+        channel.decode_pending(NOW_MS)
+    forwards = channel.flush(NOW_MS)
+    assert [forward.batch.num_rows for forward in forwards] == [500, 500, 2]
+    assert len({forward.facts.sequence for forward in forwards}) == 3
 
 
 def test_what_a_channel_holds_is_bounded_over_reports_and_batches():

@@ -31,7 +31,7 @@ from muster.monitor.channel import interpreters, known_machines, packed_rows
 
 CHUNK_ROWS = 5000  # that are decoded at once, or fewer of so many bytes: they become about one message
 CHUNK_BYTES = 1600 << 10
-CHUNK_ROWS_MIN = 500  # chunks of fewer rows are joined to larger messages
+CHUNK_ROWS_MIN = 500  # of a message: smaller ones are joined
 CHANNELS_MAX = 10_000  # below this one, whose batches are tracked; equivalent: about
 RECOUNT_MS = 2000
 MISSING_VALID_MS = 60_000
@@ -281,10 +281,7 @@ class Aggregator:
         lost: dict[str, int],
         missing: int,
     ) -> Iterable[ForwardBatch]:
-        table = emission.table
-        if table["group"].num_chunks * CHUNK_ROWS_MIN > table.num_rows:  # not many of the size of a message
-            table = table.combine_chunks()
-        batches = table.to_batches(max_chunksize=self._limits.rows_per_message)
+        batches = _joined(emission.table.to_batches(), self._limits.rows_per_message)
         for batch in (piece for chunk in batches for piece in _pieces(chunk, self._limits.message_bytes)):
             self._sequence += 1
             facts = columns.BatchInfo(
@@ -366,6 +363,19 @@ def _table(batches: list[pa.RecordBatch], schema: pa.Schema, *, partial: bool = 
         return table
     place = schema.get_field_index("partial")
     return table.set_column(place, schema.field(place), pa.repeat(pa.scalar(True), table.num_rows))
+
+
+def _joined(batches: list[pa.RecordBatch], rows_max: int) -> list[pa.RecordBatch]:
+    """The small ones as few; those that have the size of a message remain as they are."""
+    large = [batch for batch in batches if batch.num_rows >= CHUNK_ROWS_MIN]
+    small = [batch for batch in batches if batch.num_rows < CHUNK_ROWS_MIN]
+    if len(small) > 1:
+        small = pa.Table.from_batches(small).combine_chunks().to_batches()
+    return [
+        batch.slice(start, rows_max)
+        for batch in (*large, *small)
+        for start in range(0, batch.num_rows, rows_max)
+    ]
 
 
 def _bounded_counts(lost: collections.Counter[str]) -> dict[str, int]:

@@ -37,6 +37,7 @@ from muster.core import errors, units
 from muster.core.reports import columns
 from muster.core.settings import retention
 from muster.trust import credentials as credentials_
+from muster.trust.permissions import roles
 
 OK, WARNING, FAULT = "ok", "warning", "fault"
 DAY_S = 86400.0
@@ -182,7 +183,10 @@ async def keys(target: DoctorTarget) -> CheckOutcome:
     if loose:
         return FAULT, f"other users can read {loose}", f"chmod -R go-rwx {folder}"
     await asyncio.to_thread(identities.check_complete, trust)
-    records = await asyncio.to_thread(trust.records)
+    # Those of enrolment tokens are used once, and expire with the token.
+    records = [
+        record for record in await asyncio.to_thread(trust.records) if record.role != roles.Role.JOINING
+    ]
     ending = [
         record.identity
         for record in records

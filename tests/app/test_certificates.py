@@ -24,12 +24,6 @@ def served(port: int, bundle: Path) -> int:
     return x509.load_der_x509_certificate(shown).serial_number
 
 
-def test_hosts_are_what_clients_may_call_the_brokers():
-    assert certificates.hosts("127.0.0.1") == ["127.0.0.1", "localhost", "::1"]
-    assert certificates.hosts("bus.example")[0] == "bus.example"
-    assert "0.0.0.0" not in certificates.hosts("0.0.0.0")
-
-
 async def test_a_certificate_that_is_due_is_renewed_and_served_without_a_restart(made):
     settings = made(bus__tls="on", trust__certificate_lifetime_s=3600)
     async with domain.Domain(settings) as running, await running.connect("a", roles.Role.USER) as bus:

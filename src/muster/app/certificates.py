@@ -5,16 +5,14 @@ restart.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from muster.app.brokers import addresses
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.bus.brokers import config
-from muster.bus.locator import server
 from muster.core import errors, units
 from muster.core.settings import domain
 from muster.trust import certificates
@@ -43,30 +41,10 @@ def ensure(settings: domain.BaseSettings) -> bool:
         held.rotate(lifetime_s=settings.trust.ca_lifetime_s)
     return held.ensure(
         NAME,
-        hosts(settings.bus.host),
+        addresses.certified(settings.bus),
         lifetime_s=settings.trust.certificate_lifetime_s,
         renew_at=settings.trust.renew_at,
     )
-
-
-def hosts(listening_on: str) -> list[str]:
-    """The names and addresses of brokers that listen on this address."""
-    named = [listening_on]
-    if listening_on in server.EVERYWHERE:
-        named = [socket.gethostname(), *_addresses(socket.gethostname())]
-    return list(dict.fromkeys([*named, "localhost", "127.0.0.1", "::1"]))
-
-
-def _addresses(name: str) -> list[str]:
-    """Addresses that other machines may use."""
-    try:
-        addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
-    except OSError:
-        return []
-    parsed = sorted(
-        map(ipaddress.ip_address, (address for address in addresses if "%" not in address)), key=str
-    )
-    return [str(address) for address in parsed if not address.is_loopback]
 
 
 def broker_tls(settings: domain.BaseSettings) -> config.BrokerTls:

@@ -86,7 +86,7 @@ def _broker(
         port=port(bus.port),
         tls=trusted.tls,
         # Otherwise it would advertise addresses that its certificate may not include.
-        advertise=socket.gethostname() if trusted.tls and bus.host in server.EVERYWHERE else None,
+        advertise=_advertised(bus) if trusted.tls else None,
         plaintext=bus.tls == "off",
         storage=_storage(bus, name if leaf else None) if stores else None,
         cluster=config.BrokerCluster(name=cluster, secret=trusted.secret) if cluster else None,
@@ -99,6 +99,13 @@ def _broker(
         ping_interval_s=bus.ping_interval_s,
         log_bytes_max=log_files.broker_file_bytes(settings, broker_count(settings)),
     )
+
+
+def _advertised(bus: settings_bus.BusSettings) -> str | None:
+    """The name for clients of a broker that listens on all addresses."""
+    if bus.host not in server.EVERYWHERE:
+        return None
+    return bus.names[0] if bus.names else socket.gethostname()
 
 
 def broker_count(settings: settings_domain.BaseSettings) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from muster.app import certificates, enrolment, identities, log_files
+from muster.app.brokers import addresses
 from muster.app.components import bootstrap_client, component
 from muster.app.components import context as context_
 from muster.app.supervisor import fork_server, module_process, worker
@@ -172,12 +173,19 @@ class ManagementComponent:
         running = await asyncio.to_thread(self._context.folder.running)
         assert running is not None
         ca = await asyncio.to_thread(pathlib.Path(running.ca).read_text) if running.ca else ""
+        locators: tuple[str, ...] = ()
+        if not servers:
+            bus, urls = self._context.settings.bus, running.servers
+            servers = await asyncio.to_thread(addresses.reachable_urls, bus, urls)
+            if running.locator_url:
+                urls = (running.locator_url,)
+                locators = await asyncio.to_thread(addresses.reachable_urls, bus, urls)
         token = await self._enrolment.make(
             call.identity,
             name,
-            tuple(servers) or running.servers,
+            tuple(servers),
             ca,
-            locator="" if servers else running.locator_url or "",
+            locator=next(iter(locators), ""),
             approval=approval,
             lifetime_s=lifetime_s,
         )

@@ -234,6 +234,7 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
     examples=[
         ("muster agent token host-b", "valid once, within an hour"),
         ("muster agent token host-b --approval --lifetime 24h", "the enrolment has to be approved"),
+        ("muster agent token host-b --address wss://gateway.example.org:443", "through another address"),
     ],
 )
 @click.argument("name")
@@ -244,7 +245,8 @@ async def _connect(folder: Path, proxy: str | None, measure: metrics.Metrics) ->
     "addresses",
     multiple=True,
     metavar="URL",
-    help="URL of a broker for the machine; may be repeated.",
+    help="URL of a broker, as the machine reaches it; may be repeated (default: the names and addresses of "
+    "this machine).",
 )
 @connection.options
 @command.pass_invocation
@@ -257,12 +259,21 @@ def token(
     to: connection.ConnectionOptions,
 ) -> None:
     """Create a one-time token for the enrolment of the machine NAME."""
+    from muster.app import enrolment
+    from muster.core.net import hosts
+
     made = registry_calls.ask_domain(
         invocation,
         to,
         lambda domain: domain.token(name, approval=approval, lifetime_s=lifetime_s, servers=addresses),
     )
     invocation.printer.done(made, made.token)
+    servers = enrolment.EnrolmentToken.parse(made.token).servers
+    if all(hosts.is_loopback(hosts.host_of_url(server, "server")[0]) for server in servers):
+        invocation.printer.note(
+            "the brokers listen on loopback, so this token is valid on this machine only: set bus.host, or "
+            "name the address of a broker with --address"
+        )
 
 
 @agent.command(examples=[("muster agent approve host-b", "")])

@@ -41,6 +41,14 @@ class BusSettings(sections.SettingsSection, frozen=True, kw_only=True):
             "(see `tls`) and admits other machines."
         ),
     ] = "127.0.0.1"
+    names: Annotated[
+        tuple[str, ...],
+        doc(
+            "Names or addresses under which other machines reach the brokers, if they are not those of this "
+            "machine: a name in DNS, or the address of a NAT. The brokers' certificate contains them, and "
+            "tokens for machines (`muster agent token`) refer to them."
+        ),
+    ] = ()
     port: Annotated[
         hosts.Port,
         doc(

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -230,6 +230,16 @@ class MusterGroup(MusterCommand, click.Group):
             formatter.write_dl(
                 [(name, inner.get_short_help_str(limit=1000)) for name, inner in self.commands.items()]
             )
+
+
+def empty_result(sentence: str, rows: Sized, predicate: str) -> str:
+    """What a command prints if ``predicate`` selected no rows: the sentence, and a likely mistake."""
+    if rows:
+        return sentence
+    from muster.predicates.analysis import quotation
+
+    hint = quotation.unquoted_hint(predicate)
+    return f"{sentence}; {hint}" if hint else sentence
 
 
 def program() -> str:

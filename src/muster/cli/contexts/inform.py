@@ -159,7 +159,8 @@ def find(
     result = common.call(invocation, to, lambda held: held.find(predicate, limit=limit, after=after))
     listed = list(map(rows.context_row, result.contexts))
     columns = ("key", "version", "attributes", "age_s", "source?")
-    invocation.printer.rows(listed, columns, of="context", empty="no context matches")
+    empty = command.empty_result("no context matches", listed, predicate)
+    invocation.printer.rows(listed, columns, of="context", empty=empty)
     common.warn_incomplete(invocation, result)
 
 

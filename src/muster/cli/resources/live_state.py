@@ -17,8 +17,9 @@ _RESOURCE = (
 )
 
 
-def _print(invocation: command.Invocation, resources: list[rows.ResourceRow]) -> None:
-    invocation.printer.rows(resources, _RESOURCE, of="resource", empty="no resources")
+def _print(invocation: command.Invocation, resources: list[rows.ResourceRow], where: str) -> None:
+    empty = command.empty_result("no resources", resources, where)
+    invocation.printer.rows(resources, _RESOURCE, of="resource", empty=empty)
 
 
 @click.command(
@@ -58,6 +59,7 @@ def get(
         _print(
             invocation,
             registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(*names, where=where)),
+            where,
         )
 
 
@@ -93,9 +95,8 @@ def _for_people(details: rows.ResourceDescription) -> dict[str, Any]:
 @command.pass_invocation
 def targets(invocation: command.Invocation, expression: str, to: connection.ConnectionOptions) -> None:
     """List the resources that a predicate selects."""
-    _print(
-        invocation, registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=expression))
-    )
+    selected = registry_calls.call_registry(invocation, to, lambda fleet: fleet.get(where=expression))
+    _print(invocation, selected, expression)
 
 
 @click.command(
@@ -181,6 +182,7 @@ def exec(
     )
     columns = ["resource", "outcome", "result", "reason"]
     columns += ["truncated"] if any(row.truncated for row in results) else []
-    invocation.printer.rows(results, columns, of="resource", empty="the predicate selects no resource")
+    empty = command.empty_result("the predicate selects no resource", results, where)
+    invocation.printer.rows(results, columns, of="resource", empty=empty)
     if any(row.outcome != "done" for row in results):
         raise click.exceptions.Exit(1)

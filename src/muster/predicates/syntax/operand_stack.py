@@ -64,7 +64,7 @@ class OperandStack:
     def close_group(self, symbol: str, start: int, end: int) -> None:
         self.reduce(1)
         if not self.operators:
-            self.fail(f"nothing was opened that this {symbol!r} could close", start)
+            self.fail(f"this {symbol!r} closes nothing: no matching symbol precedes it", start)
         group = self.operators.pop()
         if CLOSING[group.symbol] != symbol:
             self.fail(
@@ -175,7 +175,7 @@ class OperandStack:
                 return ast.Constant(value, span)
             case ast.Literal() | ast.Unary() | ast.Arithmetic():
                 self.fail(
-                    "a condition is due here, and this is only a value",
+                    "expected a condition; this is a value",
                     operand.start,
                     "compare it with something: =, <>, <, <=, >, >=",
                 )
@@ -185,12 +185,12 @@ class OperandStack:
         node = operand.node
         if not isinstance(node, ast.Literal | ast.Name | ast.Unary | ast.Arithmetic):
             self.fail(
-                "a value is due here, and this is a condition",
+                "expected a value; this is a condition",
                 operand.start,
                 "join conditions with AND, OR and NOT",
             )
         if number and isinstance(node, ast.Literal) and not node.kind.is_number:
-            self.fail("a number or a name is due here", operand.start)
+            self.fail("expected a number or a name", operand.start)
         return node
 
     def _refuse_depth(self, position: int) -> NoReturn:

@@ -163,7 +163,7 @@ class _Parser(operand_stack.OperandStack):
                     return False
             case _:
                 self.fail(
-                    f"a name, a value or a condition is due here, not {self._shown(token)}",
+                    f"expected a name, a value or a condition, not {self._shown(token)}",
                     token.start,
                     "for example: threat_level >= 4",
                 )
@@ -182,7 +182,7 @@ class _Parser(operand_stack.OperandStack):
             opening = self._take()
             if opening.value not in operand_stack.CLOSING or opening.kind != "symbol":
                 self.fail(
-                    f"a group is expected after '{word}:', not {self._shown(opening)}",
+                    f"expected a group after '{word}:', not {self._shown(opening)}",
                     opening.start if opening.kind != "end" else colon.start,
                     f"write {word}: ( … )",
                 )
@@ -192,7 +192,7 @@ class _Parser(operand_stack.OperandStack):
             dot, name = self._take(), self._take()
             if name.kind not in ("word", "reserved") or token.end != dot.start or dot.end != name.start:
                 self.fail(
-                    f"an attribute name is expected directly after '{word}.'", dot.end, f"write {word}.name"
+                    f"expected an attribute name directly after '{word}.'", dot.end, f"write {word}.name"
                 )
             self._check_scope(word, token)
             self._push_name(self.text[name.start : name.end], word, (token.start, name.end))
@@ -274,9 +274,9 @@ class _Parser(operand_stack.OperandStack):
             word = "CONTAINS"
         if word not in ("BETWEEN", "IN", "LIKE", "CONTAINS") and (negated or word != "IS"):
             self.fail(
-                "BETWEEN, IN, LIKE or CONTAINS is expected after NOT"
+                "expected BETWEEN, IN, LIKE or CONTAINS after NOT"
                 if negated
-                else f"an operator is due here, not {self._shown(token)}",
+                else f"expected an operator, not {self._shown(token)}",
                 token.start,
                 "join conditions with AND or OR; compare with =, <>, <, <=, >, >=",
             )
@@ -334,7 +334,7 @@ class _Parser(operand_stack.OperandStack):
             if token.kind == "symbol" and token.value == ")":
                 return tuple(words)
             if token.kind != "symbol" or token.value != ",":
-                self.fail(f"a comma or ')' is due here, not {self._shown(token)}", token.start)
+                self.fail(f"expected a comma or ')', not {self._shown(token)}", token.start)
 
     def _like(self, name: ast.Name, start: int) -> ast.Like:
         string = self._expect_string("LIKE")

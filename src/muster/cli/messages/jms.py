@@ -42,6 +42,7 @@ _SUBSCRIPTIONS = (
     "matched?",
     "rejected?",
 )
+QUIET_S = 1.0  # `receive` then says that it waits
 NUMBER_DIGITS = 19  # fewer fit into the number of a message
 _SCHEDULED = ("number", "id", "destination", "delivery_time_ms", "priority?", "bytes")
 
@@ -216,9 +217,16 @@ def receive(
         else:
             consumer = await session.durable_consumer(where, durable, selector, prefetch=ahead)
         for number in range(count):
-            received = await (consumer.receive_nowait() if timeout_s == 0 else consumer.receive(timeout_s))
+            if timeout_s is None:
+                received = await consumer.receive(QUIET_S)
+                if received is None:
+                    invocation.printer.streaming(f"waiting for messages of {destination}")
+                    received = await consumer.receive(None)
+            else:
+                received = await (consumer.receive(timeout_s) if timeout_s else consumer.receive_nowait())
             if received is None:
-                raise errors.TimedOut(f"only {number} of {count} messages were received from {destination}")
+                received_count = f"only {number} of {count} messages were" if number else "no message was"
+                raise errors.TimedOut(f"{received_count} received from {destination}")
             row = rows.message_row(received)
             invocation.printer.item(row, str(complete.builtins(row.body)))
             await received.acknowledge()

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -183,18 +184,29 @@ class MusterCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            if self.acts is None:
-                return super().invoke(ctx)
-            from muster.cli import activity_log
+            with self._spinner(ctx):
+                if self.acts is None:
+                    return super().invoke(ctx)
+                from muster.cli import activity_log
 
-            with activity_log.recorded(ctx, *self.acts):
-                return super().invoke(ctx)
+                with activity_log.recorded(ctx, *self.acts):
+                    return super().invoke(ctx)
         except errors.NotFound as error:
             if error.hint is None:
                 from muster.cli import live_names
 
                 error.hint = live_names.similar_to(ctx, error.message)
             raise
+
+    def _spinner(self, ctx: click.Context) -> contextlib.AbstractContextManager[None]:
+        """On a terminal, a command that prints nothing for a while shows that it works."""
+        import sys
+
+        if isinstance(self, click.Group) or not invocation_of(ctx).printer.shows_progress(sys.stderr):
+            return contextlib.nullcontext()
+        from muster.cli import spinner
+
+        return spinner.shown(ctx.command_path)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own: list[tuple[str, str]] = []

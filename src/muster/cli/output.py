@@ -83,6 +83,9 @@ class Printer:
     def for_people(self) -> bool:
         return self.form in ("table", "wide")
 
+    def shows_progress(self, stream: TextIO) -> bool:
+        return self.for_people and supports_color(stream)
+
     def _console(self, stream: TextIO) -> rich.console.Console:
         import rich.console
 
@@ -251,7 +254,7 @@ class Printer:
 
         Silent without a terminal.
         """
-        if not (self.for_people and supports_color(sys.stderr)):
+        if not self.shows_progress(sys.stderr):
             yield lambda _, __: None
             return
         import rich.progress
@@ -279,7 +282,7 @@ class Printer:
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
         """Show a spinner and the time that has passed; silent without a terminal."""
-        if not (self.for_people and supports_color(sys.stderr)):
+        if not self.shows_progress(sys.stderr):
             yield
             return
         import rich.progress

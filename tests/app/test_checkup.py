@@ -209,6 +209,13 @@ async def test_credentials_that_end(place: home.Home, monkeypatch: pytest.Monkey
     assert "muster creds issue ann" in advice
 
 
+async def test_a_token_of_an_enrolment_may_end(place: home.Home):
+    loaded = loader.load(app_settings.Settings, file=place.settings_file)
+    trust = identities.open_keyring(loaded)
+    trust.issue("join-1", roles.Role.JOINING, lifetime_s=doctor.DAY_S)
+    assert (await run_doctor(place))["keys"].state == doctor.OK
+
+
 def test_before_there_is_a_home_the_machine_is_looked_at(tmp_path: Path):
     answer = driver.quick("doctor", "-o", "json", home=tmp_path / "none")
     seen = {finding["check"]: finding for finding in answer.json()}

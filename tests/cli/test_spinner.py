@@ -105,23 +105,22 @@ def screen(seen: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("terminal", "reply", "expected"),
+    ("terminal", "shown", "reply", "expected"),
     [
-        (["print"], "", ["the answer is 42"]),
-        (["prompt"], "ann\n", ["name: ann", "hello ann"]),
-        (["read"], "a line\n", ["a line", "read a line"]),
+        (["print"], "42", "", ["the answer is 42"]),
+        (["prompt"], "name: ", "ann\n", ["name: ann", "hello ann"]),
+        (["read"], "\r\x1b[K", "a line\n", ["a line", "read a line"]),
     ],
     indirect=["terminal"],
     ids=["print", "prompt", "read"],
 )
 def test_a_silent_command_shows_its_name_and_the_time_until_it_writes_or_reads(
-    terminal: Terminal, gate: Path, reply: str, expected: list[str]
+    terminal: Terminal, gate: Path, shown: str, reply: str, expected: list[str]
 ):
     terminal.read_until("muster profile probe … 0 s")
     gate.write_text("")
-    if reply:
-        terminal.read_until("\r\x1b[K")  # the line is removed before the command reads
-        terminal.write(reply)
+    terminal.read_until(shown)
+    terminal.write(reply)
     assert screen(terminal.read_to_end()) == expected
     assert terminal.process.returncode == 0
 

@@ -65,12 +65,44 @@ def test_no_choice_of_columns_is_wider_than_the_room_or_cuts_the_name_first():
             total = sum(chosen.values()) + tables.GAP * (len(chosen) - 1)
             assert total <= room
             assert all(widths[index] for index in chosen), "empty columns are dropped"
-            others_are_narrow = all(
-                width <= tables.LEAST or width == widths[index] for index, width in list(chosen.items())[1:]
-            )
-            assert chosen[0] == widths[0] or others_are_narrow
-            needed = [index for index, column in enumerate(columns) if not column.endswith("?")]
-            assert {index for index in needed if widths[index]} <= chosen.keys()
+            others = list(chosen.items())[1:]
+            assert chosen[0] == widths[0] or len(others) <= 1, "the name is cut last"
+            if room >= 80:
+                readable = all(width >= min(widths[index], tables.SHORT) for index, width in others)
+                assert readable, "a column is dropped rather than made unreadable"
+                needed = [index for index, column in enumerate(columns) if not column.endswith("?")]
+                assert {index for index in needed if widths[index]} <= chosen.keys()
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "titles"),
+    [
+        (
+            ("queue", "depth", "in_per_s", "out_per_s", "consumers", "in_flight", "owner?"),
+            ("order-processing-service-european-region", 1, 0, 0, 0, 0, "vm:1"),
+            ["QUEUE", "DEPTH", "IN/S", "OUT/S", "CONSUMERS"],
+        ),
+        (
+            ("key", "version", "attributes", "age_ms", "source?"),
+            (
+                "servers/a-rather-long-name-of-a-context/in-the-european-region/primary",
+                2,
+                "a=b, c=" + "d" * 30,
+            ),
+            ["KEY", "VERSION"],
+        ),
+    ],
+)
+def test_no_title_is_broken_at_eighty_columns(columns, cells, titles, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    output.Printer("table").rows([dict(zip(columns, cells, strict=False))], columns)
+    shown = capsys.readouterr()
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown.out).splitlines()
+    assert lines[0].split() == titles
+    assert lines[1].startswith(f"{cells[0]}  ")
+    assert "not shown: " in shown.err
 
 
 def test_all_columns_are_shown_without_a_terminal():

@@ -199,6 +199,7 @@ async def test_silence_of_one_is_down_and_of_a_whole_zone_is_unknown(small):
     await second.stop()
     row = await small.client.wait("z", "down")
     assert "silent while others of its zone are not" in row.reason
+    assert {agent.name: agent.state for agent in await small.client.agents()}["host-b"] == "down"
     assert _state(small, "a") == "up"
     await small.host.stop()
     row = await small.client.wait("a", "unknown")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from muster.manage import protocol
 from muster.manage.registry import records, views
 from tests.manage import assignment_cases
 
 
-def test_an_agent_whose_resources_are_all_silent_is_unknown():
+def test_an_agent_is_unknown_or_down_if_its_resources_are_silent():
     core = assignment_cases.having(
         assignment_cases.spec("web", agent="a"),
         assignment_cases.spec("db", agent="a"),
@@ -27,6 +28,14 @@ def test_an_agent_whose_resources_are_all_silent_is_unknown():
     assignment_cases.report(core, "db", assignment_cases.State.FAILED)
     assignment_cases.report(core, "x", assignment_cases.State.LATE)
     assert states() == {"a": "up", "b": "unknown", "c": ""}
+    silent = protocol.AGENT_SILENT
+    assignment_cases.report(core, "web", assignment_cases.State.DOWN, reason=silent)
+    assert states()["a"] == "down", "although a resource had failed before"
+    assignment_cases.report(core, "db", assignment_cases.State.UP)
+    assert states()["a"] == "up"
+    assignment_cases.report(core, "web", assignment_cases.State.DOWN, reason="exit code 3")
+    assignment_cases.report(core, "db", assignment_cases.State.DOWN, reason="exit code 1")
+    assert states()["a"] == "up", "the resources ended, the agent did not"
 
 
 def test_agents_are_listed_by_a_thread_while_their_resources_change():

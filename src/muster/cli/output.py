@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -208,7 +209,8 @@ class Printer:
         self._show(table)
         hidden = [title for index, title in enumerate(titles) if widths[index] and index not in chosen]
         if hidden:
-            self.note(f"not shown: {', '.join(hidden)} (-o wide)")
+            line = f"not shown: {', '.join(hidden)} (-o wide)"
+            self.note(line if room is None else textwrap.fill(line, room))
 
     def _show(self, table: rich.table.Table) -> None:
         console = self._console(sys.stdout)

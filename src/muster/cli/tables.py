@@ -4,8 +4,9 @@ The unit of a field is the end of its name (``since_ms``, ``used_bytes``, ``cpu_
 value in a unit that people read, and the title omits it. Output for programs carries the exact values.
 
 A table that is wider than the terminal first loses its optional columns, last one first; then the long texts
-wrap. The first column, which identifies the row, keeps its width. Where the user chooses the columns (SQL),
-none is omitted: if they do not fit (`fits`), each row is printed as a list of its values.
+wrap; then it loses other columns, last one first, because a column of six characters cannot be read. The
+first column, which identifies the row, keeps its width. Where the user chooses the columns (SQL), none is
+omitted: if they do not fit (`fits`), each row is printed as a list of its values.
 """
 
 from __future__ import annotations
@@ -149,12 +150,28 @@ def _total(widths: Mapping[int, int]) -> int:
 
 def _narrowest(columns: Sequence[str], widths: Mapping[int, int], words: Sequence[int]) -> dict[int, int]:
     """The least widths at which only long texts wrap."""
+    least = _least(columns, widths)
     return {
         index: width
-        if not index or width <= SHORT
-        else min(width, max(NARROW, len(title(columns[index])), min(words[index], WORD)))
+        if width == least[index]
+        else min(width, max(NARROW, least[index], min(words[index], WORD)))
         for index, width in widths.items()
     }
+
+
+def _least(columns: Sequence[str], widths: Mapping[int, int]) -> dict[int, int]:
+    """The least widths at which long words break, but no title, number or name."""
+    return {
+        index: width if not index or width <= SHORT else min(width, max(SHORT, len(title(columns[index]))))
+        for index, width in widths.items()
+    }
+
+
+def _squeeze(widths: dict[int, int], least: Mapping[int, int], columns: Iterable[int], room: int) -> None:
+    """Make ``columns`` narrower until all fit into ``room``, the widest first."""
+    for index in sorted(columns, key=lambda index: -widths[index]):
+        excess = max(0, _total(widths) - room)
+        widths[index] = min(widths[index], max(least[index], widths[index] - excess))
 
 
 def choose(
@@ -172,11 +189,14 @@ def choose(
     optional = [index for index in shown if columns[index].endswith("?")]
     while _total(_narrowest(columns, shown, words)) > room and optional:
         del shown[optional.pop()]
-    narrow = _narrowest(columns, shown, words)
+    whole = _narrowest(columns, shown, words)
+    least = _least(columns, shown)
+    while _total(least) > room and len(least) > 2:
+        least.popitem()
+    narrow = {index: whole[index] for index in least}
     if _total(narrow) > room:  # the identifying column is made narrower only if there is no other way
-        for index in sorted(narrow, key=lambda index: (not index, -narrow[index])):
-            excess = max(0, _total(narrow) - room)
-            narrow[index] = min(narrow[index], max(LEAST, narrow[index] - excess))
+        _squeeze(narrow, least, [index for index in narrow if index], room)
+        _squeeze(narrow, dict.fromkeys(narrow, LEAST), narrow, room)
         return narrow
     spare = room - _total(narrow)
     for index in sorted(narrow, key=lambda index: shown[index] - narrow[index]):

@@ -223,6 +223,10 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     status: ResourceStatus | None = None  # the last checkpoint, of any manager
 
 
+#: The reason of a resource that is down because its agent is.
+AGENT_SILENT = "its agent is silent while others of its zone are not"
+
+
 class ResourceStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The runtime state of a resource, as its manager checkpoints it."""
 

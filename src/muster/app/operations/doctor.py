@@ -190,11 +190,14 @@ async def keys(target: DoctorTarget) -> CheckOutcome:
     ending = [
         record.identity
         for record in records
-        if record.status == "expired"
-        or (
-            record.status == "valid"
-            and record.expires_at is not None
-            and record.expires_at - time.time() < SOON_S
+        if record.role != roles.Role.JOINING  # one-time tokens of enrolments: they are meant to expire
+        and (
+            record.status == "expired"
+            or (
+                record.status == "valid"
+                and record.expires_at is not None
+                and record.expires_at - time.time() < SOON_S
+            )
         )
     ]
     if ending:

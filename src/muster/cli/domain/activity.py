@@ -64,7 +64,8 @@ def activity(
                 records = []
             rows = [_row(record) for record in records if selects(record)]
             if new is None:
-                invocation.printer.rows(rows, COLUMNS, empty="no activity matches")
+                shown_rows = [_short(row) for row in rows] if invocation.printer.for_people else rows
+                invocation.printer.rows(shown_rows, COLUMNS, empty="no activity matches")
                 return
             invocation.printer.streaming("following the activity log")
             for row in rows:
@@ -89,6 +90,11 @@ def _row(record: messages.Decision) -> dict[str, Any]:
         "why": record.why,
         "details": record.details,
     }
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the table, without the reason that repeats its column WHO."""
+    return row | {"why": ""} if row["why"] == f"requested by {row['who']}" else row
 
 
 def _line(row: dict[str, Any]) -> str:

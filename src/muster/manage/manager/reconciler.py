@@ -332,9 +332,7 @@ def check_silence(
         return apply_health_event(runtime, health.HealthEvent.CUT_OFF, reason, now_ms)
     others_seen = zone_last_seen_at - runtime.last_seen_at > LATE_PERIODS * runtime.period_s
     if silence_s > SILENT_PERIODS * runtime.period_s and others_seen:
-        return apply_health_event(
-            runtime, health.HealthEvent.DIED, "its agent is silent while others of its zone are not", now_ms
-        )
+        return apply_health_event(runtime, health.HealthEvent.DIED, protocol.AGENT_SILENT, now_ms)
     return apply_health_event(runtime, health.HealthEvent.OVERDUE, "its agent is silent", now_ms)
 
 

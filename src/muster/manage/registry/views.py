@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from muster.core import errors, health
-from muster.manage import rows
+from muster.manage import protocol, rows
 from muster.manage.registry import assignments, records
 from muster.predicates import ast
 from muster.predicates.analysis import type_check
@@ -20,6 +20,7 @@ from muster.predicates.syntax import parser
 
 PAGE_BYTES = 512 << 10  # items of one page: half the size of a message
 SILENT = {health.HealthState.UNKNOWN, health.HealthState.LATE}
+ENDED = {health.HealthState.DOWN, health.HealthState.FAILED}
 SUMMARY_MAX = 200  # groups, types and managers in one reply: those with the most resources
 
 
@@ -143,15 +144,25 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
     )
 
 
+def _agent_state(statuses: Sequence[protocol.ResourceStatus]) -> str:
+    """The state of an agent by those of its resources; empty if it has none."""
+    states = {status.state for status in statuses}
+    if not states:
+        return ""
+    if states <= SILENT:
+        return "unknown"
+    silent = any(status.reason.startswith(protocol.AGENT_SILENT) for status in statuses)
+    return "down" if silent and states <= SILENT | ENDED else "up"
+
+
 def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> dict[str, Any]:
     """A page of agents."""
 
     def row_of(name: str) -> rows.AgentRow:
         agent = msgspec.to_builtins(state.agents[name])
         hosted = tuple(state.hosted(name))  # at once: it changes while a thread visits a snapshot
-        states = {status.state for resource in hosted if (status := state.statuses.get(resource))}
-        shown = "" if not states else "unknown" if states <= SILENT else "up"
-        return rows.AgentRow(name=name, state=shown, resources=len(hosted), **agent)
+        statuses = [status for resource in hosted if (status := state.statuses.get(resource))]
+        return rows.AgentRow(name=name, state=_agent_state(statuses), resources=len(hosted), **agent)
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 

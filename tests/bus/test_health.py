@@ -50,7 +50,7 @@ async def test_a_failed_task_makes_the_process_not_ready_and_is_counted():
 
 async def test_metrics_have_the_messages_that_services_refused():
     message = types.SimpleNamespace(subject="muster.lamps.from.eve.request.switch", reply="_R.app.ann.s.1")
-    assert requests.accept(message, "muster.lamps.from.*.request.switch", Counter()) is None  # type: ignore[arg-type]
+    assert requests.accept(message, "muster.lamps.from.*.request.switch", Counter()) is None
     async with health.serve_process(
         domain.HealthSettings(), process="p", conditions=dict, metrics=metrics.Metrics()
     ) as server:

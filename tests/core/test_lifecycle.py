@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from muster.core import errors, lifecycle
@@ -46,7 +48,7 @@ async def test_a_start_that_fails_at_its_second_subscription_leaves_none(
     simulated_network, monkeypatch, service
 ):
     bus = await simulated_network.connect("host-a")
-    subscribe, opened = bus.subscribe, []
+    subscribe, opened = bus.subscribe, list[Any]()
 
     async def subscribe_once(subject, **options):
         if opened:

@@ -21,7 +21,7 @@ from unittest import mock
 
 import pytest
 
-from muster.app import domain, home, service_manager
+from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
 from muster.app.components import component, dispatcher, management
 from muster.app.policy import reaction_rules, reactions
@@ -566,7 +566,7 @@ async def _direct_manager(monkeypatch: pytest.MonkeyPatch, connect: Any, pem: st
 async def _revocation(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """A machine that enrolled again with another key: the brokers do not have the revocation yet."""
     published = asyncio.Event()
-    monkeypatch.setattr(management.identities, "publish_accounts", lambda *_, **__: published.wait())
+    monkeypatch.setattr(identities, "publish_accounts", lambda *_, **__: published.wait())
     enrolled = types.SimpleNamespace(name="host-a", jwt="jwt", replaced=True)
     running = types.SimpleNamespace(servers=(), ca="")
     part = management.ManagementComponent(manage_settings.ManageSettings())

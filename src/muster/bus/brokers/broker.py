@@ -181,7 +181,7 @@ class Broker:
         if last is None:
             return
         preferred = server_process.with_ports(self.config, last)
-        if await asyncio.to_thread(last.runs, self.config):
+        if await asyncio.to_thread(server_process.runs, last, self.config):
             self._orphan, self.config = last, preferred
         else:
             with contextlib.suppress(diagnosis.BrokerFailed):

@@ -72,16 +72,17 @@ class BrokerProcess(msgspec.Struct, frozen=True, kw_only=True):
     config: str  # see `fingerprint`
     ports: dict[str, int]  # by listener
 
-    def runs(self, settings: config.BrokerConfig) -> bool:
-        """Whether it runs as the server of these settings: the file may be in a copy of the folder, and the
-        process that of the original. Blocks."""
-        with contextlib.suppress(OSError):
-            if not self.started or os_process.start_time(self.pid) != self.started:
-                return False
-            command = Path(f"/proc/{self.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
-            # Empty while the shell becomes the server.
-            return not command[-1] or os.path.samefile(command[-1], settings.config_path)
-        return False
+
+def runs(process: BrokerProcess, settings: config.BrokerConfig) -> bool:
+    """Whether it runs as the server of these settings: the file may be in a copy of the folder, and the
+    process that of the original. Blocks."""
+    with contextlib.suppress(OSError):
+        if not process.started or os_process.start_time(process.pid) != process.started:
+            return False
+        command = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        # Empty while the shell becomes the server.
+        return not command[-1] or os.path.samefile(command[-1], settings.config_path)
+    return False
 
 
 def fingerprint(settings: config.BrokerConfig) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import sys
 import threading
 from pathlib import Path
@@ -21,6 +22,7 @@ from muster.bus.brokers import broker, config, files, network, server_process
 from muster.bus.client import client
 from muster.supervision import os_process
 from muster.testing.eventually import eventually, throughout
+from muster.trust import certificates
 
 STREAM = api.StreamSettings("work", ("work.>",), max_bytes=1 << 20)
 FORMER = """
@@ -36,7 +38,11 @@ async def main(folder, outlive_s, until):
         server_process.begin = stand_still
     if until == "begun":
         broker.Broker._wait_until_up = lambda self, process: stand_still(process)
-    members = network.members(1, pathlib.Path(folder))
+    tls = None
+    if until == "certified":
+        pair, bundle = pathlib.Path(folder) / "brokers.pem", pathlib.Path(folder) / "bundle.pem"
+        tls = config.BrokerTls(cert_file=pair, key_file=pair, ca_file=bundle)
+    members = network.members(1, pathlib.Path(folder), tls=tls)
     if until == "linked":
         members += network.members(1, pathlib.Path(folder), prefix="far")
     async with network.BrokerNetwork(members, outlive_s=float(outlive_s)) as brokers:
@@ -63,12 +69,13 @@ class Former:
 
 
 async def killed_former(folder: Path, outlive_s: float, until: str = "") -> Former:
+    """``until``: when it is killed, or what it does before."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", FORMER, str(folder), str(outlive_s), until, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     former = Former(*json.loads(await process.stdout.readline())[0])
-    if former.url:
+    if former.url.startswith("nats:"):
         async with await client.connect([former.url]) as bus:
             await (await bus.stream(STREAM)).publish("work.1", b"stored before")
     process.kill()
@@ -165,8 +172,45 @@ async def test_a_link_that_a_former_process_made_does_not_remain_unseen(tmp_path
         assert near.adopted
         assert (await near.monitoring_page("leafz"))["leafs"], "the server has it, and no client sees it"
         assert await brokers.links() == []
-        await brokers.drop_former_links()
+        await brokers.reload_adopted()
         await eventually(lambda: _has_no_links(near))
+
+
+async def test_a_certificate_that_was_renewed_before_an_adoption_is_used(tmp_path: Path):
+    held = certificates.CertificateStore.create(tmp_path, "test", lifetime_s=86_400.0)
+    held.ensure("brokers", ["127.0.0.1"], lifetime_s=3_600.0)
+    pair = held.pair("brokers")
+    assert (pair.path, pair.bundle) == (tmp_path / "brokers.pem", tmp_path / "bundle.pem")
+    await killed_former(tmp_path, 20.0, "certified")
+    before = ssl.PEM_cert_to_DER_cert(_first_certificate(pair.path))
+    held.ensure("brokers", ["127.0.0.1", "localhost"], lifetime_s=3_600.0)
+    now = ssl.PEM_cert_to_DER_cert(_first_certificate(pair.path))
+    tls = config.BrokerTls(cert_file=pair.path, key_file=pair.path, ca_file=pair.bundle)
+    async with successor(tmp_path, tls=tls) as brokers:
+        assert brokers["broker-1"].adopted
+        assert await _presented(brokers["broker-1"]) == before != now
+        await brokers.reload_adopted()
+        assert await _presented(brokers["broker-1"]) == now
+
+
+def _first_certificate(path: Path) -> str:
+    end = "-----END CERTIFICATE-----"
+    text = path.read_text()
+    return text[text.index("-----BEGIN CERTIFICATE-----") : text.index(end) + len(end)]
+
+
+async def _presented(member: broker.Broker) -> bytes:
+    """The certificate that a client sees."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    reader, writer = await asyncio.open_connection("127.0.0.1", member.config.port)
+    try:
+        await reader.readline()  # the broker's INFO
+        await writer.start_tls(context)
+        presented: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return presented
+    finally:
+        writer.close()
 
 
 async def _has_no_links(member: broker.Broker) -> bool:

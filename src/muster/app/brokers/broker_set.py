@@ -110,7 +110,7 @@ class BrokerSet:
             self._watch(name)
         for leaf, parent in broker_configs.leaf_parents(self._settings).items():
             await self.link(leaf, parent)
-        await self._network.drop_former_links()
+        await self._network.reload_adopted()
 
     async def stop(self) -> None:
         await self._tasks.close()

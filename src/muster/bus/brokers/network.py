@@ -179,11 +179,14 @@ class BrokerNetwork:
             hint=f"there is: {', '.join(there)}" if there else "there are no leaf links",
         )
 
-    async def drop_former_links(self) -> None:
-        """Remove leaf links that a former process made at run time from brokers that were adopted: their
-        configuration is replaced by that of the settings and of the links that were made since."""
+    async def reload_adopted(self) -> None:
+        """Have the brokers that were adopted read their files, when the links of the settings are made.
+        Their certificates may have been renewed since they started, and they may have leaf links that a
+        former process made at run time."""
         for member in list(self.brokers.values()):
-            if member.adopted and not await asyncio.to_thread(files.is_written, member.config):
+            if not member.adopted:
+                continue
+            if member.config.tls or not await asyncio.to_thread(files.is_written, member.config):
                 await member.reload()
 
     async def links(self) -> list[topology.LinkStatus]:

@@ -499,6 +499,30 @@ def test_a_holder_knows_when_the_time_of_the_one_before_it_ends():
     assert store.revision == 6, "if another process held it in between, the claim fails"
 
 
+def test_the_time_of_a_holder_is_waited_for_if_the_clock_of_the_broker_was_set():
+    """The broker deletes the record of a holder that renewed it just before, and does not know of it yet."""
+    candidate = waiting()
+    assert not candidate.observed(5, other(), 10.0)
+    assert not candidate.observed(6, None, 11.0, expired=True)
+    ends = 10.0 + TTL_S * (1 - lease_state.MARGIN)
+    assert candidate.phase is LeasePhase.WAITING
+    assert (candidate.former_until, candidate.wake_at) == (ends, ends)
+    assert not candidate.tick(ends - 0.1)
+    assert only(candidate.tick(ends)) == ReadLease()
+    store = only(candidate.read(None, None, ends))
+    assert isinstance(store, StoreLease)
+    assert only(candidate.stored(store.attempt, 7, ends, ends)) == LeaseGained(7)
+
+
+def test_it_does_not_know_that_of_an_expired_lease_whose_renewals_it_did_not_see():
+    candidate = waiting()
+    assert not candidate.observed(5, other(), 10.0)
+    candidate.disconnected()
+    assert only(candidate.connected(LATER, 11.0)) == ReadLease()
+    assert isinstance(only(candidate.observed(6, None, 12.0, expired=True)), StoreLease)
+    assert candidate.former_until is None
+
+
 def test_it_does_not_know_that_of_a_released_lease_or_after_a_disconnection():
     candidate = waiting()
     assert not candidate.observed(5, other(), 10.0)

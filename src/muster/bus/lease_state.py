@@ -26,7 +26,8 @@ When the storage does not respond, for example during an election of its leader 
 renew. A holder whose time is over does not act, but it has not lost the lease: it renews as soon as the
 storage responds. A candidate therefore takes an expired lease only after the storage has responded to it for
 `GRACE` of the time to live, and the holder did not renew meanwhile. The broker deletes a record after
-`STORED` times to live; this matters only for a lease without candidates.
+`STORED` times to live; this matters only for a lease without candidates. If the clock of the broker is set
+forward, it deletes records earlier: then a candidate waits until the time of the holder is over.
 """
 
 from __future__ import annotations
@@ -207,8 +208,10 @@ class LeaseCandidate:
         if revision > self._revision or record is None:
             self._seen_at, self._responds_since = now, None
         if record is None:
-            # A released record may have been renewed shortly before.
-            self.former_until = now if expired else None
+            # A released record may have been renewed shortly before. So may one that expired, if the clock of
+            # the broker was set: what was seen of it counts.
+            known = self.former_until if expired else None
+            self.former_until = None if known is None else max(now, known)
         elif revision > self._revision or self.former_until is None:
             # Its holder counts from before it stored the record, which was not later than now.
             self.former_until = now + record.ttl_s * (1 - MARGIN)
@@ -306,6 +309,9 @@ class LeaseCandidate:
             return ()
         there = self._record
         if there is None:
+            if self.former_until is not None and now < self.former_until:
+                self._act_at = self.former_until  # its holder may not have noticed that its record expired
+                return ()
             self.phase = LeasePhase.CLAIMING
             # After an expiry, the revision of its marker: then no process held the lease in between.
             return self._store(None if self.former_until is None else self._revision, now)

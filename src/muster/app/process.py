@@ -101,7 +101,7 @@ def _when_ready(started: subprocess.Popen[bytes], ready: BinaryIO, error_file: P
     if not select.select([ready], [], [], timeout_s)[0]:
         raise errors.TimedOut(
             f"the domain did not start within {timeout_s:g} s and was stopped",
-            hint=f"see {error_file.parent}",
+            hint=f"see the logs in {error_file.parent}; on a slow or busy machine, set a longer --timeout",
         )
     if ready.read(1):
         return started.pid

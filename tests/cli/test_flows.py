@@ -408,10 +408,11 @@ def test_queues_and_subscriptions_by_hand(up):
         1,
     )
     assert status["rejected"] >= 1, "the one before it"
-    message(
+    nothing = message(
         *("receive", "queue:orders", "--where", "amount = 9", "--count", str(10**30), "--timeout", "0.1"),
         code=errors.TimedOut.exit_code,
     )
+    assert "no message was received from queue:orders" in nothing.err
 
     assert message("move", "orders", "--to", "queue:later", "--where", "amount > 2").json()["moved"] == 2
     assert message("purge", "orders", "--where", "amount = 0").json()["purged"] == 1

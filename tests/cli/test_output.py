@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from muster.cli import output, tables
+from muster.cli import command, output, tables
 from muster.trust.permissions import roles
 from muster.web import server
 from muster.web.components import charts, widgets
@@ -54,6 +54,12 @@ def test_json_and_yaml_carry_everything(form, read, capsys):
 def test_values_of_any_kind_are_carried(form, read, capsys):
     output.Printer(form).facts({"role": roles.Role.USER, "at": Path("a/b"), "pair": (1, 2.5)})
     assert read(printed(capsys)) == {"role": "user", "at": "a/b", "pair": [1, 2.5]}
+
+
+def test_an_empty_result_names_a_text_without_quotes():
+    assert command.empty_result("none", [], "tier = front").startswith("none; front is read as an attribute")
+    assert command.empty_result("none", [], "tier = 'front'") == "none"
+    assert command.empty_result("none", ["web"], "tier = front") == "none"
 
 
 def test_an_empty_list_is_an_empty_list_for_programs_and_a_sentence_for_people(capsys):

@@ -9,11 +9,15 @@ dependencies (``muster-fabric[spark]``): installed on the workers, in an image, 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -181,18 +185,48 @@ def temporary_session(
     raised.
     """
     sizes = {"spark.driver.memory": memory, "spark.executor.memory": memory}
-    with tempfile.TemporaryDirectory() as folder:
-        started = start(
-            master=master,
-            name="muster batch",
-            work_dir=Path(folder),
-            extra=sizes | (extra or {}),
-            output=None if verbose else Path(folder) / "spark.log",
-        )
+    quiet = contextlib.nullcontext() if verbose else _quiet_interrupts()
+    with tempfile.TemporaryDirectory() as folder, quiet:
+        with _same_interrupt_handler():
+            started = start(
+                master=master,
+                name="muster batch",
+                work_dir=Path(folder),
+                extra=sizes | (extra or {}),
+                output=None if verbose else Path(folder) / "spark.log",
+            )
         try:
             yield started
         finally:
-            started.stop()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Ctrl-C at a terminal ends Java as well
+                started.stop()
+
+
+@contextlib.contextmanager
+def _same_interrupt_handler() -> Iterator[None]:
+    """Spark's own handler of Ctrl-C calls Java, which fails while another call waits for a reply."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+
+
+@contextlib.contextmanager
+def _quiet_interrupts() -> Iterator[None]:
+    """Leave out the tracebacks that py4j writes to the root logger when Ctrl-C ends a call of Java."""
+
+    def is_foreign(record: logging.LogRecord) -> bool:
+        return f"{os.sep}py4j{os.sep}" not in record.pathname
+
+    root = logging.getLogger()
+    root.addFilter(is_foreign)
+    try:
+        yield
+    finally:
+        root.removeFilter(is_foreign)
 
 
 def activate(session: SparkSession) -> None:

@@ -49,7 +49,7 @@ async def connect(
         profile = await asyncio.to_thread(location.find)
         if profile is not None:
             addresses, locator, creds = list(profile.servers), profile.locator, creds or profile.creds
-            tls = tls or (ssl.create_default_context(cafile=str(profile.ca)) if profile.ca else None)
+            tls = tls or (trusting(profile.ca) if profile.ca else None)
     if locator is not None:
         try:
             addresses = [*await locator_client.locate(locator, tls=tls), *addresses]
@@ -69,10 +69,20 @@ async def connect(
     )
 
 
+def trusting(ca: str | Path) -> ssl.SSLContext:
+    """TLS with the certificate authority in this file."""
+    try:
+        return ssl.create_default_context(cafile=str(ca))
+    except ssl.SSLError as error:
+        raise errors.InvalidInput(f"{ca}: not a certificate in PEM format") from error
+
+
 def _read(path: Path) -> credentials.Credentials:
     try:
         return credentials.Credentials.parse(path.read_text("utf-8"))
     except OSError as error:
         raise errors.NotFound(f"cannot read the credentials {str(path)!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise errors.InvalidInput(f"{path}: not a credentials file: it is not UTF-8 text") from error
     except errors.InvalidInput as error:
         raise errors.InvalidInput(f"{path}: {error.message}", hint=error.hint) from error

@@ -47,6 +47,20 @@ def test_with_json_output_the_error_is_json_too(muster, tmp_path):
     assert "muster init" in load["hint"]
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--creds", "not a credentials file: it is not UTF-8 text"),
+        ("--ca", "not a certificate in PEM format"),
+    ],
+)
+def test_a_file_of_bytes_is_not_an_option_of_a_connection(muster, tmp_path, option, message):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(range(256)))
+    answer = muster("get", "--server", "nats://127.0.0.1:9", option, file)
+    assert (answer.code, answer.err) == (errors.InvalidInput.exit_code, f"error: {file}: {message}\n")
+
+
 def test_a_timeout_without_a_message_is_described():
     error = main.from_os_error(TimeoutError())
     assert (error.code, error.exit_code) == (errors.TimedOut.code, 5)

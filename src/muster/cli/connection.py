@@ -52,12 +52,10 @@ async def connect(
     invocation: cli_command.Invocation, to: ConnectionOptions, measure: metrics.Metrics | None = None
 ) -> api.Bus:
     """Connect with the first source that is configured; options override its settings."""
-    import ssl
-
     from muster import connection
 
     profile = resolve(invocation, to)
-    tls = ssl.create_default_context(cafile=str(profile.ca)) if profile.ca else None
+    tls = connection.trusting(profile.ca) if profile.ca else None
     return await connection.connect(
         profile.servers, locator=profile.locator, creds=profile.creds, tls=tls, measure=measure
     )

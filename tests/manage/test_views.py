@@ -38,6 +38,22 @@ def test_an_agent_is_unknown_or_down_if_its_resources_are_silent():
     assert states()["a"] == "up", "the resources ended, the agent did not"
 
 
+def test_the_summary_counts_what_is_down_as_desired():
+    core = assignment_cases.having(
+        assignment_cases.spec("web"),
+        assignment_cases.spec("old", desired=protocol.DesiredState.DOWN),
+        assignment_cases.spec("emptied", desired=protocol.DesiredState.DRAINED),
+    )
+    assignment_cases.renew(core, "m")
+    assignment_cases.own(core, {"web": "m", "old": "m", "emptied": "m"})
+    for name in ("web", "old", "emptied"):
+        assignment_cases.report(core, name, assignment_cases.State.DOWN)
+    summary = views.summary(core)
+    assert (summary.states["down"], summary.down_as_desired) == (3, 2)
+    assignment_cases.report(core, "old", assignment_cases.State.UP)
+    assert views.summary(core).down_as_desired == 1
+
+
 def test_agents_are_listed_by_a_thread_while_their_resources_change():
     core = assignment_cases.having(
         assignment_cases.spec("web", agent="a"), assignment_cases.spec("db", agent="a")

@@ -54,11 +54,13 @@ class ResourceDescription(ResourceRow, frozen=True, kw_only=True):
 
 
 class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of resources: all, those not in the desired state, and by state, group, type and manager."""
+    """Numbers of resources: all, not in the desired state, down as desired, and by state,
+    group, type and manager."""
 
     resources: int = 0
     agents: int = 0
     not_applied: int = 0
+    down_as_desired: int = 0
     states: Counts = {}
     groups: Counts = {}
     types: Counts = {}

@@ -128,7 +128,7 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
     counts: dict[str, collections.Counter[str]] = {
         key: collections.Counter() for key in ("states", "groups", "types", "managers")
     }
-    not_applied = 0
+    not_applied = down_as_desired = 0
     for name, resource in state.resources.items():
         status, owner = state.statuses.get(name), state.owners.get(name)
         counts["states"][status.state.value if status else "starting"] += 1
@@ -136,10 +136,16 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
         counts["types"][resource.spec.type] += 1
         counts["managers"][owner.manager if owner else ""] += 1
         not_applied += not (status and status.generation == resource.generation)
+        down_as_desired += bool(
+            status
+            and status.state is health.HealthState.DOWN
+            and resource.spec.desired is not protocol.DesiredState.UP
+        )
     return rows.FleetSummary(
         resources=len(state.resources),
         agents=len(state.agents),
         not_applied=not_applied,
+        down_as_desired=down_as_desired,
         **{key: dict(counter.most_common(SUMMARY_MAX)) for key, counter in counts.items()},
     )
 

@@ -235,11 +235,12 @@ async def _resources(source: Any) -> Markup:
     except errors.MusterError:
         return widgets.tile("Resources", "–", "no reply from the registry", href="/resources")
     states = summary.states
-    wrong = sum(states.get(name, 0) for name in ("down", "failed", "late", "unknown"))
+    ended = states.get("failed", 0) + states.get("down", 0) - summary.down_as_desired
+    wrong = ended + states.get("late", 0) + states.get("unknown", 0)
     return widgets.tile(
         "Resources",
         f"{summary.resources:,}",
         f"{wrong:,} unhealthy" if wrong else "all healthy" if summary.resources else "none yet",
-        look="bad" if states.get("failed") or states.get("down") else "warn" if wrong else "good",
+        look="bad" if ended else "warn" if wrong else "good",
         href="/resources",
     )

@@ -196,7 +196,7 @@ def history(request: page.PageRequest) -> page.DashboardPage:
     form = widgets.search(
         "/history",
         widgets.field("Plot", "scope", scope, options=list(SCOPES.items())),
-        widgets.field("Name", "name", name, placeholder="name of the group or zone"),
+        widgets.field("Name", "name", name, placeholder="group or zone"),
         widgets.field(
             "Metric", "metric", metric, options=[(option, option) for option in _metrics(source, metric)]
         ),

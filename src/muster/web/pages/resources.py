@@ -33,29 +33,29 @@ def resources(request: page.PageRequest) -> page.DashboardPage:
         made: list[list[Child]] = [
             [
                 widgets.link(row.name, "/resource", name=row.name),
-                row.type,
-                row.group,
-                row.agent,
                 widgets.badge(row.state),
                 row.desired,
-                row.manager or "–",
                 f"{row.restarts:,}",
                 join(widgets.moment(row.since_ms)),
                 row.reason or row.drift,
+                row.type,
+                row.group,
+                row.agent,
+                row.manager or "–",
             ]
             for row in result.items
         ]
         head = [
             "Resource",
-            "Type",
-            "Group",
-            "Agent",
-            "State",
+            "State",  # visible on a narrow screen
             "Desired",
-            "Manager",
             "#Restarts",
             "Since",
             "Reason",
+            "Type",
+            "Group",
+            "Agent",
+            "Manager",
         ]
         return join(
             widgets.table(head, made, label="Resources", none="No resource matches."),
@@ -208,7 +208,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
         ]
         if not moves or not lanes:
             return widgets.empty(
-                "No failover in the last hour.",
+                "No failover or rollout in the last hour.",
                 "If a manager fails, other managers take over its resources.",
             )
         marks = [
@@ -226,7 +226,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
                 marks,
                 from_s=now_s - TIMELINE_S,
                 to_s=now_s,
-                label=f"Failovers of the last hour: {len(moves)}",
+                label=f"Failovers and rollouts of the last hour: {len(moves)}",
             ),
             widgets.table(
                 ["When", "What", "Of", "Why"],
@@ -234,7 +234,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
                     [widgets.moment(record.at_ms), record.what, record.target, record.why]
                     for record in list(reversed(moves))[:30]
                 ],
-                label="Failovers",
+                label="Failovers and rollouts",
             ),
         )
 
@@ -262,7 +262,7 @@ def managers(request: page.PageRequest) -> page.DashboardPage:
         "Managers",
         (
             page.PageSection("who", "Managers", who, ("manage",), 2.0),
-            page.PageSection("moved", "Failovers", moved, ("activity", "manage"), 5.0),
+            page.PageSection("moved", "Failovers and rollouts", moved, ("activity", "manage"), 5.0),
             page.PageSection("agents", "Agents", agents, ("manage",), 10.0),
         ),
         lead="Every resource is assigned to one manager, which holds a lease. If it fails, others take over.",

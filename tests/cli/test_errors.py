@@ -61,6 +61,19 @@ def test_a_file_of_bytes_is_not_an_option_of_a_connection(muster, tmp_path, opti
     assert (answer.code, answer.err) == (errors.InvalidInput.exit_code, f"error: {file}: {message}\n")
 
 
+def test_a_secret_is_not_read_from_a_file_without_end(muster):
+    answer = muster("secret", "set", "large", "--file", "/dev/zero")
+    assert answer.code == errors.LimitExceeded.exit_code
+    assert answer.err == "error: a secret has at most 65536 bytes\n"
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "0", "-1"])
+def test_an_amount_is_a_positive_number(muster, number):
+    answer = muster("capacity", "--cores", number)
+    assert answer.code == errors.InvalidInput.exit_code
+    assert "--cores" in answer.err
+
+
 def test_a_timeout_without_a_message_is_described():
     error = main.from_os_error(TimeoutError())
     assert (error.code, error.exit_code) == (errors.TimedOut.code, 5)

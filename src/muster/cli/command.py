@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Coroutine, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,25 @@ class CountParam(click.IntRange):
 
     def _describe_range(self) -> str:
         return f"{self.min:,} or more" if self.max is None else f"{self.min:,} to {self.max:,}"
+
+
+class AmountParam(click.FloatRange):
+    """A positive, finite number; help pages show ``more than 0`` instead of an inequality."""
+
+    def __init__(self, at_most: float | None = None) -> None:
+        super().__init__(0, at_most, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        amount = float(super().convert(value, param, ctx))
+        if not math.isfinite(amount):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return amount
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N"
+
+    def _describe_range(self) -> str:
+        return "more than 0" if self.max is None else f"more than 0, at most {self.max:,}"
 
 
 def duration(

@@ -160,8 +160,7 @@ def disks(
 @click.option(
     "--score",
     "score_min",
-    type=click.FloatRange(0, min_open=True),
-    metavar="N",
+    type=command.AmountParam(),
     default=3.5,
     show_default=True,
     help="Minimum distance from the median of the group, in spreads of the group.",

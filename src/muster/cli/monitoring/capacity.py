@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 @command.duration("--trigger", "10s", "Trigger interval of Spark.")
 @click.option(
     "--cores",
-    type=click.FloatRange(0, min_open=True),
-    metavar="N",
+    type=command.AmountParam(),
     default=2.0,
     show_default=True,
     help="CPU cores of the root.",

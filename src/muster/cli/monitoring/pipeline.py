@@ -266,8 +266,7 @@ def demand(invocation: command.Invocation, prefix: str, last_s: float | None, ro
 @command.duration("--period", "10s", "Interval between the reports of a machine.")
 @click.option(
     "--hours",
-    type=click.FloatRange(0, 24 * 365, min_open=True),
-    metavar="N",
+    type=command.AmountParam(24 * 365),
     default=4.0,
     show_default=True,
     help="Hours of reports that the stream holds.",

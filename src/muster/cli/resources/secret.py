@@ -55,13 +55,20 @@ def set_(
 
 
 def _value(name: str, path: Path | None) -> str:
+    from muster.core import errors
+    from muster.core.settings import loader
+
     if path is None and sys.stdin.isatty():
         entered: str = click.prompt(name, hide_input=True, confirmation_prompt=True, err=True)
         return entered
+    most = loader.MAX_SECRET_BYTES + len("\r\n")
     try:
-        text = path.read_text() if path is not None else sys.stdin.read()
+        with click.open_file("-" if path is None else str(path), encoding="utf-8") as file:
+            text: str = file.read(most + 1)
     except UnicodeDecodeError as error:
         raise click.UsageError(f"a secret is UTF-8 text: {error}") from error
+    if len(text) > most:
+        raise errors.LimitExceeded(f"a secret has at most {loader.MAX_SECRET_BYTES} bytes")
     return text.rstrip("\r\n")
 
 

@@ -61,6 +61,25 @@ def test_a_file_of_bytes_is_not_an_option_of_a_connection(muster, tmp_path, opti
     assert (answer.code, answer.err) == (errors.InvalidInput.exit_code, f"error: {file}: {message}\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "stream", "code"),
+    [
+        (["version"], "stdout", errors.LimitExceeded.exit_code),
+        (["-o", "json", "version"], "stdout", errors.LimitExceeded.exit_code),
+        (["conifg"], "stderr", errors.InvalidInput.exit_code),
+    ],
+)
+def test_a_full_disk_below_a_stream_changes_no_exit_code_to_that_of_a_bug(arguments, stream, code):
+    with open("/dev/full", "w") as full:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        program = subprocess.Popen(
+            driver.command_line(*arguments), env=driver.environment(), text=True, **streams
+        )
+        out, err = program.communicate(timeout=60)
+    assert program.returncode == code
+    assert "Traceback" not in f"{out}{err}"
+
+
 def test_a_secret_is_not_read_from_a_file_without_end(muster):
     answer = muster("secret", "set", "large", "--file", "/dev/zero")
     assert answer.code == errors.LimitExceeded.exit_code

@@ -23,8 +23,8 @@ Generated from the source; do not edit. Terms are explained in the [glossary](..
 - Texts for people, here and in the dashboard, round measured values: `6.3 GB` (powers of 1,000), `10.9 %`,
   `350 ms`, `42 s`, and two units from two minutes on: `3m10s`, `7h55m`. Settings and limits are exact
   (`64MiB` is 64 × 1,048,576 bytes), and so are all values in JSON and YAML.
-- A command that prints nothing for a second shows its name and the time that has passed. Colours, spinners and progress bars
-  appear only on a terminal, and not if `NO_COLOR` is set.
+- A command that prints nothing for a second shows its name and the time that has passed. Colours,
+  spinners and progress bars appear only on a terminal, and not if `NO_COLOR` is set.
 - The home is selected by `--home`, else `MUSTER_HOME`, else `./.muster` if it is a home, else `~/.muster`.
 - The connection is selected by `--server` or `--locator`, else `--profile` or `MUSTER_PROFILE`, else
   `--home` or `MUSTER_HOME`, else the current profile (`muster profile use`), else the default home. `--creds`

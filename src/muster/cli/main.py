@@ -7,6 +7,7 @@ compares them with the docstrings of the commands.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import io
@@ -230,6 +231,11 @@ def _known(error: Exception, command: str) -> errors.MusterError | None:
 
 
 def _report(invocation: cli_command.Invocation, code: str, message: str, hint: str | None) -> None:
+    with contextlib.suppress(OSError):  # stderr is full or closed; the exit code remains
+        _write_error(invocation, code, message, hint)
+
+
+def _write_error(invocation: cli_command.Invocation, code: str, message: str, hint: str | None) -> None:
     if invocation.output == "json":
         sys.stderr.write(json.dumps({"error": {"code": code, "message": message, "hint": hint}}) + "\n")
         return
@@ -300,6 +306,15 @@ def call(arguments: list[str] | None = None, *, program: str = "muster") -> int:
         return broken.exit_code
 
 
+def _discard_unwritten() -> None:
+    """Drop what cannot be written (the disk is full): Python would report it at exit, with another code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def main() -> NoReturn:
     if os.environ.get(COMPLETION_VARIABLE):  # a shell requests completions
         importlib.import_module("muster.cli.tool.completion")  # registers our script for bash
@@ -319,4 +334,5 @@ def main() -> NoReturn:
         code = INTERRUPTED
     if not ignored:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # nothing is left to clean up
+    _discard_unwritten()
     sys.exit(code)

@@ -283,7 +283,7 @@ def _translated(error: sqlite3.Error, path: pathlib.Path) -> errors.MusterError:
         case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
             return errors.Unavailable(
                 f"{path} cannot be opened for writing: {error}",
-                hint="see whether it may be, and its folder too",
+                hint="check the permissions of the file and of its folder",
             )
         case sqlite3.SQLITE_INTERRUPT:
             return errors.NotConnected(f"{path} has been closed")

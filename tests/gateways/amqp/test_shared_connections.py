@@ -43,14 +43,13 @@ class GatewayWorld:
         url = f"amqp://127.0.0.1:{self.gateway.port}"
         return proton_utils.BlockingConnection(url, timeout=30, allowed_mechs="ANONYMOUS", reconnect=False)
 
+    def topic_links(self) -> list[topics.TopicLink]:
+        links = (link for bridge in self.gateway.connections for link in bridge.outgoing_links.values())
+        return [link for link in links if isinstance(link, topics.TopicLink)]
+
     def sent(self) -> list[int]:
         """How many messages each listener was sent."""
-        taps = [
-            outgoing_link
-            for bridge in self.gateway.connections
-            for outgoing_link in bridge.outgoing_links.values()
-        ]
-        return sorted(tap._sent for tap in taps if isinstance(tap, topics.TopicLink))
+        return sorted(link._sent for link in self.topic_links())
 
 
 @pytest_asyncio.fixture
@@ -80,15 +79,14 @@ async def test_two_clients_have_one_connection_until_both_have_left(world: Gatew
     await eventually.eventually(lambda: bus.state is api.ConnectionState.CLOSED, timeout_s=30)
 
 
+class Shared(proton_reactor.ReceiverOption):  # type: ignore[misc]
+    def apply(self, receiver: Any) -> None:
+        words = [proton.symbol(word) for word in ("topic", "shared", "global")]
+        receiver.source.capabilities.put_object(proton.Array(proton.UNDESCRIBED, proton.Data.SYMBOL, *words))
+
+
 async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(world: GatewayWorld):
     count = 30
-
-    class Shared(proton_reactor.ReceiverOption):  # type: ignore[misc]
-        def apply(self, receiver: Any) -> None:
-            words = [proton.symbol(word) for word in ("topic", "shared", "global")]
-            receiver.source.capabilities.put_object(
-                proton.Array(proton.UNDESCRIBED, proton.Data.SYMBOL, *words)
-            )
 
     def work() -> list[proton_utils.BlockingConnection]:
         clients = [world.client(), world.client()]
@@ -105,6 +103,30 @@ async def test_a_subscription_shared_by_clients_of_one_identity_is_still_shared(
     assert sum(world.sent()) == count, "each went to one of the two"
     for client in clients:
         await asyncio.to_thread(client.close)
+
+
+async def test_what_waits_at_a_link_that_closes_reaches_those_that_share_its_subscription(
+    world: GatewayWorld,
+):
+    count = 30
+
+    def work() -> list[proton_utils.BlockingConnection]:
+        clients = [world.client(), world.client()]
+        for client, credit in zip(clients, (1, count), strict=True):
+            client.create_receiver("hall", credit=credit, name="team|global", options=Shared())
+        sender = clients[1].create_sender("topic:hall")
+        for number in range(count):
+            sender.send(proton.Message(body=str(number)))
+        return clients
+
+    clients = await asyncio.to_thread(work)
+    await world.dialled[0].flush()
+    assert 1 in world.sent()
+    assert sum(world.sent()) < count, "some wait for the credit of the first"
+    links = world.topic_links()
+    await asyncio.to_thread(clients[0].close)
+    await eventually.eventually(lambda: sum(link._sent for link in links) == count, timeout_s=30)
+    await asyncio.to_thread(clients[1].close)
 
 
 async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: GatewayWorld):

@@ -203,6 +203,21 @@ async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
     await there.shared_durable_consumer(NEWS, "group", "n = 4")
 
 
+async def test_8_3_2_what_waits_at_a_consumer_that_closes_reaches_those_that_share_its_subscription(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
+    connection = await dial()
+    first, second, third = [await connection.session().shared_consumer(NEWS, "group") for _ in range(3)]
+    producer = (await dial()).session().producer(NEWS, persistent=False)
+    for number in range(30):
+        await producer.send(messages.TextMessage(str(number)))
+    await eventually.eventually(lambda: sum(len(each._arrived) for each in (first, second, third)) == 30)
+    await first.close()
+    await second.close()
+    assert {await _text(third) for _ in range(30)} == set(map(str, range(30)))
+    await third.close()
+
+
 async def test_8_3_2_a_shared_name_is_free_when_its_client_is_gone(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from muster.core import errors
@@ -34,6 +35,7 @@ class TopicConsumer(consumers.Consumer):
         self._selector = selector
         self._matches = selectors.compiled(selector) if selector else None
         self._excluded_origin = connection.origin if no_local else None
+        self._group: str | None = None
         self._key: object = None
         self._listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage] | None = None
         self._bytes = 0
@@ -42,15 +44,15 @@ class TopicConsumer(consumers.Consumer):
         self.dropped = 0
 
     async def open(self) -> None:
-        connection, name, group = self.session.connection, self.destination.name, None
+        connection, name = self.session.connection, self.destination.name
         if self._shared is not None:
             await connection.attach(self)
-            group = topic_listeners.group(connection.bus.identity, connection.client_id, self._shared)
+            self._group = topic_listeners.group(connection.bus.identity, connection.client_id, self._shared)
         # Consumers that share a subscription with others must not share a listener.
-        self._key = (name, group, id(self) if group else None)
+        self._key = (name, self._group, id(self) if self._group else None)
         try:
             self._listeners = await connection.listeners_for(no_local=self._excluded_origin is not None)
-            await self._listeners.add(self._key, name, group, self)
+            await self._listeners.add(self._key, name, self._group, self)
         except BaseException:
             await self.close()
             raise
@@ -126,5 +128,19 @@ class TopicConsumer(consumers.Consumer):
             super().revoked()
             if self._listeners is not None:
                 await self._listeners.remove(self._key, self)
+                self._pass_on(self._listeners)
             if self._shared is not None:
                 await self.session.connection.detach(self.number, {})
+
+    def _pass_on(self, listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage]) -> None:
+        """Those that share the subscription over this connection receive what waits here. Consumers of other
+        connections cannot: they could not know that these are messages of the topic."""
+        others = listeners.sharing(self._group) if self._group is not None else []
+        for received, other in zip(self._arrived, itertools.cycle(others)):
+            assert isinstance(other, TopicConsumer)
+            other._push_back(received)
+        self._arrived.clear()
+
+    def _push_back(self, received: consumers.ReceivedDelivery) -> None:
+        self._bytes += received.sequence
+        self._put(consumers.ReceivedDelivery(received.message, self, "", received.sequence))

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from muster.bus import api
@@ -79,7 +80,7 @@ class TopicListener(Generic[H]):
         self._pattern = topics.TopicPattern.parse(name)
         self._subjects = destinations.topic(name).patterns
         self._several = len(self._subjects) > 1
-        self._group = group
+        self.group = group
         self._kind = kind
         self._forward = forward
         self._subscriptions: list[api.Subscription] = []
@@ -92,7 +93,7 @@ class TopicListener(Generic[H]):
             for via, subject in list(enumerate(self._subjects))[len(self._subscriptions) :]:
                 self._subscriptions.append(
                     await self._bus.subscribe(
-                        subject, group=self._group, handler=functools.partial(self._received, via)
+                        subject, group=self.group, handler=functools.partial(self._received, via)
                     )
                 )
             self._receivers[receiver.owner] = (*self._receivers.get(receiver.owner, ()), receiver)
@@ -106,6 +107,10 @@ class TopicListener(Generic[H]):
         if not self._receivers[receiver.owner]:
             del self._receivers[receiver.owner]
         return True
+
+    @property
+    def receivers(self) -> Iterator[TopicReceiver[H]]:
+        return itertools.chain.from_iterable(self._receivers.values())
 
     async def close(self) -> None:
         for subscription in self._subscriptions:
@@ -147,6 +152,15 @@ class TopicListeners(Generic[H]):
         listener = self._listeners.get(key)
         if listener is not None and listener.remove(receiver):
             await self._release(key, listener)
+
+    def sharing(self, group: str) -> list[TopicReceiver[H]]:
+        """Receivers here that share the subscription of this group."""
+        return [
+            receiver
+            for listener in self._listeners.values()
+            if listener.group == group
+            for receiver in listener.receivers
+        ]
 
     async def _release(self, key: object, listener: TopicListener[H]) -> None:
         listener.users -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -242,8 +243,31 @@ class TopicLink(consumers.OutgoingLink):
         self.closed = True
         if self._listeners is not None:
             await self._listeners.remove(self._key, self)
+            self._pass_on(self._listeners)
         if self._attach.shared:
             await self.connection.jms.detach(self.number, {})
+
+    def _pass_on(self, listeners: topic_listeners.TopicListeners[EncodedTopicMessage]) -> None:
+        """Links that share the subscription, over connections of the same identity to this process, receive
+        what waits here."""
+        group = self._key[1]
+        others = listeners.sharing(group) if group is not None else []
+        now_ms = consumers.now_ms()
+        returned = [(data, amqp_types.expires_ms(data, now_ms)) for _, data in reversed(self._returned)]
+        for (data, expires_ms), other in zip((*returned, *self._waiting), itertools.cycle(others)):
+            assert isinstance(other, TopicLink)
+            other._take_over(data, expires_ms)
+        self._waiting.clear()
+        self._returned.clear()
+
+    def _take_over(self, data: bytes, expires_ms: int) -> None:
+        try:
+            self.check_size(data)
+        except errors.LimitExceeded:
+            self.dropped += 1
+            return
+        self._wait(data, expires_ms)
+        self.connection.call_soon(self.on_credit)
 
 
 def forward_to_links(

@@ -236,11 +236,15 @@ def split_rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
 
 def _codes(words: pa.StringArray, known: dict[str, int], most: int, beyond: int) -> Ints:
     encoded = words.dictionary_encode()
-    codes = []
-    for word in encoded.dictionary.to_pylist():
-        code = known.get(word, beyond if len(known) >= most else len(known))
-        if code == len(known):
-            known[word] = code
-        codes.append(code)
+    names = encoded.dictionary.to_pylist()
+    try:
+        codes = list(map(known.__getitem__, names))  # the usual case
+    except KeyError:
+        codes = []
+        for name in names:
+            code = known.get(name, beyond if len(known) >= most else len(known))
+            if code == len(known):
+                known[name] = code
+            codes.append(code)
     result: Ints = np.array(codes, np.int64)[encoded.indices.to_numpy()]
     return result

@@ -129,12 +129,13 @@ class _Waiting:
         self._last = sequence, stored_ms
 
     def divided(self, keys: Sequence[int], folder: str) -> Iterator[Row]:
-        table = pa.Table.from_batches(self._batches)
-        shard = shards.shards_of(table["machine"].combine_chunks(), len(keys))
+        # To join first takes half the time of selecting rows from parts.
+        (joined,) = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
+        shard = shards.shards_of(joined.column("machine"), len(keys))
         order = np.argsort(shard, kind="stable")
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order))
-        (ordered,) = table.take(pa.array(order)).combine_chunks().to_batches()
+        ordered = joined.take(pa.array(order))
         ends = np.cumsum(np.bincount(shard, minlength=len(keys))).tolist()
         sequence, stored_ms = self._last
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):

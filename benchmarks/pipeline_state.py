@@ -29,7 +29,7 @@ from muster.bus import api
 from muster.core import messages
 from muster.core.reports import columns
 from muster.pipeline.fleet import node_columns, rollups, state
-from muster.pipeline.history import rollup_rows
+from muster.pipeline.history import data_files, rollup_rows, tables
 from muster.pipeline.job import main as driver
 from muster.pipeline.job import query
 from muster.pipeline.source import shard_keys
@@ -88,12 +88,12 @@ class OneProcess:
             totals = rollups.scope_totals((closed for output in received for closed in output.closed), 10)
         with self.stages.step("driver: rows of the history"):
             if totals:
-                rollup_rows.rows(totals)
+                rows = rollup_rows.rows(totals)
+                data_files.write(str(self._folder), tables.GROUPS, rows, f"{self._batch}")
         with self.stages.step("driver: reports"):
+            rollups.encoded_reports([many for many in totals if many.scope != "system"])
             for many in totals:
-                if many.scope != "system":
-                    messages.encode(rollups.group_report(many))
-                else:
+                if many.scope == "system":
                     messages.encode(rollups.system_report(many, totals))
         return len(totals)
 
@@ -138,7 +138,7 @@ def play(plan: fleet.FleetPlan, periods: int, *, profile: bool) -> None:
             totals = process.feed(stored)
             profiler.disable()
             process.stages.rows += plan.machines
-        files = [path.stat().st_size for path in pathlib.Path(folder).rglob("*.parquet")]
+        files = [path.stat().st_size for path in (pathlib.Path(folder) / tables.NODES).rglob("*.parquet")]
     print(f"{plan.describe()}; {periods} periods, {totals:,} results a period")
     print("\n".join(process.stages.lines()))
     driver_s = sum(spent_s for name, spent_s in process.stages.spent_s.items() if name.startswith("driver"))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -414,3 +415,21 @@ def test_readers_of_other_projects_understand_the_tables(root):
     assert {row["hour"] for row in hourly} == {
         datetime.datetime.fromtimestamp(T0 / 1000 + 3600 * n, datetime.UTC) for n in range(3)
     }
+
+
+def test_names_of_metrics_are_stored_as_codes_and_read_as_names(tmp_path):
+    """Messages have different codes for the same name, and a file has rows of several days."""
+    parts = [
+        node_rows([traffic.report(f"m{number}", number, T0 + at_ms, metrics=metrics)])
+        for number, (at_ms, metrics) in enumerate(
+            [(0, {"queue": 1.0, "gpu": 2.0}), (1000, {"gpu": 3.0}), (24 * HOUR, {"cpu_percent": 1.0})], 1
+        )
+    ]
+    assert parts[0].schema.field("metrics").type == tables.CODED
+    written = data_files.write(tmp_path, tables.NODES, pa.concat_tables(parts), "r-0")
+    read_files = [
+        pq.read_table(tmp_path / tables.NODES / file.path, partitioning=None) for file in written.files
+    ]
+    assert {table.schema.field("metrics").type.key_type for table in read_files} == {pa.string()}
+    metrics = {row["machine"]: row["metrics"] for table in read_files for row in table.to_pylist()}
+    assert metrics == {"m1": [("queue", 1.0), ("gpu", 2.0)], "m2": [("gpu", 3.0)], "m3": None}

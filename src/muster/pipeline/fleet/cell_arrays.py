@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Array = npt.NDArray[Any]
 
-Ranks = tuple[Ints, Floats, Array]  # rows, values, and machines as numbers or names
+Ranks = tuple[Ints, Floats, Ints]  # rows, values, and numbers of machines
 
 _CODEC = "lz4"
+UNCOMPRESSED = -1  # instead of a size
 
 
 def counted(codes: Ints, bins: int) -> tuple[Ints, Ints]:
@@ -104,13 +106,9 @@ def highest(parts: Sequence[Ranks], most: int) -> Ranks:
     row, values, machines = (np.concatenate(columns_) for columns_ in zip(*parts, strict=True))
     if not len(row):
         return row, values, machines
-    if machines.dtype == object:
-        codes = pa.array(machines, pa.string()).dictionary_encode().indices.to_numpy()
-    else:
-        codes = machines
-    order = _by_row(row, _descending(values, codes))
-    if np.bincount(codes).max() > 1:
-        key = row[order] * (int(codes.max()) + 1) + codes[order]
+    order = _by_row(row, _descending(values, machines))
+    if np.bincount(machines).max() > 1:
+        key = row[order] * (int(machines.max()) + 1) + machines[order]
         order = order[np.sort(np.unique(key, return_index=True)[1])]
     starts = starts_of(row[order])
     position = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
@@ -133,7 +131,9 @@ def _by_row(row: Ints, order: Ints) -> Ints:
 
 
 def packed(array: Array) -> tuple[int, str, bytes]:
-    """Compressed; integers in the smallest type that holds them."""
+    """Integers in the smallest type that holds them, compressed. Other numbers are hardly compressible."""
+    if array.dtype == np.float64:
+        return UNCOMPRESSED, array.dtype.str, array.tobytes()
     if array.dtype == np.int64 and array.size:
         least, most = int(array.min()), int(array.max())
         kinds = (np.uint8, np.uint16, np.uint32) if least >= 0 else ()
@@ -143,35 +143,79 @@ def packed(array: Array) -> tuple[int, str, bytes]:
 
 
 def unpacked(packed: Sequence[Any], kind: Any) -> Array:
+    """``packed``: of this version or an earlier one, which compressed all numbers."""
     size, stored, data = packed
-    raw = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True)
+    raw = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True) if size >= 0 else data
     return np.frombuffer(raw, stored).astype(kind)  # a copy that can be changed
+
+
+def packed_figures(count: Ints, sums: Floats, least: Floats, most: Floats) -> list[Any]:
+    """Most cells of small groups have one report: its value is the sum, the minimum and the maximum."""
+    is_empty = count == 0
+    differs = (least != np.where(is_empty, np.inf, sums)) | (most != np.where(is_empty, -np.inf, sums))
+    bits = np.packbits(differs).astype(np.int64)
+    return [packed(array) for array in (bits, sums[~is_empty], least[differs], most[differs])]
+
+
+def unpacked_figures(stored: Sequence[Any], count: Ints) -> tuple[Floats, Floats, Floats]:
+    bits, values, low, high = (unpacked(array, kind) for array, kind in zip(stored, _FIGURES, strict=True))
+    differs = np.unpackbits(bits.astype(np.uint8), count=count.size).astype(np.bool_).reshape(count.shape)
+    is_empty = count == 0
+    sums = np.zeros(count.shape)
+    sums[~is_empty] = values
+    least, most = np.where(is_empty, np.inf, sums), np.where(is_empty, -np.inf, sums)
+    least[differs], most[differs] = low, high
+    return sums, least, most
+
+
+_FIGURES = (np.int64, np.float64, np.float64, np.float64)
 
 
 def packed_extra(part: tuple[Ints, Ints, Floats]) -> list[Any]:
     row, word, (count, *others) = part
-    return [packed(array) for array in (row, word, count.astype(np.int64), *others)]
+    counts = count.astype(np.int64)
+    rows = np.diff(row, prepend=0) if (np.diff(row) >= 0).all() else None
+    return [
+        rows is not None,
+        packed(row if rows is None else rows),
+        packed(word),
+        packed(counts),
+        packed_figures(counts, *others),
+    ]
 
 
 def unpacked_extra(stored: Sequence[Any]) -> tuple[Ints, Ints, Floats]:
-    if len(stored) == 3:  # as before it was compressed
-        row, word, figures = stored
+    if isinstance(stored[0], bool):
+        is_ascending, *arrays, figures = stored
+        row, word, count = (unpacked(array, np.int64) for array in arrays)
         return (
-            np.frombuffer(row, np.int64),
-            np.frombuffer(word, np.int64),
-            np.frombuffer(figures).reshape(4, -1),
+            np.cumsum(row) if is_ascending else row,
+            word,
+            np.stack([count.astype(np.float64), *unpacked_figures(figures, count)]),
         )
-    row, word = (unpacked(array, np.int64) for array in stored[:2])
+    row, word = (unpacked(array, np.int64) for array in stored[:2])  # the former layout
     return row, word, np.stack([unpacked(array, np.float64) for array in stored[2:]])
 
 
 def packed_ranks(part: Ranks) -> list[Any]:
-    row, values, machines = part
-    names = machines.tolist() if machines.dtype == object else machines.tobytes()
-    return [row.tobytes(), values.tobytes(), names]
+    return [packed(array) for array in part]
 
 
-def unpacked_ranks(packed: Sequence[Any]) -> Ranks:
-    row, values, names = packed
-    machines = np.frombuffer(names, np.int64) if isinstance(names, bytes) else np.array(names, object)
-    return np.frombuffer(row, np.int64), np.frombuffer(values), machines
+def unpacked_ranks(stored: Sequence[Any]) -> Ranks:
+    row, values, machines = stored
+    if isinstance(row, bytes):  # as before integers were compressed
+        return np.frombuffer(row, np.int64), np.frombuffer(values), np.frombuffer(machines, np.int64)
+    return unpacked(row, np.int64), unpacked(values, np.float64), unpacked(machines, np.int64)
+
+
+def packed_names(names: pa.StringArray) -> list[Any]:
+    sizes = pc.binary_length(names).to_numpy().astype(np.int64)
+    text = pc.binary_join(pa.ListArray.from_arrays([0, len(names)], names), "")
+    return [packed(sizes), text[0].as_py()]
+
+
+def unpacked_names(stored: Sequence[Any]) -> pa.StringArray:
+    sizes, text = stored
+    ends = np.cumsum(unpacked(sizes, np.int64), dtype=np.int32)
+    buffers = [None, pa.py_buffer(np.r_[np.int32(0), ends]), pa.py_buffer(text.encode())]
+    return pa.StringArray.from_buffers(len(ends), buffers[1], buffers[2])

@@ -3,8 +3,8 @@
 A cell covers one window of one group, one zone or the system.  It has count, sum, minimum and maximum of
 every standard metric, the number of reports in each state, a histogram for quantiles, and the machines with
 the highest values.  A `CellTable` has a row for each cell, so that thousands of groups are updated, merged
-and stored by a few operations on arrays.  Tables can be merged in any order; `WindowCell` is a view of one
-row.
+and stored by a few operations on arrays.  Tables can be merged in any order;
+`window_cell.WindowCell` is a view of one row.
 
 The buckets of histograms are those of `sketches`, with fewer bits: the relative error of a quantile is at
 most `RELATIVE_ERROR`.  Only non-empty buckets are stored.
@@ -40,10 +40,11 @@ BUCKETS = 60 << MANTISSA_BITS  # so the last one is that of 2^50, about 10^15
 _WIDTH = len(METRICS) * BUCKETS  # the buckets of a metric follow those of the previous one
 _MIDDLES = np.r_[0.0, sketches.middles(np.arange(BUCKETS - 1) + _FIRST, MANTISSA_BITS)]
 _NO_INTS = np.zeros(0, np.int64)
-_NEVER = np.iinfo(np.int64).max  # in `CellTable.oldest_ms`: there is no report
+_NO_NAMES = pa.array([], pa.string())
+NEVER = np.iinfo(np.int64).max  # in `CellTable.oldest_ms`: there is no report
 
 SHARES = (0.5, 0.95, 0.99)
-#: The rows of `WindowCell.figures`.
+#: The rows of `window_cell.WindowCell.figures`.
 FIGURES = ("count", "sum", "min", "max", "p50", "p95", "p99")
 
 #: For each array of a table: its rows (0: it has one dimension), its type, its initial value, and how two
@@ -51,7 +52,7 @@ FIGURES = ("count", "sum", "min", "max", "p50", "p95", "p99")
 _ARRAYS: Mapping[str, tuple[int, Any, Any, np.ufunc]] = {
     "total": (0, np.int64, 0, np.add),  # reports
     "machines": (0, np.int64, 0, np.add),  # different ones
-    "oldest_ms": (0, np.int64, _NEVER, np.minimum),
+    "oldest_ms": (0, np.int64, NEVER, np.minimum),
     "partial": (0, np.bool_, False, np.logical_or),
     "states": (len(STATES), np.int64, 0, np.add),
     "count": (len(METRICS), np.int64, 0, np.add),
@@ -59,6 +60,9 @@ _ARRAYS: Mapping[str, tuple[int, Any, Any, np.ufunc]] = {
     "min": (len(METRICS), np.float64, np.inf, np.minimum),
     "max": (len(METRICS), np.float64, -np.inf, np.maximum),
 }
+
+
+_COUNTS = tuple(name for name in _ARRAYS if name not in ("sum", "min", "max"))
 
 
 class ExtraMetric(msgspec.Struct, gc=False):
@@ -93,6 +97,8 @@ class CellTable:
         # Keys are row * _WIDTH + metric * BUCKETS + bucket.
         self._histogram: list[tuple[Ints, Ints]] = []
         self._ranks: dict[str, list[cell_arrays.Ranks]] = {}
+        self._is_ranked: set[str] = set()  # of which there are only the highest, in one part
+        self.machine_names = _NO_NAMES  # of the machines in rankings, if they are not those of a shard
         self._figures: Floats | None = None
         self._extras: list[dict[str, ExtraMetric]] | None = None
         self._rollups: list[dict[str, columns.MetricRollup]] | None = None
@@ -201,6 +207,7 @@ class CellTable:
             part = row, values, machines
             if len(row) > 4 * most * np.count_nonzero(np.bincount(row)):  # otherwise ranked by `compact`
                 part = cell_arrays.highest([part], most)
+            self._is_ranked.discard(name)
             self._ranks.setdefault(name, []).append(part)
 
     def add(self, other: CellTable, rows: Ints) -> None:
@@ -225,8 +232,13 @@ class CellTable:
         for row, word, figures in other._extra:
             moved = rows[row], codes[word], figures
             self._extra.append(cell_arrays.reduced_extra([moved]) if len(targets) < len(order) else moved)
+        first = len(self.machine_names)
+        self.machine_names = pa.concat_arrays([self.machine_names, other.machine_names])
+        self._is_ranked -= other._ranks.keys()
         for name, parts in other._ranks.items():
-            self._ranks.setdefault(name, []).extend((rows[row], *rest) for row, *rest in parts)  # type: ignore[misc]
+            self._ranks.setdefault(name, []).extend(
+                (rows[row], values, machines + first) for row, values, machines in parts
+            )
         for source, dropped in other.dropped.items():
             add_counts(self.dropped.setdefault(int(rows[source]), {}), dropped)
         for source, sketch in other.merged.items():
@@ -269,15 +281,18 @@ class CellTable:
         if len(self._extra) > 1:
             self._extra = [cell_arrays.reduced_extra(self._extra)]
         if most:
-            self._ranks = {name: [cell_arrays.highest(parts, most)] for name, parts in self._ranks.items()}
+            for name in self._ranks.keys() - self._is_ranked:
+                self._ranks[name] = [cell_arrays.highest(self._ranks[name], most)]
+                self._is_ranked.add(name)
 
-    def rename_machines(self, names: pa.StringArray) -> None:
-        """Replace the numbers of machines in rankings by their names."""
+    def name_machines(self, names: pa.StringArray) -> None:
+        """Let rankings have the names of their machines, of which only the numbers are known."""
+        is_used = np.zeros(len(names), np.bool_)
         for parts in self._ranks.values():
-            parts[:] = [
-                (row, values, names.take(pa.array(machines)).to_numpy(zero_copy_only=False))
-                for row, values, machines in parts
-            ]
+            for _, _, machines in parts:
+                is_used[machines] = True
+        self.renumber_machines(np.cumsum(is_used) - 1)
+        self.machine_names = names.filter(pa.array(is_used))
 
     def renumber_machines(self, moved: Ints) -> None:
         """``moved``: the new number of each machine, -1 of a removed one."""
@@ -289,17 +304,22 @@ class CellTable:
     def ranks_only(self) -> CellTable:
         """A table of the same rows that has only the rankings."""
         table = CellTable(len(self))
-        table._ranks = self._ranks
+        table._ranks, table.machine_names = self._ranks, self.machine_names
         return table
 
-    def rankings(self, most: int) -> list[dict[str, list[tuple[float, Any]]]]:
-        """For each row: the highest values of each ranked metric, and their machines."""
-        rankings: list[dict[str, list[tuple[float, Any]]]] = [{} for _ in range(len(self))]
-        for name, parts in self._ranks.items():
-            rows, values, machines = cell_arrays.highest(parts, most)
-            for row, value, machine in zip(rows.tolist(), values.tolist(), machines.tolist(), strict=True):
-                rankings[row].setdefault(name, []).append((value, machine))
-        return rankings
+    def ranked(self) -> dict[str, cell_arrays.Ranks]:
+        """The highest values of each ranked metric, as of `compact`: in order of rows, highest first."""
+        return {name: parts[0] for name, parts in self._ranks.items() if name in self._is_ranked}
+
+    def ranking(self, row: int) -> dict[str, list[tuple[float, str]]]:
+        """The highest values of each ranked metric in a row, and the names of their machines."""
+        ranking = {}
+        for name, (rows, values, machines) in self.ranked().items():
+            start, end = np.searchsorted(rows, (row, row + 1)).tolist()
+            if end > start:
+                names = self.machine_names.take(pa.array(machines[start:end])).to_pylist()
+                ranking[name] = list(zip(values[start:end].tolist(), names, strict=True))
+        return ranking
 
     def extras(self) -> list[dict[str, ExtraMetric]]:
         """For each row: the metrics that are not standard. The table must not change afterwards."""
@@ -380,7 +400,8 @@ class CellTable:
 
     def pack(self) -> list[Any]:
         self.compact(0)
-        arrays = [cell_arrays.packed(getattr(self, name)) for name in _ARRAYS]
+        arrays: list[Any] = [cell_arrays.packed(getattr(self, name)) for name in _COUNTS]
+        arrays.append(cell_arrays.packed_figures(self.count, self.sum, self.min, self.max))
         histogram = [
             (cell_arrays.packed(np.diff(keys, prepend=0)), cell_arrays.packed(counts))
             for keys, counts in self._histogram
@@ -390,15 +411,20 @@ class CellTable:
             name: [cell_arrays.packed_ranks(part) for part in parts] for name, parts in self._ranks.items()
         }
         merged = {row: bytes(sketch) for row, sketch in self.merged.items()}
-        return [len(self), arrays, histogram, list(self._words), extra, ranks, self.dropped, merged]
+        names = cell_arrays.packed_names(self.machine_names)
+        return [len(self), arrays, histogram, list(self._words), extra, ranks, self.dropped, merged, names]
 
     @classmethod
     def unpack(cls, packed: Sequence[Any]) -> CellTable:
-        rows, arrays, histogram, words, extra, ranks, dropped, merged = packed
+        rows, arrays, histogram, words, extra, ranks, dropped, merged, *names = packed
         table = cls(0)
-        for (name, (height, kind, _, _)), data in zip(_ARRAYS.items(), arrays, strict=True):
+        is_former = len(arrays) == len(_ARRAYS)
+        for name, data in zip(_ARRAYS if is_former else _COUNTS, arrays, strict=is_former):
+            height, kind, _, _ = _ARRAYS[name]
             array = cell_arrays.unpacked(data, kind)
             setattr(table, name, array.reshape(height, rows) if height else array)
+        if not is_former:
+            table.sum, table.min, table.max = cell_arrays.unpacked_figures(arrays[-1], table.count)
         table._histogram = [
             (np.cumsum(cell_arrays.unpacked(keys, np.int64)), cell_arrays.unpacked(counts, np.int64))
             for keys, counts in histogram
@@ -408,77 +434,10 @@ class CellTable:
         table._ranks = {
             name: [cell_arrays.unpacked_ranks(part) for part in parts] for name, parts in ranks.items()
         }
+        table.machine_names = cell_arrays.unpacked_names(*names) if names else _NO_NAMES
         table.dropped = dropped
         table.merged = {row: sketches.DistinctSketch.from_bytes(sketch) for row, sketch in merged.items()}
         return table
-
-
-class WindowCell:
-    """One row of a table; without a table, a new one."""
-
-    __slots__ = ("row", "table")
-
-    def __init__(self, table: CellTable | None = None, row: int = 0) -> None:
-        self.table = CellTable(1) if table is None else table
-        self.row = row
-
-    def fold(self, values: Floats) -> None:
-        """Add reports: a row for each of `METRICS`, a column for each report; NaN where not measured."""
-        reports = values.shape[1]
-        zeros = np.zeros(reports, np.int64)
-        rows, no = np.full(reports, self.row), np.zeros(reports, np.bool_)
-        self.table.add_reports(rows, values, zeros, zeros, no, no)
-
-    @property
-    def total(self) -> int:
-        return int(self.table.total[self.row])
-
-    @property
-    def machines(self) -> int:
-        return int(self.table.machines[self.row])
-
-    @property
-    def count(self) -> Ints:
-        return self.table.count[:, self.row]
-
-    @property
-    def sum(self) -> Floats:
-        return self.table.sum[:, self.row]
-
-    @property
-    def states(self) -> dict[str, int]:
-        counts = self.table.stated()[self.row]
-        return {name: count for name, count in zip(STATES, counts, strict=True) if count}
-
-    @property
-    def extra(self) -> dict[str, ExtraMetric]:
-        return self.table.extras()[self.row]
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        return self.table.dropped.get(self.row, {})
-
-    @property
-    def oldest_ms(self) -> int | None:
-        oldest = int(self.table.oldest_ms[self.row])
-        return None if oldest == _NEVER else oldest
-
-    @property
-    def partial(self) -> bool:
-        return bool(self.table.partial[self.row])
-
-    def machine_count(self) -> int:
-        """Number of different machines."""
-        merged = self.table.merged.get(self.row)
-        return self.machines + (merged.count() if merged is not None else 0)
-
-    def rollups(self) -> dict[str, columns.MetricRollup]:
-        return self.table.rollups()[self.row]
-
-    def figures(self) -> Floats:
-        """A row for each of `FIGURES`, a column for each metric; NaN where nothing was measured."""
-        figures: Floats = self.table.figures()[self.row]
-        return figures
 
 
 def bucket_of(values: Floats) -> Ints:

@@ -17,7 +17,7 @@ import numpy as np
 from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.alerts import rules, tracker
-from muster.pipeline.fleet import cells, node_rules, state
+from muster.pipeline.fleet import cells, node_rules, report_encoding, state, window_cell
 from muster.predicates.backends import python
 
 ALL = "*"  # the group of a zone's report: every group
@@ -37,10 +37,9 @@ class ScopeTotals:
     name: str
     from_ms: int
     width_ms: int = 10_000
-    cell: cells.WindowCell = field(default_factory=cells.WindowCell)
+    cell: window_cell.WindowCell = field(default_factory=window_cell.WindowCell)
     known: int = 0
     stale: int = 0
-    top: dict[str, list[tuple[float, str]]] = field(default_factory=dict)  # highest values and their machines
     gone: bool = False  # all of its machines were removed
 
     @property
@@ -50,6 +49,11 @@ class ScopeTotals:
     @property
     def about(self) -> str:
         return self.scope if self.scope == "system" else f"{self.scope}:{self.name}"
+
+    @property
+    def top(self) -> dict[str, list[tuple[float, str]]]:
+        """The highest values of ranked metrics, and their machines."""
+        return self.cell.table.ranking(self.cell.row)
 
     @property
     def figures(self) -> cells.Floats:
@@ -89,6 +93,20 @@ def scope_totals(closed: Iterable[state.ClosedWindow], top: int = 10) -> list[Sc
     return sorted(totals, key=lambda many: (many.from_ms, many.scope, many.name))
 
 
+def by_table(totals: Sequence[ScopeTotals]) -> list[tuple[cells.CellTable, cells.Ints, cells.Ints]]:
+    """Each table with cells of these totals: with the positions of its totals, and their rows."""
+    members: dict[int, tuple[cells.CellTable, list[int], list[int]]] = {}
+    for position, many in enumerate(totals):
+        cell = many.cell
+        _, positions, rows = members.setdefault(id(cell.table), (cell.table, [], []))
+        positions.append(position)
+        rows.append(cell.row)
+    return [
+        (table, np.array(positions, np.int64), np.array(rows, np.int64))
+        for table, positions, rows in members.values()
+    ]
+
+
 def _listed(
     scope: str,
     span_ms: tuple[int, int],
@@ -97,15 +115,13 @@ def _listed(
     figures: cells.Ints,
     top: int,
 ) -> list[ScopeTotals]:
-    table.compact(0)
+    table.compact(top)
     table.figures()  # several threads read them later
     return [
         ScopeTotals(
-            scope, name, *span_ms, cells.WindowCell(table, row), known, stale, ranking, gone=not remaining
+            scope, name, *span_ms, window_cell.WindowCell(table, row), known, stale, gone=not remaining
         )
-        for row, (name, known, stale, remaining, ranking) in enumerate(
-            zip(names, *figures.tolist(), table.rankings(top), strict=True)
-        )
+        for row, (name, known, stale, remaining) in enumerate(zip(names, *figures.tolist(), strict=True))
     ]
 
 
@@ -179,7 +195,7 @@ def facts(many: ScopeTotals, scores: np.ndarray[Any, Any] | None = None) -> dict
     return attributes
 
 
-def means(cell: cells.WindowCell) -> np.ndarray[Any, Any]:
+def means(cell: window_cell.WindowCell) -> np.ndarray[Any, Any]:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(cell.count > 0, cell.sum / cell.count, np.nan)
 
@@ -262,10 +278,30 @@ def node_verdicts(changes: Iterable[node_rules.NodeRuleChange]) -> list[tracker.
 
 
 def group_report(many: ScopeTotals) -> columns.GroupReport:
-    zone = many.name if many.scope == "zone" else None
     return columns.GroupReport(
-        group=ALL if zone is not None else many.name, zone=zone, top=_ranked(many), **_common(many)
+        **_named(many), **_common(many), metrics=many.cell.rollups(), top=_ranked(many)
     )
+
+
+def encoded_reports(totals: Sequence[ScopeTotals]) -> list[bytes]:
+    """The same as `group_report` for each group or zone, in MessagePack: in columns, because there are
+    thousands."""
+    encoded = [b""] * len(totals)
+    for table, positions, rows in by_table(totals):
+        heads = [
+            columns.GroupReport(**_named(totals[position]), **_common(totals[position]))
+            for position in positions.tolist()
+        ]
+        for position, data in zip(
+            positions.tolist(), report_encoding.encode(heads, table, rows), strict=True
+        ):
+            encoded[position] = data
+    return encoded
+
+
+def _named(many: ScopeTotals) -> Mapping[str, Any]:
+    zone = many.name if many.scope == "zone" else None
+    return {"group": ALL if zone is not None else many.name, "zone": zone}
 
 
 def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals]) -> columns.SystemReport:
@@ -283,7 +319,7 @@ def system_report(many: ScopeTotals, groups: Iterable[ScopeTotals]) -> columns.S
         )
         for group in list(groups)[:GROUPS_LISTED]
     )
-    return columns.SystemReport(groups=listed, **_common(many))
+    return columns.SystemReport(groups=listed, metrics=many.cell.rollups(), **_common(many))
 
 
 def _in_short(many: ScopeTotals) -> dict[str, columns.MetricRollup]:
@@ -320,7 +356,6 @@ def _common(many: ScopeTotals) -> Mapping[str, Any]:
         "reports": cell.total,
         "stale": many.stale,
         "states": cell.states,
-        "metrics": many.cell.rollups(),
         "oldest_ms": cell.oldest_ms,
         "dropped": cell.dropped,
         "partial": cell.partial,

@@ -57,7 +57,8 @@ UNGROUPED = "too-many-groups"  # reports of groups beyond `node_columns.GROUPS_M
 TRUNCATED = "metrics-truncated"  # values of metrics beyond `blocks.EXTRA_MAX` names
 
 OUTAGE_MS = 15_000  # a longer time without any message is an outage: ticks are stored every second
-LAYOUT = 5  # of the data of `FleetState.pack`
+LAYOUT = 6  # of the data of `FleetState.pack`
+READABLE = (5, LAYOUT)  # layouts that can be read
 UNREADABLE = (
     "the state of the fleet in Spark's checkpoint cannot be read"  # identifies the error in Spark's message
 )
@@ -365,7 +366,7 @@ class FleetState:
                     self.populated[scope] |= reporting
                 table.compact(self.plan.top)
                 table = table.select(rows)
-                table.rename_machines(self.nodes.names.array)
+                table.name_machines(self.nodes.names.array)
                 output.closed.append(
                     ClosedWindow(
                         scope=scope,
@@ -465,7 +466,7 @@ class FleetState:
     def _unpacked(
         cls, fields: Sequence[Any], plan: FleetStatePlan, names: node_columns.NodeNames
     ) -> FleetState:
-        if fields[0] != LAYOUT:
+        if fields[0] not in READABLE:
             raise ValueError(f"its layout is {fields[0]!r:.20}, expected {LAYOUT}")
         _, grid, clock_ms, closed_ms, seen, packed, open_cells, populated, resumed_ms = fields
         fleet = cls(

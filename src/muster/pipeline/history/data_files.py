@@ -22,6 +22,7 @@ from muster.pipeline.history import storage, tables
 DAY_US = 86_400_000_000
 HOUR_US = 3_600_000_000
 DAYS_MAX = 100  # in one batch of a shard: clocks of machines can be arbitrarily wrong
+WRITTEN_AT_ONCE = 65_536  # values: a report has dozens of metrics
 _EPOCH = datetime.date(1970, 1, 1)
 _LAST_DAY = (datetime.date(9999, 12, 30) - _EPOCH).days  # later times have no date in most readers
 
@@ -41,7 +42,8 @@ class WrittenRows(msgspec.Struct, frozen=True):
 
 
 def write(root: storage.Root, table: str, rows: pa.Table, stem: str) -> WrittenRows:
-    """Write ``rows`` to a file for each day; they have the columns of the table except ``day``.
+    """Write ``rows`` to a file for each day; they have the columns of the table except ``day``, as in
+    `tables.TableDefinition.file_schema` or ``row_schema``.
 
     Optimized for speed: LZ4, and dictionaries for strings only.  Compaction reduces the size.
     """
@@ -79,10 +81,20 @@ def _write_day(
         field.name for field in rows.schema if pa.types.is_string(field.type) and field.name != "machine"
     ]
     words += [f"{field.name}.key_value.key" for field in rows.schema if pa.types.is_map(field.type)]
+    flat = [field.name for field in rows.schema if not pa.types.is_nested(field.type)]
+    rows = rows.unify_dictionaries()
     size = storage.write_file(
         storage.join(root, definition.name),
         path,
-        lambda file: pq.write_table(rows, file, compression="lz4", use_dictionary=words),
+        lambda file: pq.write_table(
+            rows,
+            file,
+            compression="lz4",
+            use_dictionary=words,
+            write_statistics=flat,  # readers compare no elements of lists and maps
+            write_batch_size=WRITTEN_AT_ONCE,
+            store_schema=False,  # or else codes would be read as codes
+        ),
     )
     start = int(times.min()) // HOUR_US
     hours = np.flatnonzero(np.bincount(times // HOUR_US - start)) + start

@@ -14,13 +14,18 @@ from muster.core import errors, messages
 from muster.pipeline.fleet import cells, rollups
 from muster.pipeline.history import delta, storage, tables
 
+Ints = npt.NDArray[np.int64]
+
 _MS = pa.timestamp("ms", tz="UTC")
 _OTHER = ("count", "mean", "min", "max")  # statistics of metrics that are not standard
 
 
 def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
     """A row of `groups` for each scope and window; metrics that were not reported are NULL."""
-    figures = np.stack([many.figures for many in totals])  # scope by figure by metric
+    parts = rollups.by_table(totals)
+    figures = np.empty((len(totals), len(cells.FIGURES), len(cells.METRICS)))  # scope by figure by metric
+    for table, places, rows_ in parts:
+        figures[places] = table.figures()[rows_]
     counts, sums = figures[:, 0], figures[:, 1]
     missing = counts == 0
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -38,7 +43,7 @@ def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
         "known": pa.array([many.known for many in totals]),
         "stale": pa.array([many.stale for many in totals]),
         "partial": pa.array([many.cell.partial for many in totals]),
-        "metrics": _other_metrics(totals),
+        "metrics": _other_metrics(parts, len(totals)),
     }
     for at, metric in enumerate(cells.METRICS):
         for statistic in tables.STATISTICS:
@@ -48,18 +53,14 @@ def rows(totals: Sequence[rollups.ScopeTotals]) -> pa.Table:
     return _table(named, tables.GROUPS)
 
 
-def _other_metrics(totals: Sequence[rollups.ScopeTotals]) -> pa.MapArray:
+def _other_metrics(tables_: Sequence[tuple[cells.CellTable, Ints, Ints]], count_: int) -> pa.MapArray:
     """The metrics that are not standard, in columns: there are dozens of them for each of many groups."""
-    places: dict[int, tuple[cells.CellTable, npt.NDArray[np.int64]]] = {}
-    for position, many in enumerate(totals):
-        table = many.cell.table
-        if id(table) not in places:
-            places[id(table)] = table, np.full(len(table), -1)
-        places[id(table)][1][many.cell.row] = position
-    names = sorted({name for table, _ in places.values() for name in table.extra_names})
+    names = sorted({name for table, *_ in tables_ for name in table.extra_names})
     rank = {name: number for number, name in enumerate(names)}
     parts = []
-    for table, place_of in places.values():
+    for table, places, rows_ in tables_:
+        place_of = np.full(len(table), -1)
+        place_of[rows_] = places
         row, code, figures = table.extra_arrays()
         ranks = np.array([rank[name] for name in table.extra_names], np.int64)
         known = (figures[0] > 0) & (place_of[row] >= 0)
@@ -70,10 +71,10 @@ def _other_metrics(totals: Sequence[rollups.ScopeTotals]) -> pa.MapArray:
     keys = pa.array([f"{key}_{statistic}" for key in names for statistic in _OTHER], pa.string())
     number = name[order, None] * len(_OTHER) + np.arange(len(_OTHER))
     values = np.stack([count, total / count, least, most], axis=1)
-    ends = np.cumsum(np.bincount(place, minlength=len(totals))) * len(_OTHER)
+    ends = np.cumsum(np.bincount(place, minlength=count_)) * len(_OTHER)
     return pa.MapArray.from_arrays(
         pa.array(np.r_[0, ends].astype(np.int32)),
-        keys.take(pa.array(number.ravel())),
+        pa.DictionaryArray.from_arrays(pa.array(number.ravel().astype(np.int32)), keys),
         pa.array(values.ravel()),
     )
 
@@ -131,5 +132,5 @@ def load_baselines(
 
 
 def _table(named: dict[str, Any], table: str) -> pa.Table:
-    schema = tables.definition(table).file_schema
+    schema = tables.definition(table).row_schema
     return pa.table(named).select(schema.names).cast(schema)

@@ -28,6 +28,7 @@ HOURLY_STATISTICS = ("mean", "min", "max")  # of a metric of one machine
 
 TIME = pa.timestamp("us", tz="UTC")
 METRICS = pa.map_(pa.string(), pa.float64())
+CODED = pa.map_(pa.dictionary(pa.int32(), pa.string()), pa.float64())
 
 UNITS = {
     "percent": "%",
@@ -73,6 +74,13 @@ class TableDefinition:
     def file_schema(self) -> pa.Schema:
         """Partition columns are part of a file's path, not of its content."""
         return pa.schema([field for field in self.schema if field.name != DAY])
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """As `file_schema`; names of metrics are codes, which Parquet stores without comparing names."""
+        return pa.schema(
+            [field.with_type(CODED) if field.type == METRICS else field for field in self.file_schema]
+        )
 
     @property
     def statistics(self) -> tuple[str, ...]:

@@ -13,12 +13,10 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
-
-import pyarrow as pa
 
 from muster.bus import api
 from muster.core import errors, messages
@@ -28,8 +26,8 @@ from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rules, tracker
 from muster.pipeline.fleet import rollups, state
-from muster.pipeline.history import data_files, delta, rollup_rows, tables
-from muster.pipeline.job import commit_state, query
+from muster.pipeline.history import rollup_rows, tables
+from muster.pipeline.job import commit_state, history_writer, query
 from muster.pipeline.job.driver import driver_lease, fenced_stream
 from muster.pipeline.source import shard_keys
 
@@ -45,9 +43,14 @@ LOSS = rules.AlertRule(
     summary="the retention of the stream removed {value:.0f} messages with reports before they were read",
 )
 REASONS_MAX = 256  # counters
+#: Of reports that are not about a group or zone, by scope.
+KINDS: Mapping[str, type[messages.WireMessage]] = {
+    "system": columns.SystemReport,
+    "top": protocol.TopNodes,
+}
 REMOVED = "removed"  # scope of messages about removed machines
 REMOVED_AT_ONCE = 1000  # in one message: names have up to 256 characters
-REPORTS_AT_ONCE = 1000  # published while the next ones are encoded
+REPORTS_AT_ONCE = 8000  # published while the next ones are encoded
 RECONCILE_MS = 60_000  # after a new checkpoint: time for rules to become true again
 LOSS_SHOWN_MS = 3_600_000  # so that the alert is seen, although the pipeline has caught up
 HISTORY = rules.AlertRule(
@@ -59,53 +62,13 @@ HISTORY = rules.AlertRule(
 )
 
 
-class HistoryWriter:
-    """The tables of the history, opened when they are first needed."""
-
-    def __init__(self, root: str, run: str, *, epoch: int, keep_s: float) -> None:
-        self._root = root
-        self._run = run
-        self._epoch = epoch
-        self._keep_s = keep_s
-        self._tables: dict[str, delta.HistoryTable] = {}
-
-    def commit(
-        self,
-        name: str,
-        batch: int,
-        files: Iterable[data_files.DataFile],
-        positions: Mapping[str, int] | None = None,
-    ) -> bool:
-        return self._table(name).commit(files, (self._run, batch), positions, epoch=self._epoch)
-
-    def write(self, name: str, batch: int, rows: pa.Table) -> None:
-        """Write and commit rows, unless the table has this batch already."""
-        table = self._table(name)
-        table.refresh()
-        last = table.transaction_version(self._run)
-        if last is None or last < batch:
-            stem = f"{self._run}-{self._epoch}-{batch}"
-            written = data_files.write(self._root, name, rows, stem).files
-            table.commit(written, (self._run, batch), epoch=self._epoch)
-
-    def has(self, name: str, run: str, batch: int) -> bool:
-        """Whether the batch of a run is in the table."""
-        last = delta.position(self._root, name, run)
-        return last is not None and last >= batch
-
-    def _table(self, name: str) -> delta.HistoryTable:
-        if name not in self._tables:
-            self._tables[name] = delta.HistoryTable(self._root, name, keep_s=self._keep_s)
-        return self._tables[name]
-
-
 Report = tuple[str, str, messages.WireMessage]  # scope, name
 
 
 class EncodedReport(NamedTuple):
     scope: str
     name: str
-    message: messages.WireMessage
+    data: bytes
     outgoing: api.OutgoingMessage | None  # None: it cannot be published
 
 
@@ -123,7 +86,7 @@ class BatchCommitter:
         known, receivers = load_rules(settings)
         self.rules = known
         self.counts: dict[str, int] = {}  # by reason, since the start
-        self.latest: dict[tuple[str, str], messages.WireMessage] = {}
+        self._latest: dict[tuple[str, str], bytes] = {}  # encoded reports, by scope and name
         self.machines = 0
         self.total_rows = 0
         self.done_ms = 0  # when the last batch was committed, by the local clock
@@ -165,7 +128,9 @@ class BatchCommitter:
         """Commit the batches of this checkpoint from now on."""
         self._run = run
         epoch = self._authority.epoch
-        self._history = HistoryWriter(self._history_root, run, epoch=epoch, keep_s=self._keep_s)
+        self._history = history_writer.HistoryWriter(
+            self._history_root, run, epoch=epoch, keep_s=self._keep_s
+        )
         self._store = commit_state.CommitStateStore(self._state_root, epoch)
         # Alerts of a former checkpoint that were not evaluated since: the state of a new one cannot end them.
         self._unconfirmed = set(self.alert_tracker.on()) if self._stored_run != run else set()
@@ -184,6 +149,11 @@ class BatchCommitter:
         if reason not in self.counts and len(self.counts) >= REASONS_MAX:  # channels name their own
             reason = "other"
         self.counts[reason] = self.counts.get(reason, 0) + count
+
+    def latest(self, scope: str, name: str) -> messages.WireMessage | None:
+        """The last report of a scope."""
+        data = self._latest.get((scope, name))
+        return None if data is None else messages.decode(data, KINDS.get(scope, columns.GroupReport))
 
     def remove_former_state(self) -> None:
         """Remove the alert state of earlier drivers, when this one has saved its own."""
@@ -206,8 +176,7 @@ class BatchCommitter:
             writing = pool.submit(self._write_history, number, outputs, totals, counts)
             made: list[EncodedReport] = []
             publishing = []
-            for reports in _batched(self._reports(totals), REPORTS_AT_ONCE):
-                encoded = [self._encoded(*report) for report in reports]
+            for encoded in self._reports(totals):
                 publishing.append(asyncio.run_coroutine_threadsafe(self._publish(encoded), self._loop))
                 made += encoded
             writing.result()
@@ -229,7 +198,7 @@ class BatchCommitter:
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
         for name in gone:
-            self.latest.pop(name, None)
+            self._latest.pop(name, None)
 
     def _load_history(self, root: str, baselines: rollups.Baselines) -> None:
         try:
@@ -300,19 +269,28 @@ class BatchCommitter:
     async def _on(self) -> frozenset[tuple[str, str]]:
         return self.alert_tracker.on()
 
-    def _reports(self, totals: list[rollups.ScopeTotals]) -> list[Report]:
+    def _reports(self, totals: list[rollups.ScopeTotals]) -> Iterator[list[EncodedReport]]:
+        """In parts: some are published while the next ones are encoded."""
+        listed = [many for many in totals if many.scope in state.SCOPES]
+        for start in range(0, len(listed), REPORTS_AT_ONCE):
+            part = listed[start : start + REPORTS_AT_ONCE]
+            yield [
+                self._outgoing(many.scope, many.name, data, many.to_ms)
+                if len(data) <= messages.MAX_BYTES
+                else self._encoded(many.scope, many.name, rollups.group_report(many))
+                for many, data in zip(part, rollups.encoded_reports(part), strict=True)
+            ]
         made: list[Report] = []
         for many in totals:
             if many.scope == "system":
                 groups = [
-                    other for other in totals if other.scope == "group" and other.from_ms == many.from_ms
+                    other for other in listed if other.scope == "group" and other.from_ms == many.from_ms
                 ]
                 made.append(("system", "", rollups.system_report(many, groups)))
                 if many.top:
                     made.append(("top", "", rollups.top_nodes(many)))
-            else:
-                made.append((many.scope, many.name, rollups.group_report(many)))
-        return made
+        if made:
+            yield [self._encoded(*report) for report in made]
 
     async def _publish(self, reports: list[EncodedReport]) -> None:
         await self._results.publish([report.outgoing for report in reports if report.outgoing is not None])
@@ -330,7 +308,7 @@ class BatchCommitter:
         self._batch = (self._run, number)
         outcome = self.alert_tracker.apply(verdicts, clock_ms)
         await self.publish_updates(outcome)
-        self.latest.update({(report.scope, report.name): report.message for report in made})
+        self._latest.update({(report.scope, report.name): report.data for report in made if report.data})
         for _ in (report for report in made if report.outgoing is None):
             self.count("unpublished")
         await self._record_alerts(number)
@@ -342,15 +320,19 @@ class BatchCommitter:
             self.count(reason, count)
 
     def _encoded(self, scope: str, name: str, message: messages.WireMessage) -> EncodedReport:
+        at_ms = message.at_ms if isinstance(message, protocol.RemovedMachines) else message.to_ms  # type: ignore[attr-defined]
+        try:
+            return self._outgoing(scope, name, messages.encode(message), at_ms)
+        except errors.LimitExceeded:
+            return EncodedReport(scope, name, b"", None)
+
+    def _outgoing(self, scope: str, name: str, data: bytes, at_ms: int) -> EncodedReport:
         try:
             subject = columns.result_subject(self.bus.identity, scope, name)
-            # Thousands of reports with hundreds of numbers each, which take longer as text.
-            data = messages.encode(message, "msgpack" if scope in state.SCOPES else "json")
-        except (errors.InvalidInput, errors.LimitExceeded):  # invalid subject, or too large
-            return EncodedReport(scope, name, message, None)
-        at_ms = message.at_ms if isinstance(message, protocol.RemovedMachines) else message.to_ms  # type: ignore[attr-defined]
+        except errors.InvalidInput:
+            return EncodedReport(scope, name, data, None)
         outgoing = api.OutgoingMessage(subject, data, message_id=f"{scope}:{name}:{at_ms}")
-        return EncodedReport(scope, name, message, outgoing)
+        return EncodedReport(scope, name, data, outgoing)
 
     async def _record_alerts(self, number: int) -> None:
         """Write alert changes to the history, once.
@@ -476,11 +458,6 @@ def load_rules(
                     f"{path}: the rule {rule.name!r} notifies {name!r}, which is not defined"
                 )
     return known, receivers
-
-
-def _batched(reports: list[Report], size: int) -> Iterator[list[Report]]:
-    for start in range(0, len(reports), size):
-        yield reports[start : start + size]
 
 
 def _removed_messages(number: int, machines: list[str], at_ms: int) -> list[Report]:

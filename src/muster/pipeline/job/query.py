@@ -102,6 +102,14 @@ def stop(query: StreamingQuery) -> None:
         query.stop()
 
 
+def poll(query: StreamingQuery) -> tuple[bool, Any]:
+    """Whether it runs; with the progress of its last batch, or the reason why it ended."""
+    if not query.isActive:
+        error = query.exception()
+        return False, str(error) if error else ""
+    return True, query.lastProgress
+
+
 def _commit_batch(frame: DataFrame, number: int, commit: CommitBatch) -> None:
     decoder = msgspec.msgpack.Decoder(state.ShardOutput)
     outputs = [
@@ -206,7 +214,7 @@ class ShardProcessor:
 
 def history_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
     """The columns of the table."""
-    schema = tables.definition(tables.NODES).file_schema
+    schema = tables.definition(tables.NODES).row_schema
     names = {tables.SEQUENCE: blocks.SEQUENCE, "metrics": "extra"}
     arrays = [batch.column(names.get(field.name, field.name)).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

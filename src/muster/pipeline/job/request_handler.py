@@ -96,7 +96,7 @@ class PipelineRequestHandler:
     async def _read_latest(
         self, call: server.RpcCall, scope: str, name: str = ""
     ) -> messages.WireMessage | None:
-        return self._committer.latest.get((scope, name))
+        return self._committer.latest(scope, name)
 
     # Changes
 

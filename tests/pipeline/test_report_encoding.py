@@ -1,0 +1,125 @@
+"""Reports of groups that are encoded in columns: equal to those that are encoded as objects."""
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from muster.core import messages
+from muster.core.reports import columns, sketches
+from muster.pipeline.fleet import cell_arrays, cells, rollups, window_cell
+
+T0 = 1_700_000_000_000
+FORMER_ARRAYS = ("total", "machines", "oldest_ms", "partial", "states", "count", "sum", "min", "max")
+NAMES = ["web", "größte", "quiet", "z" * 256]
+
+
+def table_of(rows: int, seed: int = 1) -> cells.CellTable:
+    """Some metrics are missing; the last row has nothing."""
+    chance = np.random.default_rng(seed)
+    row = np.repeat(np.arange(rows), 5)[: 5 * (rows - 1)]  # nothing in the last one
+    values = chance.lognormal(3, 2, (len(cells.METRICS), len(row)))
+    values[3, row == 1] = np.nan
+    table = cells.CellTable(rows)
+    state = chance.integers(0, len(cells.STATES), len(row))
+    yes = np.ones(len(row), np.bool_)
+    table.add_reports(row, values, T0 + np.arange(len(row)), state, row == 1, yes)
+    table.add_extra(row, np.arange(len(row)) % 3, values[0], ["gpu", "queue_länge", "a" * 40])
+    for name in ("cpu_percent", "memory_percent"):
+        table.add_ranks(name, row[row != 1], values[0, row != 1], np.arange(len(row))[row != 1], 2)
+    table.compact(2)
+    table.name_machines(pa.array([f"m{number}-{'ü' * (number % 4)}" for number in range(len(row))]))
+    table.dropped[1] = {"full": 7}
+    table.merged[0] = sketches.DistinctSketch.of(["x", "y"])
+    return table
+
+
+def totals_of(table: cells.CellTable, scope: str = "group") -> list[rollups.ScopeTotals]:
+    return [
+        rollups.ScopeTotals(scope, name, T0, 10_000, window_cell.WindowCell(table, row), 5, row)
+        for row, name in enumerate(NAMES)
+    ]
+
+
+@pytest.mark.parametrize("scope", ["group", "zone"])
+def test_encoded_reports_equal_reports_of_objects(scope):
+    first, other = table_of(len(NAMES)), table_of(len(NAMES), seed=2)
+    mixed = [*totals_of(first, scope), *totals_of(other, scope)][::-1]
+    decoded = [messages.decode(data, columns.GroupReport) for data in rollups.encoded_reports(mixed)]
+    assert decoded == [rollups.group_report(many) for many in mixed]
+    web = decoded[-1]
+    assert web.metrics["cpu_percent"].p99 is not None
+    assert web.metrics["gpu"].p50 is None
+    assert len(web.top["cpu_percent"]) == 2
+    assert decoded[-2].top == {}
+    assert "memory_used_bytes" not in decoded[-2].metrics, "not measured"
+    assert decoded[0].metrics == {}, "a group without reports"
+
+
+def test_a_part_of_a_table_is_encoded_as_the_whole():
+    totals = totals_of(table_of(len(NAMES)))
+    whole = rollups.encoded_reports(totals)
+    assert rollups.encoded_reports(totals[1:2]) == whole[1:2]
+    assert rollups.encoded_reports(totals[2:]) == whole[2:]
+    assert rollups.encoded_reports([]) == []
+
+
+def test_a_metric_without_quantiles_has_none():
+    table = cells.CellTable(1)
+    table.total[0], table.count[0, 0], table.sum[0, 0] = 2, 2, 5.0
+    table.min[0, 0], table.max[0, 0] = 2.0, 3.0
+    many = rollups.ScopeTotals("group", "web", T0, cell=window_cell.WindowCell(table))
+    (data,) = rollups.encoded_reports([many])
+    report = messages.decode(data, columns.GroupReport)
+    assert report.metrics == {"cpu_percent": columns.MetricRollup(count=2, sum=5.0, min=2.0, max=3.0)}
+
+
+def test_tables_keep_the_machines_of_their_rankings():
+    """Packed and merged, as from several shards."""
+    shares = [cells.CellTable.unpack(table_of(3, seed).pack()) for seed in (1, 2)]
+    merged = cells.CellTable(3)
+    for table in shares:
+        merged.add(table, np.arange(3))
+        table.compact(2)
+    merged.compact(2)
+    every = [entry for table in shares for entry in table.ranking(0)["cpu_percent"]]
+    assert len({name for _, name in every}) > 2
+    assert merged.ranking(0)["cpu_percent"] == sorted(every, reverse=True)[:2]
+
+
+def test_packed_figures_are_the_same_whatever_they_are():
+    """Most cells have one report, whose value is sum, minimum and maximum."""
+    count = np.array([[0, 1, 2, 1], [1, 0, 3, 0]])
+    sums = np.array([[0.0, 5.0, 7.0, 4.0], [-1.5, 0.0, 9.0, 0.0]])
+    least = np.array([[np.inf, 5.0, 3.0, 2.0], [-1.5, np.inf, 1.0, np.inf]])
+    most = np.array([[-np.inf, 5.0, 4.0, np.inf], [-1.5, -np.inf, 5.0, -np.inf]])
+    stored = cell_arrays.packed_figures(count, sums, least, most)
+    for actual, expected in zip(
+        cell_arrays.unpacked_figures(stored, count), (sums, least, most), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)
+    ones = np.ones(1000, np.int64)
+    values = np.random.default_rng(1).random(1000)
+    assert len(msgspec.msgpack.encode(cell_arrays.packed_figures(ones, values, values, values))) < 8_300
+
+
+def test_a_table_of_the_former_layout_is_read():
+    """All numbers compressed, numbers of machines in rankings as they are in memory."""
+    table = table_of(3)
+    rows, _, histogram, words, _, _, dropped, merged, _ = table.pack()
+
+    def compressed(array):
+        data = np.ascontiguousarray(array)
+        return data.nbytes, data.dtype.str, pa.compress(data, codec="lz4", asbytes=True)
+
+    arrays = [compressed(getattr(table, name)) for name in FORMER_ARRAYS]
+    row, word, (count, *others) = table.extra_arrays()
+    extra = [[compressed(array) for array in (row, word, count.astype(np.int64), *others)]]
+    ranks = {name: [[array.tobytes() for array in part]] for name, part in table.ranked().items()}
+    stored = [rows, arrays, histogram, words, extra, ranks, dropped, merged]
+    read = cells.CellTable.unpack(stored)
+    assert read.rollups() == table.rollups()
+    read.compact(2)
+    for name, part in table.ranked().items():
+        for actual, expected in zip(read.ranked()[name], part, strict=True):
+            np.testing.assert_array_equal(actual, expected)

@@ -46,7 +46,7 @@ from muster.pipeline.job import (
     request_handler,
 )
 from muster.pipeline.job import query as job_query
-from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, standby
+from muster.pipeline.job.driver import continuation, driver_lease, driver_terms, java_watch, standby
 from muster.pipeline.source import session
 from muster.supervision import tasks
 
@@ -58,8 +58,6 @@ POLL_S = 0.25
 TICK_S = 1.0  # maximum age of the clock in a small fleet
 RESTART_WAIT_MAX_S = 60.0
 STREAM_SHORTER = "stream-shorter"  # counts streams that end before the position of the checkpoint
-PROBE_S = 1.0  # between calls of Java
-RESPONSE_S = 10.0  # a longer pause of Java is a failure
 #: Why a query ended: its first batch has the state of the former term. The next one does not depend on that.
 TRANSFERRED = "transferred"
 BATCHES_KEPT = 400  # for requests about recent batches
@@ -167,7 +165,9 @@ class PipelineService:
                     current=self._driver.epoch + 1,
                 )
             if self._killed_java:
-                raise errors.Unavailable(f"Spark's Java process did not respond for {RESPONSE_S:g} s")
+                raise errors.Unavailable(
+                    f"Spark's Java process did not respond for {java_watch.RESPONSE_S:g} s"
+                )
             await asyncio.to_thread(self._committer.save)
 
     def _request_handler(self) -> request_handler.PipelineRequestHandler:
@@ -259,18 +259,10 @@ class PipelineService:
         self._stop.set()
 
     async def _end_when_unresponsive(self) -> None:
-        """A Java process that is paused, or busy with garbage only, must not keep the lease."""
-        while True:
-            await asyncio.sleep(PROBE_S)
-            if self._spark is None:
-                continue
-            call = self._tasks.spawn("probe", asyncio.to_thread(session.probe, self._spark))
-            done, _ = await asyncio.wait((call,), timeout=RESPONSE_S)
-            if not done:
-                self._log.error("java-unresponsive", epoch=self._driver.epoch)
-                self._kill_java()
-                self._stop.set()
-                return
+        await java_watch.until_unresponsive(lambda: self._spark, self._tasks)
+        self._log.error("java-unresponsive", epoch=self._driver.epoch)
+        self._kill_java()
+        self._stop.set()
 
     async def _is_current(self) -> bool:
         """False only if it is known that a later driver has begun."""
@@ -438,7 +430,7 @@ class PipelineService:
     async def _watch(self, query: StreamingQuery) -> str | None:
         """Wait until the service stops (None) or the query ended by itself (the reason)."""
         while not self._stop.is_set():
-            active, report = await asyncio.to_thread(_poll, query)
+            active, report = await asyncio.to_thread(job_query.poll, query)
             if not active:
                 return report or "the query ended"
             if report is not None and report["batchId"] != self._seen_batch:
@@ -500,10 +492,3 @@ class PipelineService:
         except OSError as error:
             self._committer.count("progress-not-stored")
             self._log.warning("progress-not-stored", error=error)
-
-
-def _poll(query: StreamingQuery) -> tuple[bool, Any]:
-    if not query.isActive:
-        error = query.exception()
-        return False, str(error) if error else ""
-    return True, query.lastProgress

@@ -103,7 +103,9 @@ def encode(heads: Sequence[columns.GroupReport], table: cells.CellTable, rows: I
     lists = {
         name: np.bincount(place[place >= 0], minlength=len(rows)) for name, (place, *_) in ranked.items()
     }
-    tops = sum((size > 0 for size in lists.values()), np.zeros(len(rows), np.int64))
+    tops: Ints = np.zeros(len(rows), np.int64)
+    for size in lists.values():
+        tops += size > 0
     more = ((metrics > 0) + (tops > 0).astype(np.int64)).tolist()
     texts = map(_encode, heads)
     every = np.arange(len(rows))

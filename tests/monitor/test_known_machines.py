@@ -86,6 +86,24 @@ def test_a_machine_is_missing_after_two_periods_and_gone_after_six(silent_ms, ex
     assert known.count(NOW_MS + silent_ms) == expected
 
 
+def test_up_to_half_of_the_maximum_no_machine_is_forgotten():
+    known, dropped = make(machines_max=10)
+    for sequence in range(1, 20):
+        for machine in "abcde":
+            assert observe_all(known, [(machine, 1, sequence, 10.0)]) == [True]
+    for machine in "abcde":
+        assert observe_all(known, [(machine, 1, 1, 10.0)]) == [False]
+    assert dropped == {"duplicate": 5}
+    assert known.count(NOW_MS) == (5, 0)
+
+
+def test_usual_reports_are_observed_together_however_many_machines_are_known(monkeypatch):
+    known, _ = make(machines_max=4)
+    observe_all(known, [(name, 1, 1, 10.0) for name in "ab"])
+    monkeypatch.setattr(known, "observe", None)  # one by one
+    assert observe_all(known, [(name, 1, 2, 10.0) for name in "ab"]) == [True, True]
+
+
 def test_machines_that_were_silent_for_longest_are_forgotten_and_their_places_used_again():
     known, _ = make(machines_max=8)
     for number in range(100):
@@ -98,3 +116,14 @@ def test_machines_that_were_silent_for_longest_are_forgotten_and_their_places_us
     assert observe_all(known, [("a", 1, 99, 10.0), ("m99", 1, 1, 10.0)]) == [False, False]
     assert observe_all(known, [("m0", 1, 1, 10.0)]) == [True]
     assert len(known._boot) == known_machines._FIRST_SIZE
+
+
+def test_an_old_machine_that_reports_while_others_are_forgotten_keeps_its_place():
+    known, _ = make(machines_max=4)
+    for machine in "bac":  # the third begins a new generation: b and a are old
+        observe_all(known, [(machine, 1, 5, 10.0)])
+    observe_all(known, [("d", 1, 5, 10.0)])
+    assert observe_all(known, [("a", 1, 6, 10.0)]) == [True]  # b is forgotten
+    assert observe_all(known, [("e", 1, 1, 10.0)]) == [True]  # at the place of b
+    assert observe_all(known, [("a", 1, 7, 10.0), ("a", 1, 7, 10.0)]) == [True, False]
+    assert known.count(NOW_MS) == (4, 0)

@@ -22,8 +22,8 @@ ROOT_SENDERS_MAX = 64
 TARGET_LOAD = 0.7  # of a core: above that queues are usually long
 STANDARD_METRICS = 12
 METRIC_SHARE = 0.11  # of the cost of a row with the standard metrics: the cost of each further metric
-#: Machines that one channel tracks.
-CHANNEL_MACHINES_MAX = aggregator.ChannelLimits().machines_max
+#: Machines that one channel tracks and never forgets.
+CHANNEL_MACHINES_MAX = aggregator.ChannelLimits().machines_max // 2
 
 
 class BatchCosts(msgspec.Struct, frozen=True):

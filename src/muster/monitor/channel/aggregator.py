@@ -46,7 +46,7 @@ class ChannelLimits:
     rows_max: int = 1_000_000  # held at once
     rows_per_message: int = 5_000
     message_bytes: int = 1400 << 10  # before compression
-    machines_max: int = 400_000  # tracked
+    machines_max: int = 1_000_000  # tracked; up to half as many are never forgotten
     ahead_s: float = 60.0  # a report from further in the future is rejected
     age_s: float = 7 * 86400.0  # an older report is rejected
 

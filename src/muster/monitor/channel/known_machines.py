@@ -5,7 +5,8 @@ they arrive.  A report that is too old to decide is dropped as ``late``.  The st
 usual case (the next report of a machine) takes a few array operations for a thousand machines; other reports
 are observed one by one.
 
-The memory is bounded: above ``machines_max`` the machines that were silent for longest are removed.
+The memory is bounded: above ``machines_max`` the machines that were silent for longest are removed, and
+below half of that none.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ class KnownMachines:
         known = map(self._young.get, machines, itertools.repeat(-1))
         place = np.fromiter(known, np.int64, len(machines))
         rows = np.flatnonzero(place >= 0)
+        others = len(machines) - len(rows)
+        if others and 2 * (len(self._young) + others) >= self._machines_max:
+            rows = rows[:0]  # machines may be removed: which ones depends on the order of the reports
         at = place[rows]
         usual = (self._boot[at] == boot[rows]) & (self._high[at] + 1 == sequence[rows])
         # Several reports of one machine are observed in their order.
@@ -79,15 +83,14 @@ class KnownMachines:
         """Whether a report is new."""
         place = self._young.get(machine)
         if place is None:
-            place = self._old.get(machine)
+            place = self._old.pop(machine, None)  # not to be removed with the others
             if len(self._young) * 2 >= self._machines_max:
                 self._forget_old()
             if place is None:
                 place = self._young[machine] = self._new_place()
                 self._set(place, boot, sequence, 1, period_ms, now_ms)
                 return True
-            # Also for a duplicate: its machine is active and must not be removed with the others.
-            self._young[machine] = place
+            self._young[machine] = place  # also for a duplicate: its machine is active
         known = int(self._boot[place]), int(self._high[place]), int(self._bits[place])
         if boot == known[0]:
             verdict, high, bits = self._observed(known[1], known[2], sequence)
@@ -140,7 +143,7 @@ class KnownMachines:
 
     def _forget_old(self) -> None:
         """Remove the machines that have not reported since the young ones were begun."""
-        removed = [place for machine, place in self._old.items() if machine not in self._young]
+        removed = list(self._old.values())
         self._received_ms[removed] = _NEVER_MS
         self._free += removed
         self._old, self._young = self._young, {}

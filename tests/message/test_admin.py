@@ -39,8 +39,8 @@ async def test_no_client_reaches_a_forbidden_topic_through_the_dispatcher(
         with pytest.raises(errors.Forbidden):
             await session.producer(SECRET).send("straight")
         await producer.send(messages.TextMessage("moved", properties={messages.DEAD_FROM: str(SECRET)}))
-        for to in (str(SECRET), None):
-            with pytest.raises(errors.Forbidden):
+        for to, refusal in ((str(SECRET), errors.Forbidden), (None, errors.InvalidInput)):
+            with pytest.raises(refusal):
                 await connection.request(protocol.MoveMessages("orders", to))
         due_ms = time.time_ns() // 1_000_000 + 100
         disguised = messages.MessageMeta(

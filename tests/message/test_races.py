@@ -902,17 +902,17 @@ async def test_a_move_that_fails_reports_how_many_messages_were_moved(
     monkeypatch.setattr(dispatcher_admin, "BATCH_MESSAGES", 2)
     net = simulated_network
     async with serving(net), client_api.Connection(await net.connect("a")) as connection:
-        producer = connection.session().producer(JOBS)
+        producer = connection.session().producer(destinations.queue(destinations.DEAD_LETTERS))
         died = {messages.DEAD_FROM: str(OTHER)}
         for properties in (died, died, {}):
             await producer.send(messages.TextMessage("one", properties=properties))
         with pytest.raises(
             errors.InvalidInput, match="after 2 messages: a message that is not a dead letter"
         ):
-            await connection.request(protocol.MoveMessages(JOBS.name))
+            await connection.request(protocol.MoveMessages(destinations.DEAD_LETTERS))
         assert len([message async for message in connection.session().browse(OTHER)]) == 2
         with pytest.raises(errors.InvalidInput, match=r"^a message that is not a dead letter"):
-            await connection.request(protocol.MoveMessages(JOBS.name))
+            await connection.request(protocol.MoveMessages(destinations.DEAD_LETTERS))
 
 
 async def test_a_message_that_is_rolled_back_may_return_through_another_consumer_of_the_session(

@@ -131,9 +131,11 @@ async def test_rights_are_not_got_by_a_detour(
         disguised = messages.TextMessage("theirs", properties={messages.DEAD_FROM: "queue:orders-2"})
         await operator.session().producer(ORDERS).send(disguised)
         (waiting,) = (await operator.request(protocol.BrowseQueue("orders"))).messages
-        for to in ("queue:orders-2", "queue:dead-letters", None):
+        for to in ("queue:orders-2", "queue:dead-letters"):
             with pytest.raises(errors.Forbidden):  # it may administer the one, and not send to the other
                 await keeper.request(protocol.MoveMessages("orders", to))
+        with pytest.raises(errors.InvalidInput, match="not a dead letter"):
+            await keeper.request(protocol.MoveMessages("orders", None))
         await sender.submit([], {"q:orders": [waiting.sequence]})
         with pytest.raises(errors.Refused):
             await sender.submit([], {"q:orders": [waiting.sequence]}, atomic=True)

@@ -52,6 +52,7 @@ MAX_LEVELS = 16
 # A protocol line of the broker has at most 4,096 bytes, and some of its subjects contain a user's subject:
 # half is safe.
 MAX_SUBJECT_BYTES = 2048
+MAX_CHARACTERS = 2 * MAX_SUBJECT_BYTES  # of a topic in any notation
 
 
 class Wildcard(enum.Enum):
@@ -129,7 +130,7 @@ def _bound(text: str) -> None:
     """Reject text that is too long for a topic, and what is not text, before it is parsed."""
     if not isinstance(text, str):
         raise errors.InvalidInput(f"a topic is text, not {type(text).__name__}")
-    if len(text) > 2 * MAX_SUBJECT_BYTES:
+    if len(text) > MAX_CHARACTERS:
         raise errors.LimitExceeded(
             f"a topic of {len(text)} characters is too long: its subject may have {MAX_SUBJECT_BYTES} bytes"
         )

@@ -49,6 +49,10 @@ class Destination:
                 raise message_errors.InvalidDestination(
                     f"the name of a queue has 1 to {QUEUE_NAME_BYTES_MAX} bytes, not {size}"
                 )
+        elif len(self.name) > topics.MAX_CHARACTERS:
+            raise message_errors.InvalidDestination(
+                f"a topic of {len(self.name)} characters is too long: the maximum is {topics.MAX_CHARACTERS}"
+            )
 
     @property
     def _bare(self) -> str:

@@ -45,8 +45,12 @@ class LargeBody(msgspec.Struct, frozen=True, array_like=True):
 
     id: str
     size: int
-    chunks: list[int]
+    chunks: list[Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]]
     partition: int = 0  # whose log contains the chunks
+
+    def __post_init__(self) -> None:
+        if len(set(self.chunks)) < len(self.chunks):  # a short header would result in a very large body
+            raise ValueError("a large body refers to a chunk twice")
 
 
 class MessageMeta(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):

@@ -55,6 +55,7 @@ class Attachments:
             right = "send" if destination.is_temporary else "receive"
             self._state.check_queue(connection.identity, right, destination.name)
             consumer.selector = request.selector or None
+            _check_number(connection, request.consumer, ledger.queue_key(destination.name))
             queue = self._ledger.queue(destination.name)
             self._add_user(
                 connection, request.consumer, queue.key, self._uses.setdefault(queue.key, _Usage())
@@ -62,6 +63,7 @@ class Attachments:
             self._start(connection, queue, consumer, reply)
             return
         subscription = self._subscription(connection, request, destination)
+        _check_number(connection, request.consumer, subscription.key)
         existing = self._ledger.subscriptions.get(subscription.key)
         if existing is not None and existing != subscription:  # it would be replaced
             self._check_may_end(connection.identity, existing.identity, existing.name)
@@ -327,3 +329,9 @@ class Attachments:
         ]
         if orphans:
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(dropped=orphans)))
+
+
+def _check_number(connection: state.ClientConnection, number: int, key: str) -> None:
+    """A consumer that is attached elsewhere as well would remain there after its connection."""
+    if connection.consumers.get(number, key) != key:
+        raise errors.InvalidInput(f"the consumer {number} has another destination: detach it first")

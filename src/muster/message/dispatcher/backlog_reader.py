@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from muster.bus import api
-from muster.core import errors, topics
+from muster.core import topics
 from muster.core.telemetry import log
 from muster.message import messages, selectors
 from muster.message.dispatcher import backlog, state
@@ -239,17 +239,9 @@ class BacklogReader:
                     yield sequence, None
             else:
                 run = run[:GETS_MAX]
-                for pair in zip(run, await asyncio.gather(*map(self._page, run)), strict=True):
+                for pair in zip(run, await asyncio.gather(*map(self._state.page, run)), strict=True):
                     yield pair
             del sequences[: len(run)]
-
-    async def _page(self, sequence: int) -> api.StoredMessage | None:
-        try:
-            return await self._state.stream.get(sequence)
-        except errors.NotFound:  # or the broker is a new leader, and does not know it yet
-            async for page in self._state.read(sequence, None, sequence):
-                return page
-        return None
 
     def _finish_missing(self, source: backlog.Backlog, missing: list[int]) -> None:
         """Messages that were removed from the log by other means than the dispatcher are done."""

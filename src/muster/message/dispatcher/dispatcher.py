@@ -350,7 +350,7 @@ class Dispatcher:
         if owner != sender:
             raise errors.Forbidden(f"the connection {hello.connection[:300]!r} does not belong to {sender}")
         existing = self._state.connections.get(hello.connection)
-        if hello.client_id and self._state.partition == partitions.HOME:
+        if hello.client_id:
             self._check_client_id(sender, hello.client_id, hello.connection)
         if existing is None and self._connected[sender] >= self._settings.connections_per_identity:
             self._on_refused("identity")
@@ -388,6 +388,8 @@ class Dispatcher:
             raise message_errors.InvalidClientId(
                 f"a client id has at most {protocol.CLIENT_ID_BYTES_MAX} bytes, not {size}"
             )
+        if self._state.partition != partitions.HOME:
+            return  # one partition decides to which connection it belongs
         other = self._state.clients.get(protocol.origin(identity, client_id))
         if other is not None and other != connection:
             raise message_errors.InvalidClientId(

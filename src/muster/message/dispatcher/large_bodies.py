@@ -49,7 +49,9 @@ class LargeBodies:
         if not _ID.fullmatch(request.body) or size > protocol.CHUNK_BYTES:
             raise errors.InvalidInput(f"a chunk has a body id and at most {protocol.CHUNK_BYTES} bytes")
         total = self._sizes.get(request.body, 0) + size
-        if total > shared.settings.max_message_bytes:
+        # Another partition has accepted the message, perhaps when the limit was higher.
+        is_new = isinstance(request, protocol.StoreChunk)
+        if is_new and total > shared.settings.max_message_bytes:
             raise core_messages.MessageTooLarge(
                 f"a message has at most {shared.settings.max_message_bytes} bytes",
                 hint="the limit is `message.max_message_bytes`",
@@ -77,14 +79,10 @@ class LargeBodies:
         return protocol.DispatcherReply(count=pages.sequence_of(number))
 
     async def read(self, request: protocol.ReadChunk) -> protocol.DispatcherReply:
-        try:
-            page = await self._state.stream.get(request.chunk)
-        except errors.NotFound:
-            page = None
-        if page is None or page.subject != self._state.subjects.body(request.body):
+        data = await self._state.read_chunk(request.body, request.chunk)
+        if data is None:
             raise errors.NotFound("the body of the message is not stored any more")
-        ((_, held),) = pages.read(page.sequence, page.data)
-        return protocol.DispatcherReply(data=held.data)
+        return protocol.DispatcherReply(data=data)
 
     def check(self, body: messages.LargeBody, destination: destinations.Destination) -> None:
         """It has to be in this partition, or in that of the destination."""

@@ -234,6 +234,25 @@ class DispatcherState:
         self.journal.add(item)
         return await done
 
+    async def page(self, sequence: int) -> api.StoredMessage | None:
+        """A page of the log; None if the log does not contain it."""
+        try:
+            return await self.stream.get(sequence)
+        except errors.NotFound:  # or the broker is a new leader, and does not know it yet
+            async for page in self.read(sequence, None, sequence):
+                return page
+        return None
+
+    async def read_chunk(self, body: str, chunk: int) -> bytes | None:
+        """A chunk of a large body; None if it is not stored, or does not belong to this body: clients name
+        chunks, and all other messages are in the same log.
+        """
+        page = await self.page(chunk)
+        if page is None or page.subject != self.subjects.body(body):
+            return None
+        ((_, held),) = pages.read(page.sequence, page.data)
+        return held.data
+
     async def read(
         self, first: int, subject: str | None = None, last: int | None = None
     ) -> AsyncIterator[api.StoredMessage]:

@@ -8,7 +8,7 @@ import functools
 from muster.bus import api
 from muster.core import errors, subjects, topics
 from muster.core.telemetry import log
-from muster.message import codec, destinations, messages, protocol
+from muster.message import codec, destinations, messages, moved_messages, protocol
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal
 
@@ -67,8 +67,8 @@ class TopicCapture:
             return
         self._state.used_bytes += len(message.data)
         destination = destinations.topic(str(topic))
-        if meta.destination is None:
-            meta.destination = str(destination)
+        moved_messages.correct(meta, str(destination))
+        meta.destination = str(destination)
         raw = messages.encode_meta(meta).decode()
         copies = [self._delivery.copy_to(destination, meta, raw, message.data, due=True)]
         self._state.journal.add(journal.JournalItem(copies))

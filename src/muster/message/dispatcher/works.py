@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from muster.core import errors
-from muster.message import destinations, messages, partitions, peer_protocol, protocol
+from muster.message import destinations, messages, moved_messages, partitions, peer_protocol, protocol
 from muster.message import errors as message_errors
 from muster.message.dispatcher import delivery, state
 from muster.message.dispatcher.log import journal, ledger
@@ -231,12 +231,14 @@ class Works:
         consumes = set(connection.consumers.values())
         for key, sequences in acks.items():
             source = self._ledger.backlogs.get(key)
+            # A later number would be that of a message that does not exist yet.
+            stored = [number for number in sequences if number <= self._ledger.end]
             if source is None or not (key in consumes or self._may_consume(connection, key)):
                 mine = []
             elif key in consumes and not strict:
-                mine = [number for number in sequences if not source.is_done(number)]
+                mine = [number for number in stored if not source.is_done(number)]
             else:
-                mine = [number for number in sequences if source.holds(number, connection.name)]
+                mine = [number for number in stored if source.holds(number, connection.name)]
             if strict and len(mine) != len(sequences):
                 raise message_errors.TransactionRolledBack(
                     "a message that the transaction acknowledges was delivered to another consumer meanwhile"
@@ -294,8 +296,8 @@ class Works:
         meta, raw = messages.decode_meta(send.meta), send.meta
         if meta.large is not None:
             self._delivery.bodies.check(meta.large, target.destination)
-        changed = False
-        if meta.delivery_time_ms and meta.destination != send.destination:
+        changed = moved_messages.correct(meta, send.destination)
+        if meta.delivery_time_ms and meta.destination is None:
             meta.destination, changed = send.destination, True  # used when it is due
         if target.expiry_ms and not meta.expiration_ms:
             start_ms = max(self._state.now_ms(), meta.delivery_time_ms)

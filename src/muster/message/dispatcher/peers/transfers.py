@@ -16,11 +16,13 @@ import asyncio
 import secrets
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
 from muster.core import errors
+from muster.core.telemetry import log
 from muster.message import destinations, messages, partitions, peer_protocol
 from muster.message.dispatcher import state
 from muster.message.dispatcher.log import journal, ledger, pages
@@ -30,12 +32,26 @@ BATCH_MESSAGES: Final = 500
 BATCH_BYTES: Final = 512 << 10
 MEMORY_BYTES_MAX: Final = 8 << 20  # of messages that wait; others are read from the log
 RETRY_S: Final = (0.05, 1.0)  # the first delay, and the longest
+RESUME_S: Final = 1800.0  # how long a large body that is stored in part is continued
+
+events = log.EventLog("message")
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True):
     channel: str
     destination: str
     republish: bool
+
+
+@dataclass(slots=True)
+class _MovingBody:
+    """A large body of which a part is stored in the other partition. A repeated attempt continues there:
+    otherwise each one would leave a part behind.
+    """
+
+    until: float  # the other partition keeps a body without a message for `large_bodies.UPLOAD_S`
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    chunks: list[int] = field(default_factory=list)
 
 
 def meta_of(raw: str) -> str:
@@ -52,6 +68,7 @@ class Transfers:
         self._bytes = 0  # of those in memory
         self._active: set[int] = set()
         self._waiters: list[tuple[dict[int, int], asyncio.Future[None]]] = []
+        self._moving: dict[int, _MovingBody] = {}  # by the number of the message
         self._accepting: dict[str, int] = {}  # by channel: the last number that is being stored here
 
     # Sending.
@@ -136,7 +153,8 @@ class Transfers:
             last = batch[-1].number
             await self._record(partition, last)
             while waiting and waiting[0][0] <= last:
-                _, copy = waiting.popleft()
+                number, copy = waiting.popleft()
+                self._moving.pop(number, None)
                 if copy is not None:
                     self._bytes -= len(copy.data) + len(copy.raw)
             self._wake_waiters()
@@ -176,7 +194,7 @@ class Transfers:
             head, _, meta = raw.partition("\n")
             envelope = msgspec.json.decode(head, type=_Envelope)
             if messages.MAY_BE_LARGE in meta:
-                meta = await self._move_body(partition, meta)
+                meta = await self._move_body(partition, number, meta)
             batch.append(
                 peer_protocol.TransferredMessage(
                     envelope.channel, number, envelope.destination, meta, data, envelope.republish
@@ -191,18 +209,26 @@ class Transfers:
             return held.raw, held.data
         raise errors.InvariantViolation(f"page {sequence} of the log was deleted before its transfer")
 
-    async def _move_body(self, partition: int, raw: str) -> str:
-        """Store a large body in the other partition; returns the header that refers to it."""
+    async def _move_body(self, partition: int, number: int, raw: str) -> str:
+        """Store a large body in the other partition; returns the header that refers to it.
+
+        A header that refers to other chunks than those of its body is returned unchanged: any client may have
+        written it, and no consumer can read such a body.
+        """
         meta = messages.decode_meta(raw)
         if meta.large is None or meta.large.partition != self._state.partition:
             return raw
-        body, chunks = secrets.token_hex(16), []
-        for chunk in meta.large.chunks:
-            page = await self._state.stream.get(chunk)
-            ((_, held),) = pages.read(page.sequence, page.data)
-            request = peer_protocol.StoreBody(body, held.data)
-            chunks.append((await calls.call(self._state.bus, partition, request)).count)
-        meta.large = messages.LargeBody(body, meta.large.size, chunks, partition)
+        moving = self._moving.get(number)
+        if moving is None or self._state.loop.time() > moving.until:
+            moving = self._moving[number] = _MovingBody(self._state.loop.time() + RESUME_S)
+        for chunk in meta.large.chunks[len(moving.chunks) :]:
+            data = await self._state.read_chunk(meta.large.id, chunk)
+            if data is None:
+                events.warning("body-missing", partition=self._state.partition, chunk=chunk)
+                return raw
+            request = peer_protocol.StoreBody(moving.id, data)
+            moving.chunks.append((await calls.call(self._state.bus, partition, request)).count)
+        meta.large = messages.LargeBody(moving.id, meta.large.size, moving.chunks, partition)
         return messages.encode_meta(meta).decode()
 
     # Receiving.

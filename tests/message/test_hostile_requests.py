@@ -1,0 +1,231 @@
+"""Requests that no library of ours sends: the dispatcher refuses them, and continues for all others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from muster.bus import api as bus_api
+from muster.bus.memory import network
+from muster.bus.rpc import error_replies
+from muster.core import errors
+from muster.message import destinations, messages, partitions, peer_protocol, protocol, settings
+from muster.message import errors as message_errors
+from muster.message.client import api
+from muster.message.dispatcher import large_bodies, leadership
+from muster.testing import eventually
+from tests.message import conftest
+
+pytestmark = pytest.mark.virtual_time
+
+COUNT = 3
+
+
+def queue_in(partition: int) -> destinations.Destination:
+    names = (f"jobs-{suffix}" for suffix in itertools.count())
+    return destinations.queue(next(name for name in names if partitions.of_queue(name, COUNT) == partition))
+
+
+@contextlib.asynccontextmanager
+async def serving(net: network.SimulatedNetwork, *, count: int = 1) -> AsyncIterator[None]:
+    started = leadership.DispatcherLeadership(
+        await net.connect("dispatcher"), settings.MessageSettings(partitions=count), lease_ttl_s=2
+    )
+    running = asyncio.create_task(started.run())
+    try:
+        await started.acting.wait()
+        yield
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+class RawClient:
+    """Sends requests without a library."""
+
+    def __init__(self, bus: bus_api.Bus, partition: int = 0) -> None:
+        self._bus = bus
+        self._partition = partition
+        self.name = f"{bus.identity}-{secrets.token_hex(4)}"
+
+    async def request(self, request: protocol.DispatcherRequest) -> protocol.DispatcherReply:
+        subject = protocol.request_subject(self._bus.identity, self._partition)
+        reply = await self._bus.request(subject, protocol.encode(request), timeout_s=5)
+        answer = protocol.decode_reply(reply.data)
+        if answer.error is not None:
+            raise error_replies.from_error_reply(answer.error)
+        return answer
+
+    async def attach(self, to: destinations.Destination, **options: Any) -> protocol.DispatcherReply:
+        return await self.request(protocol.AttachConsumer(self.name, 1, str(to), credit=10, **options))
+
+
+@contextlib.asynccontextmanager
+async def hostile(net: network.SimulatedNetwork, partition: int = 0) -> AsyncIterator[RawClient]:
+    client = RawClient(await net.connect("mallory"), partition)
+
+    async def registered() -> bool:
+        with contextlib.suppress(errors.Unavailable):  # it is still starting
+            await client.request(protocol.ClientHello(client.name))
+            return True
+        return False
+
+    await eventually.eventually(registered)
+    yield client
+
+
+async def test_a_consumer_has_one_destination(simulated_network: network.SimulatedNetwork):
+    net = simulated_network
+    first, second = destinations.queue("first"), destinations.queue("second")
+    async with serving(net), api.Connection(await net.connect("ann")) as ann, hostile(net) as mallory:
+        epoch = (await mallory.attach(first)).epoch
+        with pytest.raises(errors.InvalidInput, match="another destination"):
+            await mallory.attach(second)
+        with pytest.raises(errors.InvalidInput, match="another destination"):
+            await mallory.attach(destinations.topic("news"), subscription="all", durable=True, shared=True)
+        await mallory.attach(first)  # a repeated request
+        await mallory.request(protocol.Disconnect(mallory.name))
+        for queue in (first, second):
+            await ann.session().producer(queue).send("work")
+            assert await (await ann.session().consumer(queue)).receive(20) is not None
+        assert (await ann.request(protocol.Ping(ann.name))).epoch == epoch, "the same dispatcher continues"
+
+
+@pytest.mark.parametrize("chunk", [*range(1, 7), 10**6, 1 << 62])
+async def test_a_large_body_consists_of_its_own_chunks_only(
+    simulated_network: network.SimulatedNetwork, chunk: int
+):
+    """Each page of the log in place of its chunk: one of them has the message of another identity."""
+    net = simulated_network
+    here, elsewhere = queue_in(1), queue_in(2)
+    async with serving(net, count=COUNT), api.Connection(await net.connect("ann")) as ann:
+        await ann.session().producer(here).send("a secret")
+        async with hostile(net, 1) as mallory:
+            body = secrets.token_hex(16)
+            await mallory.request(protocol.StoreChunk(mallory.name, body, b"mine", 1))
+            large = messages.LargeBody(body, 4, [chunk], 1)
+            meta = messages.MessageMeta(kind="b", destination=str(elsewhere), persistent=True, large=large)
+            send = protocol.SendMessage(str(elsewhere), messages.encode_meta(meta).decode(), b"")
+            await mallory.request(protocol.CommitWork(mallory.name, 1, [send]))
+        for queue in (here, elsewhere):
+            await ann.session().producer(queue).send("more")
+        assert await conftest.take(await ann.session().consumer(here), 2) == ["a secret", "more"]
+        consumer = await ann.session().consumer(elsewhere)
+        bodies = [message.body() if (message := await consumer.receive(20)) else None for _ in range(2)]
+        assert bodies in (["more", None], [b"mine", "more"])
+
+
+def test_a_large_body_refers_to_no_chunk_twice():
+    with pytest.raises(message_errors.FormatError, match="twice"):
+        messages.decode_meta(f'{{"large":["{secrets.token_hex(16)}",8,[7,7]]}}')
+
+
+async def test_a_large_body_continues_where_its_transfer_was_interrupted(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    net = simulated_network
+    monkeypatch.setattr(protocol, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(protocol, "CHUNK_BYTES", 700)
+    body = bytes(range(256)) * 10
+    chunks = -(-len(body) // 700)
+    stored: list[str] = []
+    store = large_bodies.LargeBodies.store
+
+    async def store_after_failures(
+        self: large_bodies.LargeBodies, request: protocol.StoreChunk | peer_protocol.StoreBody
+    ) -> protocol.DispatcherReply:
+        if isinstance(request, peer_protocol.StoreBody):
+            stored.append(request.body)
+            if len(stored) in (2, 4):
+                raise message_errors.LogFull("the log of messages is full")
+        return await store(self, request)
+
+    monkeypatch.setattr(large_bodies.LargeBodies, "store", store_after_failures)
+    async with serving(net, count=COUNT), api.Connection(await net.connect("ann")) as ann:
+        await ann.session().producer(queue_in(1)).send(body)
+        await ann.request(protocol.MoveMessages(queue_in(1).name, str(queue_in(2))))
+        message = await (await ann.session().consumer(queue_in(2))).receive(20)
+        assert message is not None
+        assert message.body() == body
+        assert len(stored) == chunks + 2
+        assert len(set(stored)) == 1
+
+
+async def test_only_stored_messages_are_acknowledged(simulated_network: network.SimulatedNetwork):
+    net = simulated_network
+    orders = destinations.queue("orders")
+    async with serving(net), api.Connection(await net.connect("ann")) as ann:
+        async with hostile(net) as mallory:
+            await mallory.attach(orders)
+            later = [*(sequence << 10 for sequence in range(2, 200)), (1 << 64) - 1]
+            await mallory.request(protocol.CommitWork(mallory.name, 1, acks={f"q:{orders.name}": later}))
+            await mallory.request(protocol.Disconnect(mallory.name))
+        for number in range(3):
+            await ann.session().producer(orders).send(f"{number}")
+        (row,) = (await ann.request(protocol.ListQueues())).queues
+        assert row.depth == 3
+        assert await conftest.take(await ann.session().consumer(orders), 3) == ["0", "1", "2"]
+
+
+def test_names_that_are_too_long_are_not_cached():
+    name = "x" * (1 << 20)
+    before = destinations._parse.cache_info().currsize
+    for text in (name, f"topic:{name}", f"queue:{name}", f"temporary-topic:{name}"):
+        with pytest.raises(message_errors.InvalidDestination):
+            destinations.Destination.parse(text)
+    assert destinations._parse.cache_info().currsize == before
+
+
+@pytest.mark.parametrize("forged", ["destination", "property", "both"])
+@pytest.mark.parametrize("by_topic", [False, True])
+async def test_a_sender_does_not_choose_where_a_dead_letter_returns_to(
+    simulated_network: network.SimulatedNetwork, forged: str, by_topic: bool
+):
+    net = simulated_network
+    orders, secret = destinations.queue("orders"), destinations.queue("secret")
+    source = destinations.topic("news") if by_topic else orders
+    meta = messages.MessageMeta(
+        kind="t",
+        persistent=True,
+        destination=str(secret) if forged != "property" else str(source),
+        properties={messages.DEAD_FROM: str(secret)} if forged != "destination" else {},
+    )
+    header = messages.encode_meta(meta).decode()
+    async with serving(net), api.Connection(await net.connect("ann"), client_id="desk") as ann:
+        session = ann.session(api.AcknowledgeMode.CLIENT)
+        consumer = await (session.durable_consumer(source, "all") if by_topic else session.consumer(source))
+        async with hostile(net) as mallory:
+            if by_topic:
+                bus = await net.connect("mallory")
+                await bus.publish(source.subject, b"forged", headers={messages.HEADER: header})
+            else:
+                send = protocol.SendMessage(str(source), header, b"forged")
+                await mallory.request(protocol.CommitWork(mallory.name, 1, [send]))
+        for _ in range(settings.MessageSettings().max_deliveries):
+            assert await consumer.receive(20) is not None
+            await session.recover()
+        await consumer.close()
+
+        async def moved() -> int:
+            return (await ann.request(protocol.MoveMessages(destinations.DEAD_LETTERS))).count
+
+        assert await eventually.eventually(moved) == 1
+        rows = {row.queue: row.depth for row in (await ann.request(protocol.ListQueues())).queues}
+        assert secret.name not in rows
+        assert by_topic or rows[orders.name] == 1
+
+
+@pytest.mark.parametrize("partition", range(COUNT))
+async def test_a_client_id_has_a_largest_size_in_every_partition(
+    simulated_network: network.SimulatedNetwork, partition: int
+):
+    net = simulated_network
+    async with serving(net, count=COUNT), hostile(net, partition) as mallory:
+        with pytest.raises(message_errors.InvalidClientId, match="1024 bytes"):
+            await mallory.request(protocol.ClientHello(f"{mallory.name}x", "x" * 1025))

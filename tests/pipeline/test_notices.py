@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import sys
+from concurrent import futures
 from typing import Any
 
 import msgspec
@@ -209,3 +211,34 @@ def test_mail_without_tls_stays_on_this_machine():
             NOTICE,
             settings.PipelineSettings(mail_server="mx.example:25", mail_security="off"),
         )
+
+
+@pytest.mark.parametrize("path", ["..", "%2e%2e", ".%2E", "%2E.", "a/%2e%2e/..", "a%2f..%2f..", "%5c..", "."])
+def test_a_webhook_does_not_leave_its_folder(path: str):
+    contact = notifications.AlertContact(webhook=f"https://hooks.example/web/{path}/admin")
+    allowed = settings.PipelineSettings(webhooks_allowed=("https://hooks.example/web",))
+    with pytest.raises(errors.InvalidInput, match="not allowed"):
+        notifications.refuse_forbidden("team", contact, allowed)
+
+
+def test_the_queues_of_contacts_are_saved_while_they_change():
+    contacts = dict.fromkeys(("team", "other"), notifications.AlertContact())
+    sender = notifications.AlertNotificationSender(contacts, settings.PipelineSettings())
+    names, notices = tuple(contacts), 2000
+
+    def add(since_ms: int) -> None:
+        sender.add(tracker.AlertNotification(msgspec.structs.replace(ALERT, since_ms=since_ms), names))
+
+    for number in range(notices):
+        add(number)
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with futures.ThreadPoolExecutor(1) as pool:
+            saving = pool.submit(lambda: [len(sender.unsent()) for _ in range(10)])
+            while not saving.done():
+                notices += 1
+                add(notices)
+            assert saving.result()[-1] >= saving.result()[0]
+    finally:
+        sys.setswitchinterval(before_s)

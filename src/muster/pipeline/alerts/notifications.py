@@ -124,7 +124,9 @@ def _url_allowed(url: str, allowed: Sequence[str]) -> bool:
     """Same scheme, host and port, and a path below it. Comparing text prefixes would allow other hosts."""
     try:
         target = parse.urlsplit(url)
-        if target.scheme not in ("http", "https") or target.username or ".." in target.path.split("/"):
+        # The receiver may decode the path before it resolves dot segments.
+        steps = parse.unquote(target.path).replace("\\", "/").split("/")
+        if target.scheme not in ("http", "https") or target.username or not {".", ".."}.isdisjoint(steps):
             return False
         for prefix in map(parse.urlsplit, allowed):
             same = (prefix.scheme, prefix.hostname, prefix.port) == (
@@ -190,10 +192,10 @@ class AlertNotificationSender:
         self._count("notifications-not-sent")
 
     def unsent(self) -> list[tracker.AlertNotification]:
-        """Each with the contacts that have not received it yet."""
+        """Each with the contacts that have not received it yet. Also called in threads, to save the state."""
         pending: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
         for name, queue in self._queues.items():
-            for id, notification in queue.items():
+            for id, notification in list(queue.items()):  # the event loop changes the queue meanwhile
                 pending.setdefault(id, (notification, []))[1].append(name)
         return [
             tracker.AlertNotification(notification.alert, tuple(names))

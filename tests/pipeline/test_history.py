@@ -165,6 +165,14 @@ def test_rows_of_too_many_days_or_of_no_date_are_counted(tmp_path):
     impossible = [traffic.report("m", 1, T0), traffic.report("n", 1, (1 << 53) - 1)]
     written = data_files.write(tmp_path, tables.NODES, node_rows(impossible), "x")
     assert (len(written.files), written.rejected) == (1, 1)
+    table = node_rows(impossible)
+    place = table.schema.get_field_index("reported_at")
+    for early_us in (-1, -(1 << 62)):
+        times = pa.array([T0 * 1000, early_us], tables.TIME)
+        written = data_files.write(
+            tmp_path, tables.NODES, table.set_column(place, table.schema.field(place), times), "x"
+        )
+        assert (len(written.files), written.rejected) == (1, 1)
 
 
 def test_a_file_that_cannot_be_written_is_removed(root, monkeypatch):

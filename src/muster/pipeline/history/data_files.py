@@ -51,7 +51,7 @@ def write(root: storage.Root, table: str, rows: pa.Table, stem: str) -> WrittenR
     times = rows.column(definition.time).cast(pa.int64()).to_numpy()
     days, counts = np.unique(times // DAY_US, return_counts=True)
     kept = days[np.argsort(-counts, kind="stable")][:DAYS_MAX]
-    kept = kept[kept <= _LAST_DAY]
+    kept = kept[(kept >= 0) & (kept <= _LAST_DAY)]
     rejected = int(counts.sum() - counts[np.isin(days, kept)].sum())
     files = [
         _write_day(

@@ -24,7 +24,7 @@ from muster.web import actions, guard, problems
 from muster.web.auth import sessions, signed_text
 from muster.web.components import charts, html, page, widgets
 from muster.web.data import bus_feed, cache, history_reader, latest_reports, read_model, recent
-from muster.web.pages import contexts, overview, pipeline, routes
+from muster.web.pages import contexts, forms, overview, pipeline, routes
 from muster.web.rest import base, notifications
 from tests.pipeline import test_history, traffic
 
@@ -654,3 +654,10 @@ def test_the_form_of_a_context_ends_its_lease_by_the_clock_that_reads_the_form()
         "a", b"", {}, 1, 0, "n", 0.0, "n", "primary", expires_at_ns=log_ns + 60 * 10**9, lease_left_s=60.0
     )
     assert contexts.lease_end_ms(current, now_s) / 1000 - now_s == pytest.approx(60.0, abs=0.001)
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 5000, "-1", "1e3", "\u0663", " 1"])
+async def test_a_time_in_a_form_that_is_none_is_refused(text: str):
+    web: Any = None
+    with pytest.raises(errors.InvalidInput, match="not a time"):
+        await forms.run_form(web, session(), "put-context", {"key": "k", "expires_at_ms": text})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -108,7 +109,9 @@ async def _apply(web: request_state.WebState, person: sessions.LoginSession, fie
 
 async def _put_context(web: request_state.WebState, person: sessions.LoginSession, fields: Given) -> str:
     version, expires_at_ms = fields.get("version", ""), fields.get("expires_at_ms", "")
-    lease_s = max(1.0, int(expires_at_ms) / 1000 - time.time()) if expires_at_ms.isdecimal() else 0.0
+    if not re.fullmatch(r"[0-9]{0,18}", expires_at_ms):
+        raise errors.InvalidInput(f"expires_at_ms: {expires_at_ms[:40]!r} is not a time")
+    lease_s = max(1.0, int(expires_at_ms) / 1000 - time.time()) if expires_at_ms else 0.0
     body = _body(
         contexts.ContextBody,
         value=fields.get("value", "").replace("\r\n", "\n"),

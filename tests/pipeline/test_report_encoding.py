@@ -108,7 +108,7 @@ def test_a_table_of_the_former_layout_is_read():
     table = table_of(3)
     rows, _, histogram, words, _, _, dropped, merged, _ = table.pack()
 
-    def compressed(array):
+    def compressed(array: np.ndarray) -> tuple[int, str, bytes]:
         data = np.ascontiguousarray(array)
         return data.nbytes, data.dtype.str, pa.compress(data, codec="lz4", asbytes=True)
 

@@ -8,17 +8,15 @@ from typing import Any
 
 from muster.app.components import component
 from muster.app.components import context as context_
-from muster.core import errors, health, units
+from muster.core import health, units
 from muster.core.settings import domain
 from muster.gateways.uddi import mount
 from muster.inform import settings
 from muster.inform.node import node as node_node
-from muster.trust import credential_records as rows
-from muster.trust import keyring
+from muster.trust import identity_roles, keyring
 from muster.trust.permissions import roles
 
 PREFIX = "inform-"
-ROLES_KNOWN_MAX = 1024
 
 
 class InformationNodesComponent:
@@ -78,30 +76,7 @@ def node_arguments(settings: domain.BaseSettings, trust: keyring.Keyring) -> dic
     return {
         "max_bytes": settings.retention.contexts.max_bytes,
         "replicas": settings.bus.replicas,
-        "role_of": IdentityRoles(trust),
+        "role_of": identity_roles.IdentityRoles(trust),
         "zone": settings.domain.zone,
         "mount_backends": mount.BACKENDS,
     }
-
-
-class IdentityRoles:
-    """Roles of identities, read again when credentials or revocations have changed.
-
-    None: it has no rights of a role, because its credentials are unknown here, revoked or expired.
-    """
-
-    def __init__(self, trust: keyring.Keyring) -> None:
-        self._trust = trust
-        self._known: dict[str, tuple[object, rows.CredentialRecord]] = {}
-
-    def __call__(self, identity: str) -> str | None:
-        try:
-            version = self._trust.version(identity)
-            known = self._known.get(identity)
-            if known is None or known[0] != version:
-                if len(self._known) >= ROLES_KNOWN_MAX:
-                    self._known.clear()
-                self._known[identity] = known = version, self._trust.show(identity)
-        except errors.MusterError:
-            return None
-        return str(known[1].role) if known[1].status == "valid" else None

@@ -14,7 +14,6 @@ import os
 import pathlib
 import signal
 import ssl
-import time
 from collections.abc import Callable
 from typing import Any, TextIO, cast
 
@@ -38,10 +37,9 @@ from muster.manage.registry import endpoint
 from muster.store import api as store_api
 from muster.store import database
 from muster.supervision import tasks
-from muster.trust import certificates, credentials, jwt, keyring, nkeys
+from muster.trust import certificates, credentials, identity_roles, jwt, keyring, nkeys
 from muster.trust.permissions import roles
 
-ROLE_CACHE_S = 5.0
 END_S = 5.0
 MAY_CHANGE = (roles.Role.OPERATOR, roles.Role.BOOTSTRAP)
 MAY_NOT_REQUEST = (roles.Role.AGENT, roles.Role.LINK)
@@ -204,17 +202,13 @@ class RequestAuthorizer:
 
     def __init__(self, keys: pathlib.Path) -> None:
         self._keys = keys
-        self._known: dict[str, tuple[float, str]] = {}
+        self._role_of: identity_roles.IdentityRoles | None = None
 
     async def __call__(self, sender: str, verb: str, changes: bool) -> bool:
         """Returns whether the sender is limited to the resources it hosts."""
-        at, role = self._known.get(sender, (0.0, ""))
-        if time.monotonic() - at > ROLE_CACHE_S:
-            try:
-                role = await asyncio.to_thread(lambda: keyring.Keyring.open(self._keys).show(sender).role)
-            except errors.NotFound as error:
-                raise errors.Forbidden(f"{sender!r} is unknown in this domain") from error
-            self._known[sender] = (time.monotonic(), role)
+        role = await asyncio.to_thread(self._role, sender)
+        if role is None:
+            raise errors.Forbidden(f"{sender!r} is unknown in this domain, or its credentials are not valid")
         if verb in REQUIRED_ROLES:
             if role != REQUIRED_ROLES[verb]:
                 raise errors.Forbidden(
@@ -230,6 +224,11 @@ class RequestAuthorizer:
                 f"{sender} has the role {role}, which may not send requests to the registry"
             )
         return False
+
+    def _role(self, sender: str) -> str | None:
+        if self._role_of is None:
+            self._role_of = identity_roles.IdentityRoles(keyring.Keyring.open(self._keys))
+        return self._role_of(sender)
 
 
 def machine_id() -> str:

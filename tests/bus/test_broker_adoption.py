@@ -292,6 +292,26 @@ async def test_a_guardian_that_is_killed_is_replaced(tmp_path: Path):
     await eventually(lambda: not _guardians(tmp_path, pid))
 
 
+async def test_a_guardian_that_begins_without_a_domain_ends_the_broker(tmp_path: Path):
+    """The domain was killed when it had let the server start, and its guardian had not read yet."""
+    pipe = tmp_path / "guardian"
+    os.mkfifo(pipe)
+    server = await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", server_process.GUARDED, "muster-broker", str(pipe), "1", "sleep", "600"),
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert server.stdin is not None
+    server.stdin.write(b"\n")
+    server.stdin.close()
+    try:
+        async with asyncio.timeout(60):
+            assert await server.wait() == -signal.SIGTERM
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
+
+
 def test_a_fingerprint_ignores_what_changes_while_a_broker_runs(tmp_path: Path):
     def settings(accounts: dict[str, str], **changes: Any) -> config.BrokerConfig:
         trust = config.OperatorTrust(

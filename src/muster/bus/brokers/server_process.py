@@ -30,12 +30,16 @@ from muster.supervision import children, os_process
 
 log = logging.getLogger(__name__)
 
-# Reads from $pipe, and ends the server ($pid) if there is no domain for $outlive_s seconds. A line of input
-# means: a regular end. When the pipe is opened again, it may be that of another server; this one has ended
-# then.
+# Opens the pipe for reading as 4, also if no domain has it open any more: a plain open would wait for one.
+_OPEN = '[ -p "$pipe" ] || exit; exec 3<>"$pipe" 4<"$pipe" 3>&-'
+# Reads from 4 and then from $pipe, and ends the server ($pid) if there is no domain for $outlive_s seconds. A
+# line of input means: a regular end. When the pipe is opened again, it may be that of another server; this
+# one has ended then.
 _GUARDIAN = """
 {
-    while ! read -r _ <"$pipe"; do
+    read -r _ <&4 && exit
+    exec 4<&-
+    while :; do
         left_s=$outlive_s
         until [ "$left_s" -gt 0 ] && timeout 1 sh -c ': <"$0"' "$pipe"; do
             kill -0 $pid || exit
@@ -47,20 +51,22 @@ _GUARDIAN = """
             exit
         done
         kill -0 $pid || exit
+        read -r _ <"$pipe" && exit
     done
 } </dev/null >/dev/null 2>&1 &
 """
 # Arguments: the pipe, the seconds without a domain, the command. $$ is the process id of the shell and, after
 # exec, of the server. A line from the standard input means: start.
 GUARDED = f"""
-read -r _ || exit
 pipe=$1 outlive_s=$2 pid=$$
+{_OPEN}
+read -r _ || exit
 shift 2
 {_GUARDIAN}
-exec "$@" </dev/null
+exec "$@" </dev/null 4<&-
 """
 # Arguments: the pipe, the seconds without a domain, the process id of the server.
-GUARDIAN = f"pipe=$1 outlive_s=$2 pid=$3\n{_GUARDIAN}"
+GUARDIAN = f"pipe=$1 outlive_s=$2 pid=$3\n{_OPEN}\n{_GUARDIAN}"
 
 
 class BrokerProcess(msgspec.Struct, frozen=True, kw_only=True):

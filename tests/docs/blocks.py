@@ -167,8 +167,9 @@ class Reader:
             name=text,
         )
         deadline = time.monotonic() + (MAKE_S_MAX if from_root else COMMAND_S_MAX)
+        certain = any(line.strip("… ") for line in shown)  # otherwise the page only says that it prints
         try:
-            while child.exit_code is None and not (shown and matches(shown, list(child.lines))):
+            while child.exit_code is None and not (certain and matches(shown, list(child.lines))):
                 assert time.monotonic() < deadline, _story(child, "neither ended nor printed that", shown)
                 await child.ends_within(STAYS_S)
             if await child.ends_within(STAYS_S):

@@ -112,3 +112,9 @@ async with await muster.connect() as near, await muster.connect("nats://127.0.0.
 def test_blocks_that_are_not_run_are_detected():
     text = "```bash\nls\n```\n\n    $ ls\n\n```text\npicture\n```\n"
     assert [fault.split(":")[0] for fault in blocks.faults(text)] == ["line 1", "line 5"]
+
+
+async def test_a_command_whose_output_is_left_out_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(blocks, "STAYS_S", 0.01)
+    async with blocks.Reader(tmp_path, "nats://127.0.0.1:9") as reader:
+        await reader.try_(console("$ sleep 0.3; touch made\n…\n$ ls made\nmade\n"))

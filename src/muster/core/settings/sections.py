@@ -136,8 +136,14 @@ def _type_text(kind: Any) -> str:
     if origin is Literal:
         return " | ".join(f'"{option}"' for option in typing.get_args(kind))
     if origin is tuple:
-        item = _type_text(bare(typing.get_args(kind)[0])).removeprefix("an ").removeprefix("a ")
-        return f"a list of {item}s"
+        inner = bare(typing.get_args(kind)[0])
+        item = _type_text(inner).removeprefix("an ").removeprefix("a ")
+        if typing.get_origin(inner) is Literal:
+            return f"a list of {item}"
+        name, _, fields = item.partition(" ")
+        return f"a list of {name}s {fields}".rstrip()
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_type_text(bare(part)) for part in typing.get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return f"table ({', '.join(kind.__struct_fields__)})"
     return {str: "text", int: "an integer", float: "a number", bool: "true | false"}.get(kind, str(kind))

@@ -67,13 +67,18 @@ def config() -> None:
 def validate(invocation: command.Invocation, file: Path | None, overrides: tuple[str, ...]) -> None:
     """Validate the settings and list all errors.
 
-    Reads muster.toml of the home or FILE, the environment and --set.
+    Reads muster.toml of the home or FILE, the environment and --set, and the files of alert rules, responses
+    and reactions that the settings name.
     """
+    from muster.app.operations import rule_files
+
     resolved = resolve(invocation, overrides, file=file)
+    files = rule_files.check(resolved.settings)
     count = len(resolved.sources)
+    sentence = f"valid: {count} {'setting is' if count == 1 else 'settings are'} changed from the default"
     invocation.printer.done(
-        {"valid": True, "set": dict(resolved.sources)},
-        f"valid: {count} {'setting is' if count == 1 else 'settings are'} changed from the default",
+        {"valid": True, "set": dict(resolved.sources), "files": files},
+        f"{sentence}; valid files: {', '.join(files)}" if files else sentence,
     )
 
 

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent import futures
-from pathlib import Path
 from typing import NamedTuple
 
 from muster.bus import api
@@ -24,7 +23,7 @@ from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
-from muster.pipeline.alerts import notifications, rules, tracker
+from muster.pipeline.alerts import notifications, rule_file, rules, tracker
 from muster.pipeline.fleet import rollups, state
 from muster.pipeline.history import rollup_rows, tables
 from muster.pipeline.job import commit_state, history_writer, query
@@ -83,7 +82,7 @@ class BatchCommitter:
         state_root: str,
         authority: driver_lease.DriverAuthority,
     ) -> None:
-        known, receivers = load_rules(settings)
+        known, receivers = rule_file.load(settings)
         self.rules = known
         self.counts: dict[str, int] = {}  # by reason, since the start
         self._latest: dict[tuple[str, str], bytes] = {}  # encoded reports, by scope and name
@@ -441,23 +440,6 @@ class BatchCommitter:
                     self.clock_ms,
                 )
             )
-
-
-def load_rules(
-    settings: settings_.PipelineSettings,
-) -> tuple[tuple[rules.AlertRule, ...], dict[str, notifications.AlertContact]]:
-    if not settings.rules:
-        return (), {}
-    path = Path(settings.rules).expanduser()
-    known = rules.load(path)
-    receivers = notifications.load(path, settings)
-    for rule in known:
-        for name in rule.notify:
-            if name not in receivers:
-                raise errors.InvalidInput(
-                    f"{path}: the rule {rule.name!r} notifies {name!r}, which is not defined"
-                )
-    return known, receivers
 
 
 def _removed_messages(number: int, machines: list[str], at_ms: int) -> list[Report]:

@@ -33,7 +33,7 @@ from muster.core.reports import columns
 from muster.core.telemetry import log
 from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
-from muster.pipeline.alerts import rules
+from muster.pipeline.alerts import rule_file, rules
 from muster.pipeline.batch import cost_fit
 from muster.pipeline.fleet import state
 from muster.pipeline.history import maintenance, storage
@@ -94,7 +94,7 @@ class PipelineService:
         self._log = log.EventLog("pipeline", pipeline=bus.identity)
         self._history = settings.history_root(paths.folder)
         storage.check(self._history)
-        batch_commit.load_rules(settings)  # an invalid file is an error at once, not after a takeover
+        rule_file.load(settings)  # an invalid file is an error at once, not after a takeover
         self._checkpoint = settings.checkpoint_root(paths.folder)
         storage.check(self._checkpoint, setting="checkpoint_dir", checkpoint=True)
         self._folder = settings.state_folder(paths.folder)
@@ -220,7 +220,7 @@ class PipelineService:
     async def _prepare(self) -> None:
         """Start Spark, and rehearse the query again and again."""
         spark = await self._ensure_spark()
-        known, _ = batch_commit.load_rules(self._settings)
+        known, _ = rule_file.load(self._settings)
         while True:
             try:
                 after = await standby.positions(self._bus, batch_commit.POSITIONS)

@@ -1,0 +1,31 @@
+"""Checks of the files that settings name: alert rules, responses and reactions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from muster.app import settings as app_settings
+from muster.app.policy import reaction_rules, response_rules
+from muster.core import errors
+from muster.pipeline.alerts import rule_file
+
+
+def check(settings: app_settings.Settings) -> list[str]:
+    """The files, if all of them are valid; otherwise `errors.InvalidInput` with the first error. Blocks."""
+    rule_file.load(settings.pipeline)
+    _check("responder.rules", settings.responder.rules, response_rules.load)
+    _check("reactions.rules", settings.reactions.rules, reaction_rules.load)
+    named = settings.pipeline.rules, settings.responder.rules, settings.reactions.rules
+    return [name for name in named if name]
+
+
+def _check(key: str, name: str, load: Callable[[str], object]) -> None:
+    if not name:
+        return
+    try:
+        load(Path(name).expanduser().read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.InvalidInput(f"{key}: cannot read {name!r}: {error}") from error
+    except errors.InvalidInput as error:
+        raise errors.InvalidInput(f"{name}: {error.message}", hint=error.hint) from error

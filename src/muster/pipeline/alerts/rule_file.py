@@ -1,0 +1,27 @@
+"""The file of the setting ``pipeline.rules``: alert rules, and the receivers of their notifications."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from muster.core import errors
+from muster.pipeline import settings as settings_
+from muster.pipeline.alerts import notifications, rules
+
+
+def load(
+    settings: settings_.PipelineSettings,
+) -> tuple[tuple[rules.AlertRule, ...], dict[str, notifications.AlertContact]]:
+    """The rules, and the receivers that they name. Blocks."""
+    if not settings.rules:
+        return (), {}
+    path = Path(settings.rules).expanduser()
+    known = rules.load(path)
+    receivers = notifications.load(path, settings)
+    for rule in known:
+        for name in rule.notify:
+            if name not in receivers:
+                raise errors.InvalidInput(
+                    f"{path}: the rule {rule.name!r} notifies {name!r}, which is not defined"
+                )
+    return known, receivers

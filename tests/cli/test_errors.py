@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_file_of_bytes_is_not_an_option_of_a_connection(muster, tmp_path, opti
 )
 def test_a_full_disk_below_a_stream_changes_no_exit_code_to_that_of_a_bug(arguments, stream, code):
     with open("/dev/full", "w") as full:
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: full}
         program = subprocess.Popen(
             driver.command_line(*arguments), env=driver.environment(), text=True, **streams
         )

@@ -154,7 +154,7 @@ def _print(counts: StormCounts) -> None:
 if __name__ == "__main__":
     kind, url, keys, first, end = sys.argv[1:]
     worker.relax_gc()  # as in a domain
-    os.fsync = lambda _: None  # keys of a simulated fleet: six syncs each, one agent after the other
+    os.fsync = lambda fd: None  # keys of a simulated fleet: six syncs each, one agent after the other
     members = [f"storm-{number:05}" for number in range(int(first), int(end))]
     issuing = functools.partial(issue, keyring.Keyring.open(pathlib.Path(keys)))
     running = {"agents": run_agents, "sensors": run_sensors}[kind](url, issuing, members)

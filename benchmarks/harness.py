@@ -157,7 +157,8 @@ def write(name: str, rows: list[Row], quick: bool, results: pathlib.Path = RESUL
     return path
 
 
-def run_one(name: str, quick: bool) -> None:
+def run_one(name: str, quick: bool) -> bool:
+    """Whether it has measured all that the texts show. Otherwise their figures and the stored result stay."""
     module = importlib.import_module(f"benchmarks.{name}")
     print(
         f"bench-{name}{' (quick)' if quick else ''}: {(module.__doc__ or name).splitlines()[0]}\n", flush=True
@@ -175,9 +176,13 @@ def run_one(name: str, quick: bool) -> None:
     rows: list[Row] = module.run(quick)
     signal.alarm(0)
     print(table(rows))
-    path = write(name, rows, quick, QUICK_RESULTS if quick else RESULTS)
+    missing = [] if quick else markers.missing(name, [row.metric for row in rows])
+    is_stored = not quick and not missing
+    path = write(name, rows, quick, RESULTS if is_stored else QUICK_RESULTS)
     plots.draw(name, rows, path.with_suffix(".png"))
-    changed = [] if quick else markers.fill_all()
+    changed = markers.fill_all() if is_stored else []
+    for metric in missing:
+        print(f"not stored: the texts show {metric!r}, which this run has not measured")
     if not quick:
         for difference in goals.differences(name, [row.as_json() for row in rows]):
             print(f"differs from benchmarks/goals.py: {difference}")
@@ -186,6 +191,7 @@ def run_one(name: str, quick: bool) -> None:
         f"\n{missed} of {sum(row.goal is not None for row in rows)} goals missed; "
         f"{time.monotonic() - start:.0f} s; written: {', '.join(_short(file) for file in (path, *changed))}\n"
     )
+    return not missing
 
 
 def main(arguments: list[str]) -> int:
@@ -195,8 +201,7 @@ def main(arguments: list[str]) -> int:
         if arguments[0] not in known:
             print(f"no benchmark is called {arguments[0]!r}; there are: {', '.join(known)}", file=sys.stderr)
             return 2
-        run_one(arguments[0], quick)
-        return 0
+        return 0 if run_one(arguments[0], quick) else 1
     failed = [
         # In a process of its own, so that none inherits another's memory, threads or limits.
         name

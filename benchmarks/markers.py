@@ -18,7 +18,7 @@ import fnmatch
 import json
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks import goals
@@ -82,9 +82,7 @@ def fill(text: str, results: pathlib.Path) -> str:
     """The text with the figures of these results."""
 
     def replace_figure(match: re.Match[str]) -> str:
-        metric, _, field = match[3].rpartition(":")
-        if field not in FIELDS or not metric:
-            metric, field = match[3], "ours"
+        metric, field = _metric(match)
         row = _row(results, match[2], metric)
         unit = "" if field == "ratio" else f" {row['unit']}"
         return f"{match[1]}{figure(row[field])}{unit}{match[5]}"
@@ -102,6 +100,17 @@ def fill(text: str, results: pathlib.Path) -> str:
     return _TABLE.sub(replace_table, _DATE.sub(replace_date, _FIGURE.sub(replace_figure, text)))
 
 
+def missing(name: str, metrics: Sequence[str], root: pathlib.Path = ROOT) -> list[str]:
+    """The metrics of a benchmark that the texts show and that are not among these."""
+    shown = {
+        _metric(match)[0]
+        for text in texts(root)
+        for match in _FIGURE.finditer(text.read_text())
+        if match[2] == name
+    }
+    return sorted(metric for metric in shown if not fnmatch.filter(metrics, metric))
+
+
 def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
     """The texts that changed."""
     changed = []
@@ -112,6 +121,12 @@ def fill_all(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
             path.write_text(after)
             changed.append(path)
     return changed
+
+
+def _metric(match: re.Match[str]) -> tuple[str, str]:
+    """The metric of a marker, and the field that it shows."""
+    metric, _, field = match[3].rpartition(":")
+    return (metric, field) if field in FIELDS and metric else (match[3], "ours")
 
 
 def markdown(result: dict[str, Any]) -> str:

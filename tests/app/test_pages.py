@@ -83,7 +83,8 @@ async def test_every_kind_of_process_has_them(tmp_path: Path, without: set[str])
             await eventually(ready, timeout_s=300)  # Spark takes its time, and says so meanwhile
         shown = await asyncio.to_thread(driver.run, "status", "-o", "json", home=place)
         assert {kind_of(row["process"]) for row in shown.json()["pages"]} == everybody
-        scraped = json.loads((folder.pages / "domain.json").read_text())
+        (page,) = folder.pages.glob("domain-*.json")
+        scraped = json.loads(page.read_text())
         assert scraped[0]["targets"][0] in all_told()["domain"]
         await up.terminate(timeout_s=60)
         left = {kind_of(name) for name in all_told()}

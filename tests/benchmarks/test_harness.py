@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,25 @@ def test_a_marker_without_a_figure_is_an_error(tmp_path: Path, marker: str):
     harness.write("example", ROWS, quick=False, results=tmp_path)
     with pytest.raises(errors.NotFound):
         markers.fill(f"<!-- bench:{marker} --><!-- /bench -->", tmp_path)
+
+
+def test_a_run_that_lacks_a_figure_of_a_text_is_not_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "README.md").write_text("<!-- bench:bus:speed, * machines:goal -->2<!-- /bench -->")
+    assert markers.missing("bus", ["speed, 5 machines"], tmp_path) == []
+    assert markers.missing("store", [], tmp_path) == []
+    assert markers.missing("bus", ["size"], tmp_path) == ["speed, * machines"]
+    monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(harness, "QUICK_RESULTS", tmp_path / "quick")
+    monkeypatch.setattr(harness, "_short", str)
+    monkeypatch.setattr(markers, "missing", lambda name, metrics: ["speed"])
+    bench = types.ModuleType("benchmarks.bus", "Speed.")
+    bench.run = lambda quick: []  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "benchmarks.bus", bench)
+    assert harness.main(["bus"]) == 1
+    assert "not stored: the texts show 'speed'" in capsys.readouterr().out
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_table_without_a_result_names_the_command_that_fills_it(tmp_path: Path):

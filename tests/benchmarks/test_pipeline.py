@@ -20,7 +20,9 @@ from muster.simulate import fleet
 @pytest.fixture(scope="module")
 def sent() -> pa.Table:
     made = fleet.VirtualFleet(monitor_rows.plan(1500, "realistic"), boot=5)
-    return pa.Table.from_batches([made.batch(slot, tick, 1000) for tick in (0, 1) for slot in made.slots])
+    return pa.Table.from_batches(
+        [made.batch(slot, tick, 1_700_000_000_000) for tick in (0, 1) for slot in made.slots]
+    )
 
 
 def tally(rows: pa.Table) -> pipeline_tally.Tally:

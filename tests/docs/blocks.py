@@ -2,6 +2,7 @@
 
     ```console          `$ command` lines, each followed by what it prints: `…` stands for anything within a
                         line, and alone on a line for any lines. What prints nothing here may print anything.
+                        `# until Ctrl-C` marks a command that goes on.
                         A command ends with its line, unless that ends in a backslash or begins a
                         here-document.
                         A command that goes on after it has printed what is shown is left running, and is
@@ -38,6 +39,7 @@ COMMAND_S_MAX = 60.0
 MAKE_S_MAX = 280.0  # the demo plays a whole story
 FLEET = "300"  # and with a small fleet, a short one
 STAYS_S = 1.5  # a command that goes on for so long after it has printed what is shown is left running
+STAYS = "# until Ctrl-C"  # after a command that goes on while the next ones are typed
 ENDS_S_MAX = 20.0
 
 _FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -167,7 +169,8 @@ class Reader:
             name=text,
         )
         deadline = time.monotonic() + (MAKE_S_MAX if from_root else COMMAND_S_MAX)
-        certain = any(line.strip("… ") for line in shown)  # otherwise the page only says that it prints
+        # Otherwise the page only says that it prints something and ends.
+        certain = STAYS in text or any(line.strip("… ") for line in shown)
         try:
             while child.exit_code is None and not (certain and matches(shown, list(child.lines))):
                 assert time.monotonic() < deadline, _story(child, "neither ended nor printed that", shown)

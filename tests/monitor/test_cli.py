@@ -122,7 +122,7 @@ async def test_missing_items_are_reported(muster, connect, tmp_path):
     assert len(plan["channels"]) == 1
     paper = driver.quick("capacity", "--paper", "-o", "json").json()
     assert paper[0]["hierarchy"] == "single-level"
-    assert {row["our_machines"] for row in paper} == {400_000}
+    assert {row["our_machines"] for row in paper} == {500_000}
     path = tmp_path / "plot.svg"
     rows = driver.quick("capacity", "--trade-off", "--to", path, "-o", "json").json()
     assert {row["depth"] for row in rows} == {1, 2, 3}

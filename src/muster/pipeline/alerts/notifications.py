@@ -20,6 +20,7 @@ import email.message
 import os
 import smtplib
 import ssl
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,6 +164,7 @@ class AlertNotificationSender:
         ] = {  # by receiver, by id
             name: collections.OrderedDict() for name in receivers
         }
+        self._lock = threading.Lock()  # of the queues: the event loop changes them, threads save them
         self._more = {name: asyncio.Event() for name in receivers}
         self._log = log.EventLog("pipeline")
         self.sent = self.failed = 0
@@ -183,8 +185,10 @@ class AlertNotificationSender:
                 if not _is_end(notification):
                     continue
                 beginnings = (id for id, queued in queue.items() if not _is_end(queued))
-                del queue[next(beginnings, next(iter(queue)))]
-            queue[notification.id] = notification
+                with self._lock:
+                    del queue[next(beginnings, next(iter(queue)))]
+            with self._lock:
+                queue[notification.id] = notification
             self._more[name].set()
 
     def _fail(self) -> None:
@@ -195,7 +199,9 @@ class AlertNotificationSender:
         """Each with the contacts that have not received it yet. Also called in threads, to save the state."""
         pending: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
         for name, queue in self._queues.items():
-            for id, notification in list(queue.items()):  # the event loop changes the queue meanwhile
+            with self._lock:
+                queued = list(queue.items())
+            for id, notification in queued:
                 pending.setdefault(id, (notification, []))[1].append(name)
         return [
             tracker.AlertNotification(notification.alert, tuple(names))
@@ -220,7 +226,8 @@ class AlertNotificationSender:
                 except Exception as error:  # noqa: BLE001  (an error of one contact must not end the pipeline)
                     self._fail()
                     self._log.error("notification-failed", receiver=name, notification=id, error=error)
-                queue.pop(id, None)
+                with self._lock:
+                    queue.pop(id, None)
                 await asyncio.to_thread(save)
 
     async def _send(self, name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:

@@ -197,10 +197,21 @@ def temporary_session(
             )
         try:
             yield started
+        except Exception as error:
+            if _is_interrupted(error):
+                raise KeyboardInterrupt from None
+            raise
         finally:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Ctrl-C at a terminal ends Java as well
                 started.stop()
+
+
+def _is_interrupted(error: BaseException | None) -> bool:
+    """Whether the error followed from Ctrl-C: calls of Java that clean up fail after it."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from tests.cli import driver
 MANIFEST = """
 resources:
   - {name: web-1, type: process, agent: local, config: {command: [sleep, "3600"]}}
-  - {name: web-2, type: process, agent: local, config: {command: [sleep, "3600"]}}
+  - {name: web-2, type: process, agent: local, labels: {team: red}, config: {command: [sleep, "3600"]}}
 """
 WAIT_S = 60.0
 PATIENT = f"from muster.cli import live_names, main; live_names.PATIENCE_S = {WAIT_S}; main.main()"
@@ -212,7 +212,7 @@ def test_watch_prints_the_changes_of_the_named_resources_that_match(up):
     """Of two killed resources only the named one is printed, and only its chosen states."""
     words = {
         "named": ("watch", "web-1"),
-        "matching": ("watch", "--where", "resource = 'web-2' AND state = 'up'"),
+        "matching": ("watch", "--where", "name = 'web-2' AND team = 'red' AND state = 'up'"),
         "both": ("watch", "web-1", "web-2", "--where", "state <> 'up'"),
     }
     watching = {

@@ -225,6 +225,50 @@ async def test_subscribe_receives_changes_and_events_of_resources(small):
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_watch_selects_by_the_attributes_of_resources_and_by_fields_of_the_change(small):
+    """A label, the group and the zone of the machine, together with the previous state."""
+    await small.client.create(memory("a", group="web", labels={"team": "red"}))
+    await small.client.create(memory("b", group="web", labels={"team": "blue"}))
+    await small.client.wait("a", "up")
+    await small.client.wait("b", "up")
+    changes: list[protocol.ResourceStateChange] = []
+    events: list[protocol.ResourceStateChange | protocol.ResourceEvent] = []
+
+    async def watch() -> None:
+        where = "team = 'red' AND group = 'web' AND zone = 'default' AND was = 'up'"
+        async for change in small.client.watch(where=where):
+            changes.append(change)  # noqa: PERF401  (as they arrive)
+
+    async def listen() -> None:
+        async for event in small.client.subscribe(where="team = 'blue' AND what = 'disk-full'"):
+            events.append(event)  # noqa: PERF401  (as they arrive)
+
+    tasks = [asyncio.create_task(watch()), asyncio.create_task(listen())]
+
+    async def die() -> bool:
+        for name in ("b", "a"):
+            if small.host.hosted[name].adapter.state is health.HealthState.UP:
+                small.host.hosted[name].adapter.die("oops")
+            small.host.hosted[name].adapter.context.report_event("disk-full")
+        return bool(changes and events)
+
+    try:
+        await eventually(die)
+        assert {(change.resource, change.was) for change in changes} == {("a", health.HealthState.UP)}
+        assert {event.resource for event in events} == {"b"}
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_watch_refuses_an_attribute_that_no_resource_has(small):
+    await small.client.create(memory("a", labels={"team": "red"}))
+    with pytest.raises(errors.ParseError, match="no resource has an attribute taem") as refused:
+        await anext(small.client.watch(where="taem = 'red' AND was = 'up'"))
+    assert refused.value.hint == "did you mean team?"
+
+
 async def test_a_manager_without_a_renewal_sends_nothing(connect):
     lone = manager.Manager(await connect("lone"))
     operation = protocol.Operation(id="1", verb=protocol.Verb.GET, resource="a", epoch=1)

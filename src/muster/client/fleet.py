@@ -83,7 +83,10 @@ class AsyncFleet:
     async def watch(
         self, *names: str, where: str = ""
     ) -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
-        """Changes of state and events of resources, without end."""
+        """Changes of state and events of resources, without end.
+
+        ``where``: the fields of the change or event, and the attributes that `resources` knows.
+        """
         async for event in self._client.subscribe(*names, where=where):
             yield event
 

@@ -27,11 +27,9 @@ from muster.bus import api
 from muster.bus.rpc import client, error_replies
 from muster.core import errors, messages, subjects
 from muster.core.settings import loader
-from muster.manage import manifest, protocol, rows
+from muster.manage import change_feed, manifest, protocol, rows
 from muster.manage import secrets as manage_secrets
 from muster.manage.adapters import plugins
-from muster.predicates.backends import python
-from muster.predicates.syntax import parser
 from muster.trust import sealed_box
 
 TIMEOUT_S = 30.0
@@ -40,8 +38,6 @@ EXEC_TRY_S = 3.0  # the same id is executed once: a request lost by a broker is 
 LOOK_S = 2.0  # poll interval, in case a state change was missed
 NAMES_MAX = 500  # in one request: replies must fit into a message
 EXEC_FEWER = (20, 1)  # batch sizes for repeating truncated results
-
-_STATE = protocol.STATES.removesuffix("*")
 
 T = TypeVar("T")
 
@@ -253,14 +249,12 @@ class ManageClient:
 
     # Changes and events
 
-    async def subscribe(
-        self, *names: str, where: str = ""
-    ) -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
+    async def subscribe(self, *names: str, where: str = "") -> AsyncIterator[change_feed.ChangeOrEvent]:
         """Changes of health, as managers publish them, and events of the resources.
 
         Only of the named resources, if any are given, and only those that match ``where``: a predicate on the
-        fields ``resource``, ``state``, ``was``, ``reason``, ``manager`` of a change, and ``resource``,
-        ``what`` and the details of an event.
+        fields ``resource``, ``state``, ``was``, ``reason``, ``manager`` of a change, on ``resource``,
+        ``what`` and the details of an event, and on the attributes that `get` knows.
         """
         async with self.listening(*names, where=where) as events:
             async for event in events:
@@ -269,43 +263,28 @@ class ManageClient:
     @contextlib.asynccontextmanager
     async def listening(
         self, *names: str, where: str = ""
-    ) -> AsyncIterator[AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]]:
+    ) -> AsyncIterator[AsyncIterator[change_feed.ChangeOrEvent]]:
         """As `subscribe`; nothing that happens after entering is missed."""
-        matches = python.compile(parser.parse(where)) if where else None
-        selected = set(names)
-        queue: asyncio.Queue[api.Message] = asyncio.Queue(maxsize=65_536)
+        feed = change_feed.ChangeFeed(names, where, self._attributes)
+        try:
+            async with feed.listening(self._bus) as events:
+                yield events
+        finally:
+            self.dropped += feed.dropped
 
-        def enqueue(message: api.Message) -> None:
-            if not selected or message.subject.rpartition(".")[2] in selected:
-                if queue.full():
-                    self.dropped += 1
-                    queue.get_nowait()  # keep the newest
-                queue.put_nowait(message)
-
-        async def received() -> AsyncIterator[protocol.ResourceStateChange | protocol.ResourceEvent]:
-            while True:
-                message = await queue.get()
-                try:
-                    event: protocol.ResourceStateChange | protocol.ResourceEvent = (
-                        messages.decode(message.data, protocol.ResourceStateChange)
-                        if message.subject.startswith(_STATE)
-                        else messages.decode(message.data, protocol.ResourceEvent)
-                    )
-                except errors.InvalidInput:
-                    continue  # an unknown version
-                if matches is None or matches(rows.event_fields(event).get):
-                    yield event
-
-        async with (
-            await self._bus.subscribe(protocol.STATES, handler=enqueue),
-            await self._bus.subscribe(protocol.EVENTS, handler=enqueue),
-        ):
-            await self._bus.flush()
-            yield received()
+    async def _attributes(self, names: Sequence[str], keys: Sequence[str]) -> list[dict[str, Any]]:
+        """Those attributes of each resource; empty for one that does not exist."""
+        items: list[dict[str, Any]] = []
+        while len(items) < len(names):
+            items += await self._read(
+                list[dict[str, Any]], "attributes", names=names[len(items) :], keys=keys
+            )
+        return items
 
     async def watch(self, *names: str, where: str = "") -> AsyncIterator[protocol.ResourceStateChange]:
         """Changes of health only; ``names`` and ``where`` as in `subscribe`."""
-        rows.check_change_condition(where)
+        if where and not rows.check_change_condition(where):
+            await self._read(dict[str, Any], "check-condition", where=where, fields=[*rows.CHANGE_FIELDS])
         async for event in self.subscribe(*names, where=where):
             if isinstance(event, protocol.ResourceStateChange):
                 yield event

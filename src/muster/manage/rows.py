@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from muster.manage import protocol
-from muster.predicates import types
+from muster.predicates import ast, types
 from muster.predicates.analysis import type_check
 from muster.predicates.syntax import parser
 
@@ -199,11 +199,17 @@ def condition(row: ResourceRow | None) -> str:
     return f"{row.name} is {row.state}: {row.reason}" if row else ""
 
 
-def check_change_condition(where: str) -> None:
-    """`errors.ParseError` if the condition names a field that no change of a state has: it is misspelt."""
-    if where:
-        fields = dict.fromkeys(("resource", "state", "was", "reason", "manager"), types.STRING)
-        type_check.require(parser.parse(where), fields, where)
+CHANGE_FIELDS = dict.fromkeys(("resource", "state", "was", "reason", "manager"), types.STRING)
+
+
+def check_change_condition(where: str) -> bool:
+    """Whether the condition names only fields of a change. Raises `errors.ParseError` if it compares them so
+    that it is always false."""
+    condition = parser.parse(where)
+    if any(name.key not in CHANGE_FIELDS for name in ast.names(condition)):
+        return False
+    type_check.require(condition, CHANGE_FIELDS, where)
+    return True
 
 
 def event_fields(event: protocol.ResourceStateChange | protocol.ResourceEvent) -> dict[str, Any]:

@@ -106,7 +106,11 @@ def targets(invocation: command.Invocation, expression: str, to: connection.Conn
         ("muster watch web-1 web-2", ""),
         (
             "muster watch --where \"state = 'failed'\"",
-            "fields: resource, state, was, reason, manager",
+            "fields of a change: resource, state, was, reason, manager",
+        ),
+        (
+            "muster watch --where \"group = 'web' AND zone = 'east' AND was = 'up'\"",
+            "also the attributes of muster get --where: type, group, labels, facts, …",
         ),
     ],
 )

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 READS = (
     *("plan", "get", "existing", "describe", "enumerate", "summary", "agents", "managers"),
-    *("rollouts", "rollout-steps", "secrets", "secret-key"),
+    *("attributes", "check-condition", "rollouts", "rollout-steps", "secrets", "secret-key"),
 )
 CHANGES = (
     *("apply", "create", "put", "rename", "delete", "drain", "undrain", "forget"),
@@ -270,6 +270,19 @@ class RegistryHandlers:
             return _page_of_resources(self._registry.state, where, after, limit, names_only)
         state = self._registry.state.snapshot()
         return await asyncio.to_thread(_page_of_resources, state, where, after, limit, names_only)
+
+    async def _attributes(self, names: list[str], keys: list[str]) -> list[dict[str, Any]]:
+        """Those attributes of the first names, as many as fit; empty for a resource that does not exist."""
+        state = self._registry.state
+        items: list[dict[str, Any]] = views.page(
+            names, lambda name: views.selected_attributes(state, name, keys), PAGE
+        )["items"]
+        return items
+
+    async def _check_condition(self, where: str, fields: list[str]) -> dict[str, Any]:
+        """Raises `errors.ParseError` if it names an attribute that no resource has, except ``fields``."""
+        await asyncio.to_thread(views.condition, self._registry.state.snapshot(), where, fields)
+        return {}
 
     async def _describe(self, name: str) -> rows.ResourceDescription:
         return views.resource_description(self._registry.state, name)

@@ -42,19 +42,30 @@ def attributes(state: assignments.AssignmentProcessor, name: str) -> dict[str, A
     }
 
 
+def selected_attributes(
+    state: assignments.AssignmentProcessor, name: str, keys: Iterable[str]
+) -> dict[str, Any]:
+    """Those of the attributes that the resource has; empty if it does not exist."""
+    values = attributes(state, name) if name in state.resources else {}
+    return {key: values[key] for key in keys if key in values}
+
+
 FIELDS = ("name", "type", "group", "agent", "state", "manager", "zone")
 
 
-def condition(state: assignments.AssignmentProcessor, where: str) -> ast.Condition:
-    """Raises `errors.ParseError` if the condition names an attribute that no resource or machine has.
+def condition(
+    state: assignments.AssignmentProcessor, where: str, fields: Iterable[str] = ()
+) -> ast.Condition:
+    """Raises `errors.ParseError` if the condition names an attribute that no resource or machine has,
+    and that is none of ``fields``.
 
     Such a condition selects nothing (or everything, with IS NULL) and is usually misspelt.
     """
     parsed = parser.parse(where)
-    unknown = {name.key: name for name in ast.names(parsed) if name.key not in FIELDS}
+    unknown = {name.key: name for name in ast.names(parsed) if name.key not in {*FIELDS, *fields}}
     if not unknown or not state.resources:
         return parsed
-    known = {*FIELDS}
+    known = {*FIELDS, *fields}
     for agent in state.agents.values():
         known |= {*agent.labels, *agent.facts}
     for resource in state.resources.values():

@@ -17,7 +17,7 @@ from muster.manage import client, protocol
 from muster.manage.adapters import base
 from muster.manage.adapters import memory as memory_
 from muster.manage.manager import agent_calls, manager
-from muster.manage.registry import operations
+from muster.manage.registry import operations, views
 from muster.testing.eventually import eventually
 
 
@@ -267,6 +267,24 @@ async def test_watch_refuses_an_attribute_that_no_resource_has(small):
     with pytest.raises(errors.ParseError, match="no resource has an attribute taem") as refused:
         await anext(small.client.watch(where="taem = 'red' AND was = 'up'"))
     assert refused.value.hint == "did you mean team?"
+
+
+async def test_an_agent_without_resources_is_up_until_it_is_silent(small, monkeypatch):
+    async def state() -> str:
+        return next((row.state for row in await small.client.agents() if row.name == "host-a"), "")
+
+    async def is_up():
+        return await state() == "up"
+
+    await eventually(is_up)
+    await small.host.stop()
+    monkeypatch.setattr(views, "ABSENT_S", 0.0)
+    assert await state() == "down"
+    monkeypatch.undo()
+    small.reg.presence.forget("host-a")
+    assert await state() == "unknown"
+    small.host = await small.agent()
+    await eventually(is_up)
 
 
 async def test_a_manager_without_a_renewal_sends_nothing(connect):

@@ -20,14 +20,16 @@ def test_an_agent_is_unknown_or_down_if_its_resources_are_silent():
     assignment_cases.renew(core, "m")
     assignment_cases.own(core, {"web": "m", "db": "m", "x": "m"})
 
-    def states() -> dict[str, str]:
-        return {row.name: row.state for row in views.agents(core, "", 10)["items"]}
+    presence = views.AgentPresence(0.0)
 
-    assert states() == {"a": "", "b": "", "c": ""}
+    def states() -> dict[str, str]:
+        return {row.name: row.state for row in views.agents(core, presence, 1.0, "", 10)["items"]}
+
+    assert states() == {"a": "unknown", "b": "unknown", "c": "unknown"}
     assignment_cases.report(core, "web", assignment_cases.State.UNKNOWN)
     assignment_cases.report(core, "db", assignment_cases.State.FAILED)
     assignment_cases.report(core, "x", assignment_cases.State.LATE)
-    assert states() == {"a": "up", "b": "unknown", "c": ""}
+    assert states() == {"a": "up", "b": "unknown", "c": "unknown"}
     silent = protocol.AGENT_SILENT
     assignment_cases.report(core, "web", assignment_cases.State.DOWN, reason=silent)
     assert states()["a"] == "down", "although a resource had failed before"
@@ -36,6 +38,27 @@ def test_an_agent_is_unknown_or_down_if_its_resources_are_silent():
     assignment_cases.report(core, "web", assignment_cases.State.DOWN, reason="exit code 3")
     assignment_cases.report(core, "db", assignment_cases.State.DOWN, reason="exit code 1")
     assert states()["a"] == "up", "the resources ended, the agent did not"
+
+
+def test_an_agent_without_resources_is_up_while_it_announces_itself():
+    core = assignment_cases.having()
+    agents: dict[str, records.AgentRecord | None] = {name: records.AgentRecord() for name in "abc"}
+    core.accept(records.RegistryChanges(agents=agents, epoch=core.epoch))
+    presence = views.AgentPresence(1_000.0)
+
+    def states(now: float) -> str:
+        return " ".join(row.state for row in views.agents(core, presence, now, "", 10)["items"])
+
+    presence.announced("a", 1_000.0)
+    presence.announced("b", 1_000.0)
+    assert states(1_030.0) == "up up unknown"
+    presence.announced("b", 1_030.0)
+    assert states(1_080.0) == "down up down"
+    presence.since = 1_090.0  # the registry was cut off for a time and may have missed announcements
+    assert states(1_100.0) == "up up unknown"
+    presence.forget("a")
+    assert states(1_100.0) == "unknown up unknown"
+    assert states(1_200.0) == "down down down"
 
 
 def test_the_summary_counts_what_is_down_as_desired():
@@ -69,5 +92,5 @@ def test_agents_are_listed_by_a_thread_while_their_resources_change():
 
     snapshot = core.snapshot()
     snapshot.statuses = Statuses()
-    (row,) = views.agents(snapshot, "", 10)["items"]
+    (row,) = views.agents(snapshot, views.AgentPresence(0.0), 0.0, "", 10)["items"]
     assert (row.name, row.resources) == ("a", 2)

@@ -47,6 +47,7 @@ TOPOLOGY = "topology"  # the label of brokers of a topology
 CHANGED = "changed"  # the event for a changed state
 SECRET = "secret"  # the verb of an agent that requests a secret
 RENEW, HELLO = "renew", "hello"
+HELLO_S = 30.0  # interval at which agents announce themselves
 
 Values = dict[str, Any]
 OperationTimeout = Annotated[float, msgspec.Meta(gt=0, le=3600)]  # in seconds

@@ -70,7 +70,8 @@ class FleetSummary(msgspec.Struct, frozen=True, kw_only=True):
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
     """An agent. ``cordoned``: it is drained and accepts no resources. ``state``: unknown if the state of all
     its resources is unknown, because it does not respond; down if they are down because it is silent while
-    others of its zone are not; otherwise up. Empty if it has no resources.
+    others of its zone are not; otherwise up. Without resources: up if it has announced itself within the last
+    75 s, otherwise down; unknown while the registry is active for a shorter time.
     """
 
     name: str

@@ -28,7 +28,7 @@ def _print(invocation: command.Invocation, resources: list[rows.ResourceRow], wh
         ("muster get", ""),
         ("muster get web-1 -o json", ""),
         ("muster get --where \"state <> 'up'\"", "resources that need attention"),
-        ("muster get --agents", ""),
+        ("muster get --agents", "agents; down: silent for more than a minute"),
         ("muster get --managers", ""),
     ],
 )

@@ -32,7 +32,6 @@ from muster.trust import sealed_box
 events = log.EventLog("manage")
 
 BEAT_S = 5.0
-HELLO_S = 30.0
 HELLO_TIMEOUT_S = 3.0
 # A change is repeated: its event is lost if the broker of this agent or of the manager fails.
 REPEAT_S, REPEATED_FOR_S = 1.0, 15.0
@@ -129,7 +128,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
                 types=self._types,
                 resources=tuple(self.hosted)[:2_000],
             )
-            wait_s = HELLO_S
+            wait_s = protocol.HELLO_S
             try:
                 answer = await self._bus.request(
                     protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S

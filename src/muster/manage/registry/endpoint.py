@@ -23,7 +23,7 @@ from muster.bus.rpc import request_audit, requests, server
 from muster.core import backoff, errors, lifecycle, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
-from muster.manage.registry import assignments, handlers, record_store, records, secret_store
+from muster.manage.registry import assignments, handlers, record_store, records, secret_store, views
 from muster.store import api as store_api
 from muster.store import database, transactions
 from muster.supervision import tasks
@@ -60,6 +60,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         """``open_key`` reads the key of the secrets; without it, no secrets are stored."""
         self.name = bus.identity
         self.processor: assignments.AssignmentProcessor | None = None  # while it is active
+        self.presence: views.AgentPresence  # since it is active
         self.acting = asyncio.Event()
         self._bus = bus
         self._store = store
@@ -127,6 +128,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         if lease.lost.is_set():
             return  # loading took longer than the lease: another registry may have changed the records
         self.processor = loaded
+        self.presence = views.AgentPresence(asyncio.get_running_loop().time())
         self._handlers = handlers.RegistryHandlers(self, self._open_key)
         self._audit = request_audit.RequestAudit(
             self._bus,
@@ -184,6 +186,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 if not was_held:
                     was_held = True
                     acting.resume(loop.time())
+                    self.presence.since = loop.time()  # announcements may have been lost meanwhile
                     await self._poke(acting.managers)
                 await self._expire_and_assign(loop.time(), quiet_until)
                 dues = (acting.next_expiry(), quiet_until, loop.time() + LOOK_S)
@@ -348,6 +351,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 )
             if now != before:
                 await self.commit(records.RegistryChanges(agents={name: now}, epoch=acting.epoch))
+        self.presence.announced(name, asyncio.get_running_loop().time())
         return {}
 
     async def _forwarded_secret(

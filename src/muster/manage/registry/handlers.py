@@ -242,6 +242,7 @@ class RegistryHandlers:
         async with self._registry.writing() as state:
             changes = state.forget(agent)
             await self._registry.commit(changes)
+        self._registry.presence.forget(agent)
         names = heapq.nsmallest(NAMES_MAX, changes.resources)
         return rows.ForgetResult(forgotten=agent, count=len(changes.resources), resources=names)
 
@@ -292,7 +293,8 @@ class RegistryHandlers:
 
     async def _agents(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         state = self._registry.state.snapshot()
-        return await asyncio.to_thread(views.agents, state, after, max(1, min(limit, PAGE)))
+        presence, now = self._registry.presence, asyncio.get_running_loop().time()
+        return await asyncio.to_thread(views.agents, state, presence, now, after, max(1, min(limit, PAGE)))
 
     async def _managers(self, after: str = "", limit: int = PAGE) -> dict[str, Any]:
         now = asyncio.get_running_loop().time()

@@ -21,6 +21,7 @@ from muster.predicates.syntax import parser
 PAGE_BYTES = 512 << 10  # items of one page: half the size of a message
 SILENT = {health.HealthState.UNKNOWN, health.HealthState.LATE}
 ENDED = {health.HealthState.DOWN, health.HealthState.FAILED}
+ABSENT_S = 2.5 * protocol.HELLO_S  # without an announcement, an agent without resources is down
 SUMMARY_MAX = 200  # groups, types and managers in one reply: those with the most resources
 
 
@@ -162,7 +163,7 @@ def summary(state: assignments.AssignmentProcessor) -> rows.FleetSummary:
 
 
 def _agent_state(statuses: Sequence[protocol.ResourceStatus]) -> str:
-    """The state of an agent by those of its resources; empty if it has none."""
+    """The state of an agent by those of its resources; empty if none has reported."""
     states = {status.state for status in statuses}
     if not states:
         return ""
@@ -172,14 +173,40 @@ def _agent_state(statuses: Sequence[protocol.ResourceStatus]) -> str:
     return "down" if silent and states <= SILENT | ENDED else "up"
 
 
-def agents(state: assignments.AssignmentProcessor, after: str, limit: int) -> dict[str, Any]:
+class AgentPresence:
+    """When agents last announced themselves to this registry, which is active since ``since``.
+
+    Not stored: a registry that takes over knows an agent after its next announcement.
+    """
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self._announced_at: dict[str, float] = {}
+
+    def announced(self, name: str, now: float) -> None:
+        self._announced_at[name] = now
+
+    def forget(self, name: str) -> None:
+        self._announced_at.pop(name, None)
+
+    def state(self, name: str, now: float) -> str:
+        at = self._announced_at.get(name)
+        if now - max(self.since, at or self.since) > ABSENT_S:
+            return "down"
+        return "unknown" if at is None else "up"
+
+
+def agents(
+    state: assignments.AssignmentProcessor, presence: AgentPresence, now: float, after: str, limit: int
+) -> dict[str, Any]:
     """A page of agents."""
 
     def row_of(name: str) -> rows.AgentRow:
         agent = msgspec.to_builtins(state.agents[name])
         hosted = tuple(state.hosted(name))  # at once: it changes while a thread visits a snapshot
         statuses = [status for resource in hosted if (status := state.statuses.get(resource))]
-        return rows.AgentRow(name=name, state=_agent_state(statuses), resources=len(hosted), **agent)
+        shown = _agent_state(statuses) or presence.state(name, now)
+        return rows.AgentRow(name=name, state=shown, resources=len(hosted), **agent)
 
     return page(sorted(name for name in state.agents if name > after), row_of, limit)
 

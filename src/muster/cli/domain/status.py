@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from muster.cli import command
 from muster.cli.domain import config as config_
+
+if TYPE_CHECKING:
+    from muster.app import home
+    from muster.core.settings import bus as bus_settings
 
 _TABLES = {
     "brokers": ("broker", ("name", "state", "url", "connections", "restarts", "pid?", "problem")),
@@ -24,6 +28,7 @@ _TABLES = {
     examples=[
         ("muster status", ""),
         ("muster status -o json | jq -r '.brokers[].url'", ""),
+        ("muster status -o json | jq -r '.servers_for_others[0]'", "for --server on another machine"),
         ("muster status --home ./.muster/demo", "the demo's domain"),
     ],
 )
@@ -55,8 +60,7 @@ def status(invocation: command.Invocation) -> None:
         facts |= {
             "since": _time(running.started_at_s),
             "version": running.version,
-            "servers": list(running.servers),
-            "locator": running.locator_url,
+            **urls(settings.bus, running),
             "health": running.health_url,
             "dashboard": running.web_url,
         }
@@ -66,6 +70,24 @@ def status(invocation: command.Invocation) -> None:
     _print(invocation, facts, lists)
     if facts["state"] != "running" or facts.get("ready") is False:
         raise click.exceptions.Exit(errors.Unavailable.exit_code)
+
+
+def urls(bus: bus_settings.BusSettings, running: home.RunningDomain) -> dict[str, Any]:
+    """The brokers for this machine and for others, and the locator. The domain may listen on all addresses:
+    0.0.0.0 is none that a client can use."""
+    from muster.app.brokers import addresses
+    from muster.core.net import hosts
+
+    def for_others(*local: str) -> list[str]:
+        reachable = addresses.reachable_urls(bus, local)
+        return [url for url in reachable if not hosts.is_loopback(hosts.host_of_url(url, "server")[0])]
+
+    locator = running.locator_url
+    return {
+        "servers": list(running.servers),
+        "servers_for_others": for_others(*running.servers),
+        "locator": next(iter(for_others(locator)), locator) if locator else None,
+    }
 
 
 def _time(at_s: float) -> str:

@@ -28,7 +28,8 @@ WAIT_S = 60.0
 #: Their registry writes down what they do.
 RECORDED_BY_THE_SERVICE = {
     *("agent approve", "agent token", "chaos kill", "pipeline stop"),
-    *("alert ack", "alert resolve", "alert maintenance", "alert silence", "alert unsilence", "notify define"),
+    *("alert ack", "alert resolve", "alert maintenance", "alert silence", "alert test", "alert unsilence"),
+    "notify define",
     *("broker link", "broker start", "broker stop", "broker unlink", "message move", "message purge"),
     "agent forget",
     "fleet forget",

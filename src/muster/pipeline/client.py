@@ -20,6 +20,7 @@ from muster.pipeline.alerts import tracker as alerts_
 
 M = TypeVar("M", bound=messages.WireMessage)
 TIMEOUT_S = 10.0
+TEST_TIMEOUT_S = 45.0  # longer than the pipeline waits for a receiver
 
 
 class PipelineClient:
@@ -102,6 +103,11 @@ class PipelineClient:
         silences = [msgspec.convert(row, alerts_.Silence) async for row in self._pages("silences")]
         return sorted(silences, key=lambda silence: silence.until_ms)
 
+    async def test_receiver(self, name: str) -> list[alerts_.DeliveryResult]:
+        """Send a test notification to a receiver of alerts: a result for its webhook and for its mail."""
+        rows = await self._call(protocol.request, "test", timeout_s=TEST_TIMEOUT_S, receiver=name)
+        return msgspec.convert(rows, list[alerts_.DeliveryResult])
+
     # The fleet
 
     async def forget(self, machines: Sequence[str] = (), *, where: str = "") -> None:
@@ -133,8 +139,11 @@ class PipelineClient:
         """Stop the pipeline after the current batch."""
         await self._call(protocol.request, "stop")
 
-    async def _call(self, subject: Any, operation: str, **arguments: Any) -> Any:
-        return await client.call(self._bus, subject(self._bus.identity, operation), arguments, **_options())
+    async def _call(
+        self, subject: Any, operation: str, *, timeout_s: float = TIMEOUT_S, **arguments: Any
+    ) -> Any:
+        options = _options() | {"timeout_s": timeout_s}
+        return await client.call(self._bus, subject(self._bus.identity, operation), arguments, **options)
 
     def _pages(self, operation: str) -> AsyncIterator[Any]:
         return client.pages(self._bus, protocol.read(self._bus.identity, operation), **_options())

@@ -6,7 +6,7 @@
     muster.pipeline.from.<pipeline>.alert.<rule>             alerts (core.messages); stored in ``alerts``
     muster.pipeline.from.<pipeline>.progress                 progress of the job; not stored
     muster.pipeline.from.<user>.read.<operation>             requests for status, batches, alerts, …
-    muster.pipeline.from.<user>.request.<operation>          acknowledge, silence, unsilence, stop
+    muster.pipeline.from.<user>.request.<operation>          acknowledge, silence, unsilence, test, stop
     muster.monitor.from.<pipeline>.batch.root.removal        machines that a user removes from the fleet
     muster.monitor.from.<pipeline>.batch.root.tick           empty, so that time advances for Spark even
                                                              when the whole fleet is silent

@@ -1,4 +1,4 @@
-"""``muster alert``: list, acknowledge, resolve and silence alerts."""
+"""``muster alert``: list, acknowledge, resolve and silence alerts, and test their receivers."""
 
 from __future__ import annotations
 
@@ -184,6 +184,28 @@ def silences(invocation: command.Invocation, to: connection.ConnectionOptions) -
     silences_ = _with(invocation, to, lambda ask: ask.silences())
     columns = ("id", "covers", "from_ms", "until_ms", "by", "reason")
     invocation.printer.rows(silences_, columns, empty="there are no silences")
+
+
+@alert.command(
+    "test",
+    examples=[
+        ("muster alert test on-call", "exit code 1 if it cannot be notified"),
+        ("muster alert test team -o json", ""),
+    ],
+)
+@click.argument("receiver")
+@connection.options
+@command.pass_invocation
+def test_(invocation: command.Invocation, receiver: str, to: connection.ConnectionOptions) -> None:
+    """Send a test notification to RECEIVER, a contact in the file of alert rules.
+
+    The running pipeline sends it, marked as a test, with the secrets and templates of the receiver. A webhook
+    is also notified that the test alert has ended.
+    """
+    results = _with(invocation, to, lambda ask: ask.test_receiver(receiver))
+    invocation.printer.rows(results, ("transport", "outcome", "status", "reason"))
+    if any(result.outcome != "sent" for result in results):
+        raise click.exceptions.Exit(1)
 
 
 def _silence(

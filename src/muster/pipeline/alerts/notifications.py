@@ -157,8 +157,8 @@ class AlertNotificationSender:
         unsent: Sequence[tracker.AlertNotification] = (),
         count: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._receivers = receivers
-        self._settings = settings
+        self.receivers = receivers
+        self.settings = settings
         self._queues: dict[
             str, collections.OrderedDict[str, tracker.AlertNotification]
         ] = {  # by receiver, by id
@@ -211,11 +211,11 @@ class AlertNotificationSender:
     async def run(self, save: Callable[[], None]) -> None:
         """Send queued notifications until cancelled, in order for each contact."""
         async with asyncio.TaskGroup() as workers:
-            for name in self._receivers:
+            for name in self.receivers:
                 workers.create_task(self._work(name, save), name=f"notifications for {name}")
 
     async def _work(self, name: str, save: Callable[[], None]) -> None:
-        receiver, queue, more = self._receivers[name], self._queues[name], self._more[name]
+        receiver, queue, more = self.receivers[name], self._queues[name], self._more[name]
         while True:
             await more.wait()
             more.clear()
@@ -231,11 +231,11 @@ class AlertNotificationSender:
                 await asyncio.to_thread(save)
 
     async def _send(self, name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
-        transports: list[Callable[[], Awaitable[None]]] = []
+        transports: list[Callable[[], Awaitable[object]]] = []
         if receiver.webhook:
             transports.append(lambda: post(name, receiver, notification))
         if receiver.mail:
-            transports.append(lambda: asyncio.to_thread(mail, receiver.mail, notification, self._settings))
+            transports.append(lambda: asyncio.to_thread(mail, receiver.mail, notification, self.settings))
         for transport in transports:
             wait_s = FIRST_WAIT_S
             for attempt in range(1, TRIES + 1):
@@ -258,7 +258,14 @@ def _is_end(notification: tracker.AlertNotification) -> bool:
     return notification.alert.state is messages.AlertState.RESOLVED
 
 
-async def post(name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
+class WebhookRefused(errors.Unavailable):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the webhook returned HTTP status {status}")
+        self.status = status
+
+
+async def post(name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> int:
+    """Returns the HTTP status, which is one of success."""
     url, headers, body = await asyncio.to_thread(_request, name, receiver, notification)
     try:
         response = await client.post(url, body, headers=headers, timeout_s=TIMEOUT_S)
@@ -267,7 +274,8 @@ async def post(name: str, receiver: AlertContact, notification: tracker.AlertNot
             raise
         raise errors.Unavailable("the webhook does not respond") from error  # its address is a secret
     if not 200 <= response.status < 300:
-        raise errors.Unavailable(f"the webhook returned HTTP status {response.status}")
+        raise WebhookRefused(response.status)
+    return response.status
 
 
 def _request(

@@ -128,6 +128,15 @@ class AlertNotification(msgspec.Struct, frozen=True):
         return f"{alert.rule}:{alert.about}:{alert.state.value}:{alert.since_ms}"
 
 
+class DeliveryResult(msgspec.Struct, frozen=True):
+    """The result of a test notification. ``status``: the HTTP status of a webhook, if it replied."""
+
+    transport: str  # webhook or mail
+    outcome: str  # sent or failed
+    status: int | None = None
+    reason: str = ""
+
+
 class AlertUpdates(msgspec.Struct):
     alerts: list[messages.Alert] = msgspec.field(default_factory=list)
     notifications: list[AlertNotification] = msgspec.field(default_factory=list)

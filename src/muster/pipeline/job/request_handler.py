@@ -14,7 +14,7 @@ from muster.bus.rpc import server
 from muster.core import errors, messages
 from muster.core.reports import columns
 from muster.pipeline import protocol
-from muster.pipeline.alerts import tracker
+from muster.pipeline.alerts import receiver_tests, tracker
 from muster.pipeline.fleet import removal
 from muster.pipeline.job import batch_commit
 
@@ -57,6 +57,13 @@ class PipelineRequestHandler:
             server.RpcOperation("request.silence", self._silence, target=_target),
             server.RpcOperation("request.unsilence", self._unsilence),
             server.RpcOperation("request.remove", self._remove, target=_selection),
+            server.RpcOperation(
+                "request.test",
+                self._test,
+                what="alert-test",
+                target=_target,
+                timeout_s=receiver_tests.TIMEOUT_S,
+            ),
             server.RpcOperation("request.stop", self._end, what="pipeline-stop"),
         ]
 
@@ -137,6 +144,19 @@ class PipelineRequestHandler:
         async with self._changing:
             await self._committer.store_updates(self._committer.alert_tracker.unsilence(id))
 
+    async def _test(self, call: server.RpcCall, receiver: str) -> list[tracker.DeliveryResult]:
+        """Send a test notification to a receiver."""
+        sender = self._committer.sender
+        results = await receiver_tests.run(
+            receiver, sender.receivers, sender.settings, by=call.identity, now_ms=_now_ms()
+        )
+        if any(result.outcome != "sent" for result in results):
+            call.outcome = messages.DecisionOutcome.FAILED
+        for result in results:
+            reply = f" (HTTP status {result.status})" if result.status else ""
+            call.details[result.transport] = result.reason[:200] or f"{result.outcome}{reply}"
+        return results
+
     async def _remove(
         self, call: server.RpcCall, machines: tuple[str, ...] = (), where: str = ""
     ) -> dict[str, Any]:
@@ -168,6 +188,7 @@ def _selection(arguments: Mapping[str, Any]) -> str:
 
 
 def _target(arguments: Mapping[str, Any]) -> str:
-    if "covers" in arguments:
-        return str(arguments["covers"])
+    for field in ("covers", "receiver"):
+        if field in arguments:
+            return str(arguments[field])
     return f"{arguments['rule']} {arguments['about']}" if "rule" in arguments else "-"

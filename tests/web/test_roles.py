@@ -14,7 +14,7 @@ import pytest
 from muster.app import identities
 from muster.trust.permissions import roles
 from muster.web import server
-from tests.web.conftest import Api, Running
+from tests.web.conftest import PASSWORDS, Api, Running
 
 VIEWER, OPERATOR, ADMIN = "viewer", "operator", "admin"
 PEOPLE = {VIEWER: "vera", OPERATOR: "olga", ADMIN: "admin"}
@@ -104,6 +104,24 @@ def test_each_role_has_the_rights_of_the_table(lab: Running, role: str):
             if status == 401 or (status == 403) == allowed:
                 wrong[name] = status
     assert wrong == {}
+
+
+def test_a_viewer_reads_the_activity_log_over_rest_and_not_on_the_bus(lab: Running):
+    with Api(lab, PEOPLE[VIEWER]) as client:
+        assert [call(client, f"GET {path}", {}) for path in ("/activity", "/watch/activity")] == [200, 200]
+    on_the_bus = roles.limits(roles.Role.VIEWER, "vera")
+    assert not any("decision" in subject or subject == "muster.>" for subject in on_the_bus.sub.allow)
+    for scopes, statuses in {
+        ("alerts:read",): [403, 403],
+        ("activity:read",): [200, 403],
+        ("watches:read",): [403, 200],
+    }.items():
+        arguments = {"name": "vera", "password": PASSWORDS["vera"], "scopes": scopes}
+        token = httpx.post(f"{lab.url}{server.API}/tokens", json=arguments, timeout=30).json()["token"]
+        headers = {"Authorization": f"Bearer {token}"}
+        with httpx.Client(base_url=f"{lab.url}{server.API}", headers=headers, timeout=60) as client:
+            paths = ("/activity", "/watch/activity")
+            assert [call(client, f"GET {path}", {}) for path in paths] == statuses, scopes
 
 
 def test_logins_of_other_roles_have_no_place(lab: Running):

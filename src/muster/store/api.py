@@ -131,9 +131,12 @@ class FeedTrimmed(errors.NotFound):
         self.version = version
 
 
+OUTCOME_HINT = "read before trying again: it may have been stored"
+
+
 class CommitOutcomeUnknown(errors.Unavailable):
-    """The connection failed during the commit, and the outcome could not be determined: check before a
-    retry."""
+    """The engine or its connection failed during the commit, and the outcome could not be determined: check
+    before a retry."""
 
     code = "outcome-unknown"
 

@@ -65,7 +65,8 @@ class StorageEngine(Protocol):
     async def commit(self, batch: Sequence[commit_plan.Commit]) -> list[int | errors.MusterError]:
         """All of the batch in one durable step, each by itself accepted (its version) or refused.
 
-        Raises if the engine failed; then nothing of the batch was stored.
+        Raises if the engine failed. A `errors.MusterError` means that nothing of the batch was stored, except
+        `api.CommitOutcomeUnknown`; after any other exception the outcome is unknown.
         """
         ...
 

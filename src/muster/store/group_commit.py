@@ -5,6 +5,9 @@ a thousand concurrent ones share it. Each call returns only after the commit of 
 
 If the engine fails on a batch for lack of space, its commits are tried one by one: a large one must not fail
 the small ones of the same batch.
+
+A commit that the engine did not begin was not stored. If it began one and neither stored nor refused it, the
+caller gets `api.CommitOutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -51,7 +54,9 @@ class StoreCommitter:
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._wake = asyncio.Event()
         self._closing = False
+        self._single = 0  # commits at the front of the queue that are tried one by one
         self._task = tasks.TaskSupervisor("store").loop("commits", self._run)
+        self._task.add_done_callback(lambda _: self._end())
 
     @property
     def waiting(self) -> int:
@@ -85,10 +90,18 @@ class StoreCommitter:
                 self._wake.clear()
                 await self._wake.wait()
 
+    def _end(self) -> None:
+        """Answer the commits that a cancelled task left in the queue."""
+        self._closing = True
+        waiting, self._waiting = list(self._waiting), collections.deque()
+        self._fail(waiting, errors.NotConnected("the store was closed before the commit began"))
+
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         size_bytes = 0
-        while self._waiting and len(batch) < BATCH_COMMITS_MAX:
+        commits_max = 1 if self._single else BATCH_COMMITS_MAX
+        self._single = max(0, self._single - 1)
+        while self._waiting and len(batch) < commits_max:
             size_bytes += self._waiting[0].bytes
             if batch and size_bytes > BATCH_BYTES_MAX:
                 break
@@ -105,19 +118,18 @@ class StoreCommitter:
         except api.StoreFull as error:
             if len(batch) == 1:
                 self._fail(batch, error)
-            for waiting in batch if len(batch) > 1 else ():
-                await self._commit([waiting])
+            else:
+                self._waiting.extendleft(reversed(batch))
+                self._single = len(batch)
             return
         except errors.MusterError as error:
             self._fail(batch, error)
             return
-        except asyncio.CancelledError:
-            self._fail(batch, errors.Unavailable("the commit was interrupted; it may be stored all the same"))
+        except asyncio.CancelledError as error:
+            self._fail(batch, _unknown("the commit was interrupted", error))
             raise
         except Exception as error:  # noqa: BLE001  (any error is passed to the callers, and the task continues)
-            broken = errors.InvariantViolation(f"the store's engine failed in an unknown way: {error!r}")
-            broken.__cause__ = error
-            self._fail(batch, broken)
+            self._fail(batch, _unknown(f"the store's engine failed in an unknown way: {error!r}", error))
             return
         self.counters.batches += 1
         for waiting, outcome in zip(batch, outcomes, strict=True):
@@ -151,3 +163,9 @@ class StoreCommitter:
             waiting.answer.set_result(outcome)
         else:
             waiting.answer.set_exception(outcome)
+
+
+def _unknown(why: str, cause: BaseException) -> api.CommitOutcomeUnknown:
+    error = api.CommitOutcomeUnknown(why, hint=api.OUTCOME_HINT)
+    error.__cause__ = cause
+    return error

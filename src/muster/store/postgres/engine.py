@@ -161,7 +161,7 @@ class PostgresEngine:
                 await connection.execute("COMMIT")
         except BaseException as error:
             await self._connections.drop_writer()
-            if not isinstance(error, psycopg.OperationalError | errors.TimedOut):
+            if not isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | errors.TimedOut):
                 raise
             # Without writes nothing can be lost: the rejections of the plan are based on committed rows.
             if plan.writes and not await self._was_committed(plan.head.position, token, error):
@@ -184,7 +184,7 @@ class PostgresEngine:
             await asyncio.sleep(RETRY_WAIT_S)
         raise api.CommitOutcomeUnknown(
             f"the connection to {self._connections.shown} broke while committing",
-            hint="read before trying again: it may have been stored",
+            hint=api.OUTCOME_HINT,
         ) from cause
 
     # -- life --------------------------------------------------------------------------------------------

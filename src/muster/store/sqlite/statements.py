@@ -185,10 +185,22 @@ def commit(
         plan = _plan(connection, batch, commit_plan.limits(settings))
         if plan.writes:
             _carry_out(connection, plan, settings.history_bytes_max)
-        connection.execute("COMMIT")
+        _end_commit(connection)
     finally:
         connection.rollback()  # does nothing after the commit
     return plan.outcomes
+
+
+def _end_commit(connection: sqlite3.Connection) -> None:
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_IOERR:
+            raise
+        # The log may contain the whole transaction although it was not synced: a recovery would apply it.
+        raise api.CommitOutcomeUnknown(
+            f"writing a commit to the disk failed: {error}", hint=api.OUTCOME_HINT
+        ) from error
 
 
 def _plan(

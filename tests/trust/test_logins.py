@@ -207,6 +207,19 @@ async def test_the_log_of_attempts_is_bounded_and_private(tmp_path, monkeypatch)
         assert client.right("ann", "10.0.0.9") is None  # still known
 
 
+def test_an_attempt_after_a_half_written_line_counts(tmp_path):
+    path = tmp_path / "attempts"
+    log = attempt_log.AttemptLog(path)
+    attempts = [throttle.LoginAttempt("wrong", 1000.0 + number, "ann", "10.0.0.1") for number in range(3)]
+    log.append(attempts[0], 0.0, 0.0)
+    log.append(attempts[1], 0.0, 0.0)
+    path.write_bytes(path.read_bytes()[:-9])  # as the disk became full
+    assert log.read() == (True, attempts[:1])
+    log.append(attempts[2], 0.0, 0.0)
+    assert log.read() == (False, attempts[2:])
+    assert attempt_log.AttemptLog(path).read() == (True, [attempts[0], attempts[2]])
+
+
 async def test_without_the_log_a_process_counts_by_itself(tmp_path):
     known = passwords.PasswordStore(tmp_path)
     known.set("ann", roles.Role.USER, "a long secret")

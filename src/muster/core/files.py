@@ -35,6 +35,15 @@ def create(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
     _place(path, data, mode, os.link)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Append a line without its end. The rest of a line that was written in part before, by a process that
+    ended or on a full disk, becomes a line of its own."""
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END) and file.seek(-1, os.SEEK_END) and file.read(1) != b"\n":
+            line = b"\n" + line
+        file.write(line + b"\n")
+
+
 def _place(path: Path, data: bytes, mode: int, name_it: Callable[[str, Path], None]) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with 0600
     try:

@@ -65,8 +65,7 @@ def append_sample(path: Path, progress: protocol.BatchProgress) -> None:
     if path.exists() and path.stat().st_size > KEPT_BYTES:
         lines = path.read_bytes().splitlines(keepends=True)
         files.write(path, b"".join(lines[len(lines) // 2 :]))
-    with path.open("ab") as file:
-        file.write(msgspec.json.encode(progress) + b"\n")
+    files.append_line(path, msgspec.json.encode(progress))
 
 
 def read(path: Path) -> list[protocol.BatchProgress]:

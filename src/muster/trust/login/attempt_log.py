@@ -64,8 +64,7 @@ class AttemptLog:
         with private_files.locked(self._path.parent):
             if not self._path.exists() or self._path.stat().st_size > BYTES_MAX:
                 self._replace(counts_from_s, known_from_s)
-            with self._path.open("ab") as file:
-                file.write(_encode(attempt) + b"\n")
+            core_files.append_line(self._path, _encode(attempt))
 
     def _replace(self, counts_from_s: float, known_from_s: float) -> None:
         data = self._path.read_bytes()[_HEAD:] if self._path.exists() else b""

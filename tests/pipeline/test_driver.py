@@ -214,8 +214,11 @@ async def test_a_standby_is_listed_and_takes_over_and_the_former_driver_notices(
 
 
 @pytest.mark.virtual_time
-async def test_a_driver_that_cannot_read_its_checkpoint_for_a_moment_stays_the_driver():
-    failures = [errors.Unavailable("the storage does not respond")]
+@pytest.mark.parametrize(
+    "failure", [errors.Unavailable("the storage does not respond"), OSError("input/output error")]
+)
+async def test_a_driver_that_cannot_read_its_checkpoint_for_a_moment_stays_the_driver(failure):
+    failures: list[Exception] = [failure]
 
     async def current() -> bool:
         if failures:

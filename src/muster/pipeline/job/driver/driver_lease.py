@@ -125,9 +125,11 @@ class DriverLease:
                     self.superseded.set()
                     return
                 self._lease = lease
-            except errors.Unavailable:
+            except BaseException as error:
                 if lease is not None:  # otherwise the next attempt would take it for that of another driver
                     await lease.release()
+                if not isinstance(error, errors.Unavailable):
+                    raise  # the supervisor logs it and starts this again
                 await asyncio.sleep(1.0)
 
     # Standbys

@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import ssl
+import time
+from typing import cast
 
 import pytest
 
@@ -85,3 +87,23 @@ async def test_tls_handshakes_count_as_connections(tmp_path):
             writer.transport.abort()
         await eventually(lambda: not server._tasks)
         assert (await http_client.get(f"{server.url}/livez", tls=believed)).status == 200
+
+
+async def test_a_response_without_a_length_is_joined_in_linear_time():
+    class ChunkedReader:
+        def __init__(self, count: int) -> None:
+            self._chunks = [b"x" * 256] * count
+
+        async def readuntil(self, _: bytes) -> bytes:
+            return b"HTTP/1.0 200 OK\r\n\r\n"
+
+        async def read(self, _: int) -> bytes:
+            return self._chunks.pop() if self._chunks else b""
+
+    async def read(count: int) -> int:
+        reader = cast(asyncio.StreamReader, ChunkedReader(count))
+        return len((await http_client._read_response(reader, http_client.BODY_BYTES_MAX)).body)
+
+    begun_s = time.process_time()
+    assert await read(20_000) == 20_000 * 256
+    assert time.process_time() - begun_s < 1.0  # one copy for each chunk would take many times as long

@@ -116,9 +116,12 @@ async def _read_response(reader: asyncio.StreamReader, body_bytes_max: int) -> s
         _check_size(length, body_bytes_max)
         body = await reader.readexactly(length)
     else:
+        chunks, length = [], 0
         while chunk := await reader.read(65_536):
-            body += chunk
-            _check_size(len(body), body_bytes_max)
+            chunks.append(chunk)
+            length += len(chunk)
+            _check_size(length, body_bytes_max)
+        body = b"".join(chunks)
     return server.HttpResponse(status, body, headers.get("content-type", ""), headers)
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.bus.memory import network
+from muster.bus import api
+from muster.bus.memory import network, streams
 from muster.core import errors
 from muster.message import destinations, messages, protocol, settings
 from muster.message.client import api as client_api
@@ -193,3 +194,37 @@ async def test_only_the_sender_and_administrators_cancel(connect: fixtures.Conne
                 await reader.request(protocol.CancelScheduled(row.number))
         assert (await boss.request(protocol.CancelScheduled(rows[0].number))).count == 1
         assert (await sender.request(protocol.CancelScheduled(rows[1].number))).count == 1
+
+
+@pytest.mark.virtual_time
+async def test_scheduled_messages_that_a_caller_may_not_see_are_not_read_from_the_log(
+    virtual_connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    def may(identity: str, action: str, subject: str) -> bool:
+        return identity != "viewer" or (action == "browse" and subject == OTHER.name)
+
+    async with (
+        conftest.serving(virtual_connect, may=may) as started,
+        client_api.Connection(await virtual_connect("client")) as sender,
+        client_api.Connection(await virtual_connect("viewer")) as viewer,
+    ):
+        await started.acting.wait()
+        for number in range(20):
+            await sender.session().producer(ORDERS, delay_s=HOUR_S).send(f"{number}")
+        await sender.session().producer(OTHER, delay_s=HOUR_S).send("visible")
+        reads: list[int] = []
+        get = streams.SimulatedStream.get
+
+        async def counted(stream: streams.SimulatedStream, sequence: int) -> api.StoredMessage:
+            reads.append(sequence)
+            return await get(stream, sequence)
+
+        monkeypatch.setattr(streams.SimulatedStream, "get", counted)
+        (row,) = (await viewer.request(protocol.ListScheduled())).scheduled
+        assert (row.destination, len(reads)) == (str(OTHER), 1)
+        assert (await viewer.request(protocol.CancelScheduled(id="unknown"))).count == 0
+        with pytest.raises(errors.Forbidden):
+            await viewer.request(protocol.CancelScheduled(id=row.id or ""))
+        assert len(reads) == 1
+        page = (await sender.request(protocol.ListScheduled(limit=5))).scheduled
+        assert (len(page), len(reads)) == (5, 6)

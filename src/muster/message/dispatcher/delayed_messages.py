@@ -2,13 +2,19 @@
 
 They are released in the order of their delivery times, then of their arrival, one batch at a time. A message
 that is due when it arrives, or arrives while earlier ones cannot be released, therefore overtakes none.
+
+The bodies stay in the log. The data that decide which identity may list or cancel a message are in memory, so
+a request reads only messages that the caller may see.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
+import sys
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from muster.core import errors
 from muster.message import destinations, messages
@@ -23,11 +29,25 @@ BATCH_BYTES: Final = 1 << 20  # bytes stored at one time
 RETRY_MS: Final = 1000
 
 
+class DelayedHeader(msgspec.Struct, frozen=True):
+    destination: str
+    sender: str  # the identity
+    id: str | None
+
+    @classmethod
+    def from_meta(cls, meta: messages.MessageMeta) -> DelayedHeader:
+        # An origin is that of a client id, or that of a connection.
+        identity, colon, _ = (meta.origin or "").partition(":")
+        sender = identity if colon else identity.rpartition("-")[0]
+        return cls(sys.intern(meta.destination or ""), sys.intern(sender), meta.message_id)
+
+
 class DelayedMessages:
     def __init__(self, shared: state.DispatcherState, delivery_queue: delivery.DeliveryQueue) -> None:
         self._state = shared
         self._delivery = delivery_queue
         self._waiting: list[tuple[int, int]] = []  # delivery time, number
+        self._headers: dict[int, DelayedHeader] = {}  # by number
         self._timer: asyncio.TimerHandle | None = None
         self._is_releasing = False
         self._retry_at_ms = 0  # nothing is released before, because the log was full
@@ -42,18 +62,25 @@ class DelayedMessages:
                 if number in done:
                     await self._state.stream.delete(page.sequence)
                 else:
-                    due = messages.decode_meta(held.raw).delivery_time_ms
-                    heapq.heappush(self._waiting, (due, number))
+                    self._insert(messages.decode_meta(held.raw), number)
         done.clear()
         self._schedule()
 
-    def add(self, due_ms: int, number: int) -> None:
-        heapq.heappush(self._waiting, (due_ms, number))
+    def add(self, meta: messages.MessageMeta, number: int) -> None:
+        self._insert(meta, number)
         self._schedule()
 
-    def after(self, place: tuple[int, int]) -> list[tuple[int, int]]:
-        """Delivery time and number of the messages after ``place``, in order."""
-        return sorted(entry for entry in self._waiting if entry > place)
+    def _insert(self, meta: messages.MessageMeta, number: int) -> None:
+        heapq.heappush(self._waiting, (meta.delivery_time_ms, number))
+        self._headers[number] = DelayedHeader.from_meta(meta)
+
+    def waiting(self) -> list[tuple[int, int]]:
+        """Delivery time and number of each message, in any order."""
+        return self._waiting.copy()
+
+    def header(self, number: int) -> DelayedHeader | None:
+        """None: it was released or cancelled."""
+        return self._headers.get(number)
 
     def withdraw(self, number: int) -> bool:
         """Remove a message that is not due yet. The caller records that in the log."""
@@ -62,6 +89,7 @@ class DelayedMessages:
         if was_waiting:
             heapq.heapify(left)
             self._waiting = left
+            del self._headers[number]
             self._schedule()
         return was_waiting
 
@@ -87,6 +115,8 @@ class DelayedMessages:
                 for entry in batch:
                     heapq.heappush(self._waiting, entry)
                 break
+            for _, number in batch:
+                del self._headers[number]
             self._state.spawn(self._delete([number for _, number in batch]))
         self._is_releasing = False
         self._schedule()

@@ -92,7 +92,7 @@ class DeliveryQueue:
             if not number or copy.subject is None or copy.subject.startswith(log_subjects.body_prefix):
                 continue
             if copy.subject == log_subjects.delay:
-                self.delays.add(copy.meta.delivery_time_ms, number)
+                self.delays.add(copy.meta, number)
             elif copy.deferred:
                 self.transfers.add(copy, number)
             elif copy.subject != log_subjects.checkpoint:

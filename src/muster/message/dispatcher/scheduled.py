@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import functools
+import heapq
 from typing import Final
 
 from muster.core import errors
@@ -10,7 +12,8 @@ from muster.message import destinations, listings, messages, protocol
 from muster.message.dispatcher import delayed_messages, state
 from muster.message.dispatcher.log import journal, ledger, pages
 
-LIST_MAX: Final = 1000
+LIST_MAX: Final = 1000  # messages of one reply; each is read from the log
+STEP: Final = 10_000  # messages compared at one time
 
 
 class ScheduledMessages:
@@ -19,22 +22,42 @@ class ScheduledMessages:
         self._delays = delays
 
     async def rows(self, reader: str, request: protocol.ListScheduled) -> protocol.DispatcherReply:
-        only = request.destination and destinations.Destination.parse(request.destination)
         rows: list[listings.ScheduledRow] = []
-        after_ms, after_number = request.after
-        for due_ms, number in self._delays.after((after_ms, 0)):
-            if (due_ms, self._public_number(number)) <= (after_ms, after_number):
-                continue
-            if len(rows) >= min(max(request.limit, 1), LIST_MAX):
-                break
-            entry = await self._get(number)
-            if entry is None:
-                continue
-            meta, size = entry
-            destination = destinations.Destination.parse(meta.destination or "")
-            if (not only or destination == only) and self._may_see(reader, meta, destination):
-                rows.append(_row(self._public_number(number), meta, size))
+        after, limit = request.after, min(max(request.limit, 1), LIST_MAX)
+        only = request.destination and destinations.Destination.parse(request.destination)
+        while not rows and (places := await self._visible(reader, only or None, after, limit)):
+            for due_ms, number in places:
+                after = (due_ms, self._public_number(number))
+                if (entry := await self._get(number)) is not None:
+                    rows.append(_row(self._public_number(number), *entry))
         return protocol.DispatcherReply(scheduled=rows)
+
+    async def _visible(
+        self, reader: str, only: destinations.Destination | None, after: tuple[int, int], limit: int
+    ) -> list[tuple[int, int]]:
+        """Delivery time and number of the next messages that the reader may see, from memory."""
+
+        @functools.cache
+        def is_selected(destination: str) -> bool:
+            return only is None or destinations.Destination.parse(destination) == only
+
+        @functools.cache
+        def may_see(destination: str) -> bool:
+            return self._may_see(reader, destinations.Destination.parse(destination))
+
+        visible = []
+        for at, (due_ms, number) in enumerate(self._delays.waiting(), 1):
+            if at % STEP == 0:
+                await asyncio.sleep(0)  # other requests have their turn
+            header = self._delays.header(number)
+            if (
+                header is not None
+                and (due_ms, self._public_number(number)) > after
+                and is_selected(header.destination)
+                and (header.sender == reader or may_see(header.destination))
+            ):
+                visible.append((due_ms, number))
+        return heapq.nsmallest(limit, visible)
 
     def _public_number(self, number: int) -> int:
         """The number for users: unique in all partitions, in the same order in this one."""
@@ -51,11 +74,7 @@ class ScheduledMessages:
         meta = messages.decode_meta(held.raw)
         return meta, meta.large.size if meta.large is not None else len(held.data)
 
-    def _may_see(
-        self, reader: str, meta: messages.MessageMeta, destination: destinations.Destination
-    ) -> bool:
-        if _sender(meta) == reader:
-            return True
+    def _may_see(self, reader: str, destination: destinations.Destination) -> bool:
         if destination.is_queue:
             return self._state.may_browse(reader, destination.name)
         return not destination.is_temporary and self._state.may_subscribe(reader, destination.name)
@@ -64,16 +83,16 @@ class ScheduledMessages:
         if bool(request.id) == bool(request.number):
             raise errors.InvalidInput("a scheduled message is named by its number or its id")
         count = 0
-        async for number, meta in self._matching(request):
-            destination = destinations.Destination.parse(meta.destination or "")
-            self._check_may_cancel(caller, meta, destination)
-            if not self._delays.withdraw(number):
+        for number, header in await self._matching(request):
+            self._check_may_cancel(caller, header)
+            entry = await self._get(number)
+            if entry is None or not self._delays.withdraw(number):
                 continue  # it is due
             try:
                 record = ledger.LogRecord(acked={ledger.DELAY_KEY: [number]})
                 await self._state.store(journal.JournalItem([], record))
             except errors.MusterError:
-                self._delays.add(meta.delivery_time_ms, number)
+                self._delays.add(entry[0], number)
                 raise
             await self._state.stream.delete(pages.sequence_of(number))
             self._state.ledger.delayed_done.discard(number)
@@ -82,29 +101,29 @@ class ScheduledMessages:
 
     async def _matching(
         self, request: protocol.CancelScheduled
-    ) -> AsyncIterator[tuple[int, messages.MessageMeta]]:
-        for _, number in self._delays.after((0, 0)):
-            if request.number and self._public_number(number) != request.number:
-                continue
-            entry = await self._get(number)
-            if entry is not None and (request.number or entry[0].message_id == request.id):
-                yield number, entry[0]
+    ) -> list[tuple[int, delayed_messages.DelayedHeader]]:
+        matching = []
+        if request.number:
+            number, partition = divmod(request.number, self._state.partition_count)
+            if partition == self._state.partition and (header := self._delays.header(number)) is not None:
+                matching.append((number, header))
+            return matching
+        for at, (_, number) in enumerate(self._delays.waiting(), 1):
+            if at % STEP == 0:
+                await asyncio.sleep(0)
+            header = self._delays.header(number)
+            if header is not None and header.id == request.id:
+                matching.append((number, header))
+        return matching
 
-    def _check_may_cancel(
-        self, caller: str, meta: messages.MessageMeta, destination: destinations.Destination
-    ) -> None:
-        if _sender(meta) == caller:
+    def _check_may_cancel(self, caller: str, header: delayed_messages.DelayedHeader) -> None:
+        if header.sender == caller:
             return
+        destination = destinations.Destination.parse(header.destination)
         if destination.is_queue:
             self._state.check_queue(caller, "admin", destination.name)
         elif not self._state.may(caller, "subscriptions", "end"):
             raise errors.Forbidden(f"{caller} may not cancel messages that another identity scheduled")
-
-
-def _sender(meta: messages.MessageMeta) -> str:
-    """The identity in an origin: that of a client id, or that of a connection."""
-    identity, colon, _ = (meta.origin or "").partition(":")
-    return identity if colon else identity.rpartition("-")[0]
 
 
 def _row(number: int, meta: messages.MessageMeta, size: int) -> listings.ScheduledRow:

@@ -141,6 +141,7 @@ def test_a_run_that_lacks_a_figure_of_a_text_is_not_stored(
     monkeypatch.setattr(harness, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(harness, "QUICK_RESULTS", tmp_path / "quick")
     monkeypatch.setattr(harness, "_short", str)
+    monkeypatch.setattr(plots, "draw", lambda *_: None)
     monkeypatch.setattr(markers, "missing", lambda name, metrics: ["speed"])
     bench = types.ModuleType("benchmarks.bus", "Speed.")
     bench.run = lambda quick: []  # type: ignore[attr-defined]

@@ -28,6 +28,7 @@ def python(code: str) -> Callable[[], Awaitable[children.ProcessHandle]]:
 
 
 SLEEP = python("import time; time.sleep(600)")
+BUSY = python("while True: pass")
 STUBBORN = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -70,6 +71,72 @@ async def test_a_frozen_child_is_killed_and_replaced():
     await child.stop()
 
 
+async def never_replies() -> bool:
+    await asyncio.Event().wait()
+    return True
+
+
+async def test_a_busy_child_has_longer_for_its_reply():
+    """A busy machine is like a busy child: both only delay the reply."""
+    quick = children.ProbePolicy(period_s=0.01, timeout_s=0.05, failures_max=2, grace_s=0.0, busy_s=1.0)
+    child = children.ChildSupervisor(
+        "busy", BUSY, policy=backoff.NO_RESTART, probe=never_replies, probe_policy=quick
+    )
+    await child.start()
+    began_s = time.monotonic()
+    await eventually(lambda: child.state is State.FAILED)
+    assert time.monotonic() - began_s >= quick.busy_s
+    assert child.reason == "it was busy without a reply for 1 s and was killed"
+    assert {key: n for key, n in children.silences().items() if key[0] == "busy"} == {
+        ("busy", "starved"): 1,
+        ("busy", "busy"): 1,
+    }
+    await child.stop()
+
+
+async def test_a_busy_child_that_replies_late_is_kept():
+    late = asyncio.Event()
+
+    async def probe() -> bool:
+        return await late.wait()
+
+    quick = children.ProbePolicy(period_s=0.01, timeout_s=0.05, failures_max=2, grace_s=0.0)
+    child = children.ChildSupervisor("late", BUSY, probe=probe, probe_policy=quick)
+    await child.start()
+    await eventually(lambda: children.silences()["late", "starved"] == 1)
+    assert not child.is_responding
+    late.set()
+    await eventually(lambda: child.is_responding)
+    assert (child.starts, child.killed_for) == (1, None)
+    await child.stop()
+
+
+async def test_a_busy_child_that_freezes_is_killed_at_once():
+    quick = children.ProbePolicy(period_s=0.01, timeout_s=0.05, failures_max=2, grace_s=0.0, busy_s=600.0)
+    child = children.ChildSupervisor(
+        "freezing", BUSY, policy=backoff.NO_RESTART, probe=never_replies, probe_policy=quick
+    )
+    await child.start()
+    await eventually(lambda: children.silences()["freezing", "starved"] == 1)
+    assert child.pid
+    os.kill(child.pid, signal.SIGSTOP)
+    await eventually(lambda: child.state is State.FAILED)
+    assert child.reason == "it did not respond and was killed"
+    assert children.silences()["freezing", "frozen"] == 1
+    await child.stop()
+
+
+async def test_a_child_that_is_blocked_without_processor_time_is_frozen():
+    quick = children.ProbePolicy(period_s=0.01, timeout_s=0.05, failures_max=2, grace_s=0.0, busy_s=600.0)
+    child = children.ChildSupervisor(
+        "blocked", SLEEP, policy=backoff.NO_RESTART, probe=never_replies, probe_policy=quick
+    )
+    await child.start()
+    await eventually(lambda: child.state is State.FAILED)
+    assert children.silences()["blocked", "frozen"] == 1
+    await child.stop()
+
+
 async def test_a_probe_that_hangs_or_fails_counts_as_no_response_and_one_reply_clears_the_count():
     outcomes = iter([True, None, errors.Unavailable("x"), True, OSError("y"), False, None])
 
@@ -81,7 +148,7 @@ async def test_a_probe_that_hangs_or_fails_counts_as_no_response_and_one_reply_c
             raise outcome
         return bool(outcome)
 
-    quick = children.ProbePolicy(period_s=0.001, timeout_s=0.01, failures_max=3)
+    quick = children.ProbePolicy(period_s=0.001, timeout_s=0.01, failures_max=3, busy_s=0.0)
     child = children.ChildSupervisor("a", SLEEP, policy=backoff.NO_RESTART, probe=probe, probe_policy=quick)
     await child.start()
     await eventually(lambda: child.state is State.FAILED)

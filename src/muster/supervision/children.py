@@ -10,8 +10,9 @@ started before it raises an exception it ends itself. The delay before a restart
 (`muster.core.backoff`) and is reset by a stable run.
 
 A process can exist and do nothing: it is frozen, its disk or its event loop hangs. Only a reply proves that
-it works. ``probe`` requests one and is called periodically, each time with a deadline (`ProbePolicy`); after
-``failures_max`` failed probes in a row the process is killed and replaced.
+it works. ``probe`` requests one and is called periodically, each time with a deadline (`ProbePolicy`). A
+process that does not reply is killed and replaced. One that only lacks processor time has longer for a reply
+(`muster.supervision.responsiveness`). `silences` counts both.
 
 The supervisor survives its own errors (`muster.supervision.tasks`); the child keeps running meanwhile.
 """
@@ -22,13 +23,13 @@ import asyncio
 import contextlib
 import enum
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from muster.core import backoff, errors
 from muster.core.telemetry import log
-from muster.supervision import tasks
+from muster.supervision import os_process, responsiveness, tasks
 
 events = log.EventLog("children")
 
@@ -63,14 +64,13 @@ class ChildState(enum.Enum):
 Probe = Callable[[], Awaitable[bool]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePolicy:
-    """A child that stops responding is killed after at most ``failures_max * (period_s + timeout_s)``."""
+ProbePolicy = responsiveness.ProbePolicy
+_silences: Counter[tuple[str, ...]] = Counter()
 
-    period_s: float = 1.0
-    timeout_s: float = 2.0  # of one probe
-    failures_max: int = 3  # in a row
-    grace_s: float = 30.0  # after a start, until the first response
+
+def silences() -> Counter[tuple[str, ...]]:
+    """How often a child did not reply in time, by name and `responsiveness.SilenceReason`."""
+    return _silences
 
 
 class ChildSupervisor:
@@ -97,7 +97,7 @@ class ChildSupervisor:
         self.failure: errors.MusterError | None = None  # of the last crash or failed start
         self.starts = 0
         self.restarts = 0  # starts after a crash
-        self.unresponsive = False  # whether it was killed because it did not respond
+        self.killed_for: responsiveness.SilenceReason | None = None  # without a reply
         self._launch = launch
         self._policy = policy
         self._crashes = backoff.CrashHistory(policy)
@@ -108,7 +108,7 @@ class ChildSupervisor:
         self._on_change = on_change
         self._process: ProcessHandle | None = None
         self._started_at_s = 0.0
-        self._failed_probes = 0  # in a row
+        self._probes = responsiveness.ProbeHistory(probe_policy)
         self._tasks = tasks.TaskSupervisor(f"child {name}")
 
     @property
@@ -127,7 +127,7 @@ class ChildSupervisor:
     @property
     def is_responding(self) -> bool:
         """False from the first failed probe on. True before the first reply, and without a probe."""
-        return not self._failed_probes
+        return not self._probes.failures
 
     @property
     def reason(self) -> str:
@@ -197,8 +197,8 @@ class ChildSupervisor:
         self._process = process
         self._started_at_s = asyncio.get_running_loop().time()
         self._crashes.started(self._started_at_s)
-        self.unresponsive = False
-        self._failed_probes = 0
+        self.killed_for = None
+        self._probes.replied()
         self.starts += 1
         events.debug("child-started", child=self.name, pid=process.pid)
         self._set(ChildState.RUNNING)
@@ -223,54 +223,83 @@ class ChildSupervisor:
         self._set(ChildState.RESTARTING)
         await asyncio.sleep(delay_s)
 
+    def describe_kill(self) -> str:
+        """Why it was killed; empty if it ended by itself."""
+        match self.killed_for:
+            case None:
+                return ""
+            case responsiveness.SilenceReason.BUSY:
+                return f"it was busy without a reply for {self._probe_policy.busy_s:g} s and was killed"
+            case _:
+                return "it did not respond and was killed"
+
     async def _default_description(self, exit_code: int | None) -> errors.MusterError:
-        if self.unresponsive:
-            return errors.Unavailable("it did not respond and was killed")
-        return errors.Unavailable("ended" if exit_code is None else f"ended with code {exit_code}")
+        ended = "ended" if exit_code is None else f"ended with code {exit_code}"
+        return errors.Unavailable(self.describe_kill() or ended)
 
     async def _probe_forever(self) -> None:
         policy, loop = self._probe_policy, asyncio.get_running_loop()
         probed: ProcessHandle | None = None
         responded = False
+        last: responsiveness.ProcessActivity | None = None  # at the end of the last probe, if it failed
         while True:
             await asyncio.sleep(policy.period_s)
             if self._process is not probed:
-                probed, self._failed_probes, responded = self._process, 0, False
+                probed, responded, last = self._process, False, None
+                self._probes.replied()
             if probed is None:
                 continue
-            responds = await self._responds()
+            began_s = loop.time()
+            responds, at_first = await self._responds(probed)
             if responds:
-                self._failed_probes, responded = 0, True
+                responded, last = True, None
+                self._probes.replied()
             elif responds is None:
                 continue
             elif responded or loop.time() - self._started_at_s > policy.grace_s:
-                self._failed_probes += 1
-                if self._failed_probes >= policy.failures_max and self._process is probed:
-                    self.unresponsive = True
-                    events.error(
-                        "child-unresponsive", child=self.name, pid=probed.pid, probes=self._failed_probes
-                    )
-                    _signal(probed, signal.SIGKILL)
+                before, last = last or at_first, os_process.activity(probed.pid, loop.time())
+                progress = responsiveness.makes_progress(before, last)
+                silence = self._probes.failed(began_s, loop.time(), progress=progress)
+                if silence is not None and self._process is probed:
+                    self._handle_silence(silence, probed)
 
-    async def _responds(self) -> bool | None:
-        """None: the failure proves nothing, because this process itself hardly ran meanwhile. It was frozen,
+    def _handle_silence(self, silence: responsiveness.SilenceReason, process: ProcessHandle) -> None:
+        facts = {"child": self.name, "pid": process.pid, "probes": self._probes.failures}
+        if silence is not responsiveness.SilenceReason.STARVED:
+            _silences[self.name, silence.value] += 1
+            events.error("child-unresponsive", reason=silence.value, **facts)
+            self.killed_for = silence
+            _signal(process, signal.SIGKILL)
+        elif self._probes.failures == self._probe_policy.failures_max:  # once until it replies
+            _silences[self.name, silence.value] += 1
+            events.warning("child-starved", busy_s_max=self._probe_policy.busy_s, **facts)
+
+    async def _responds(
+        self, process: ProcessHandle
+    ) -> tuple[bool | None, responsiveness.ProcessActivity | None]:
+        """Whether it replies, and the activity of the process when the reply was late first.
+
+        None: the failure proves nothing, because this process itself hardly ran meanwhile. It was frozen,
         suspended, or busy with other work."""
         assert self._probe is not None
         loop, timeout_s = asyncio.get_running_loop(), self._probe_policy.timeout_s
         began_s, turns = loop.time(), 0
+        at_first: responsiveness.ProcessActivity | None = None
         timer = loop.call_later(TURN_S, lambda: take_turn())
 
         def take_turn() -> None:
-            nonlocal turns, timer
+            nonlocal at_first, turns, timer
+            if not turns:
+                at_first = os_process.activity(process.pid, loop.time())
             turns += 1
             timer = loop.call_later(TURN_S, take_turn)
 
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._probe()
+                return await self._probe(), at_first
         except (errors.MusterError, OSError):  # a TimeoutError is an OSError
             due = int((loop.time() - began_s) / TURN_S)
-            return None if turns < due // 2 else False
+            return (None if turns < due // 2 else False), at_first
         finally:
             timer.cancel()
 

@@ -9,6 +9,8 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from muster.supervision import responsiveness
+
 POLL_S = 0.5
 PID_FILE_SLACK_S = 2.0  # clock differences: the kernel counts ticks, a file system seconds
 
@@ -147,7 +149,7 @@ def has_session_members(pid: int) -> bool:
 
 def _runs_in(path: pathlib.Path, group: int) -> bool:
     try:
-        state, _, its_group = path.read_text().rpartition(")")[2].split()[:3]
+        state, _, its_group = _fields(path.read_text())[:3]
     except (OSError, ValueError):
         return False
     return int(its_group) == group and state not in "ZX"
@@ -172,12 +174,35 @@ def started_at_s(pid: int) -> float | None:
     return booted_at_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
+def activity(pid: int, now_s: float) -> responsiveness.ProcessActivity | None:
+    """The activity of all threads of a process until now; None if it cannot be determined."""
+    active_ns: dict[int, int] = {}
+    is_runnable = False
+    try:
+        leader = _stat(pid)
+        for folder in pathlib.Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                on_core_ns, waiting_ns, _ = (folder / "schedstat").read_text().split()
+                active_ns[int(folder.name)] = int(on_core_ns) + int(waiting_ns)
+                is_runnable = is_runnable or _fields((folder / "stat").read_text())[0] == "R"
+    except (OSError, ValueError):
+        return None
+    if leader is None or not active_ns:
+        return None
+    return responsiveness.ProcessActivity(now_s, active_ns, leader[0] in "Tt", is_runnable)
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields of ``/proc/PID/stat`` after the name; None if there is no such process."""
     try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return _fields(pathlib.Path(f"/proc/{pid}/stat").read_text())
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def _fields(line: str) -> list[str]:
+    """The fields of a ``stat`` file after the name, which may contain anything."""
+    return line.rpartition(")")[2].split()
 
 
 @functools.cache

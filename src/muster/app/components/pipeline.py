@@ -27,7 +27,7 @@ from muster.trust.permissions import roles
 STOP_S = 60.0
 OPTIONS_NAME = "options.json"
 # A frozen driver is replaced after 30 s. Spark starts slowly, and a batch may keep the interpreter busy.
-PROBE_POLICY = children.ProbePolicy(period_s=5.0, timeout_s=5.0, failures_max=3, grace_s=120.0)
+PROBE_POLICY = children.ProbePolicy(period_s=5.0, timeout_s=5.0, failures_max=3, grace_s=120.0, busy_s=60.0)
 
 
 def pipeline_options(

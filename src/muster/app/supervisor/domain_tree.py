@@ -100,7 +100,7 @@ class ParentNode:
             name,
             lambda: self._launch(name),
             probe=lambda: self._is_heard(name),
-            probe_policy=children.ProbePolicy(period_s=BEAT_S, failures_max=1, grace_s=SILENT_S),
+            probe_policy=children.ProbePolicy(period_s=BEAT_S, failures_max=1, grace_s=SILENT_S, busy_s=0.0),
         )
         pid = await asyncio.to_thread(_pid_of, name)
         if pid is None:

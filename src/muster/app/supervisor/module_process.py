@@ -19,7 +19,7 @@ from muster.bus.http import health as http_health
 from muster.core import errors, health
 from muster.supervision import children
 
-# A frozen process is replaced after at most 6 s.
+# A frozen process is replaced after at most 6 s; one that lacks processor time has 30 s for a reply.
 PROBE_POLICY = children.ProbePolicy(period_s=1.0, timeout_s=2.0, failures_max=2)
 
 
@@ -106,9 +106,8 @@ class ModuleProcess:
             return log_files.CapturedProcess(process, log_file, context.settings, processes=self._log_share)
 
         async def describe_end(exit_code: int | None) -> errors.MusterError:
-            if self._child is not None and self._child.unresponsive:
-                return errors.Unavailable("it did not respond and was killed")
-            return errors.Unavailable(f"ended with code {exit_code}; see {log_file}")
+            kill = "" if self._child is None else self._child.describe_kill()
+            return errors.Unavailable(kill or f"ended with code {exit_code}; see {log_file}")
 
         self._is_probed = context.settings.health.enabled
 

@@ -11,7 +11,8 @@ process dies, for any reason, a guardian process ends the server; with ``outlive
 this process adopts the server in time (`server_process`).
 
 *Liveness* is a reply of the health page, not a running process: a broker that does not reply is killed and
-restarted like one that crashed. Its clients and peers notice the closed connections at once.
+restarted like one that crashed; one that only lacks processor time has longer for it
+(`muster.supervision.responsiveness`). Its clients and peers notice the closed connections at once.
 
 *Ready* means that the health page of the broker reports it; a member of a cluster is ready when it is up, and
 the network waits for the quorum.
@@ -31,7 +32,7 @@ from typing import Any, Self
 
 from muster.bus.brokers import binary, config, diagnosis, files, monitor, ports, server_process, topology
 from muster.core import backoff, errors
-from muster.supervision import children, os_process
+from muster.supervision import children, os_process, responsiveness
 
 log = logging.getLogger(__name__)
 
@@ -439,7 +440,9 @@ class Broker:
 
     async def _describe_end(self, exit_code: int | None) -> errors.MusterError:
         self._release_guardian()
-        if self._child.unresponsive:
+        if self._child.killed_for is responsiveness.SilenceReason.BUSY:
+            return diagnosis.silent(self.name, PROBE_POLICY.busy_s)
+        if self._child.killed_for is not None:
             return diagnosis.silent(self.name, monitor.SILENT_S + monitor.CONFIRM_S)
         return diagnosis.explain(self.name, await self._said(), exit_code or 0)
 

@@ -31,7 +31,7 @@ from muster.bus.rpc import requests
 from muster.core import files, health
 from muster.core.settings import domain
 from muster.core.telemetry import metrics as metrics_
-from muster.supervision import tasks
+from muster.supervision import children, tasks
 
 PID = "__meta_pid"  # a label that Prometheus drops: a new process id must not create a new series
 TASKS = "tasks"  # the part of /readyz for background tasks
@@ -82,6 +82,12 @@ async def serve(
         "Messages to a service that were no valid requests.",
         ("service", "reason"),
         requests.refusals,
+    )
+    metrics.counter_from(
+        "silent_children",
+        "Child processes that did not reply in time: frozen or busy ones were killed, starved ones were not.",
+        ("child", "reason"),
+        children.silences,
     )
     loop = asyncio.get_running_loop()
     metrics.gauge("asyncio_tasks", "Tasks of the event loop that have not ended.").read_from(

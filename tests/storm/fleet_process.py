@@ -22,6 +22,7 @@ from muster.bus import api
 from muster.bus.client import client as bus_client
 from muster.bus.client import connection
 from muster.core import errors
+from muster.core.telemetry import log
 from muster.manage.agent import agent
 from muster.simulate import fleet, playback
 from muster.trust import credentials, keyring
@@ -153,6 +154,7 @@ def _print(counts: StormCounts) -> None:
 
 if __name__ == "__main__":
     kind, url, keys, first, end = sys.argv[1:]
+    log.configure(sys.stderr, level="warning", form="text")  # with the reasons that brokers give
     worker.relax_gc()  # as in a domain
     os.fsync = lambda fd: None  # keys of a simulated fleet: six syncs each, one agent after the other
     members = [f"storm-{number:05}" for number in range(int(first), int(end))]

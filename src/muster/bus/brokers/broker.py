@@ -401,7 +401,7 @@ class Broker:
     async def _wait_until_up(self, process: asyncio.subprocess.Process) -> None:
         async def up() -> bool:
             if process.returncode is not None:
-                raise diagnosis.explain(self.name, await self._said(), process.returncode)
+                raise diagnosis.explain(self.name, await self._output(), process.returncode)
             return (await monitor.health(self.monitor_url, "js-enabled-only=true")).ok
 
         timeout_s = self._start_timeout_s
@@ -444,7 +444,7 @@ class Broker:
             return diagnosis.silent(self.name, PROBE_POLICY.busy_s)
         if self._child.killed_for is not None:
             return diagnosis.silent(self.name, monitor.SILENT_S + monitor.CONFIRM_S)
-        return diagnosis.explain(self.name, await self._said(), exit_code or 0)
+        return diagnosis.explain(self.name, await self._output(), exit_code or 0)
 
     def _child_changed(self) -> None:
         match self._child.state:
@@ -475,15 +475,10 @@ class Broker:
 
     async def log_tail(self) -> list[str]:
         """The last lines it wrote since it was started."""
-        return (await self._said()).splitlines()[-diagnosis.TAIL_LINES :]
+        return (await self._output()).splitlines()[-diagnosis.TAIL_LINES :]
 
-    async def _said(self) -> str:
-        return await asyncio.to_thread(
-            lambda: (
-                files.read_from(self.config.output_path, 0)
-                + files.read_from(self.config.log_path, self._log_offset)
-            )
-        )
+    async def _output(self) -> str:
+        return await asyncio.to_thread(files.output, self.config, self._log_offset)
 
     def _set(self, state: BrokerState) -> None:
         self.state = state

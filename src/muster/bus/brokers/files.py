@@ -69,3 +69,8 @@ def read_from(path: Path, offset: int) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def output(settings: config.BrokerConfig, log_offset: int) -> str:
+    """What the server printed, and what it logged from this offset on. Blocks."""
+    return read_from(settings.output_path, 0) + read_from(settings.log_path, log_offset)

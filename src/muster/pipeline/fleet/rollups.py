@@ -17,7 +17,7 @@ import numpy as np
 from muster.core.reports import columns
 from muster.pipeline import protocol
 from muster.pipeline.alerts import rules, tracker
-from muster.pipeline.fleet import cells, node_rules, report_encoding, state, window_cell
+from muster.pipeline.fleet import cells, group_messages, node_rules, state, window_cell
 from muster.predicates.backends import python
 
 ALL = "*"  # the group of a zone's report: every group
@@ -292,9 +292,7 @@ def encoded_reports(totals: Sequence[ScopeTotals]) -> list[bytes]:
             columns.GroupReport(**_named(totals[position]), **_common(totals[position]))
             for position in positions.tolist()
         ]
-        for position, data in zip(
-            positions.tolist(), report_encoding.encode(heads, table, rows), strict=True
-        ):
+        for position, data in zip(positions.tolist(), group_messages.encode(heads, table, rows), strict=True):
             encoded[position] = data
     return encoded
 

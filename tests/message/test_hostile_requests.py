@@ -173,6 +173,30 @@ async def test_only_stored_messages_are_acknowledged(simulated_network: network.
         assert await conftest.take(await ann.session().consumer(orders), 3) == ["0", "1", "2"]
 
 
+async def test_an_acknowledgement_of_a_message_of_another_queue_does_not_change_the_depth(
+    simulated_network: network.SimulatedNetwork,
+):
+    net = simulated_network
+    orders, others = destinations.queue("orders"), destinations.queue("others")
+    async with api.Connection(await net.connect("ann")) as ann:
+
+        async def depths() -> dict[str, int]:
+            return {row.queue: row.depth for row in (await ann.request(protocol.ListQueues())).queues}
+
+        async with serving(net):
+            for destination in (orders, others, others):
+                await ann.session().producer(destination).send("x")
+        async with serving(net):  # a later dispatcher has not indexed them
+            async with hostile(net) as mallory:
+                every = [sequence << 10 for sequence in range(1, 50)]
+                await mallory.request(protocol.CommitWork(mallory.name, 1, acks={f"q:{orders.name}": every}))
+            consumer = await ann.session().consumer(orders)
+            assert await consumer.receive_nowait() is None
+            assert await depths() == {"orders": 0, "others": 2}
+            await ann.session().producer(orders).send("next")
+            assert await depths() == {"orders": 1, "others": 2}
+
+
 def test_names_that_are_too_long_are_not_cached():
     name = "x" * (1 << 20)
     before = destinations._parse.cache_info().currsize

@@ -159,6 +159,9 @@ class DeliveryQueue:
 
     def set_live(self, target: backlog.Backlog, *, live: bool) -> None:
         target.live = live
+        if live and target.key in self._ledger.depths:
+            # Before, an acknowledgement could name a message of another queue: only the index shows that.
+            self._ledger.depths[target.key] = len(target.pending)
         if subscription := self._ledger.subscriptions.get(target.key):
             target.rejected = self.rejected(target)
             self._live_since.pop(target.key, None)

@@ -230,3 +230,17 @@ def test_without_any_agent_no_attribute_is_blamed():
     with pytest.raises(errors.Unavailable) as caught:
         place(fleet(), "n1", where="zoen = 'default'")
     assert caught.value.hint is None
+
+
+def test_what_is_on_a_drained_machine_stays_there_when_it_is_applied_again():
+    drained = records.AgentRecord(types=("memory",), cordoned=True)
+    state = having(entry("one"))
+    state.agents.update(a=drained, b=records.AgentRecord(types=("memory",)))
+    again = [{"name": "one", "type": "memory", "where": "zone = 'default'", "labels": {"tier": "2"}}]
+    state.accept(state.apply(agent_selection.place_entries(state, again), "test"))
+    assert (state.resources["one"].spec.agent, state.resources["one"].generation) == ("a", 2)
+    assert place(state, "one", "new") == ["a", "b"]
+    state.agents["b"] = drained
+    assert place(state, "one") == ["a"]
+    with pytest.raises(errors.Unavailable, match=r"'new': all agents that match .* are drained"):
+        place(state, "one", "new")

@@ -102,6 +102,7 @@ class _Agents:
     def __init__(self, state: assignments.AssignmentProcessor) -> None:
         self._state = state
         self._chosen = collections.Counter[str]()
+        # By expression and type: all agents that match, and those that accept resources, by their load
         self._matching: dict[tuple[str, str], tuple[set[str], list[tuple[int, str]]]] = {}
 
     def _count(self, agent: str) -> int:
@@ -123,12 +124,16 @@ class _Agents:
         key = (entry.where, entry.type)
         if key not in self._matching:
             names = _matching_agents(self._state, entry, entry.where)
-            least = [(self._count(name), name) for name in names]
+            least = [(self._count(name), name) for name in names if not self._state.agents[name].cordoned]
             heapq.heapify(least)
             self._matching[key] = (set(names), least)
         matching, least = self._matching[key]
         if known is not None and known.spec.agent in matching:
-            return known.spec.agent
+            return known.spec.agent  # also while its machine is drained
+        if not least:
+            raise errors.Unavailable(
+                f"{entry.name!r}: all agents that match {entry.where!r} are drained", hint="undrain one"
+            )
         while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
             heapq.heapreplace(least, (count, least[0][1]))
         chosen = least[0][1]
@@ -145,9 +150,7 @@ def _matching_agents(
     names = [
         name
         for name, agent in state.agents.items()
-        if not agent.cordoned
-        and entry.type in agent.types
-        and matches(views.agent_attributes(name, agent).get)
+        if entry.type in agent.types and matches(views.agent_attributes(name, agent).get)
     ]
     if not names:
         there = {key for name, agent in state.agents.items() for key in views.agent_attributes(name, agent)}

@@ -91,7 +91,7 @@ async def until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
 # Elections
 
 
-@pytest.mark.parametrize("election_s", [4.0, 9.0])
+@pytest.mark.parametrize("election_s", [4.0, *(5.0 + tenths / 10 for tenths in range(21)), 9.0])
 def test_an_election_of_the_leases_replaces_neither_the_registry_nor_managers(monkeypatch, election_s: float):
     has_leader = True
 

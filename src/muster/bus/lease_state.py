@@ -133,6 +133,7 @@ class LeaseCandidate:
         self._gained = False
         # When the own time of the holder before this one is over; None: unknown.
         self.former_until: float | None = None
+        self.lapses = 0  # how often the holder could not act, although the lease was not lost
         self._deadline = 0.0
         self._deleted_at = 0.0  # the broker has deleted the record if it was not renewed
         self._sent_at: float | None = None  # the first store of those whose outcome is not known
@@ -175,6 +176,7 @@ class LeaseCandidate:
             self.former_until = None  # renewals of the holder may be missed
         if self.phase is LeasePhase.HELD:
             self.phase = LeasePhase.SUSPENDED
+            self.lapses += 1
 
     def closed(self, connection: api.ConnectionId, now: float) -> Sequence[Instruction]:
         """The broker reports that this connection is closed."""
@@ -198,7 +200,7 @@ class LeaseCandidate:
                 )
             if revision > self._revision and self._sent_at is not None:
                 # Stored, and the acknowledgement was lost or late.
-                self._renewed(self._sent_at)
+                self._renewed(self._sent_at, now)
                 if self._gained and record.held_over == self._connection:
                     self.phase = LeasePhase.HELD
                 else:
@@ -251,7 +253,7 @@ class LeaseCandidate:
         self._writing = False
         self._revision = max(revision, self._revision)
         self.epoch = self.epoch or revision
-        self._renewed(sent_at)
+        self._renewed(sent_at, now)
         if self._connection is None or self._connection != self._written_over or now >= self._deadline:
             # The record names a closed connection: others may take it for lost. Or it was acknowledged too
             # late. Write it again.
@@ -328,7 +330,9 @@ class LeaseCandidate:
         responds_s = now - self._responds_since
         return now >= self._seen_at + record.ttl_s and responds_s >= record.ttl_s * GRACE
 
-    def _renewed(self, sent_at: float) -> None:
+    def _renewed(self, sent_at: float, now: float) -> None:
+        if self._gained and now >= self._deadline and self.phase is LeasePhase.HELD:
+            self.lapses += 1
         self._sent_at = None
         self._deadline = sent_at + self._ttl_s * (1 - MARGIN)
         self._deleted_at = sent_at + self._ttl_s * (STORED + MARGIN)

@@ -81,6 +81,11 @@ class Lease:
         return self._run.held()
 
     @property
+    def lapses(self) -> int:
+        """How often `held` was False and became True again, however short that was."""
+        return self._run.candidate.lapses
+
+    @property
     def remaining_s(self) -> float:
         """How long the holder may act if no renewal succeeds."""
         return self._run.candidate.remaining_s(asyncio.get_running_loop().time())

@@ -169,7 +169,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
     async def _work(self, lease: leases.Lease, quiet_until: float) -> None:
         """Expire and assign until the lease is lost. Managers of an earlier term may act until
         ``quiet_until``."""
-        loop, was_held = asyncio.get_running_loop(), True
+        loop, lapses = asyncio.get_running_loop(), lease.lapses
         helpers = [
             self._tasks.spawn("lease loss", self._wake_on_loss(lease)),
             self._tasks.loop("rollouts", self._handlers.rollouts.run),
@@ -180,11 +180,10 @@ class RegistryEndpoint(lifecycle.ServiceContext):
                 if (acting := self.processor) is None:
                     raise errors.Unavailable("the outcome of a write is unknown")
                 if not lease.held:  # disconnected, or not renewed in time; the lease may outlast that
-                    was_held = False
                     await asyncio.sleep(0.1)
                     continue
-                if not was_held:
-                    was_held = True
+                if lapses != lease.lapses:  # managers could not renew
+                    lapses = lease.lapses
                     acting.resume(loop.time())
                     self.presence.since = loop.time()  # announcements may have been lost meanwhile
                     await self._poke(acting.managers)

@@ -329,6 +329,7 @@ async def test_a_process_that_never_acknowledges_does_not_use_up_the_limit_of_al
 ):
     monkeypatch.setattr(durable_events, "OWING_MAX", 30)
     monkeypatch.setattr(durable_events, "OWING_OF_PROCESS_MAX", 10)
+    monkeypatch.setattr(durable_events, "GIVE_UP_AFTER_WAITS", 0)
     first = await notifier("n1")
     silent, other = await receivers("silent"), await receivers("other")
     await _define(silent)
@@ -355,3 +356,24 @@ async def test_a_process_that_never_acknowledges_does_not_use_up_the_limit_of_al
     await first.stop()
     second = await notifier("n2")
     assert [sequence for sequence, _ in owed(second)] == list(range(31, 41))
+
+
+async def test_a_process_with_many_pending_acknowledgements_has_time_to_acknowledge(
+    notifier, receivers, monkeypatch
+):
+    monkeypatch.setattr(durable_events, "OWING_OF_PROCESS_MAX", 10)
+    monkeypatch.setattr(durable_events, "GIVE_UP_AFTER_WAITS", 1000)
+    served = await notifier()
+    late = await receivers("late")
+    await _define(late)
+    web = await late.advertise("web", "WebServer", STATE, policy="alert", durable=True)
+    for number in range(30):
+        await late.sender("s").send("alert", {"threat_level": number}, durable=True)
+    await eventually(lambda: served.counts["redelivered"] > 60)  # the limit was applied in between
+    levels = []
+    for _ in range(30):
+        levels.append((await web.next(timeout_s=30))["threat_level"])
+        web.acknowledge()
+    assert sorted(levels) == list(range(30))
+    await eventually(lambda: not any(held.pending.owed for held in served.held.values()))
+    assert served.counts["given-up"] == 0

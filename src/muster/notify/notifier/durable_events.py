@@ -33,6 +33,9 @@ EVENT = subjects.log_subject(PART, "event")
 IN_FLIGHT = 4096
 OWING_MAX = 2_000_000  # pending acknowledgements; with more, durable events are refused
 OWING_OF_PROCESS_MAX = OWING_MAX // 4  # with more, the oldest events of its receivers are given up
+# Before that, a process that is above this limit has so many times `ack_wait_s` to acknowledge.
+GIVE_UP_AFTER_WAITS = 3
+RECOVERED = 0.9  # share of the limit below which a process has that time again
 REDELIVERED_AT_ONCE = 1000
 EVENTS_REMEMBERED = 10_000
 BYTES_REMEMBERED = 64 << 20
@@ -61,6 +64,7 @@ class DurableEvents:
             collections.OrderedDict()
         )
         self._remembered_bytes = 0
+        self._above_since: dict[str, float] = {}  # processes above their limit
         self._lost = 0  # up to here, events that were lost are counted
 
     async def start(self, events: api.Stream, matches: api.Stream) -> None:
@@ -360,14 +364,25 @@ class DurableEvents:
                 await self._forget_events()
 
     def _give_up(self) -> None:
-        """A process that does not acknowledge must not make the notifier refuse the events of all others."""
+        """A process that does not acknowledge must not make the notifier refuse the events of all others.
+
+        While there is room for others, it has time to acknowledge: a burst alone is no reason to give up.
+        """
         shards = [held.pending for held in self._common.held.values() if held.lease.held]
         owing: collections.Counter[str] = collections.Counter()
         for pending in shards:
             owing.update(pending.owing_of)
-        for process, count in owing.items():
+        now, patience_s = time.monotonic(), GIVE_UP_AFTER_WAITS * self._common.settings.ack_wait_s
+        self._above_since = {
+            process: self._above_since.get(process, now)
+            for process, count in owing.items()
+            if count > OWING_OF_PROCESS_MAX
+            or (process in self._above_since and count > RECOVERED * OWING_OF_PROCESS_MAX)
+        }
+        for process, since in self._above_since.items():
+            count = owing[process]
             excess = count - OWING_OF_PROCESS_MAX
-            if excess <= 0:
+            if excess <= 0 or (now - since < patience_s and owing.total() < OWING_MAX):
                 continue
             # Each shard in proportion, so that it is the oldest events everywhere.
             given_up = sum(

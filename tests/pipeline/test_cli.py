@@ -17,7 +17,7 @@ from muster.pipeline.job import commit_state, service
 from muster.pipeline.source import session
 from muster.testing.eventually import eventually
 from tests.cli import driver
-from tests.pipeline import test_history, traffic
+from tests.pipeline import test_history, test_notices, traffic
 
 
 @pytest.fixture
@@ -186,6 +186,47 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
         assert (await states())["group:db"] == "firing"
         assert (await muster("pipeline", "status")).json()["state"] == "starting"
         await muster("pipeline", "stop")
+        await task
+
+
+async def test_the_command_tests_a_receiver_and_fails_if_it_cannot_be_notified(broker, tmp_path):
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 202 ok\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+
+    async def test(receiver: str, *more: str) -> driver.Answer:
+        line = ("alert", "test", receiver, "--server", broker.url, *more)
+        return await asyncio.to_thread(driver.run, *line, home=tmp_path / "home")
+
+    async with (
+        test_notices.serving(handle) as port,
+        await client.connect([broker.url], identity="pipeline") as bus,
+    ):
+        urls = {"team": f"http://127.0.0.1:{port}/", "gone": "http://127.0.0.1:1/"}
+        receivers = "".join(f"  {name}: {{webhook: '{url}'}}\n" for name, url in urls.items())
+        rules = tmp_path / "rules.yaml"
+        rules.write_text(f"rules: []\nreceivers:\n{receivers}")
+        pipeline_settings = settings.PipelineSettings(
+            rules=str(rules), operators=("*",), trigger_s=60.0, webhooks_allowed=tuple(urls.values())
+        )
+        pipeline_service = await asyncio.to_thread(
+            service.PipelineService, bus, pipeline_settings, service.PipelinePaths(tmp_path, (broker.url,))
+        )
+        task = asyncio.create_task(pipeline_service.run())
+        await eventually(lambda: _is_fenced(pipeline_service))
+        sent = await test("team", "-o", "json")
+        assert (sent.code, sent.json()) == (
+            0,
+            [{"transport": "webhook", "outcome": "sent", "status": 202, "reason": ""}],
+        )
+        failed = await test("gone")
+        assert failed.code == 1
+        assert "failed" in failed.out
+        missing = await test("taem")
+        assert missing.code == errors.NotFound.exit_code
+        assert "gone, team" in missing.err
+        pipeline_service.stop()
         await task
 
 

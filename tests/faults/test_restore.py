@@ -176,6 +176,7 @@ async def test_nothing_acknowledged_before_the_backup_is_missing_and_everything_
         alerts = (await other.command("alert", "list", "-o", "json")).json()
         assert [row for row in alerts if row["rule"] == "silent"] == []
         await manage.delete("worker")
+        await manage.wait_gone("worker", timeout_s=60)  # else it runs on after the domain
 
 
 async def consume(bus: bus_client.NatsBus) -> list[int]:

@@ -132,7 +132,8 @@ class _Agents:
             return known.spec.agent  # also while its machine is drained
         if not least:
             raise errors.Unavailable(
-                f"{entry.name!r}: all agents that match {entry.where!r} are drained", hint="undrain one"
+                f"{entry.name!r}: all agents that match {entry.where!r} are drained",
+                hint="muster drain NAME --undo returns one to service",
             )
         while (count := self._count(least[0][1])) != least[0][0]:  # the load has changed meanwhile
             heapq.heapreplace(least, (count, least[0][1]))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.bus import api
-from muster.core import errors, messages, subjects
+from muster.core import errors, lifecycle, messages, subjects
 from muster.core.reports import columns
 from muster.core.telemetry import log, metrics
 from muster.monitor import parent_selection, protocol
@@ -64,7 +64,7 @@ class _Waiting:
     sent_at_s: float = 0.0
 
 
-class Channel:
+class Channel(lifecycle.ServiceContext):
     """``async with Channel(bus, settings): …``; its name is the identity of its bus."""
 
     def __init__(
@@ -143,17 +143,6 @@ class Channel:
         await self._all_sent.wait()
         if self._registry is not None:
             await self._registry.delete(f"producer.{self.name}")
-
-    async def __aenter__(self) -> Channel:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     @property
     def dropped(self) -> dict[str, int]:

@@ -21,7 +21,7 @@ import msgspec
 
 from muster.bus import api
 from muster.bus.http import client
-from muster.core import duplicates, errors, messages
+from muster.core import duplicates, errors, lifecycle, messages
 from muster.core.reports import packed
 from muster.core.telemetry import log
 from muster.monitor import parent_selection, protocol
@@ -54,7 +54,7 @@ class SensorOptions:
     buffer_bytes_max: int = 16 << 20
 
 
-class Sensor:
+class Sensor(lifecycle.ServiceContext):
     """``async with Sensor(bus, settings): …``"""
 
     def __init__(self, bus: api.Bus, settings: SensorOptions) -> None:
@@ -107,17 +107,6 @@ class Sensor:
         if self._beats is not None:
             await self._beats.close()
         await self.intake.close()
-
-    async def __aenter__(self) -> Sensor:
-        try:
-            await self.start()
-        except BaseException:
-            await self.stop()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
 
     # Sampling.
 

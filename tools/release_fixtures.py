@@ -27,6 +27,7 @@ import msgspec
 import muster
 from muster.app import domain, home, identities
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.app.operations import backup
 from muster.core import messages
 from muster.core.reports import columns
@@ -181,7 +182,7 @@ async def make_backup(file: pathlib.Path) -> None:
         identities.open_or_create(settings)
         write_pipeline(settings)
         async with (
-            domain.Domain(settings, parts=app_settings.components(settings)) as running,
+            domain.Domain(settings, parts=factories.components(settings)) as running,
             await running.connect("ann", roles.Role.OPERATOR) as bus,
         ):
             contexts = inform_client.InformClient(bus)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from muster.app import domain, home
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.bus import api
 from muster.bus.brokers import binary
 from muster.core.settings import loader
@@ -36,7 +37,7 @@ async def test_a_domain_on_an_external_broker(tmp_path: Path):
     async with await child_process.start(program, "-c", tmp_path / "nats.conf") as server:
         await server.line("Server is ready", timeout_s=30)
         settings = loader.load(app_settings.Settings, file=place.settings_file)
-        async with domain.Domain(settings, parts=app_settings.components(settings)) as running:
+        async with domain.Domain(settings, parts=factories.components(settings)) as running:
             assert running.ready
             assert running.brokers is None
             async with (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from muster.app import settings as app_settings
-from muster.app.components import information_nodes, management, notifier
+from muster.app.components import factories, information_nodes, management, notifier
 from muster.core.settings import loader
 
 
@@ -25,7 +25,7 @@ async def identities(agent_name: str) -> set[str]:
         raise Connected
 
     context: Any = types.SimpleNamespace(connect=connect, settings=settings, storage_problem=str)
-    for part in app_settings.components(settings):
+    for part in factories.components(settings):
         if isinstance(part, notifier.NotifierComponent | information_nodes.InformationNodesComponent):
             with pytest.raises(Connected):
                 await part.start(context)

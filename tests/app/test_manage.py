@@ -17,7 +17,7 @@ import pytest
 from muster import connection
 from muster.app import domain, enrolment, home, identities
 from muster.app import settings as app_settings
-from muster.app.components import bootstrap_client, management
+from muster.app.components import bootstrap_client, factories, management
 from muster.app.supervisor import module_process, worker
 from muster.bus.rpc import client as rpc
 from muster.core import errors, messages
@@ -73,7 +73,7 @@ async def running(tmp_path, monkeypatch):
         "manage.registries": 2,
     }
     made = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(made, parts=app_settings.components(made)) as started:
+    async with domain.Domain(made, parts=factories.components(made)) as started:
         yield started
 
 

@@ -15,7 +15,9 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.app.policy import reaction_rules, reactions, responder
+from muster.app.policy import settings as policy_settings
 from muster.bus.memory import network
 from muster.core import errors, messages
 from muster.core.settings import loader
@@ -239,7 +241,10 @@ async def test_receivers_leave_when_there_are_no_rules_any_more(tmp_path: Path, 
         for model in (SERVER, COMMAND):
             await receivers.define(model)
         for path, left in ((str(rules), ["bootstrap/web"]), ("", [])):
-            settings, supervisor = reactions.Reactions(rules=path), tasks.TaskSupervisor("reactions")
+            settings, supervisor = (
+                policy_settings.ReactionSettings(rules=path),
+                tasks.TaskSupervisor("reactions"),
+            )
             assert reactions.are_due(settings, tmp_path)
             part = reactions.ReactionComponent(settings)
             async with await net.connect("bootstrap") as bus:
@@ -254,7 +259,7 @@ async def test_receivers_leave_when_there_are_no_rules_any_more(tmp_path: Path, 
                 await supervisor.close()
             listed = (await queries.list_receivers(other, complete=True)).receivers
             assert [row.receiver for row in listed] == left
-    assert not reactions.are_due(reactions.Reactions(), tmp_path)
+    assert not reactions.are_due(policy_settings.ReactionSettings(), tmp_path)
 
 
 @pytest.mark.virtual_time
@@ -368,7 +373,7 @@ async def test_a_managed_resource_obeys_the_event_that_an_alert_leads_to(tmp_pat
     )
     async with contextlib.AsyncExitStack() as stack:
         running = await stack.enter_async_context(
-            domain.Domain(settings, parts=app_settings.components(settings))
+            domain.Domain(settings, parts=factories.components(settings))
         )
         operator = await stack.enter_async_context(await running.connect("ann", roles.Role.OPERATOR))
         receivers = await stack.enter_async_context(notify.NotifyClient(operator))
@@ -432,7 +437,7 @@ async def test_the_responder_answers_what_happens_after_it_was_enabled_and_nothi
 
     def domain_of(**more: str) -> domain.Domain:
         settings = loader.load(app_settings.Settings, flags={**flags, **more})
-        return domain.Domain(settings, parts=app_settings.components(settings))
+        return domain.Domain(settings, parts=factories.components(settings))
 
     async def publish(running: domain.Domain, *alerts: messages.Alert) -> None:
         async with await running.connect("pipeline", roles.Role.PIPELINE) as bus:

@@ -12,7 +12,7 @@ import pytest
 
 import muster
 from muster.app import domain, home
-from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.app.operations import backup
 from muster.bus import api
 from muster.bus.streams import stream as nats_stream
@@ -55,7 +55,7 @@ async def test_a_domain_of_a_release_is_restored_and_runs(folder: Path, tmp_path
     alerts = commit_state.CommitStateStore(str(data / "pipeline"), 99).load()
     assert alerts.clock_ms == release_fixtures.AT_MS
     async with (
-        domain.Domain(settings, parts=app_settings.components(settings)) as running,
+        domain.Domain(settings, parts=factories.components(settings)) as running,
         await running.connect("bob", roles.Role.OPERATOR) as bus,
     ):
         contexts = inform_client.InformClient(bus)

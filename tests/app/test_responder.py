@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from muster.app.policy import responder
+from muster.app.policy import settings as policy_settings
 from muster.core import health, messages
 from muster.core.telemetry import log, metrics
 from muster.notify import client as notify
@@ -50,7 +51,9 @@ async def world(connect: Any, tmp_path: Path) -> Any:
             return await connect(identity)
 
         yield SimpleNamespace(
-            part=responder.ResponderComponent(responder.Responder(rules=str(tmp_path / "responses.yaml"))),
+            part=responder.ResponderComponent(
+                policy_settings.ResponderSettings(rules=str(tmp_path / "responses.yaml"))
+            ),
             bus=await connect("pipeline"),
             store=store,
             connect=connected,

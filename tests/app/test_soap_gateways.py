@@ -7,7 +7,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.components import soap_gateways
+from muster.app.components import factories, soap_gateways
 from muster.core import errors
 from muster.core.formats import xml
 from muster.core.settings import loader
@@ -54,7 +54,7 @@ async def test_gateways_of_a_domain(tmp_path):
     }
     settings = loader.load(app_settings.Settings, flags=flags)
     ann, vic = ("ann", "a long secret"), ("vic", "another secret")
-    async with domain.Domain(settings, parts=app_settings.components(settings)) as running:
+    async with domain.Domain(settings, parts=factories.components(settings)) as running:
         url = running.part(soap_gateways.SoapComponent).url
         known = running.trust.passwords()
         known.set(ann[0], roles.Role.OPERATOR, ann[1])

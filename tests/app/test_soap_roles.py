@@ -18,7 +18,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
-from muster.app.components import soap_gateways
+from muster.app.components import factories, soap_gateways
 from muster.bus.client import client
 from muster.core import messages
 from muster.core.formats import xml
@@ -266,7 +266,7 @@ async def test_each_role_at_each_soap_operation(tmp_path):
     }
     settings = loader.load(app_settings.Settings, flags=flags)
     async with (
-        domain.Domain(settings, parts=app_settings.components(settings)) as running,
+        domain.Domain(settings, parts=factories.components(settings)) as running,
         httpx.AsyncClient(timeout=40) as http,
     ):
         part = running.part(soap_gateways.SoapComponent)

@@ -13,6 +13,8 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
+from muster.app.export import settings as export_settings
 from muster.app.export import syslog_export
 from muster.app.operations import audit
 from muster.core import errors, messages
@@ -38,7 +40,7 @@ ENTRY = messages.Decision(
     outcome=messages.DecisionOutcome.REFUSED,
     details={"interface": "cli"},
 )
-SETTINGS = syslog_export.SyslogSettings(url="udp://127.0.0.1:514")
+SETTINGS = export_settings.SyslogSettings(url="udp://127.0.0.1:514")
 
 
 def test_an_entry_has_the_form_of_rfc_5424():
@@ -58,7 +60,7 @@ def test_an_entry_has_the_form_of_rfc_5424():
 @pytest.mark.parametrize("url", ["http://h:1", "tcp://", "tcp://h:x", "h:514"])
 def test_an_address_that_is_none_is_refused(url: str):
     with pytest.raises(errors.InvalidInput):
-        syslog_export.SyslogSettings(url=url)
+        export_settings.SyslogSettings(url=url)
 
 
 class SyslogServer:
@@ -86,7 +88,7 @@ async def running(folder: Path, url: str) -> AsyncIterator[domain.Domain]:
     off = {f"{part}.enabled": False for part in ("web", "manage", "message", "inform", "notify")}
     flags: dict[str, Any] = {"domain.data_dir": str(folder / "data"), "bus.port": 0, "syslog.url": url, **off}
     settings = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(settings, parts=app_settings.components(settings)) as started:
+    async with domain.Domain(settings, parts=factories.components(settings)) as started:
         yield started
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.app.components import information_nodes as part
 from muster.core import errors
 from muster.core.settings import loader
@@ -33,7 +34,7 @@ def load_settings(tmp_path: Path, **more: object) -> app_settings.Settings:
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_users_of_a_domain_share_contexts_and_viewers_only_read(tmp_path):
     made = load_settings(tmp_path)
-    async with domain.Domain(made, parts=app_settings.components(made)) as running:
+    async with domain.Domain(made, parts=factories.components(made)) as running:
         nodes = running.part(part.InformationNodesComponent).nodes
         await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
         async with (
@@ -81,7 +82,7 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
     ]
     made = load_settings(tmp_path, **{"inform.rules": rules})
     async with (
-        domain.Domain(made, parts=app_settings.components(made)) as running,
+        domain.Domain(made, parts=factories.components(made)) as running,
         await running.connect("ann", roles.Role.USER) as ann,
         await running.connect("bob", roles.Role.USER) as bob,
         await running.connect("olga", roles.Role.OPERATOR) as olga,

@@ -8,6 +8,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.core.settings import loader
 from muster.demo import outbreak, scenario, worm
 
@@ -26,7 +27,7 @@ async def test_a_worm_is_detected_reported_and_stopped_while_processes_are_kille
     chosen = loader.load(app_settings.Settings, flags=flags)
     lines: list[str] = []
     async with (
-        domain.Domain(chosen, parts=app_settings.components(chosen)) as running,
+        domain.Domain(chosen, parts=factories.components(chosen)) as running,
         outbreak.Outbreak(running, options, lambda name, line, _: lines.append(f"{name}: {line}")) as story,
     ):
         result = await story.run()

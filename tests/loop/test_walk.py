@@ -17,6 +17,7 @@ import pytest
 
 from muster.app import domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.core import errors, messages
 from muster.core.settings import loader
 from muster.inform import client as inform
@@ -105,9 +106,7 @@ def load_settings(folder: Path) -> app_settings.Settings:
 async def test_once_around_the_loop(tmp_path: Path):
     chosen = load_settings(tmp_path)
     async with contextlib.AsyncExitStack() as stack:
-        running = await stack.enter_async_context(
-            domain.Domain(chosen, parts=app_settings.components(chosen))
-        )
+        running = await stack.enter_async_context(domain.Domain(chosen, parts=factories.components(chosen)))
 
         async def connect(identity: str, role: roles.Role):
             return await stack.enter_async_context(await running.connect(identity, role))

@@ -12,6 +12,7 @@ import pytest
 from muster import connection
 from muster.app import certificates, domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.core import errors
 from muster.core.settings import loader
 from muster.manage import client
@@ -87,9 +88,7 @@ async def secured(tmp_path):
     }
     made = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        running: Any = await stack.enter_async_context(
-            domain.Domain(made, parts=app_settings.components(made))
-        )
+        running: Any = await stack.enter_async_context(domain.Domain(made, parts=factories.components(made)))
         registry = await stack.enter_async_context(await running.connect("registry-1", roles.Role.REGISTRY))
         await stack.enter_async_context(endpoint.RegistryEndpoint(registry, running.store))
         bus = await stack.enter_async_context(await running.connect("manager-1", roles.Role.MANAGER))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from muster.app import domain
 from muster.app import settings as app_settings
+from muster.app.components import factories
 from muster.core import errors
 from muster.core.settings import loader
 from muster.monitor import client, protocol
@@ -27,7 +28,7 @@ async def test_a_domain_reports_itself_and_an_agent_beside_it(tmp_path):
         "sensor.processes": '["tests=pytest"]',
     }
     settings = loader.load(app_settings.Settings, flags=flags)
-    async with domain.Domain(settings, parts=app_settings.components(settings)) as running:
+    async with domain.Domain(settings, parts=factories.components(settings)) as running:
         agent = await running.connect("web-7", roles.Role.AGENT)
         other = sensor.SensorOptions(buffer_dir=tmp_path / "buffer", period_s=0.2, group="web")
         operator = await running.connect("op", roles.Role.OPERATOR)

@@ -23,7 +23,7 @@ import pytest
 
 from muster.app import domain, home, identities, service_manager
 from muster.app import settings as app_settings
-from muster.app.components import component, dispatcher, management
+from muster.app.components import component, dispatcher, factories, management
 from muster.app.policy import reaction_rules, reactions
 from muster.app.supervisor import dispatcher_process, server_process, worker
 from muster.bus import leases
@@ -271,7 +271,7 @@ async def test_a_failure_of_each_loop_of_a_domain_is_counted_shown_and_followed_
     }
     made = loader.load(app_settings.Settings, flags=flags)
     async with contextlib.AsyncExitStack() as stack:
-        parts = [*app_settings.components(made), CannotStart()]
+        parts = [*factories.components(made), CannotStart()]
         running = await stack.enter_async_context(domain.Domain(made, parts=parts))
         bus = await stack.enter_async_context(await running.connect("ann", roles.Role.USER))
         jms = await stack.enter_async_context(client_api.Connection(bus))

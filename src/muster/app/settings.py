@@ -1,29 +1,13 @@
-"""The settings of a domain and the components that they enable.
+"""The settings of a domain: the base settings of every process, and a section for each service.
 
-A service is part of a domain as a `muster.app.components.component.Component`: it declares its name, its
-dependencies and whether it is vital, and receives a `muster.app.components.context.ComponentContext` at its
-start. Its section of the settings is a field of `Settings`; ``[section] enabled = …`` decides whether it runs
-here.
+A command reads them without loading the services; `muster.app.components.factories` makes the components that
+they enable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-from muster.app.components import (
-    component,
-    dispatcher,
-    information_nodes,
-    management,
-    monitor,
-    notifier,
-    pipeline,
-    soap_gateways,
-    web,
-)
-from muster.app.export import otlp_activities, syslog_export
-from muster.app.policy import reactions, responder
-from muster.app.supervisor import domain_tree
+from muster.app.export import settings as export_settings
+from muster.app.policy import settings as policy_settings
 from muster.core.settings import domain
 from muster.gateways.soap import settings as soap_settings
 from muster.inform import settings as inform_settings
@@ -45,52 +29,8 @@ class Settings(domain.BaseSettings, frozen=True, kw_only=True):
     inform: inform_settings.InformSettings = inform_settings.InformSettings()
     message: message_settings.MessageSettings = message_settings.MessageSettings()
     pipeline: pipeline_settings.PipelineSettings = pipeline_settings.PipelineSettings()
-    responder: responder.Responder = responder.Responder()
-    reactions: reactions.Reactions = reactions.Reactions()
-    syslog: syslog_export.SyslogSettings = syslog_export.SyslogSettings()
+    responder: policy_settings.ResponderSettings = policy_settings.ResponderSettings()
+    reactions: policy_settings.ReactionSettings = policy_settings.ReactionSettings()
+    syslog: export_settings.SyslogSettings = export_settings.SyslogSettings()
     soap: soap_settings.SoapSettings = soap_settings.SoapSettings()
     web: web_settings.WebSettings = web_settings.WebSettings()
-
-
-#: From the settings to a component, or None if the settings do not enable it on this machine.
-Factory = Callable[[Settings], component.Component | None]
-
-FACTORIES: Sequence[Factory] = (
-    lambda settings: (
-        information_nodes.InformationNodesComponent(settings.inform, settings.manage.machine_suffix)
-        if settings.inform.enabled
-        else None
-    ),
-    lambda settings: management.ManagementComponent(settings.manage) if settings.manage.enabled else None,
-    lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
-    lambda settings: domain_tree.ChildNode(settings.manage) if settings.manage.parent else None,
-    lambda settings: dispatcher.DispatcherComponent(settings.message) if settings.message.enabled else None,
-    lambda settings: monitor.ChannelComponent(settings.channel) if settings.channel.enabled else None,
-    lambda settings: monitor.SensorComponent(settings.sensor) if settings.sensor.enabled else None,
-    lambda settings: (
-        notifier.NotifierComponent(settings.notify, settings.manage.machine_suffix)
-        if settings.notify.enabled
-        else None
-    ),
-    lambda settings: pipeline.PipelineComponent(settings.pipeline) if settings.pipeline.enabled else None,
-    lambda settings: responder.ResponderComponent(settings.responder) if settings.responder.rules else None,
-    lambda settings: (
-        reactions.ReactionComponent(settings.reactions)
-        if reactions.are_due(settings.reactions, settings.domain.folder)
-        and (settings.notify.enabled or settings.reactions.rules)
-        else None
-    ),
-    lambda settings: syslog_export.SyslogComponent(settings.syslog) if settings.syslog.url else None,
-    lambda settings: (
-        otlp_activities.OtlpActivities(settings.health.otlp_url)
-        if settings.health.otlp_url and "activities" in settings.health.otlp_signals
-        else None
-    ),
-    lambda settings: soap_gateways.SoapComponent(settings) if settings.soap.enabled else None,
-    lambda settings: web.WebComponent(settings) if settings.web.enabled else None,
-)
-
-
-def components(settings: Settings) -> list[component.Component]:
-    """All components that these settings enable."""
-    return [made for factory in FACTORIES if (made := factory(settings)) is not None]

@@ -9,59 +9,19 @@ import asyncio
 import os
 import platform
 import ssl
-from typing import Annotated, Literal
-from urllib import parse
 
 from muster.app.export import activity_export
-from muster.core import errors, messages
+from muster.app.export import settings as export_settings
+from muster.core import messages
 from muster.core.formats import syslog
 from muster.core.settings import sections
 
 doc = sections.field_doc
 
 CONNECT_S = 10.0
-PORTS = {"udp": 514, "tcp": 601, "tls": 6514}
 
 
-class SyslogSettings(sections.SettingsSection, frozen=True, kw_only=True):
-    """Export of the activity log to a syslog server (RFC 5424)."""
-
-    url: Annotated[
-        str,
-        doc(
-            "The server: udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT. Empty: no export. Over udp "
-            "entries can be lost, and over udp and tcp they are not encrypted."
-        ),
-    ] = ""
-    facility: Annotated[
-        Literal[
-            "user", "daemon", "auth", "authpriv", "audit",
-            "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7",
-        ],
-        doc("The facility of the entries."),
-    ] = "auth"  # fmt: skip
-    ca: Annotated[
-        sections.FilePath, doc("Certificate authority of the server, if it is not one of the system's.")
-    ] = ""
-
-    def __post_init__(self) -> None:
-        if self.url:
-            server_of(self.url)
-
-
-def server_of(url: str) -> tuple[str, str, int]:
-    """Transport, host and port."""
-    try:
-        parts = parse.urlsplit(url)
-        port = parts.port or PORTS.get(parts.scheme, 0)
-    except ValueError as error:
-        raise errors.InvalidInput(f"url: {url!r}: {error}") from error
-    if parts.scheme not in PORTS or not parts.hostname:
-        raise errors.InvalidInput(f"url: {url!r} is not udp://HOST:PORT, tcp://HOST:PORT or tls://HOST:PORT")
-    return parts.scheme, parts.hostname, port
-
-
-def to_message(entry: messages.Decision, settings: SyslogSettings, domain: str) -> bytes:
+def to_message(entry: messages.Decision, settings: export_settings.SyslogSettings, domain: str) -> bytes:
     """An entry of the activity log as a message of syslog."""
     return syslog.message(
         facility=settings.facility,
@@ -79,7 +39,7 @@ def to_message(entry: messages.Decision, settings: SyslogSettings, domain: str) 
 class SyslogComponent(activity_export.ActivityExport):
     name = "syslog"
 
-    def __init__(self, settings: SyslogSettings) -> None:
+    def __init__(self, settings: export_settings.SyslogSettings) -> None:
         super().__init__(settings.url)
         self._settings = settings
         self._reader: asyncio.StreamReader | None = None
@@ -90,7 +50,7 @@ class SyslogComponent(activity_export.ActivityExport):
         await self._send(to_message(entry, self._settings, domain))
 
     async def _open(self) -> None:
-        transport, host, port = server_of(self._settings.url)
+        transport, host, port = export_settings.server_of(self._settings.url)
         loop = asyncio.get_running_loop()
         if transport == "udp":
             self._datagrams, _ = await loop.create_datagram_endpoint(

@@ -20,14 +20,13 @@ import contextlib
 import functools
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Annotated
 
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.policy import reaction_rules
+from muster.app.policy import settings as policy_settings
 from muster.bus import api
 from muster.core import errors, files, health, messages
-from muster.core.settings import sections
 from muster.core.telemetry import log
 from muster.manage import client as manage
 from muster.manage import protocol, rows
@@ -45,24 +44,12 @@ PAGE = 1_000  # receivers of one query
 MARK = "reactions"  # a file in the domain's folder while there may be receivers
 
 
-class Reactions(sections.SettingsSection, frozen=True, kw_only=True):
-    """How managed resources react to events."""
-
-    rules: Annotated[
-        sections.FilePath,
-        sections.field_doc(
-            "The file of reactions: which resources are receivers, which events they accept, and which "
-            "operations these execute. Empty: none. If several machines run the domain, set it on one."
-        ),
-    ] = ""
-
-
 class ReactionComponent:
     name = "reactions"
     depends_on: Sequence[str] = ("notify",)
     vital = False
 
-    def __init__(self, settings: Reactions) -> None:
+    def __init__(self, settings: policy_settings.ReactionSettings) -> None:
         self._settings = settings
         self._problem = "starting"
         self._receivers = 0
@@ -88,7 +75,7 @@ class ReactionComponent:
             self._mark.unlink(missing_ok=True)  # all have left
 
 
-def are_due(settings: Reactions, folder: Path) -> bool:
+def are_due(settings: policy_settings.ReactionSettings, folder: Path) -> bool:
     """Whether there are rules, or receivers of earlier rules are to leave."""
     return bool(settings.rules) or (folder / MARK).exists()
 

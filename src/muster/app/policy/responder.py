@@ -11,14 +11,13 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 from muster.app.components import component
 from muster.app.components import context as context_
 from muster.app.policy import response_rules
+from muster.app.policy import settings as policy_settings
 from muster.bus import api
 from muster.core import errors, health, messages
-from muster.core.settings import sections
 from muster.notify import client as notify
 from muster.pipeline import client as pipeline
 from muster.pipeline import protocol
@@ -30,31 +29,12 @@ POSITION = "position"
 RETRY_S = 1.0
 
 
-class Responder(sections.SettingsSection, frozen=True, kw_only=True):
-    """How the domain responds to its alerts."""
-
-    rules: Annotated[
-        sections.FilePath,
-        sections.field_doc(
-            "The file of response rules: which alert sends which event to which receivers. Empty: none."
-        ),
-    ] = ""
-    max_age_s: Annotated[
-        float,
-        sections.field_doc(
-            "Alerts older than this when the responder reads them, after an outage, get no response. "
-            "Judged by the brokers' clock: more than its difference from the clocks of the fleet.",
-            gt=0,
-        ),
-    ] = 3600.0
-
-
 class ResponderComponent:
     name = "responder"
     depends_on: Sequence[str] = ("notify",)
     vital = False
 
-    def __init__(self, settings: Responder) -> None:
+    def __init__(self, settings: policy_settings.ResponderSettings) -> None:
         self._settings = settings
         self._bus: api.Bus
         self._stack = contextlib.AsyncExitStack()

@@ -165,11 +165,11 @@ def _in_front(
     invocation: command.Invocation, settings: app_settings.Settings, ready_fd: int | None, *, log_file: bool
 ) -> None:
     from muster.app import domain, log_files, process, service_manager
-    from muster.app import settings as app_settings
+    from muster.app.components import factories
 
     running = domain.Domain(
         settings,
-        parts=app_settings.components(settings),
+        parts=factories.components(settings),
         restarted=service_manager.is_present(os.environ),
     )
 

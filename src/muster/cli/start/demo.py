@@ -153,7 +153,7 @@ def _printer(invocation: cli_command.Invocation) -> Callable[[tour.Scene], None]
 def _scenes(invocation: cli_command.Invocation, place: home.Home, chapter: str, *, stay: bool) -> None:
     """The chapters that are scenes on a running domain."""
     from muster.app import domain, process
-    from muster.app import settings as app_settings
+    from muster.app.components import factories
     from muster.demo import frozen_broker, policies, tour
 
     flags: dict[str, Any] = dict(frozen_broker.FLAGS) if chapter == "roaming" else {}
@@ -163,7 +163,7 @@ def _scenes(invocation: cli_command.Invocation, place: home.Home, chapter: str, 
     if printer.for_people:
         printer.note(f"starting a domain in {cli_command.display_path(place.root)}")
     began = time.perf_counter()
-    running = domain.Domain(settings, parts=app_settings.components(settings))
+    running = domain.Domain(settings, parts=factories.components(settings))
     show = _printer(invocation)
 
     async def work() -> None:
@@ -211,7 +211,7 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
     import asyncio
 
     from muster.app import domain, process
-    from muster.app import settings as app_settings
+    from muster.app.components import factories
     from muster.demo import outbreak, scenario, worm
 
     _expect_spark()
@@ -230,7 +230,7 @@ def _worm(invocation: cli_command.Invocation, place: home.Home, fleet: int, *, s
             f"starting {options.brokers} brokers, 2 managers and Spark in "
             f"{cli_command.display_path(place.root)}"
         )
-    running = domain.Domain(settings, parts=app_settings.components(settings))
+    running = domain.Domain(settings, parts=factories.components(settings))
 
     def show(name: str, line: str, facts: Mapping[str, Any]) -> None:
         printer.item({"scene": name, "text": line, **facts}, f"{name:>10}  {line}")

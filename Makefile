@@ -73,7 +73,7 @@ test-all: setup $(VENV)/.spark $(VENV)/.amqp $(VENV)/.debian ## the slow tests a
 
 test-fast: setup ## the fast tier: on every save, under two minutes (tests/tiers.py)
 	@$(COMPILE)
-	@$(PYTEST) --fast -n 2 -q
+	@$(PYTEST) --fast -n $(WORKERS) -q
 
 # The fast tier needs no Spark and no Java. Each version has an environment of its own, beside .venv.
 test-pythons: ## the fast tier on each Python: make test-pythons PYTHONS="python3.12 python3.13"

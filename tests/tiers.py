@@ -42,7 +42,7 @@ FILES = {
     "tests/app/test_otlp_export.py": "whole domains",
     "tests/app/test_re*.py": "whole domains",
     "tests/app/test_settings.py": "reads the whole tree",
-    "tests/app/test_soap_roles.py": "whole domains",
+    "tests/app/test_soap_*.py": "whole domains",
     "tests/app/test_syslog.py": "whole domains",
     "tests/cli/test_activity.py": "whole domains",
     "tests/cli/test_creds.py": "whole domains",

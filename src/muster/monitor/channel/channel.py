@@ -139,6 +139,7 @@ class Channel(lifecycle.ServiceContext):
             await subscription.close()
         for task in self._receiving:
             task.cancel()
+        self._receiving = []  # a second call has nothing to drain
         self._flush()
         await self._all_sent.wait()
         if self._registry is not None:

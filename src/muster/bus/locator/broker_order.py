@@ -12,16 +12,19 @@ After section 4.1 of the JMS paper, in this order:
    since its last survey count as connected; otherwise many clients at once would all be sent to the same
    broker.
 
-Unknown properties of a broker count as average.
+Unknown properties of a broker count as the average of the other brokers: one that did not reply to a survey
+in time is not avoided until the next.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import ipaddress
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from muster.core import errors
 
@@ -142,23 +145,23 @@ def rank(
         }[protocol]
         if port:
             usable.append((candidate, host, port, distance))
-    taken = {
-        candidate.id: _slots_taken(candidate, (sent or {}).get(candidate.id, 0))
-        for candidate, _, _, _ in usable
-    }
+    assumed = _assumed([candidate for candidate, _, _, _ in usable])
+    taken = {id: _slots_taken(candidate, (sent or {}).get(id, 0)) for id, candidate in assumed.items()}
     mean = sum(taken.values()) / len(taken) if taken else 0.0
 
     def key(entry: tuple[BrokerCandidate, BrokerHost, int, BrokerDistance]) -> tuple[object, ...]:
         candidate, _, _, distance = entry
-        full = taken[candidate.id] >= 1.0
-        crowded = taken[candidate.id] >= CROWDED_SLOTS or load(candidate) >= CROWDED_LOAD
+        is_known = candidate.connections is not None and candidate.connections_max is not None
+        full = is_known and taken[candidate.id] >= 1.0
+        crowded = (is_known and taken[candidate.id] >= CROWDED_SLOTS) or load(candidate) >= CROWDED_LOAD
         new = candidate.uptime_s is not None and candidate.uptime_s < NEW_S and taken[candidate.id] < mean
         return (
             full,
             crowded,
             distance,
             not new,
-            -headroom(candidate, taken[candidate.id]),
+            -headroom(assumed[candidate.id], taken[candidate.id]),
+            (sent or {}).get(candidate.id, 0),
             candidate.name,
             candidate.id,
         )
@@ -176,6 +179,21 @@ def rank(
         )
         for candidate, host, port, distance in sorted(usable, key=key)
     ]
+
+
+def _assumed(candidates: Sequence[BrokerCandidate]) -> dict[str, BrokerCandidate]:
+    """The candidates by id, with the mean of the others for each property that is unknown."""
+    means: dict[str, Any] = {}
+    for name in ("connections", "connections_max", "cores", "cpu_share"):
+        known = [value for candidate in candidates if (value := getattr(candidate, name)) is not None]
+        if known:
+            means[name] = statistics.fmean(known)  # exact, so the order of brokers does not matter
+    return {
+        candidate.id: dataclasses.replace(
+            candidate, **{name: mean for name, mean in means.items() if getattr(candidate, name) is None}
+        )
+        for candidate in candidates
+    }
 
 
 def load(candidate: BrokerCandidate) -> float:

@@ -17,7 +17,7 @@ import pytest
 import muster
 from muster.bus import api
 from muster.bus.brokers import broker, config, monitor, network
-from muster.bus.client import broker_errors, client, connection, requests
+from muster.bus.client import broker_errors, client, connection, reconnection, requests
 from muster.bus.locator import server as locator_server
 from muster.bus.streams import group_commit
 from muster.core import errors
@@ -305,7 +305,7 @@ class TestReconnecting:
         ):
             stream = await bus.stream(contract.settings())
             questions = await other.subscribe("q")
-            monkeypatch.setattr(connection, "RECONNECT_BASE_S", 2.0)
+            monkeypatch.setattr(reconnection, "BASE_S", 2.0)
             cut(bus)
             await eventually(lambda: bus.state is api.ConnectionState.RECONNECTING)
             with pytest.raises(errors.TimedOut):

@@ -12,7 +12,7 @@ import pytest
 import muster
 from muster.bus import api
 from muster.bus.brokers import broker as brokers
-from muster.bus.client import client, connection
+from muster.bus.client import client, reconnection
 from muster.bus.streams import ordered_consumer
 from muster.core import errors
 from muster.testing.eventually import eventually
@@ -117,7 +117,7 @@ async def test_a_consumer_reports_messages_that_retention_removed(
         (await reader.open_stream("log")).follow(1) as messages,
     ):
         await contract.take(messages, 5)
-        monkeypatch.setattr(connection, "RECONNECT_BASE_S", 2.0)  # long enough for what happens meanwhile
+        monkeypatch.setattr(reconnection, "BASE_S", 2.0)  # long enough for what happens meanwhile
         cut(reader)
         await stream.publish("log.a", b"")
         await stream.publish("log.a", b"")

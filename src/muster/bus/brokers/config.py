@@ -34,7 +34,9 @@ PEER_USER = "muster-peer"
 LAME_DUCK_S = 30  # the shortest the server allows; it only spreads the good-byes of connected clients
 LAME_DUCK_GRACE_S = 1
 LEAF_RECONNECT = "250ms"
-HANDSHAKE_S = 5  # longer than the server's own 2: when a whole fleet reconnects, clients are slow
+# Longer than the server's own 2: a fleet that reconnects waits for the cores of its broker (1.5 ms for each
+# client), and clients that are refused for their lateness add work. Clients wait as long.
+HANDSHAKE_S = 15
 ROUTE_PING_S = 1.0  # between brokers: elections begin 4 s after a leader was last heard
 PING_MAX = 2  # pings without a reply before a connection is closed
 

@@ -11,11 +11,9 @@ Subscriptions here are *readers*: a plain function called for each message while
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import ssl
-import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +21,15 @@ import nats.errors
 from nats.aio import client as nats_client
 
 from muster.bus import message_format
-from muster.bus.client import broker_errors, cancellation, counters, credential_source, parser, transports
+from muster.bus.client import (
+    broker_errors,
+    cancellation,
+    counters,
+    credential_source,
+    parser,
+    reconnection,
+    transports,
+)
 from muster.core import errors
 from muster.core.telemetry import log
 
@@ -31,8 +37,6 @@ events = log.EventLog("bus")
 
 Reader = Callable[[bytes, bytes, bytes, bytes | None], None]  # subject, reply, data, raw headers
 
-RECONNECT_BASE_S = 0.05
-RECONNECT_CAP_S = 5.0
 CLOSE_S = 2.0  # maximum wait for attempts to reconnect when the connection is closed
 PING_INTERVAL_S = 2.0  # shorter than a broker's own interval: it then does not ping this client
 SILENT_INTERVALS_MAX = 2  # a broker from which nothing arrives for longer is given up
@@ -60,7 +64,9 @@ class NatsConnection(nats_client.Client):
         self._counts = counts
         self._proxy: str | None = None
         self._in_burst = False
-        self._attempts = 0
+        self._connect_timeout_s = 0.0
+        self._plan = reconnection.ReconnectionPlan()
+        self._release_slot: Callable[[], None] = _nothing
         self._auth_failures = 0
         self.cause: errors.MusterError | None = None  # the reason of an unrequested close
         self.generation = 0  # grows with each connection made
@@ -83,7 +89,7 @@ class NatsConnection(nats_client.Client):
         echo: bool = True,
     ) -> None:
         """Connect to ``server``. After that the connection reconnects by itself, to other brokers too."""
-        self._proxy = proxy
+        self._proxy, self._connect_timeout_s = proxy, connect_timeout_s
         complaints: list[Exception] = []
 
         async def failed(error: Exception) -> None:
@@ -92,29 +98,7 @@ class NatsConnection(nats_client.Client):
         async def nothing() -> None:
             return
 
-        options: dict[str, Any] = {}
-        if creds is not None:
-            current = creds()
-
-            def sign(nonce: str) -> bytes:
-                nonlocal current
-                try:
-                    current = creds()  # again for each attempt: they may have been renewed
-                except errors.MusterError as error:  # unreadable now: those we have may still do
-                    events.warning("credentials-unreadable", error=error)
-                return current.answer(nonce)
-
-            # nats-py requests the signature first, so the JWT is from the same reading.
-            options.update(signature_cb=sign, user_jwt_cb=lambda: current.user_jwt.encode())
-        try:
-            parts = urllib.parse.urlsplit(server)
-        except ValueError as error:
-            raise errors.InvalidInput(f"{server[:200]!r} is not the URL of a broker: {error}") from error
-        if parts.password is not None:
-            # As options, because the URLs of other brokers that this one reports have no password.
-            options.update(
-                user=urllib.parse.unquote(parts.username or ""), password=urllib.parse.unquote(parts.password)
-            )
+        options = credential_source.login_options(server, creds)
         if tls is not None:
             options["tls"] = tls
         if tls_hostname is not None:
@@ -162,30 +146,44 @@ class NatsConnection(nats_client.Client):
         if not self._transport:
             made = transports.WebSocketTransport if s.uri.scheme in ("ws", "wss") else transports.TcpTransport
             self._transport = made(self._proxy)
+        if self.options["allow_reconnect"]:
+            self._cancel_tasks()
+            self._release_slot = await reconnection.AttemptSlots.of_loop().take()
+        self.options["connect_timeout"] = self._connect_timeout_s
         try:
             await super()._connect_to_server(s)
+            self.options["connect_timeout"] = self._plan.handshake_s(self._connect_timeout_s)
         except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):
             raise
         except Exception as error:  # any other (a WebSocket handshake's) would end nats-py's retries
             raise ConnectionError(str(error)) from error
 
+    def _cancel_tasks(self) -> None:
+        """Those of an attempt that failed after its handshake: nats-py replaces them and lets them run."""
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None:
+                task.cancel()
+
     def _next_server(
         self, servers: list[nats_client.Server], info: dict[str, Any]
     ) -> tuple[nats_client.Server, float]:
-        """Another broker than the last, after a delay that doubles up to a cap, half of it random."""
+        """Another broker than the last, and the delay before the attempt."""
+        self._release_slot()
         here = self._current_server.uri.netloc if self._current_server else None
         others = [server for server in servers if server.uri.netloc != here] or servers
-        delay_s = min(RECONNECT_CAP_S, RECONNECT_BASE_S * 2 ** min(self._attempts, 20))
-        self._attempts += 1
-        return random.choice(others), delay_s * (0.5 + random.random() / 2)
+        now_s = asyncio.get_running_loop().time()
+        return random.choice(others), self._plan.next_delay_s(now_s, random.random())
 
     async def _attempt_reconnect(self) -> None:
         if (task := asyncio.current_task()) is not None:
             self._reconnecting.add(task)
             task.add_done_callback(self._reconnecting.discard)
-        # When it is cancelled, nats-py completes a future twice, as its last step.
-        with contextlib.suppress(asyncio.InvalidStateError):
+        try:
             await super()._attempt_reconnect()
+        except asyncio.InvalidStateError:
+            pass  # when it is cancelled, nats-py completes a future twice, as its last step
+        finally:
+            self._release_slot()
 
     async def _failed(self, error: Exception) -> None:
         if broker_errors.is_credential_error(str(error)) and not self.is_connected:
@@ -201,7 +199,9 @@ class NatsConnection(nats_client.Client):
             self._on_change("disconnected")
 
     async def _reconnected(self) -> None:
-        self._attempts = self._auth_failures = 0
+        self._release_slot()
+        self._plan.connected(asyncio.get_running_loop().time())
+        self._auth_failures = 0
         self.generation += 1
         self._counts.add(counters.ConnectionCounter.RECONNECTED)
         self._on_change("connected")
@@ -487,3 +487,7 @@ class NatsConnection(nats_client.Client):
             finally:
                 self.on_state_change.discard(news.set)
             self.check_open()
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,126 @@
+"""How clients come back after a broker restart: delays, timeouts, and the attempts of one process."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import nats.aio.client as nats_client
+import nats.errors
+import pytest
+
+from muster.bus.brokers import broker, config
+from muster.bus.client import client, connection, reconnection
+from muster.testing.eventually import eventually
+
+
+@pytest.fixture
+async def plain(tmp_path):
+    async with broker.Broker(config.BrokerConfig(name="b", directory=tmp_path, storage=None)) as running:
+        yield running
+
+
+def cut(bus: client.NatsBus) -> None:
+    """The socket is gone, as when the network or the broker dies."""
+    over: Any = bus._wire._transport
+    over._io_writer.transport.abort()
+
+
+def delays(plan: reconnection.ReconnectionPlan, number: int, now_s: float = 0.0) -> list[float]:
+    return [plan.next_delay_s(now_s, 1.0) for _ in range(number)]
+
+
+def test_delays_double_up_to_a_cap_and_half_of_each_is_random():
+    plan = reconnection.ReconnectionPlan()
+    assert delays(plan, 9) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert plan.next_delay_s(0.0, 0.0) == 2.5
+    assert delays(plan, 2_000)[-1] == 5.0
+
+
+def test_a_short_connection_does_not_shorten_the_delays():
+    """An overloaded broker accepts clients and closes their connections soon after."""
+    plan = reconnection.ReconnectionPlan()
+    delays(plan, 5)
+    plan.connected(100.0)
+    assert delays(plan, 1, now_s=100.0 + reconnection.STABLE_S - 0.1) == [1.6]
+    plan.connected(120.0)
+    assert delays(plan, 2, now_s=120.0 + reconnection.STABLE_S) == [0.05, 0.1]
+
+
+def test_a_connection_counts_once():
+    plan = reconnection.ReconnectionPlan()
+    plan.connected(0.0)
+    assert delays(plan, 3, now_s=1_000.0) == [0.05, 0.1, 0.2]
+
+
+def test_a_busy_broker_has_longer_for_the_handshake_after_failed_attempts():
+    plan = reconnection.ReconnectionPlan()
+    assert plan.handshake_s(3.0) == 3.0  # the first connection
+    times = []
+    for _ in range(6):
+        plan.next_delay_s(0.0, 0.0)
+        times.append(plan.handshake_s(3.0))
+    assert times == [3.0, 3.0, 6.0, 12.0, 15.0, 15.0]
+    assert plan.handshake_s(60.0) == 60.0
+
+
+@pytest.mark.virtual_time
+async def test_an_attempt_waits_for_a_slot_and_slow_ones_do_not_keep_theirs():
+    slots = reconnection.AttemptSlots(2)
+    release = await slots.take()
+    await slots.take()
+    release()
+    release()  # counts once
+    await slots.take()
+    began_s = asyncio.get_running_loop().time()
+    await slots.take()
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(reconnection.SLOT_S)
+
+
+async def test_the_connections_of_a_process_reconnect_a_few_at_a_time(plain, monkeypatch):
+    monkeypatch.setattr(reconnection, "ATTEMPTS_AT_ONCE", 2)
+    under_way, most = 0, 0
+    connect = connection.NatsConnection._connect_to_server
+
+    async def count_begin(self: Any, server: Any) -> None:
+        nonlocal under_way, most
+        await connect(self, server)
+        under_way += 1
+        most = max(most, under_way)
+
+    def count_end() -> None:
+        nonlocal under_way
+        under_way -= 1
+
+    buses = [await client.connect([plain.url], identity=f"c-{number}") for number in range(8)]
+    monkeypatch.setattr(connection.NatsConnection, "_connect_to_server", count_begin)
+    for bus in buses:
+        bus._wire.on_state_change.add(count_end)
+        cut(bus)
+    await eventually(lambda: all(bus.statistics().reconnects for bus in buses))
+    assert 1 <= most <= 2
+    for bus in buses:
+        await bus.close()
+
+
+async def test_an_attempt_that_fails_after_its_handshake_leaves_no_tasks(plain, monkeypatch):
+    failures = 2
+    flush = nats_client.Client.flush
+
+    async def fail_first(self: nats_client.Client, timeout: int = 10) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise nats.errors.TimeoutError
+        await flush(self, timeout)
+
+    def pinging() -> int:
+        names = [task.get_coro().__qualname__ for task in asyncio.all_tasks()]  # type: ignore[union-attr]
+        return sum(name.endswith("._ping_interval") for name in names)
+
+    async with await client.connect([plain.url], identity="ann") as bus:
+        monkeypatch.setattr(nats_client.Client, "flush", fail_first)
+        cut(bus)
+        await eventually(lambda: bus.statistics().reconnects == 1)
+        assert failures == 0
+        assert pinging() == 1

@@ -9,6 +9,7 @@ import nats.aio.client as nats_client
 import nats.errors
 import pytest
 
+from muster.bus import api
 from muster.bus.brokers import broker, config
 from muster.bus.client import client, connection, reconnection
 from muster.testing.eventually import eventually
@@ -124,3 +125,17 @@ async def test_an_attempt_that_fails_after_its_handshake_leaves_no_tasks(plain, 
         await eventually(lambda: bus.statistics().reconnects == 1)
         assert failures == 0
         assert pinging() == 1
+
+
+async def test_a_client_does_not_reconnect_because_the_event_loop_ends(plain):
+    """`asyncio.run` cancels all tasks at its end, and does not wait for tasks that begin then."""
+    async with await client.connect([plain.url], identity="ann") as bus:
+        await bus.flush()
+        reading = bus._wire._reading_task
+        assert reading is not None
+        reading.cancel()
+        await asyncio.wait([reading])
+        assert bus._wire._reconnection_task is None
+        assert bus.state is api.ConnectionState.CONNECTED
+        await bus._wire.force_reconnect()  # without a reader it could not be closed in an orderly way
+        await eventually(lambda: bus.statistics().reconnects == 1)

@@ -290,6 +290,9 @@ class NatsConnection(nats_client.Client):
         if isinstance(self._transport, transports.TcpTransport):
             self._transport.hand_over(self._take)
         await super()._read_loop()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            return  # the event loop ends, and would not wait for an attempt to reconnect
         if self.is_connected:  # it ended without a reason: a socket that is not read must not look alive
             await self._process_op_err(nats.errors.Error("nats: reading ended"))
 

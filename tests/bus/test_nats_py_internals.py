@@ -28,7 +28,6 @@ METHODS = {
     "_process_err": ["err_msg"],
     "_process_info": ["info"],
     "_process_op_err": ["e"],
-    "_process_ping": [],
     "_process_pong": [],
     "_read_loop": [],
     "_send_ping": ["future"],
@@ -69,6 +68,7 @@ def test_the_private_attributes_exist():
     made = client.Client()
     assert [name for name in ATTRIBUTES if not hasattr(made, name)] == []
     assert client.PING_PROTO == b"PING\r\n"
+    assert client.PONG_PROTO == b"PONG\r\n"
     fields = inspect.signature(subscription.Subscription).parameters
     assert {"id", "subject", "queue"} <= set(fields)
     assert {"_io_reader", "_io_writer", "_bare_io_reader", "_bare_io_writer"} <= set(

@@ -43,7 +43,7 @@ class Wire:
     def dispatch(self, *message: Any) -> None:
         self.heard.append(message)
 
-    async def _process_ping(self) -> None:
+    def answer_ping(self) -> None:
         self.heard.append("ping")
 
     async def _process_pong(self) -> None:
@@ -91,13 +91,25 @@ def test_a_bulk_reader_receives_the_messages_of_a_block_at_once(cuts: list[int],
 
 def test_what_comes_amid_another_line_waits():
     class SlowReader(Wire):
-        async def _process_ping(self) -> None:
+        async def _process_pong(self) -> None:
             self.heard.append(parser.take(b"MSG b 2 0\r\n\r\n"))
 
     wire = SlowReader()
     parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
-    _parse(parser, b"PING\r\nMSG a 1 0\r\n\r\n")
+    _parse(parser, b"PONG\r\nMSG a 1 0\r\n\r\n")
     assert wire.heard == [b"MSG b 2 0\r\n\r\n", (1, b"a", b"", b"", None)]
+
+
+def test_a_ping_is_replied_to_before_any_task_runs():
+    wire = Wire()
+    parser = client_parser.NatsParser(wire)  # type: ignore[arg-type]
+    assert parser.take(b"PING\r\n") == b""
+    assert wire.heard == ["ping"]
+    assert parser.blocks == 1
+    parser.take(b"MSG a 1 6\r\n")
+    parser.take(b"PING\r\n")  # the payload of a message
+    parser.take(b"\r\n")
+    assert wire.heard == ["ping", (1, b"a", b"", b"PING\r\n", None)]
 
 
 def test_what_an_old_connection_left_is_forgotten():

@@ -296,6 +296,9 @@ class NatsConnection(nats_client.Client):
         if self.is_connected:  # it ended without a reason: a socket that is not read must not look alive
             await self._process_op_err(nats.errors.Error("nats: reading ended"))
 
+    def answer_ping(self) -> None:
+        self._append(nats_client.PONG_PROTO)
+
     async def _process_pong(self) -> None:
         if self._pongs:
             future = self._pongs.pop(0)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from muster.bus.client import connection
 
 LITTLE_BYTES: Final = 8 << 10  # a block below it is no part of a flood
+PING: Final = b"PING\r\n"
 LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: the INFO of a broker may list many brokers
 
 
@@ -66,6 +67,11 @@ class NatsParser(parser.Parser):
         """Deliver the messages at the start of the next block. The rest is for `parse`."""
         if self._busy:
             return data
+        if data == PING and not self._kept:
+            # Replied to at once, without a task: a busy process must not look frozen to its broker.
+            self.blocks += 1
+            self._line.answer_ping()
+            return b""
         block = self._joined(data)
         if not block:
             return b""
@@ -161,7 +167,7 @@ class NatsParser(parser.Parser):
     async def _other(self, what: bytes, rest: bytes) -> None:
         over = self._line
         if what == b"PING":
-            await over._process_ping()
+            over.answer_ping()
         elif what == b"PONG":
             await over._process_pong()
         elif what == b"INFO":

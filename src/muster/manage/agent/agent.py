@@ -47,6 +47,8 @@ class AgentTransport(Protocol):
 
     @property
     def identity(self) -> str: ...
+    @property
+    def state(self) -> api.ConnectionState: ...
     async def publish(self, subject: str, data: bytes) -> None: ...
     async def request(self, subject: str, data: bytes, *, timeout_s: float) -> api.Message: ...
     async def subscribe(self, subject: str, *, handler: api.Handler) -> Closable: ...
@@ -170,6 +172,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             await self._resume_missing()
 
     async def send_heartbeats(self, only: Collection[str] | None = None) -> None:
+        if self._bus.state is not api.ConnectionState.CONNECTED:
+            return  # it would be sent after a reconnection, with all the others that were late
         by_manager: dict[str, list[protocol.ResourceHeartbeat]] = {}
         for name in self.hosted if only is None else self.hosted.keys() & set(only):
             record, seen = self.hosted[name].record, self.hosted[name].observed

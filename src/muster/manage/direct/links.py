@@ -178,6 +178,10 @@ class AgentLinks:
     async def __aexit__(self, *_: object) -> None:
         await self._tasks.close()
 
+    @property
+    def state(self) -> api.ConnectionState:
+        return api.ConnectionState.CONNECTED if self.links else api.ConnectionState.RECONNECTING
+
     async def publish(self, subject: str, data: bytes) -> None:
         self._link_for(subject).send(frames.DirectFrame(subject, "", data))
 

@@ -52,7 +52,18 @@ def block(result: dict[str, Any]) -> str:
         f"{result['broker_restarts']} time(s). {result['reports_lost']} batches of reports were given up.",
         "",
     ]
+    if result.get("cpu_s"):
+        lines += [
+            f"Processor time: {_listed(result['used_cores'], 'cores')} before; "
+            f"{_listed(result['cpu_s'], 's')} until all agents had sent a heartbeat.",
+            "",
+        ]
     return "\n".join(lines)
+
+
+def _listed(amounts: dict[str, float], unit: str) -> str:
+    parts = ", ".join(f"{kind} {amount:g}" for kind, amount in sorted(amounts.items()))
+    return f"{sum(amounts.values()):.1f} {unit} ({parts})"
 
 
 def filled(page: str, result: dict[str, Any]) -> str:

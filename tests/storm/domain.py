@@ -27,6 +27,7 @@ from tests.storm import fleet_process
 BACK_S_MAX = 300.0
 START_S_MAX = 900.0
 LOOK_S = 0.5
+STEADY_S = 10.0  # before the broker is killed
 PART = 1_000  # resources in one manifest
 SETTINGS = ("web.enabled=false", "notify.enabled=false", "inform.enabled=false", "manage.agent=false")
 
@@ -51,6 +52,8 @@ class Storm:
     broker_restarts: int = 0
     broker_cores: float = 0.0  # the most in an interval
     broker_bytes: int = 0  # the most
+    used_cores: dict[str, float] = dataclasses.field(default_factory=dict)  # before, by kind of process
+    cpu_s: dict[str, float] = dataclasses.field(default_factory=dict)  # used until all agents sent heartbeats
     load: float = 0.0  # of the machine before
 
     @property
@@ -60,7 +63,8 @@ class Storm:
 
 
 class FleetProcess:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, kind: str, process: asyncio.subprocess.Process) -> None:
+        self.kind = kind
         self._process = process
         self.counts = fleet_process.StormCounts()
         self._reading = asyncio.create_task(self._read())
@@ -76,6 +80,10 @@ class FleetProcess:
                 if self._reading.done():
                     raise RuntimeError("a process of the fleet has ended")
                 await asyncio.sleep(LOOK_S)  # pace
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -117,7 +125,7 @@ class StormDomain(outages.Drill):
             *(str(self.settings().keys_folder), str(first), str(end)),
             stdout=asyncio.subprocess.PIPE,
         )
-        return FleetProcess(process)
+        return FleetProcess(kind, process)
 
     async def _manage(self, manage: manage_client.ManageClient, agents: int) -> None:
         for first in range(0, agents, PART):
@@ -140,9 +148,29 @@ class StormDomain(outages.Drill):
         except (errors.MusterError, TimeoutError):
             return None
 
+    async def _cpu_s(self, fleet: list[FleetProcess]) -> dict[str, float]:
+        """The processor time of the running processes, by their kind."""
+        status = await self.status()
+        pids = [(process.kind, process.pid) for process in fleet]
+        pids += [("broker", row["pid"]) for row in status["brokers"] if row["pid"]]
+        pids += [(page["process"].rstrip("-0123456789"), page["pid"]) for page in status["pages"]]
+        used_s: dict[str, float] = {}
+        for kind, pid in pids:
+            with contextlib.suppress(psutil.Error):
+                times = psutil.Process(pid).cpu_times()
+                used_s[kind] = used_s.get(kind, 0.0) + times.user + times.system
+        return used_s
+
     async def _measure(
         self, fleet: list[FleetProcess], manage: manage_client.ManageClient, storm: Storm
     ) -> Storm:
+        cpu_s = await self._cpu_s(fleet)
+        await asyncio.sleep(STEADY_S)  # the time that is measured
+        idle_cpu_s, cpu_s = cpu_s, await self._cpu_s(fleet)
+        storm.used_cores = {
+            kind: round((cpu_s[kind] - idle_cpu_s.get(kind, 0.0)) / STEADY_S, 2) for kind in cpu_s
+        }
+        report(f"cores used: {storm.used_cores}")
         before = _sum(fleet)
         killed = (await self.status())["brokers"][0]["pid"]
         began_s = time.monotonic()
@@ -171,6 +199,13 @@ class StormDomain(outages.Drill):
                         setattr(storm, name, round(elapsed_s, 1))
                 if storm.replaced_s is None:
                     before.rows = counts.rows  # stored before the broker ended
+                if storm.beating_s is not None and not storm.cpu_s:
+                    cpu_s["broker"] = 0.0  # it is another process
+                    storm.cpu_s = {
+                        kind: round(used_s - cpu_s.get(kind, 0.0), 1)
+                        for kind, used_s in (await self._cpu_s(fleet)).items()
+                    }
+                    report(f"processor time: {storm.cpu_s}")
                 storm.reports_lost = counts.failed - before.failed
                 report(f"{elapsed_s:5.1f} s: {counts}, at most {storm.not_up:,} resources not up")
         finally:

@@ -34,6 +34,7 @@ CONNECTING_AT_ONCE = 20
 CHANNELS = 10  # connections that carry the reports of all sensors
 LOOK_S = 0.5
 PERIOD_S = 10.0  # of the sensors
+WATCH_S = 60.0  # between looks for a frozen broker: on machines of their own, agents would share that work
 
 
 @dataclasses.dataclass
@@ -59,15 +60,17 @@ class ObservedTransport:
         self.bus = bus
         self.identity = bus.identity
         self.subscribe = bus.subscribe
-        self.beat_over = self.registered_over = 0
+        self.beat_over = self.registered_over = self.reconnects = 0
+        self.state = bus.state
+        bus.on_state(self._changed)
 
-    @property
-    def reconnects(self) -> int:
-        return self.bus.statistics().reconnects
+    def _changed(self, state: api.ConnectionState) -> None:
+        self.state = state
+        self.reconnects += self.is_connected
 
     @property
     def is_connected(self) -> bool:
-        return self.bus.state is api.ConnectionState.CONNECTED
+        return self.state is api.ConnectionState.CONNECTED
 
     async def publish(self, subject: str, data: bytes) -> None:
         await self.bus.publish(subject, data)
@@ -156,6 +159,7 @@ if __name__ == "__main__":
     kind, url, keys, first, end = sys.argv[1:]
     log.configure(sys.stderr, level="warning", form="text")  # with the reasons that brokers give
     worker.relax_gc()  # as in a domain
+    connection.PING_INTERVAL_S = WATCH_S
     os.fsync = lambda fd: None  # keys of a simulated fleet: six syncs each, one agent after the other
     members = [f"storm-{number:05}" for number in range(int(first), int(end))]
     issuing = functools.partial(issue, keyring.Keyring.open(pathlib.Path(keys)))

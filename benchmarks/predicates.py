@@ -132,7 +132,7 @@ def parsing(quick: bool) -> list[harness.Row]:
     condition = parser.parse(POLICY)
 
     def compile_anew() -> None:
-        normal_forms.negation_normal.cache_clear()
+        normal_forms.cached_negation_normal.cache_clear()
         backends_python.compile(condition)
 
     sides = {

@@ -15,7 +15,7 @@ from muster.bus import api as bus_api
 from muster.bus.memory import network
 from muster.bus.rpc import error_replies
 from muster.core import errors
-from muster.message import destinations, messages, partitions, peer_protocol, protocol, settings
+from muster.message import destinations, messages, partitions, peer_protocol, protocol, selectors, settings
 from muster.message import errors as message_errors
 from muster.message.client import api
 from muster.message.dispatcher import large_bodies, leadership
@@ -253,3 +253,58 @@ async def test_a_client_id_has_a_largest_size_in_every_partition(
     async with serving(net, count=COUNT), hostile(net, partition) as mallory:
         with pytest.raises(message_errors.InvalidClientId, match="1024 bytes"):
             await mallory.request(protocol.ClientHello(f"{mallory.name}x", "x" * 1025))
+
+
+TOO_LONG = "a = '" + "x" * 8_187 + "'"
+TOO_MANY = " OR ".join(["a"] * 257)
+
+
+@pytest.mark.parametrize(("selector", "limit"), [(TOO_LONG, "8,192 are allowed"), (TOO_MANY, "256 clauses")])
+async def test_a_selector_has_a_largest_size_in_every_request(
+    simulated_network: network.SimulatedNetwork, selector: str, limit: str
+):
+    net = simulated_network
+    queue, topic = destinations.queue("jobs"), destinations.topic("news")
+    async with (
+        serving(net),
+        hostile(net) as mallory,
+        api.Connection(await net.connect("ann"), client_id="office") as ann,
+    ):
+        session = ann.session()
+        durable = {"subscription": "all", "durable": True, "shared": True, "selector": selector}
+        before = selectors.cache.characters
+        for refused in (
+            mallory.attach(queue, selector=selector),
+            mallory.attach(topic, **durable),
+            mallory.attach(topic, **durable | {"durable": False}),
+            mallory.request(protocol.BrowseQueue(queue.name, selector)),
+            mallory.request(protocol.PurgeQueue(queue.name, selector)),
+            mallory.request(protocol.MoveMessages(queue.name, "queue:others", selector)),
+            session.consumer(queue, selector),
+            session.consumer(topic, selector),
+            session.durable_consumer(topic, "mine", selector),
+            anext(session.browse(queue, selector)),
+        ):
+            with pytest.raises(errors.LimitExceeded, match=limit):
+                await refused
+        assert selectors.cache.characters == before
+        await mallory.attach(queue, selector=" OR ".join(["a"] * 256))
+
+
+def test_the_total_length_of_cached_selectors_is_limited():
+    cache = selectors.SelectorCache()
+    used = "region = 'north'"
+    length = 8_000
+    kept = cache.get(used)
+    for number in range(3 * selectors.CACHED_CHARACTERS_MAX // length):
+        cache.get(f"{number} = {number}".ljust(length))
+        assert cache.get(used) is kept, "the least recently used are dropped first"
+        assert cache.characters <= selectors.CACHED_CHARACTERS_MAX
+    assert len(cache) == (selectors.CACHED_CHARACTERS_MAX - len(used)) // length + 1
+
+
+def test_the_number_of_cached_selectors_is_limited():
+    cache = selectors.SelectorCache()
+    for number in range(selectors.CACHED_MAX + 10):
+        cache.get(f"a={number}")
+    assert len(cache) == selectors.CACHED_MAX

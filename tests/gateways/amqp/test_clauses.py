@@ -282,19 +282,31 @@ async def test_3_8_a_boolean_property_is_a_selector(clients: Any, dial: conftest
     assert await asyncio.to_thread(work) == "True"
 
 
-async def test_3_8_an_invalid_selector_is_refused(clients: Any):
+@pytest.mark.parametrize("address", ["queue:orders", "topic:news"])
+@pytest.mark.parametrize(
+    ("selector", "refusal"),
+    [
+        ("paid = = 1", ("amqp:invalid-field", "expected")),
+        (" OR ".join(["paid"] * 257), ("amqp:resource-limit-exceeded", "256 clauses")),
+        (f"paid = '{'x' * 8192}'", ("amqp:resource-limit-exceeded", "8,192 are allowed")),
+    ],
+    ids=["syntax", "clauses", "characters"],
+)
+async def test_3_8_an_invalid_selector_is_refused(
+    clients: Any, address: str, selector: str, refusal: tuple[str, str]
+):
     def work() -> tuple[str, str]:
         raw = clients("wrong")
         receiver = raw.session.receiver("in")
-        receiver.source.address = "queue:orders"
-        receiver.source.filter.put_dict({proton.symbol("s"): proton.Described(SELECTOR, "paid = = 1")})
+        receiver.source.address = address
+        receiver.source.filter.put_dict({proton.symbol("s"): proton.Described(SELECTOR, selector)})
         receiver.open()
         raw.until(lambda: receiver.state & proton.Endpoint.REMOTE_CLOSED)
         return receiver.remote_condition.name, receiver.remote_condition.description
 
     condition, description = await asyncio.to_thread(work)
-    assert condition == "amqp:invalid-field"
-    assert "expected" in description
+    assert condition == refusal[0]
+    assert refusal[1] in description
 
 
 @pytest.mark.parametrize("name", ["*", "a/>", ">"])

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from muster.core import errors
 from muster.message import codec, destinations, messages, selectors, values
 from muster.message import errors as message_errors
+from muster.predicates import ast
 from muster.predicates.backends import python
-from muster.predicates.syntax import parser
 
 K = values.JavaType
 SAMPLES: dict[values.JavaType, values.Value] = {
@@ -215,17 +215,19 @@ def test_3_8_the_index_finds_exactly_what_each_selector_accepts(filed, number):
 
 def test_3_8_a_message_costs_with_the_selectors_that_may_match(monkeypatch: pytest.MonkeyPatch):
     looked = 0
+    compile_condition = python.compile
 
-    def compiled(selector: str) -> selectors.Matches:
+    def compile_counted(condition: ast.Condition) -> selectors.Matches:
         def matches(get: Callable[[str], object]) -> bool:
             nonlocal looked
             looked += 1
             return made(get)
 
-        made = python.compile(parser.parse(selector, strict=True))
+        made = compile_condition(condition)
         return matches
 
-    monkeypatch.setattr(selectors, "compiled", compiled)
+    monkeypatch.setattr(python, "compile", compile_counted)
+    monkeypatch.setattr(selectors, "cache", selectors.SelectorCache())
     index: selectors.SelectorIndex[int] = selectors.SelectorIndex()
     for number in range(2_000):
         index.add(number, f"place = 'p{number % 500}' AND size > 1")

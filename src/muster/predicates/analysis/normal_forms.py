@@ -19,20 +19,29 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from typing import Final
 
 from muster.core import errors
 from muster.predicates import ast, like_patterns
 from muster.predicates.syntax import printer
 
 Literal = ast.Clause | ast.Not  # a clause with its polarity: `Not` here always holds a clause
+CACHED_CHARACTERS_MAX: Final = 1024  # of a condition's text: the trees of a hostile one fill the memory
 
 
-@functools.lru_cache(256)  # few: a hostile condition is large
 def negation_normal(condition: ast.Condition) -> ast.Condition:
     """Move NOT to the clauses, flatten nested AND and OR, and fold constants.
 
     Clauses get one form: attribute on the left of its constant, LIKE without wildcards as ``=``.
     """
+    start, end = condition.span
+    if end - start > CACHED_CHARACTERS_MAX:
+        return _push(condition, negate=False)
+    return cached_negation_normal(condition)
+
+
+@functools.lru_cache(256)
+def cached_negation_normal(condition: ast.Condition) -> ast.Condition:
     return _push(condition, negate=False)
 
 

@@ -2,8 +2,8 @@
 
 The bus itself has no back-pressure: a slow reader loses messages. A consumer with too many waiting messages
 therefore reports this to the dispatcher repeatedly, the dispatcher broadcasts it, and producers of the topic
-wait. After a consumer has been slow for `PATIENCE_S` without interruption, producers no longer wait for it;
-its oldest messages are then dropped and counted. Without a dispatcher, no producer waits.
+wait. After a consumer has been slow for `producer_holds.PATIENCE_S` without interruption, producers no longer
+wait for it; its oldest messages are then dropped and counted. Without a dispatcher, no producer waits.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from muster.core import errors, topics
-from muster.message import destinations, protocol
+from muster.message import destinations, producer_holds, protocol
 
-HOLD_S: Final = 0.5
-RENEW_S: Final = 0.2
 CHECK_S: Final = 0.005
-PATIENCE_S: Final = 10.0
 WAITING_SLOW: Final = 5_000  # waiting messages above which a consumer reports that it is slow
 WAITING_SLOW_BYTES: Final = 8 << 20
 WAITING_MAX: Final = 65_536  # and above which the oldest are dropped
@@ -51,12 +48,12 @@ class SlowConsumerReports:
 
     async def _report_slow(self, consumer: SlowableConsumer) -> None:
         loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_S
-        reported_at = -RENEW_S
+        until = loop.time() + producer_holds.PATIENCE_S
+        reported_at = -producer_holds.RENEW_S
         try:
             while consumer.is_slow():
                 now = loop.time()
-                if now < until and now - reported_at >= RENEW_S:
+                if now < until and now - reported_at >= producer_holds.RENEW_S:
                     reported_at = now
                     await self._report(consumer.destination.name, False)
                 await asyncio.sleep(CHECK_S)
@@ -90,7 +87,7 @@ class ProducerHolds:
             self._expire(report.topic)
             return
         self._held[report.topic] = pattern
-        self._alarms[report.topic] = self._loop.call_later(HOLD_S, self._expire, report.topic)
+        self._alarms[report.topic] = self._loop.call_later(producer_holds.HOLD_S, self._expire, report.topic)
 
     def _expire(self, topic: str) -> None:
         if self._held.pop(topic, None) is None:

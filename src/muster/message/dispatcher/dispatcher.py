@@ -21,7 +21,7 @@ from muster.bus import api, leases
 from muster.bus.rpc import requests
 from muster.core import errors, subjects
 from muster.core.telemetry import log
-from muster.message import destinations, partitions, peer_protocol, protocol, settings
+from muster.message import destinations, partitions, peer_protocol, producer_holds, protocol, settings
 from muster.message import errors as message_errors
 from muster.message.dispatcher import (
     admin,
@@ -55,6 +55,7 @@ class Dispatcher:
         may: dispatcher_state.May = dispatcher_state.allow_all,
         max_bytes: int = 1 << 30,
         on_refused: Callable[[str], None] = lambda reason: None,
+        holds: producer_holds.HoldBudgets | None = None,
         *,
         partition: int = partitions.HOME,
         partition_count: int = 1,
@@ -78,6 +79,7 @@ class Dispatcher:
         self._admin_requests = admin_requests.AdminRequests(self._state, self._admin)
         self.refused: Counter[str] = Counter()  # messages that are not valid requests, by reason
         self._on_refused = on_refused  # called with the reason when a connection is rejected
+        self._holds = holds or producer_holds.HoldBudgets()
         self._connected: Counter[str] = Counter()  # number of connections by identity
         self._settings = message_settings
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
@@ -446,6 +448,15 @@ class Dispatcher:
     def _broadcast_slow(
         self, connection: dispatcher_state.ClientConnection, report: protocol.SlowConsumer
     ) -> None:
-        """Broadcast a slow consumer, if the client may subscribe to the topic."""
-        if self._state.may_subscribe(connection.identity, report.topic):
+        """Broadcast a slow consumer, if the client may subscribe to the topic and producers have not waited
+        for its identity too long.
+        """
+        if self._state.partition != partitions.HOME:  # one dispatcher counts how long producers wait
+            raise errors.InvalidInput("slow consumers are reported to the first partition")
+        if not self._state.may_subscribe(connection.identity, report.topic):
+            return
+        decision = self._holds.report(
+            connection.identity, report.topic, self._state.loop.time(), recovered=report.recovered
+        )
+        if decision is producer_holds.HoldDecision.BROADCAST:
             self._delivery.announce(protocol.SLOW, protocol.encode(report))

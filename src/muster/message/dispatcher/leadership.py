@@ -13,7 +13,7 @@ from typing import Final
 from muster.bus import api, leases
 from muster.core import errors
 from muster.core.telemetry import log, metrics
-from muster.message import partitions, settings
+from muster.message import partitions, producer_holds, settings
 from muster.message.dispatcher import dispatcher, state
 from muster.message.dispatcher.log import pages
 from muster.message.dispatcher.peers import membership as membership_
@@ -41,9 +41,21 @@ class DispatcherLeadership:
         self._settings = message_settings or settings.MessageSettings()
         self._max_bytes = max_bytes
         self._may = may
-        self._refused = (measure or metrics.Metrics()).counter(
+        measure = measure or metrics.Metrics()
+        self._refused = measure.counter(
             "message_refused_connections", "Rejected connections to the dispatcher, by reason.", ("reason",)
         )
+        self._slow_reports = measure.counter(
+            "message_slow_consumer_reports",
+            "Reports of slow consumers of topics; refused: their identity has held producers for too long.",
+            ("outcome",),
+        )
+        self._held = measure.counter(
+            "message_producer_hold_seconds",
+            "Time for which reports of slow consumers held producers, by the consumers' identity.",
+            ("identity",),
+        )
+        self._holds = producer_holds.HoldBudgets(self._count_slow_report)
         self._lease_ttl_s = lease_ttl_s
         self._replicas = replicas
         self._partition_count = 0  # unknown
@@ -60,6 +72,11 @@ class DispatcherLeadership:
             f"message.partitions is {requested}, but the queues of this domain are divided into {actual} "
             "partitions; the number is fixed when the domain first starts"
         )
+
+    def _count_slow_report(self, identity: str, decision: producer_holds.HoldDecision, held_s: float) -> None:
+        self._slow_reports.add(outcome=decision.value)
+        if held_s:
+            self._held.add(held_s, identity=identity)
 
     async def run(self) -> None:
         while True:
@@ -140,6 +157,7 @@ class DispatcherLeadership:
                 self._may,
                 stream_settings.max_bytes,
                 on_refused=lambda reason: self._refused.add(reason=reason),
+                holds=self._holds,
                 partition=partition,
                 partition_count=self._partition_count,
             ).run()

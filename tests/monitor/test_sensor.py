@@ -9,9 +9,11 @@ import pathlib
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
+import psutil
 import pytest
 
 from muster.bus.http import server as http_server
@@ -66,6 +68,26 @@ def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path,
         service.kill()
         os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)  # its parent does not remove it yet
         assert [report.state for report in host.services()] == [health.HealthState.DOWN]
+
+
+async def test_the_load_is_that_since_the_last_sample_in_whichever_thread_it_was_taken(monkeypatch):
+    """psutil.cpu_percent() remembers the last call of each thread: in a new thread it returned 0."""
+    times = psutil.cpu_times()
+    zero = times._replace(**dict.fromkeys(times._fields, 0.0))
+    samples = [
+        zero,
+        zero._replace(user=60.0, guest=10.0, idle=40.0),
+        zero._replace(user=60.0, guest=10.0, idle=40.0),  # the counters have not advanced
+        zero._replace(user=70.0, guest=10.0, idle=120.0, iowait=10.0),
+    ]
+    monkeypatch.setattr(psutil, "cpu_times", lambda: samples.pop(0))
+    host = host_metrics.HostMetrics()
+    loads = []
+    for _ in range(3):  # each in a thread of its own
+        thread = threading.Thread(target=lambda: loads.append(host.sample().get("cpu_percent")))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+    assert loads == [60.0, None, 10.0]
 
 
 async def test_buffered_reports_are_sent_once_and_in_order(connect, channel, rows, tmp_path):

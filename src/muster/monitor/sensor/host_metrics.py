@@ -32,11 +32,11 @@ class HostMetrics:
         self._disk = disk
         self._before: dict[str, tuple[float, float]] = {}
         self._known: dict[str, list[psutil.Process]] = {}
-        psutil.cpu_percent()  # the first call only starts the measurement
+        self._cpu_times = psutil.cpu_times()
 
     def sample(self) -> dict[str, float]:
-        metrics: dict[str, float] = {"cpu_percent": psutil.cpu_percent()}
-        for read in (self._memory, self._storage, self._network, self._system):
+        metrics: dict[str, float] = {}
+        for read in (self._cpu, self._memory, self._storage, self._network, self._system):
             # A container or an unusual system may lack some figures.
             with contextlib.suppress(OSError, RuntimeError, AttributeError):
                 metrics.update(read())
@@ -44,6 +44,18 @@ class HostMetrics:
 
     def services(self) -> list[messages.ServiceReport]:
         return [self._service(name, pattern) for name, pattern in self._patterns.items()]
+
+    def _cpu(self) -> dict[str, float]:
+        """psutil.cpu_percent() compares with the last call of its own thread; samples are taken in any thread."""
+        before, now = self._cpu_times, psutil.cpu_times()
+        spent = {name: max(0.0, getattr(now, name) - getattr(before, name)) for name in now._fields}
+        # Linux counts the time of guests as user time too.
+        total = sum(spent.values()) - spent.get("guest", 0.0) - spent.get("guest_nice", 0.0)
+        if not total:  # the counters have not advanced since the last sample
+            return {}
+        self._cpu_times = now
+        idle = spent["idle"] + spent.get("iowait", 0.0)
+        return {"cpu_percent": round(100 * (total - idle) / total, 1)}
 
     def _memory(self) -> dict[str, float]:
         memory, swap = psutil.virtual_memory(), psutil.swap_memory()

@@ -34,6 +34,12 @@ NOW_S = 1_800_000_000.0
         ("failures_ms", [(NOW_S - 5) * 1000], "5 s ago"),
         ("restarts", 12345, "12345"),
         ("load_1m", 0.30000000000000004, "0.3"),
+        ("load_1m", 6.68408, "6.684"),
+        ("load_1m_mean", 110.92918, "110.93"),
+        ("share", 0.000123456, "0.0001235"),
+        ("cpu_percent_p95", 10.94, "10.9 %"),
+        ("memory_used_bytes_max", 6_312_000_000, "6.3 GB"),
+        ("uptime_s_min", 3661, "1h01m"),
         ("in_per_s", 2.5, "2.5"),
         ("labels", {"tier": "front", "none": None}, "tier=front"),
         ("result", {"names": ["a", "b"], "memory_bytes": 1500}, "names=[a, b], memory_bytes=1.5 kB"),
@@ -51,7 +57,14 @@ def test_a_time_in_a_sentence_has_its_zone():
 
 @pytest.mark.parametrize(
     ("name", "shown"),
-    [("since_ms", "for"), ("at_ms", "age"), ("used_bytes", "used"), ("in_per_s", "in/s"), ("zone?", "zone")],
+    [
+        ("since_ms", "for"),
+        ("at_ms", "age"),
+        ("used_bytes", "used"),
+        ("in_per_s", "in/s"),
+        ("zone?", "zone"),
+        ("cpu_percent_p95", "cpu p95"),
+    ],
 )
 def test_a_title_omits_the_unit(name, shown):
     assert tables.title(name) == shown

@@ -40,6 +40,9 @@ def test_history_is_searched_and_summarised(root):
         "history", "--of", "cpu_percent", "--by", "group", "--dir", root, "-o", "json"
     ).json()
     assert summed == [{"group": "web", "count": 10, "mean": 45.0, "min": 0.0, "max": 90.0}]
+    table = driver.quick("history", "--of", "cpu_percent", "--by", "group", "--dir", root).out
+    assert "GROUP  COUNT  CPU MEAN  CPU MIN  CPU MAX" in table
+    assert "45.0 %    0.0 %   90.0 %" in table
 
 
 def test_a_wrong_question_is_answered_with_what_is_wrong(root):
@@ -185,6 +188,10 @@ async def test_the_commands_acknowledge_silence_and_plan_maintenance(broker, tmp
         await muster("alert", "unsilence", made["id"])
         assert (await states())["group:db"] == "firing"
         assert (await muster("pipeline", "status")).json()["state"] == "starting"
+        line = ("pipeline", "status", "--server", broker.url)
+        shown = (await asyncio.to_thread(driver.run, *line, home=tmp_path / "home")).out
+        assert shown.startswith("state"), shown
+        assert "batch" not in shown, "there was none yet"
         await muster("pipeline", "stop")
         await task
 

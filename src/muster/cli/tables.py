@@ -29,6 +29,7 @@ _EPOCH_MS, _EPOCH_S = 10**11, 10**9  # greater values are times, smaller ones du
 
 _TITLES = {"since_ms": "for", "at_ms": "age"}
 _UTC = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:Z|\+00:00)")  # a time as text
+_STATISTIC = re.compile(r"_(?:mean|min|max|p\d\d)\Z")  # of a metric: it has the metric's unit
 _UNITS = ("_ms", "_bytes", "_percent", "_s")
 _QUANTITIES = {"_ms": "time", "_s": "time", "_bytes": "size", "_percent": "share"}
 _TIMES = ("at_ms", "since_ms", "from_ms", "to_ms", "until_ms", "timestamp_ms", "expiration_ms")
@@ -37,6 +38,8 @@ _TIMES = ("at_ms", "since_ms", "from_ms", "to_ms", "until_ms", "timestamp_ms", "
 def title(name: str) -> str:
     """The title of a column, without the unit."""
     name = name.removesuffix("?")
+    if statistic := _STATISTIC.search(name):
+        return f"{title(name[: statistic.start()])} {statistic[0][1:]}"
     shown = _TITLES.get(name) or name
     if _is_rate(shown):
         return shown.removesuffix("_s").removesuffix("_per").removesuffix("_bytes").replace("_", " ") + "/s"
@@ -95,6 +98,7 @@ def _inner(name: str, value: Any, now_s: float | None) -> str:
 
 
 def _number(name: str, value: float, now_s: float) -> str:
+    name = _STATISTIC.sub("", name)
     if name.endswith("_ms") and (value > _EPOCH_MS or (not value and name.endswith(_TIMES))):
         return _moment(name, value / 1000, now_s)
     if name.endswith("_at") and (value > _EPOCH_S or not value):
@@ -107,7 +111,9 @@ def _number(name: str, value: float, now_s: float) -> str:
         return units.rounded_duration(value if name.endswith("_s") else value / 1000)
     if isinstance(value, int):
         return str(value)
-    return f"{value:,.0f}" if value.is_integer() or abs(value) >= 1e6 else f"{value:.6g}"
+    if value.is_integer() or abs(value) >= 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 10 else f"{value:,.2f}"
 
 
 def utc(at_s: float) -> str:

@@ -13,6 +13,7 @@ import msgspec
 from muster.cli import command
 from muster.cli.monitoring import history as history_
 from muster.cli.monitoring import pipeline
+from muster.core import units
 
 if TYPE_CHECKING:
     from muster.pipeline.batch import capacity_report
@@ -148,7 +149,7 @@ def disks(
             "hours?",
             "r2?",
         ),
-        empty="no disk is expected to be full in this time",
+        empty=f"no disk is expected to be full within {units.rounded_duration(within_s)}",
     )
 
 

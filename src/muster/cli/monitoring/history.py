@@ -31,14 +31,14 @@ _SHOWN = {
         "window_start",
         "scope",
         "name",
-        "machines",
-        "stale",
+        "machines?",
+        "stale?",
         "cpu_percent_mean",
         "cpu_percent_p95",
         "memory_percent_mean",
-        "load_1m_mean",
+        "load_1m_mean?",
     ),
-    "alerts": ("changed_at", "severity", "state", "rule", "about", "value", "reason"),
+    "alerts": ("changed_at", "severity", "state", "rule", "about", "value", "reason?"),
     "hourly": (
         "hour",
         "machine",
@@ -211,6 +211,10 @@ def search(
         else:
             for batch in query_.search(location, search_query):
                 rows += tables.to_pylist(batch)
+    if of and invocation.printer.for_people:  # the names of metrics say their units
+        of_metric = {name: f"{of}_{name}" for name in query_.STATISTICS if name != "count"}
+        rows = [{of_metric.get(name, name): value for name, value in row.items()} for row in rows]
+        shown = tuple(of_metric.get(name, name) for name in shown)
     invocation.printer.rows([_plain(row) for row in rows], shown, empty="no rows match", expands=True)
 
 

@@ -99,7 +99,10 @@ def status(invocation: command.Invocation, follow: bool, to: connection.Connecti
             ask = client.PipelineClient(bus)
             progress = await ask.progress()
             if not follow:
-                invocation.printer.facts(_facts(progress))
+                facts = _facts(progress)
+                if invocation.printer.for_people and progress.batch < 0:  # the rest is about the last batch
+                    facts = {name: facts[name] for name in ("state", "driver", "epoch", "standbys", "reason")}
+                invocation.printer.facts(facts)
                 return
             _show(invocation, progress)
             async for progress in ask.follow_progress():

@@ -46,7 +46,7 @@ class HostMetrics:
         return [self._service(name, pattern) for name, pattern in self._patterns.items()]
 
     def _cpu(self) -> dict[str, float]:
-        """psutil.cpu_percent() compares with the last call of its own thread; samples are taken in any thread."""
+        """psutil.cpu_percent() compares with the last call of its thread; samples come from any thread."""
         before, now = self._cpu_times, psutil.cpu_times()
         spent = {name: max(0.0, getattr(now, name) - getattr(before, name)) for name in now._fields}
         # Linux counts the time of guests as user time too.

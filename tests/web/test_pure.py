@@ -620,6 +620,8 @@ def test_the_unit_follows_from_a_metric_s_name():
         " s",
         "",
     ]
+    assert [widgets.rate(per_s) for per_s in (0, 0.1, 9.96, 1234.4)] == ["0/s", "0.1/s", "10/s", "1,234/s"]
+    assert [widgets.measurement(value) for value in (None, 150.0, 99.168)] == ["–", "150", "99.17"]
     assert (widgets.count(1, "channel"), widgets.count(2000, "channel")) == ("1 channel", "2,000 channels")
 
 

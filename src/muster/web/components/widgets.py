@@ -142,6 +142,16 @@ def number(value: float | None, digits: int = 0) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
+def measurement(value: float | None) -> str:
+    """A value of unknown unit: 150, 99.17."""
+    return number(value, 0 if value is None or float(value).is_integer() else 2)
+
+
+def rate(per_s: float) -> str:
+    """A number of events a second; a slow rate is not shown as none."""
+    return f"{per_s:,.0f}/s" if not per_s or per_s >= 9.95 else f"{per_s:.2g}/s"
+
+
 def percent(value: float | None) -> str:
     return "–" if value is None else units.rounded_percent(value)
 

@@ -20,7 +20,7 @@ async def alert_table(request: page.PageRequest, shown: Sequence[messages.Alert]
             alert.rule,
             _about(alert.about),
             join(widgets.moment(alert.since_ms), f" ({widgets.relative_time(alert.since_ms)})"),
-            widgets.number(alert.value, 2),
+            widgets.measurement(alert.value),
             alert.reason,
             join(
                 widgets.action_button(

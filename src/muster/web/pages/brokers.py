@@ -31,7 +31,7 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
             charts.GraphNode(
                 broker.name,
                 widgets.severity_class(broker.state),
-                f"{widgets.count(broker.connections or 0, 'client')}, {through[broker.name]:,.0f}/s",
+                f"{widgets.count(broker.connections or 0, 'client')}, {widgets.rate(through[broker.name])}",
                 through[broker.name] / most,
             )
             for broker in running
@@ -57,8 +57,8 @@ def brokers(request: page.PageRequest) -> page.DashboardPage:
                 widgets.badge(broker.state),
                 broker.url,
                 broker.connections,
-                f"{now.get(broker.name + ' in', 0.0):,.0f}/s",
-                f"{now.get(broker.name + ' out', 0.0):,.0f}/s",
+                widgets.rate(now.get(broker.name + " in", 0.0)),
+                widgets.rate(now.get(broker.name + " out", 0.0)),
                 widgets.percent(broker.cpu_percent),
                 widgets.size(broker.memory_bytes),
                 broker.restarts,

@@ -31,7 +31,7 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
                 charts.bar((node.load.contexts + node.temporary) / most, look="busy"),
                 f"{node.load.contexts:,}",
                 f"{node.temporary:,}",
-                f"{node.load.messages_per_s:,.1f}/s",
+                widgets.rate(node.load.messages_per_s),
                 widgets.seconds(node.proximity_ms / 1000),
                 f"{widgets.seconds(node.heard_s_ago)} ago",
                 widgets.size(node.memory_bytes),
@@ -71,7 +71,8 @@ def contexts(request: page.PageRequest) -> page.DashboardPage:
                 made,
                 label="Contexts",
                 none=widgets.empty(
-                    "No context matches.", join("Write one: ", tag("code", "muster inform put key value"))
+                    "No context matches." if where else "There are no contexts.",
+                    join("Write one: ", tag("code", "muster inform put key value")),
                 )
                 if result.next is None
                 else "No match among the first keys; the search continues on the next page.",

@@ -44,9 +44,9 @@ def overview(request: page.PageRequest) -> page.DashboardPage:
             await _resources(source),
             await _alerts(source),
             widgets.tile(
-                "Reports", f"{source.machines.rows_per_s():,.0f}/s", "at the root", href="/pipeline"
+                "Reports", widgets.rate(source.machines.rows_per_s()), "at the root", href="/pipeline"
             ),
-            widgets.tile("Messages", f"{through:,.0f}/s", "into the brokers", href="/brokers"),
+            widgets.tile("Messages", widgets.rate(through), "into the brokers", href="/brokers"),
         )
 
     async def machines() -> Markup:

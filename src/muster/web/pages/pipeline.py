@@ -48,7 +48,9 @@ def progress(request: page.PageRequest) -> page.DashboardPage:
         tiles = widgets.tiles(
             widgets.tile("State", latest.state, latest.reason, look=widgets.severity_class(latest.state)),
             widgets.tile("Batch", f"{latest.batch:,}", f"took {widgets.seconds(latest.batch_s)}"),
-            widgets.tile("Input", f"{latest.rows_s:,.0f}/s", f"{latest.rows:,} reports in the batch"),
+            widgets.tile(
+                "Input", widgets.rate(latest.rows_s), f"{widgets.count(latest.rows, 'report')} in the batch"
+            ),
             widgets.tile(
                 "Lag",
                 f"{latest.lag_messages:,}",

@@ -256,4 +256,4 @@ def _figure(name: str, value: float | None) -> str:
         return widgets.percent(value)
     if name.endswith("_s"):
         return widgets.seconds(value)
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2f}"
+    return widgets.measurement(value)

@@ -66,8 +66,12 @@ async def test_a_process_that_starts_or_was_late_gets_more_time(systemd, monkeyp
         times.extend(report for report in reports(systemd) if report.startswith("WATCHDOG_USEC"))
         return times
 
-    async with service_manager.ServiceManager(environment).reporting():
-        await eventually(lambda: asked()[:2] == ["WATCHDOG_USEC=2000000", "WATCHDOG_USEC=500000"])
+    manager = service_manager.ServiceManager(environment)
+    async with manager.reporting():
+        asyncio.get_running_loop().call_soon(time.sleep, 0.3)  # its start takes long
+        await eventually(lambda: asked() == ["WATCHDOG_USEC=2000000"])
+        manager.notify(service_manager.READY)
+        await eventually(lambda: asked() == ["WATCHDOG_USEC=2000000", "WATCHDOG_USEC=500000"])
         times.clear()
         asyncio.get_running_loop().call_soon(time.sleep, 0.3)
         await eventually(lambda: asked()[:1] == ["WATCHDOG_USEC=2000000"])

@@ -144,7 +144,8 @@ class RotatingFile(io.TextIOBase):
         return False
 
     def close(self) -> None:
-        self._file.close()
+        if hasattr(self, "_file"):  # Python closes also what could not be opened
+            self._file.close()
         super().close()
 
     def _piece(self, number: int) -> Path:

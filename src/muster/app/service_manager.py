@@ -5,7 +5,8 @@ terminal, nothing is sent. With ``WATCHDOG_USEC`` systemd kills and restarts a p
 within that time; the report comes from the event loop, so a process that is frozen or blocked sends none.
 
 A process that starts, or hardly gets processor time, is late without being frozen, and a restart would make
-that worse. So the process asks systemd for more time as long as its event loop was late recently.
+that worse. So the process asks systemd for more time until it serves, and as long as its event loop was late
+recently.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class ServiceManager:
         environment.pop("WATCHDOG_PID", "")
         self._watchdog_us = int(interval) if interval.isdigit() else 0
         self._interval_s = self._watchdog_us / 1e6 / REPORTS
+        self._late_at_s = -CALM_S  # by the event loop's clock
+        self._serves = False
 
     @contextlib.asynccontextmanager
     async def reporting(self) -> AsyncIterator[None]:
@@ -52,6 +55,8 @@ class ServiceManager:
             await supervisor.close()
 
     def notify(self, state: str) -> None:
+        if state == READY:
+            self._serves, self._late_at_s = True, -CALM_S  # a start is hard work, and over
         if not self._address:
             return
         # A leading @ stands for the zero byte of an abstract address.
@@ -64,14 +69,14 @@ class ServiceManager:
 
     async def _report_alive(self) -> None:
         loop, granted = asyncio.get_running_loop(), 0
-        late_at_s = loop.time()  # a start is hard work
         while self._address and self._interval_s:
             reported_at_s = loop.time()
-            patience = PATIENCE if reported_at_s - late_at_s < CALM_S else 1
+            calm = self._serves and reported_at_s - self._late_at_s >= CALM_S
+            patience = 1 if calm else PATIENCE
             if patience != granted:
                 granted = patience
                 self.notify(f"WATCHDOG_USEC={self._watchdog_us * patience}")
             self.notify(ALIVE)
             await asyncio.sleep(self._interval_s)
             if loop.time() - reported_at_s > 2 * self._interval_s:
-                late_at_s = loop.time()
+                self._late_at_s = loop.time()

@@ -165,7 +165,7 @@ class StormDomain(outages.Drill):
         self, fleet: list[FleetProcess], manage: manage_client.ManageClient, storm: Storm
     ) -> Storm:
         cpu_s = await self._cpu_s(fleet)
-        await asyncio.sleep(STEADY_S)  # the time that is measured
+        await asyncio.sleep(STEADY_S)  # pace
         idle_cpu_s, cpu_s = cpu_s, await self._cpu_s(fleet)
         storm.used_cores = {
             kind: round((cpu_s[kind] - idle_cpu_s.get(kind, 0.0)) / STEADY_S, 2) for kind in cpu_s

@@ -179,3 +179,11 @@ def test_what_joins_may_ask_to_be_admitted_and_nothing_else():
     limits = roles.limits(roles.Role.JOINING, "join-1")
     assert limits.pub.allow == ("muster.manage.from.join-1.domain.enrol",)
     assert limits.sub.allow == ("_R.*.join-1.>", "_INBOX.join-1.>")
+
+
+@pytest.mark.parametrize("name", ["sensor", "channel", "web"])
+async def test_no_machine_gets_the_name_of_a_part_of_the_domain(office, name):
+    """A machine called sensor would revoke the domain's own sensor and report in its place."""
+    office.trust.issue("sensor", roles.Role.AGENT)
+    with pytest.raises(errors.Conflict, match=f"'{name}' is the name of a part of the domain itself"):
+        await office.token(name)

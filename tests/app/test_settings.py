@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 from muster.app import settings as app_settings
-from muster.core.settings import sections
+from muster.app.components import monitor
+from muster.core.settings import loader, sections
 from tools.reference import settings as settings_page
 
 ROOT = Path(__file__).parents[2]
@@ -34,3 +35,14 @@ def test_every_setting_is_read():
         for name in re.findall(r"\.(\w+)\b(?! *=[^=])", path.read_text())
     }
     assert [field.key for field in FIELDS if not read.issuperset(field.path[1:])] == []
+
+
+def test_machines_of_one_domain_have_sensors_and_channels_of_different_names(tmp_path):
+    """Reports of two machines with one name would be those of one machine."""
+    names = []
+    for more in ({}, {"manage.agent_name": "b"}, {"manage.agent_name": "b", "sensor.name": "host-b"}):
+        flags = {"domain.data_dir": str(tmp_path), "sensor.enabled": "true", "channel.enabled": "true"}
+        made = app_settings.components(loader.load(app_settings.Settings, flags={**flags, **more}))
+        kinds = (monitor.SensorComponent, monitor.ChannelComponent)
+        names.append({part.identity for part in made if isinstance(part, kinds)})
+    assert names == [{"sensor", "channel"}, {"sensor-b", "channel-b"}, {"host-b", "channel-b"}]

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from muster.app import home as app_home
+from muster.app import identities
+from muster.app.components import dispatcher, notifier
 from muster.app.operations import audit
+from muster.app.policy import responder
+from muster.core import errors
+from muster.monitor import settings
+from muster.pipeline import settings as pipeline_settings
 from muster.trust import keyring
+from muster.trust.permissions import own_names, roles
 from tests.cli import driver
 
 
@@ -101,3 +108,30 @@ def test_what_the_doctor_recommends_for_credentials_that_end_works(muster, home,
     assert "ann" not in after["finding"]
     assert muster("creds", "revoke", "ann", "--home", home).code == 0
     assert muster("creds", "renew", "ann", "--home", home).code == 3
+
+
+def test_the_names_of_the_domains_own_parts_are_refused(muster, home):
+    for name, role in (("sensor", "agent"), ("web", "agent"), ("channel", "user")):
+        answer = muster("creds", "issue", name, "--role", role, "--home", home)
+        assert answer.code == errors.Conflict.exit_code
+        assert f"'{name}' is the name of a part of the domain itself" in answer.err
+    assert muster("creds", "issue", "pipeline", "--role", "pipeline", "--home", home).code == 0
+    trust = keyring.Keyring.open(home / "local" / "keys")
+    trust.issue(own_names.SENSOR, roles.Role.AGENT)
+    trust.revoke(own_names.SENSOR)
+    assert muster("creds", "issue", "sensor", "--role", "agent", "--home", home).code == 0, "readmitted"
+
+
+def test_names_of_parts_are_those_that_they_connect_with():
+    parts = {
+        identities.SELF: roles.Role.BOOTSTRAP,
+        identities.LINK: roles.Role.LINK,
+        settings.ChannelSettings().name: roles.Role.CHANNEL,
+        settings.SensorSettings().name: roles.Role.AGENT,
+        pipeline_settings.PipelineSettings().name: roles.Role.PIPELINE,
+        dispatcher.IDENTITY: roles.Role.GATEWAY,
+        notifier.IDENTITY: roles.Role.NOTIFIER,
+        responder.IDENTITY: roles.Role.RESPONDER,
+        "web": roles.Role.WEB,
+    }
+    assert parts == own_names.ROLES

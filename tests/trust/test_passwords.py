@@ -163,3 +163,10 @@ async def test_an_mqtt_client_brings_its_document_as_its_password(tmp_path):
         assert (await mqtt(server, bearer[:-4]))[0] != 0
         # Without a signature it is worth nothing elsewhere: over NATS it is not accepted.
         assert "Authorization" in await servers.knock(server, trust.credentials("u1"))
+
+
+def test_no_person_gets_the_name_of_a_part_of_the_domain(tmp_path):
+    logins = passwords.PasswordStore(tmp_path)
+    with pytest.raises(errors.Conflict, match="'web' is the name of a part"):
+        logins.set("web", roles.Role.VIEWER, "a long secret")
+    logins.set("admin", roles.Role.VIEWER, "a long secret")

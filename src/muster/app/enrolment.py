@@ -24,7 +24,7 @@ from muster.core import errors, files, subjects
 from muster.store import api as store_api
 from muster.store import database
 from muster.trust import credentials, keyring, nkeys
-from muster.trust.permissions import roles
+from muster.trust.permissions import own_names, roles
 
 TOKENS = "manage.tokens"
 _KEY = "joining.seed"
@@ -111,6 +111,7 @@ class EnrolmentService:
         lifetime_s: float,
     ) -> str:
         subjects.identity(name)
+        own_names.check(name, roles.Role.AGENT, of_machine=True)
         identity = PREFIX + secrets.token_hex(6)
         expires_at_s = time.time() + lifetime_s
 

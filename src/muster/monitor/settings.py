@@ -16,7 +16,13 @@ class ChannelSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """A channel inside the domain's own process. Further ones run as `muster channel`."""
 
     enabled: Annotated[bool, doc("Whether this machine runs one. Needs the extra `monitor`.")] = False
-    name: Annotated[str, doc("Its identity, by which sensors and other channels know it.")] = "channel"
+    name: Annotated[
+        str,
+        doc(
+            "Its identity, by which sensors and other channels know it. The default is `channel-NAME` if "
+            "`manage.agent_name` is another NAME than `local`."
+        ),
+    ] = "channel"
     parents: Annotated[
         tuple[str, ...],
         doc("Channels to forward to, the first that lives. None: the stream `reports`, which Spark reads."),
@@ -54,7 +60,13 @@ class SensorSettings(sections.SettingsSection, frozen=True, kw_only=True):
     """The sensor of the domain's own machine. Other machines run `muster sensor`."""
 
     enabled: Annotated[bool, doc("Whether to report this machine. Needs the extra `monitor`.")] = False
-    name: Annotated[str, doc("Its identity, and the machine's name in reports.")] = "sensor"
+    name: Annotated[
+        str,
+        doc(
+            "Its identity, and the machine's name in reports. The default is `sensor-NAME` if "
+            "`manage.agent_name` is another NAME than `local`."
+        ),
+    ] = "sensor"
     group: Annotated[str, doc("Group of the machine.")] = "default"
     zone: Annotated[str, doc("Machines of a zone tend to fail together.")] = "default"
     period_s: Annotated[

@@ -39,8 +39,16 @@ FACTORIES: Sequence[Factory] = (
     lambda settings: domain_tree.ParentNode(settings.manage) if settings.manage.children else None,
     lambda settings: domain_tree.ChildNode(settings.manage) if settings.manage.parent else None,
     lambda settings: dispatcher.DispatcherComponent(settings.message) if settings.message.enabled else None,
-    lambda settings: monitor.ChannelComponent(settings.channel) if settings.channel.enabled else None,
-    lambda settings: monitor.SensorComponent(settings.sensor) if settings.sensor.enabled else None,
+    lambda settings: (
+        monitor.ChannelComponent(settings.channel, settings.manage.machine_suffix)
+        if settings.channel.enabled
+        else None
+    ),
+    lambda settings: (
+        monitor.SensorComponent(settings.sensor, settings.manage.machine_suffix)
+        if settings.sensor.enabled
+        else None
+    ),
     lambda settings: (
         notifier.NotifierComponent(settings.notify, settings.manage.machine_suffix)
         if settings.notify.enabled

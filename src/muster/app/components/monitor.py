@@ -24,8 +24,10 @@ class ChannelComponent:
     depends_on: Sequence[str] = ()
     vital = False  # another channel can take over its children
 
-    def __init__(self, channel_settings: settings.ChannelSettings) -> None:
+    def __init__(self, channel_settings: settings.ChannelSettings, suffix: str = "") -> None:
+        """``suffix`` distinguishes its default name from those of channels of other machines."""
         self._settings = channel_settings
+        self.identity = _unique(channel_settings.name, self.name, suffix)
         self._bus: api.Bus | None = None
         self._channel: channel.Channel | None = None
 
@@ -38,7 +40,7 @@ class ChannelComponent:
         to = interpreters.ForwardTarget(
             "up", options.parents or (protocol.ROOT,), interpreter=options.interpreter, where=options.where
         )
-        self._bus = await context.connect(options.name, roles.Role.CHANNEL)
+        self._bus = await context.connect(self.identity, roles.Role.CHANNEL)
         self._channel = channel.Channel(
             self._bus,
             channel.ChannelOptions(
@@ -78,8 +80,10 @@ class SensorComponent:
     depends_on: Sequence[str] = ()
     vital = False
 
-    def __init__(self, sensor_settings: settings.SensorSettings) -> None:
+    def __init__(self, sensor_settings: settings.SensorSettings, suffix: str = "") -> None:
+        """``suffix`` distinguishes its default name: two machines with one name would be one in reports."""
         self._settings = sensor_settings
+        self.identity = _unique(sensor_settings.name, self.name, suffix)
         self._bus: api.Bus | None = None
         self._sensor: sensor.Sensor | None = None
 
@@ -90,7 +94,7 @@ class SensorComponent:
         options = self._settings
         buffer_dir = context.folder.root / "sensor"
         context.watch_folder("sensor's buffer", buffer_dir, options.buffer_bytes)
-        self._bus = await context.connect(options.name, roles.Role.AGENT)
+        self._bus = await context.connect(self.identity, roles.Role.AGENT)
         self._sensor = sensor.Sensor(
             self._bus,
             sensor.SensorOptions(
@@ -120,6 +124,10 @@ class SensorComponent:
         if waiting := self._sensor.buffered:
             return component.ComponentHealth(health.HealthState.LATE, f"{waiting} reports wait for a channel")
         return component.ComponentHealth()
+
+
+def _unique(name: str, default: str, suffix: str) -> str:
+    return f"{name}{suffix}" if name == default else name
 
 
 async def _need(package: str) -> None:

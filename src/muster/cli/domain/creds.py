@@ -123,20 +123,27 @@ def issue(
     The file contains a private key: give it only to the process or person that it identifies.
     """
     from muster.core import topics
-    from muster.trust.permissions import queue_rights, roles
+    from muster.trust.permissions import own_names, queue_rights, roles
 
     settings = config_.load(invocation)
     lifetime_s = lifetime_s or settings.trust.credential_lifetime_s
     trust = _trust(invocation)
     allowed = tuple(subject for text in patterns for subject in topics.TopicPattern.parse(text).permitted())
+    chosen = roles.Role.named(role)
+    own_names.check(identity, chosen, of_machine=not _was_revoked(trust, identity))
     trust.issue(
         identity,
-        roles.Role.named(role),
+        chosen,
         lifetime_s=lifetime_s or None,
         topics=allowed or None,
         queue_grants=tuple(map(queue_rights.QueueGrant.parse, grants)) or None,
     )
     _hand_over(invocation, trust, identity, to)
+
+
+def _was_revoked(trust: keyring.Keyring, identity: str) -> bool:
+    """Then new credentials readmit it."""
+    return any(record.identity == identity and record.status == "revoked" for record in trust.records())
 
 
 def _hand_over(

@@ -29,7 +29,7 @@ import msgspec
 
 from muster.core import errors, subjects
 from muster.trust import jwt, private_files
-from muster.trust.permissions import roles
+from muster.trust.permissions import own_names, roles
 
 LENGTH_MIN = 8
 LENGTH_MAX = 1024
@@ -170,6 +170,7 @@ class PasswordStore:
         """Create or replace it; ``mechanisms`` names the additional SCRAM verifiers."""
         if not LENGTH_MIN <= len(password) <= LENGTH_MAX:
             raise errors.InvalidInput(f"a password has {LENGTH_MIN} to {LENGTH_MAX} characters")
+        own_names.check(name, role)
         prepared = prepare(password)
         now = self._clock()
         try:

@@ -78,7 +78,7 @@ def validate(invocation: command.Invocation, file: Path | None, overrides: tuple
     sentence = f"valid: {count} {'setting is' if count == 1 else 'settings are'} changed from the default"
     invocation.printer.done(
         {"valid": True, "set": dict(resolved.sources), "files": files},
-        f"{sentence}; valid files: {', '.join(files)}" if files else sentence,
+        "\n".join((sentence, *(f"valid: {name}" for name in files))),
     )
 
 

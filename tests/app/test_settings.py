@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from muster.app import settings as app_settings
-from muster.app.components import monitor
+from muster.app.components import factories, monitor
 from muster.core.settings import loader, sections
 from tools.reference import settings as settings_page
 
@@ -42,7 +42,7 @@ def test_machines_of_one_domain_have_sensors_and_channels_of_different_names(tmp
     names = []
     for more in ({}, {"manage.agent_name": "b"}, {"manage.agent_name": "b", "sensor.name": "host-b"}):
         flags = {"domain.data_dir": str(tmp_path), "sensor.enabled": "true", "channel.enabled": "true"}
-        made = app_settings.components(loader.load(app_settings.Settings, flags={**flags, **more}))
+        made = factories.components(loader.load(app_settings.Settings, flags={**flags, **more}))
         kinds = (monitor.SensorComponent, monitor.ChannelComponent)
         names.append({part.identity for part in made if isinstance(part, kinds)})
     assert names == [{"sensor", "channel"}, {"sensor-b", "channel-b"}, {"host-b", "channel-b"}]

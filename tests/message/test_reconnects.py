@@ -9,7 +9,7 @@ import pytest
 from muster.bus import api
 from muster.bus.brokers import network
 from muster.bus.client import client as bus_client
-from muster.bus.client import connection as client_connection
+from muster.bus.client import reconnection
 from muster.bus.locator import server as locator_server
 from muster.message import destinations
 from muster.message.client import api as client_api
@@ -25,9 +25,7 @@ ORDERS = destinations.queue("orders")
 async def test_what_was_delivered_into_a_broken_connection_comes_again(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(
-        client_connection, "RECONNECT_BASE_S", 2.0
-    )  # so that it is away while something is delivered
+    monkeypatch.setattr(reconnection, "BASE_S", 2.0)  # so that it is away while something is delivered
     receiving, sending = await dial(), await dial()
     session = receiving.session(client_api.AcknowledgeMode.CLIENT)
     consumer = await session.consumer(ORDERS)

@@ -60,3 +60,36 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         files.write(tmp_path / "kept", b"new")
     assert (tmp_path / "kept").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_a_draft_appears_when_it_is_complete_and_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    path = tmp_path / "rows"
+    with files.FileDraft(path, mode=files.PUBLIC) as draft:
+        with draft.path.open("wb") as file:
+            file.write(b"first")
+            assert not path.exists()
+            file.write(b", second")
+        assert draft.path.stat().st_mode & 0o777 == files.PRIVATE
+        draft.publish()
+    assert path.read_bytes() == b"first, second"
+    assert path.stat().st_mode & 0o777 == files.PUBLIC
+    assert synced == [str(draft.path), str(tmp_path)]
+    assert os.listdir(tmp_path) == ["rows"]
+
+
+def test_a_draft_that_is_not_published_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    files.write(tmp_path / "kept", b"old")
+    with files.FileDraft(tmp_path / "kept") as draft:
+        draft.path.write_bytes(b"new")
+    assert (tmp_path / "kept").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["kept"]

@@ -2,15 +2,17 @@
 
 import csv
 import datetime
+import errno
 import io
 import json
+import os
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from muster.core import errors
-from muster.pipeline.history import delta, sql, tables
+from muster.pipeline.history import delta, export, search, sql, tables
 from muster.web.data import sql_runner
 from tests.cli import driver
 from tests.pipeline import test_history, traffic
@@ -236,6 +238,21 @@ def test_a_table_is_exported(root, tmp_path, suffix):  # noqa: F811
     until = driver.quick(*words, "--until", "2023-11-15T00:30:00+00:00", "-o", "json")
     assert until.json()["rows"] == 5
     assert not [other for other in tmp_path.iterdir() if other.name.startswith(".")]
+
+
+@pytest.mark.parametrize("suffix", export.FORMATS)
+def test_an_export_replaces_a_file_only_when_it_is_on_disk(root, tmp_path, suffix, monkeypatch):  # noqa: F811
+    path = tmp_path / f"out{suffix}"
+    path.write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        export.write(root, search.HistorySearch(), path)
+    assert path.read_bytes() == b"old"
+    assert [other.name for other in tmp_path.iterdir() if other.is_file()] == [path.name]
 
 
 def test_an_export_in_an_unknown_format_is_refused(root, tmp_path):  # noqa: F811

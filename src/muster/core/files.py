@@ -1,9 +1,9 @@
 """Atomic file replacement: after a crash a file has its complete old or its complete new content.
 
-`write` replaces a file, `create` refuses to: both write to a temporary file in the same folder, set its
-mode, sync it, give it its name and sync the folder.  The mode is that of the new file, not of the one
-replaced, so a secret that is written over a readable file becomes private.  `locked` serialises the processes
-that read a file, change it and write it back.
+`write` replaces a file, `create` refuses to, and a `FileDraft` is written in parts, or by another library.
+All write to a temporary file in the same folder, set its mode, sync it, give it its name and sync the folder.
+The mode is that of the new file, not of the one replaced, so a secret that is written over a readable file
+becomes private.  `locked` serialises the processes that read a file, change it and write it back.
 
 All of this blocks, and raises `OSError`.
 """
@@ -15,8 +15,9 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 PRIVATE = 0o600
 PUBLIC = 0o644
@@ -24,15 +25,16 @@ PUBLIC = 0o644
 
 def write(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Replace ``path``. Of a symbolic link the target is replaced, and the link stays."""
-    target = path.resolve()
-    if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    _place(target, data, mode, os.replace)
+    with FileDraft(path, mode=mode) as draft:
+        draft.path.write_bytes(data)
+        draft.publish()
 
 
 def create(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Write a new file; `FileExistsError` if another process created it first."""
-    _place(path, data, mode, os.link)
+    with FileDraft(path, mode=mode, is_new=True) as draft:
+        draft.path.write_bytes(data)
+        draft.publish()
 
 
 def append_line(path: Path, line: bytes) -> None:
@@ -44,19 +46,44 @@ def append_line(path: Path, line: bytes) -> None:
         file.write(line + b"\n")
 
 
-def _place(path: Path, data: bytes, mode: int, name_it: Callable[[str, Path], None]) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # made with 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        name_it(temporary, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-    sync_folder(path.parent)
+class FileDraft:
+    """A file that gets the name ``path`` when it is published: complete, and on disk. Until then, only the
+    owner may read it.
+
+    It replaces a regular file; of a symbolic link the target is replaced, and the link stays. ``is_new``:
+    `FileExistsError` if there is anything of that name.
+    """
+
+    def __init__(self, path: Path, *, mode: int = PRIVATE, is_new: bool = False) -> None:
+        self._target = path if is_new else path.resolve()
+        if not is_new and self._target.exists() and not self._target.is_file():
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        self._mode = mode
+        self._is_new = is_new
+        prefix = f".{self._target.name}."
+        descriptor, name = tempfile.mkstemp(dir=self._target.parent, prefix=prefix)  # made with 0600
+        os.close(descriptor)
+        self.path = Path(name)  # to write to
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.discard()
+
+    def publish(self) -> None:
+        """Call this after the file is closed."""
+        self.path.chmod(self._mode)
+        sync_file(self.path)
+        if self._is_new:
+            os.link(self.path, self._target)
+        else:
+            os.replace(self.path, self._target)
+        sync_folder(self._target.parent)
+
+    def discard(self) -> None:
+        """Remove the draft, unless it was published."""
+        self.path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

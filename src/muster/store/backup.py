@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import os
 import pathlib
 from collections.abc import AsyncIterator, Generator, Iterable, Iterator
 from typing import Annotated, TypeVar
@@ -149,13 +148,13 @@ class _Writer:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self._partial = path.with_name(path.name + ".partial")
         self._hash = hashlib.sha256()
         self._records = -1  # the first line is none
         try:
-            self._file = os.fdopen(os.open(self._partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb")
+            self._draft = files.FileDraft(path)
+            self._file = self._draft.path.open("wb")
         except OSError as error:
-            raise errors.Unavailable(f"{self._partial} cannot be written: {error.strerror}") from error
+            raise errors.Unavailable(f"{path} cannot be written: {error.strerror}") from error
 
     def write(self, lines: Iterable[msgspec.Struct]) -> None:
         encoded = [msgspec.json.encode(line) for line in lines]
@@ -167,10 +166,8 @@ class _Writer:
     def finish(self) -> int:
         self._put(msgspec.json.encode(_Last(self._records, self._hash.hexdigest())) + b"\n")
         try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._partial.rename(self._path)
-            files.sync_folder(self._path.parent)
+            self._file.close()
+            self._draft.publish()
         except OSError as error:
             raise errors.Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
         return self._records
@@ -179,12 +176,12 @@ class _Writer:
         try:
             self._file.write(data)
         except OSError as error:
-            raise errors.Unavailable(f"{self._partial} cannot be written: {error.strerror}") from error
+            raise errors.Unavailable(f"{self._path} cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._file.close()
-        self._partial.unlink(missing_ok=True)
+        self._draft.discard()
 
 
 def _read(path: pathlib.Path) -> Generator[_Line]:

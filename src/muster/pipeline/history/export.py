@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from muster.core import errors
+from muster.core import errors, files
 from muster.pipeline.history import delta, maintenance, search, sql, storage, tables
 
 FORMATS = (".parquet", ".csv", ".jsonl")
@@ -36,8 +34,7 @@ def write(root: storage.Root, query: search.HistorySearch, path: Path) -> int:
     if snapshot is None:
         raise errors.NotFound(f"the history has no table {query.kind} yet")
     names = query.columns or tuple(snapshot.schema.names)
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
+    with files.FileDraft(path, mode=files.PUBLIC) as draft:
         count = 0
         batches = search.search(root, query)
         first = next(batches, None)
@@ -46,15 +43,13 @@ def write(root: storage.Root, query: search.HistorySearch, path: Path) -> int:
             if first is not None
             else pa.schema([snapshot.schema.field(name) for name in names if name in snapshot.schema.names])
         )
-        with _writer(fresh, path.suffix, schema) as write_batch:
+        with _writer(draft.path, path.suffix, schema) as write_batch:
             while first is not None:
                 write_batch(first)
                 count += first.num_rows
                 first = next(batches, None)
-        os.replace(fresh, path)
+        draft.publish()
         return count
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

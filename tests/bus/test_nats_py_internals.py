@@ -7,9 +7,11 @@ the same.
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import inspect
 import pathlib
+import re
 import tomllib
 
 import pytest
@@ -78,6 +80,21 @@ def test_the_private_attributes_exist():
     assert [name for name in ("_ws", "_client", "_using_tls") if f"self.{name}:" not in source] == []
     assert inspect.iscoroutinefunction(parser.Parser.parse)
     assert callable(parser.Parser.reset)
+
+
+def test_the_lists_are_complete():
+    """Every private name of a client that the bus uses or overrides is in the lists above."""
+    made = client.Client()
+    used: set[str] = set()
+    for path in (ROOT / "src" / "muster" / "bus" / "client").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef):
+                used.add(node.name)
+    private = {name for name in used if re.match(r"_[a-z]", name) and hasattr(made, name)}
+    assert private - {*METHODS, *ATTRIBUTES} == set()
+    assert {*METHODS, *ATTRIBUTES} - private == {"options"}, "no longer used"
 
 
 def test_the_installed_version_is_the_pinned_one():

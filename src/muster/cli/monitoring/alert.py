@@ -39,8 +39,7 @@ _where = click.option(
 
 
 def _selector(where: str) -> Callable[[messages.Alert], bool]:
-    import msgspec
-
+    from muster.core.formats import complete
     from muster.predicates import types
     from muster.predicates.analysis import type_check
     from muster.predicates.backends import python
@@ -52,7 +51,7 @@ def _selector(where: str) -> Callable[[messages.Alert], bool]:
     model = dict.fromkeys(_TEXTS, types.parse_type("string")) | {"value": types.parse_type("double")}
     type_check.require(condition, model, where)
     matches = python.compile(condition)
-    return lambda alert: matches({**alert.labels, **msgspec.to_builtins(alert)}.get)
+    return lambda alert: matches({**alert.labels, **complete.builtins(alert)}.get)
 
 
 @alert.command(

@@ -204,11 +204,11 @@ def show(invocation: command.Invocation, shown: Any) -> None:
 
         sys.stdout.write(report_xml.encode(shown).decode() + "\n")
         return
-    facts = msgspec.to_builtins(shown)
     printer = output.Printer(invocation.output)
     if not printer.for_people:
-        printer.facts(facts)
+        printer.facts(shown)
         return
+    facts = msgspec.to_builtins(shown)
     if isinstance(shown, messages.NodeReport):
         head = {
             key: value for key, value in facts.items() if key not in ("metrics", "services", "kind", "boot")

@@ -93,10 +93,8 @@ def rows(system: columns.SystemReport, sort: str) -> list[dict[str, Any]]:
 
 
 def _once(invocation: command.Invocation, system: columns.SystemReport, sort: str) -> None:
-    import msgspec
-
     if not invocation.printer.for_people:
-        invocation.printer.facts(msgspec.to_builtins(system))
+        invocation.printer.facts(system)
         return
     invocation.printer.rows(
         rows(system, sort), ("group", "machines", "stale", *SHOWN), empty="no group has reported"

@@ -1,7 +1,7 @@
 """What tests use of Debian's packages: a browser, and a peer.
 
 ``python -m tests.debian`` is a step of ``make test``: it says what is missing before anything is tried, and
-installs it where root runs it.  Everybody else gets the skip, with what to type.
+installs it where root runs it.  Otherwise the tests are skipped, with the command to type.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Scheduling(loadscope.LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
-    if config.getoption("dist") != "load":  # something else was asked for
+    if config.getoption("dist") != "load":  # other tests were selected
         return None
     config.option.loadscopereorder = False  # in the order of collection, which is ours
     return Scheduling(config, log)

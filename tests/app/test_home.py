@@ -95,6 +95,6 @@ def test_a_killed_holder_leaves_nothing_that_is_in_the_way(tmp_path):
         holder.kill()
         holder.wait(timeout=30)
     assert folder.running_file.exists()  # stale…
-    assert folder.running() is None  # …and not believed
+    assert folder.running() is None  # …and not trusted
     with folder.hold():
         assert not folder.running_file.exists()

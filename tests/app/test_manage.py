@@ -205,7 +205,7 @@ async def test_a_machine_is_admitted_once_and_again_after_a_reinstallation(runni
                         await rpc.call(asker, protocol.request(asker.identity, protocol.SECRET), requests)
                 await fleet.delete("sleeper", "dozer")
                 await fleet.wait_gone("sleeper", "dozer")
-            # Nobody becomes a manager, or an agent, by saying so.
+            # A claim alone makes no process a manager or an agent.
             renewal = messages.encode(protocol.RenewRequest(boot=1))
             with pytest.raises(errors.Forbidden):
                 await bus.request(protocol.renew("host-b"), renewal, timeout_s=30)

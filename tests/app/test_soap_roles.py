@@ -41,7 +41,7 @@ NO_ACTIVITY = "urn:uuid:00000000-0000-4000-8000-000000000000"
 WSMAN = {
     "Identify": "yyyyy",
     namespaces.GET: "-yyxy",
-    namespaces.ENUMERATE: "-yyyy",  # what it lists is asked for by Pull
+    namespaces.ENUMERATE: "-yyyy",  # what it lists is requested by Pull
     namespaces.PULL: "-yyxy",
     namespaces.RELEASE: "-yyyy",
     namespaces.SUBSCRIBE: "-yyyy",  # to an address that the settings allow; it receives what its role reads

@@ -595,7 +595,7 @@ class Streams:
         with pytest.raises(errors.LimitExceeded):
             await fill(lambda _: stream.publish("r.a", b"x" * 1000), 100)
         before = (await stream.state()).messages
-        # Somebody who thinks of another budget, and of another subject.
+        # Another user, with another budget and another subject.
         opened = await bus.stream(
             api.StreamSettings("r", ("r.>", "s.>"), max_bytes=1_000, max_age_s=1.0, duplicate_window_s=1.0)
         )

@@ -99,7 +99,7 @@ async def test_stopping_with_a_drain_sends_clients_away_first(settings):
     assert "Entering lame duck mode" in server.config.log_path.read_text()
 
 
-# Doors
+# Listeners
 
 
 async def test_websocket_answers(settings):

@@ -168,7 +168,7 @@ def test_large_messages_go_one_by_one_and_do_not_keep_others_from_going_together
 )
 @pytest.mark.parametrize("start", [0.000_001, 0.01])
 def test_costs_are_learned_from_the_rounds(single_s: float, batch_s: float, together: bool, start: float):
-    """50 senders in a closed loop, whatever it believed at first."""
+    """50 senders in a closed loop, whatever its first estimate was."""
     costs = commit_groups.CommitCosts()
     costs.single_s = start
     many = [Waiting(f"s{n}", 100, False, False, None) for n in range(50)]

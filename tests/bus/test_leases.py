@@ -169,7 +169,7 @@ async def test_a_silent_holder_is_replaced_when_its_time_is_over(join):
     bus, first = await join("m1", ttl_s=2)
     _, second = await join("m2", ttl_s=2)
     lease = await first.acquire(NAME)
-    bus._wire.send = lambda *_: False  # nothing leaves this process any more, and nothing tells it so
+    bus._wire.send = lambda *_: False  # nothing leaves this process any more, and it gets no error
     waiting = asyncio.create_task(second.acquire(NAME))
     async with asyncio.timeout(30):
         await eventually(lambda: not lease.held)

@@ -86,7 +86,7 @@ class Watches(stateful.RuleBasedStateMachine):
         """The key goes and leaves no marker."""
         self.run(self._purge(key))
         self.model.pop(key, None)
-        # There is nothing that could tell a connected watcher: it learns of it over its next connection.
+        # A connected watcher is not informed: it learns of it over its next connection.
         self.disconnect()
 
     async def _purge(self, key: str) -> None:

@@ -117,7 +117,7 @@ async def test_rules_keep_others_out_by_identity_role_and_ownership(tmp_path):
 
 @pytest.mark.may_block(reason="a domain's first start reads files")
 async def test_a_node_beside_the_domain_keeps_its_rules_and_its_log(tmp_path, start_process):
-    """A client does not know which node it asks."""
+    """A client does not know which node serves it."""
     text = """[inform]
 history = 40
 refresh_s = "300ms"

@@ -107,13 +107,13 @@ async def test_a_silent_primary_is_replaced_and_cannot_write_any_more(start_node
     nodes = await fleet(start_node, timeout_s=1.0, lost_after_s=60.0)
     await client.InformClient(inform._bus, node="n1").put("k", b"1", ack="replicated")
     deposed = nodes["n1"]
-    for subscription in deposed._subscriptions:  # deaf, but it can still speak to the log
+    for subscription in deposed._subscriptions:  # it receives nothing, but can still write to the log
         await subscription.close()
     deposed._subscriptions.clear()
     stale = deposed.state.replicas.index["k"]
     written = await client.InformClient(inform._bus, node="n3").put("k", b"2")
     assert written.primary != "n1"
-    deposed.state.replicas.index["k"] = stale  # as if it had not heard of it yet
+    deposed.state.replicas.index["k"] = stale  # as if it had not received that yet
     with pytest.raises(protocol.PrimaryMoved):
         await deposed.primary.update(protocol.UpdateContext(protocol.PutContext("k", b"forked"), "ann"))
     assert (await client.InformClient(inform._bus, node="n2").get("k", max_staleness_s=0)).value == b"2"

@@ -24,7 +24,7 @@ SETTINGS = msgspec.structs.replace(settings_.DEFAULT, timeout_s=1.0, replicas=2)
 
 @dataclass
 class Pair:
-    """``p`` is the primary of ``k``. Alice asks ``q``, Bob asks ``p``."""
+    """``p`` is the primary of ``k``. Alice sends to ``q``, Bob to ``p``."""
 
     p: node_node.InformationNode
     q: node_node.InformationNode

@@ -230,7 +230,7 @@ async def test_a_search_that_times_out_reports_its_position(start_node, inform, 
 async def test_a_context_whose_primary_moves_is_found_once(start_node, inform):
     nodes = [await start_node(name) for name in ("n1", "n2")]
     await eventually(lambda: all(len(node.state.directory.nodes) == 1 for node in nodes))
-    for sequence, node in enumerate(nodes, 1):  # the first has not heard yet that the second has taken over
+    for sequence, node in enumerate(nodes, 1):  # the first does not know yet that the second has taken over
         holders = (node.name, *(other.name for other in nodes if other is not node))
         record = protocol.ContextRecord("k", holders, sequence, node.name, b"%d" % sequence)
         node.state.replicas.apply(record, sequence, 0.0)

@@ -77,7 +77,7 @@ def attributes_of_bytes(size: int) -> protocol.Attributes:
     return {"a": "x" * (size - header)}
 
 
-# What may be asked.
+# Valid requests.
 
 
 @pytest.mark.parametrize(

@@ -144,12 +144,12 @@ class WriteModel(stateful.RuleBasedStateMachine):
     def lose_answer(
         self, writer: str, via: str, key: str, kind: str, expected: str, is_client: bool
     ) -> WriteAttempt:
-        """A write whose answer is lost: on its way to the client, or from the primary to the node asked."""
+        """A write whose answer is lost: on its way to the client, or from the primary to its node."""
         return self._lose_answer(writer, via, key, kind, expected, is_client)
 
     @stateful.rule(operation=unanswered, via=NODES)
     def repeat(self, operation: WriteAttempt, via: str) -> None:
-        """As by a client that got no answer, and asks another node or the same again."""
+        """As by a client that got no reply, and repeats the request to another node or the same."""
         self._repeat(operation, via)
 
     @stateful.rule(writer=CLIENTS, via=NODES, again=NODES, key=KEYS, kind=WRITES, is_client=st.booleans())

@@ -49,7 +49,7 @@ def own(core: assignments.AssignmentProcessor, owners: dict[str, str]) -> None:
 def report(
     core: assignments.AssignmentProcessor, name: str, state: health.HealthState = State.UP, **fields: Any
 ) -> set[str]:
-    """A checkpoint of its owner. Returns the managers that have to hear of it."""
+    """A checkpoint of its owner. Returns the managers that have to be informed."""
     owner, status = core.owners[name], protocol.ResourceStatus(state=state, **{"generation": 1, **fields})
     changes, refused = core.apply_checkpoints(owner.manager, {name: (owner.epoch, status)})
     assert not refused

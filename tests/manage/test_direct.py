@@ -133,7 +133,7 @@ async def test_a_secret_comes_by_the_line(lines, tmp_path):
         await eventually(lambda: (tmp_path / "given").exists() and (tmp_path / "given").read_text())
         assert (tmp_path / "given").read_text() == "swordfish"
         subject = protocol.vouch_subject("ann", "host-b", protocol.SECRET)
-        with pytest.raises(errors.Forbidden):  # a manager vouches for agents, and nobody else does
+        with pytest.raises(errors.Forbidden):  # only a manager vouches for agents
             await rpc.call(lines.client._bus, subject, {"resource": "r", "name": "key", "key": ""})
         await lines.client.delete("r")
         await lines.client.wait_gone("r")
@@ -159,7 +159,7 @@ async def test_unauthenticated_clients_are_refused(lines, tmp_path):
     for creds in (lines.trust.credentials("eve"), other.credentials("host-b"), stolen):
         async with dialled(lines, creds=creds) as link_set:
             await throughout(functools.partial(_has_none, link_set), for_s=0.5)
-    async with dialled(lines, tls=ssl.create_default_context()) as link_set:  # believes nobody of ours
+    async with dialled(lines, tls=ssl.create_default_context()) as link_set:  # trusts none of our identities
         await throughout(functools.partial(_has_none, link_set), for_s=0.5)
     assert not any(door.links for door in lines.doors.values())
 

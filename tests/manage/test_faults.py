@@ -91,7 +91,7 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def test_a_registry_on_postgresql_loses_it_for_a_while(fleet, postgres_server):
-    """Managers go on; what is asked meanwhile is refused; what they learnt is stored afterwards."""
+    """Managers continue; requests are refused meanwhile; what the managers observed is stored afterwards."""
     relay = Relay(postgres_server.port)
     await relay.mend()
     try:
@@ -344,7 +344,7 @@ async def test_a_step_whose_agent_died_in_it_is_in_doubt_and_not_repeated(rollin
     assert actual.state == "stopped", "one in doubt counts as an error"
     assert actual.counts == {"in-doubt": 1, "pending": 1}
     assert SlowAdapter.begun == ["r2"]
-    # Somebody has looked and lets it go on: what is in doubt stays so.
+    # An operator resumes it: what is in doubt stays in doubt.
     SlowAdapter.let_go.set()
     await rolling.client.resume(began.id)
     actual = await eventually(lambda: ended(rolling, began.id), timeout_s=30)

@@ -272,7 +272,7 @@ async def test_an_operation_begun_by_another_manager_is_recognised_and_an_equal_
     await small.client.apply(manifest(memory("a", ", config: {value: 1}")))
     await small.client.wait("a", "up")
     managed = small.man.managed["a"]
-    managed.runtime.generation = 0  # as in a manager that took over before the one before it could tell
+    managed.runtime.generation = 0  # as in a manager that took over before its predecessor could report
     await small.client.apply(manifest(memory("a", ", config: {value: 1}, labels: {x: y}")))
     row = await small.client.wait("a", "up")
     assert row.applied

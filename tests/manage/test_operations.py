@@ -313,7 +313,7 @@ async def test_answers_that_a_dying_broker_lost_are_asked_for_again_soon(small, 
             await respond(message, data, **more)
 
     monkeypatch.setattr(received.ReceivedMessage, "respond", lose_the_first)
-    async with asyncio.timeout(10):  # without asking again it would be 35 s
+    async with asyncio.timeout(10):  # without a repetition it would be 35 s
         assert await small.client.execute("a", "echo", {"text": "hi"}) == "hi"
     assert lost == ["operation", "execute", "exec"]
     assert small.host.hosted["a"].adapter.done.count("echo") == 1

@@ -43,7 +43,7 @@ def test_the_resources_of_a_manager_are_counted():
     assert [core.owned_count(manager) for manager in ("m1", "m2", "m3")] == [2, 1, 0]
 
 
-# What was stored, and which managers hear of it
+# What was stored, and which managers are informed
 
 
 def test_managers_are_notified_of_a_machine_that_is_drained_or_works_again():

@@ -43,9 +43,9 @@ class ReconcilerWorld(stateful.RuleBasedStateMachine):
         self.runs: list[OperationRun] = []
         self.boot, self.sequence = 100, 0
         self.falls = 0  # the true ends and failed steps
-        self.counted = self.counted_in_store = 0  # by the managers, as far as their checkpoints tell
+        self.counted = self.counted_in_store = 0  # by the managers, according to their checkpoints
         self.refusals = 0  # so many of the next operations fail
-        self.obeys = 0  # the epoch that it heard of last
+        self.obeys = 0  # the last epoch that it received
         self.wires: list[tuple[int, protocol.ObservedState]] = []  # events under way, with that
         # The manager.
         self.assignment: protocol.Assignment

@@ -394,7 +394,7 @@ class Registries(stateful.RuleBasedStateMachine):
             self.commit(changes, after, fate)
 
     def claim(self, name: str, epoch: int) -> int | None:
-        """An agent obeys the highest epoch; that, where it is above this one."""
+        """An agent accepts the highest epoch only; returns that, if it is above this one."""
         if epoch < self.obeyed.get(name, 0):
             return self.obeyed[name]
         self.obeyed[name] = epoch
@@ -447,7 +447,7 @@ class Registries(stateful.RuleBasedStateMachine):
             self.runner.close()
 
     def _settle(self) -> None:
-        """Everybody asks until nothing is new: what is owned is known, and obeyed."""
+        """All managers renew until nothing changes: each knows what it owns, and agents accept its epoch."""
         self.managers = {
             name: self.managers.get(name) or ModelManager(900 + n) for n, name in enumerate(MANAGERS)
         }

@@ -26,7 +26,7 @@ MANIFEST = "resources: [{name: a, type: memory, agent: host-b}]"
 
 
 class RecordingProxy:
-    """A small HTTP proxy that knows CONNECT only, and notes where it was asked to go."""
+    """A small HTTP proxy with CONNECT only, which records the requested targets."""
 
     def __init__(self, secret: str = "") -> None:
         self.asked: list[str] = []

@@ -71,7 +71,7 @@ class TransferHistory:
             self.read[body] = None
 
     async def judge(self, connection: api.Connection) -> None:
-        """When everybody is through."""
+        """When all clients have finished."""
         session = connection.session()
         left, right = [
             [str(message.body()) async for message in session.browse(out)] for out in (LEFT, RIGHT)

@@ -845,7 +845,7 @@ async def test_ending_a_subscription_that_is_asked_again_while_it_is_stored_succ
         await (await session.durable_consumer(destinations.topic("news"), "all")).close()
         disk.ready.clear()
         ending = asyncio.create_task(session.unsubscribe("all"))
-        await asyncio.sleep(8)  # it is asked again after 5 s
+        await asyncio.sleep(8)  # the request is repeated after 5 s
         disk.ready.set()
         await ending
         assert (await connection.request(protocol.ListSubscriptions())).subscriptions == []

@@ -149,7 +149,7 @@ async def test_the_children_of_a_dead_channel_move_and_nothing_is_lost_or_double
 
 @pytest.fixture
 async def quiet(connect, tmp_path):
-    """A sensor that has doors and never reports by itself."""
+    """A sensor that listens and never reports by itself."""
     bus = await connect("m1")
     expected = settings(tmp_path, period_s=3600.0, http_port=0, statsd_port=0)
     async with sensor.Sensor(bus, expected) as running:

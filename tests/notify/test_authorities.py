@@ -208,7 +208,7 @@ def test_a_list_of_revocations_is_accepted_from_authorities_that_are_known(knows
         authorities.AuthorityView(domain="earth").revocation_key(root_list)
 
 
-# What is believed.
+# What is trusted.
 
 
 def test_of_a_process_without_grants_nothing_is_effective(knows: authorities.AuthorityView):

@@ -64,7 +64,7 @@ def test_many_at_once_are_the_same_as_one_by_one(kernels):
 
 
 def test_both_sides_find_the_same_receivers(kernels):
-    """Whether addressed receivers ask for their policies, or true policies for the address, is only speed."""
+    """Whether the address or the policies are evaluated first affects only the speed."""
     dice = random.Random(9)
     ours = matcher.Matcher(kernels=kernels)
     names = [f"p{number}" for number in range(3000)]
@@ -115,7 +115,7 @@ def test_more_constants_than_a_byte_has_codes(kernels):
 
 
 def test_constants_that_are_forgotten_for_others_change_no_decision(kernels, monkeypatch):
-    """All edges are taken, others are asked for all the time: they are given up in the midst of it."""
+    """All edges are used and others are requested all the time: edges are freed during an evaluation."""
     monkeypatch.setattr(receiver_table, "MISSES_MAX", 5)
     ours, plainly = _alike(kernels)
     for number in range(2 * receiver_columns.EDGES_MAX):

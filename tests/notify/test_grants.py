@@ -18,7 +18,7 @@ from muster.predicates import types
 from muster.testing.eventually import eventually
 from muster.trust import documents, grants, nkeys
 
-TIMES = 12  # two notifiers share the asking by chance: often enough, each has one of the two
+TIMES = 12  # two notifiers receive the requests at random: often enough, each has one of the two
 
 
 @pytest.fixture

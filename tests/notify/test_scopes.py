@@ -55,7 +55,7 @@ async def sites(notifier, receivers, root):
 
 
 async def _reached(sites, boss) -> set[str]:
-    """Who gets a command of the boss: it is followed by one that everybody accepts."""
+    """Which receivers get a command: it is followed by an event that all receivers accept."""
     await boss.sender("control").send("command", {"action": "act"})
     for site in sites.values():
         await site.policy("command")

@@ -403,7 +403,7 @@ async def test_models_changes_and_decisions_are_kept_as_history(notifier, receiv
     assert set(decided) == {passing, lasting}
     for (
         decoded
-    ) in decided.values():  # a durable event's too, to a receiver that did not ask for durable delivery
+    ) in decided.values():  # a durable event's too, to a receiver that did not request durable delivery
         assert (decoded.to, decoded.count, decoded.event.attributes["_process"]) == (("farm/web",), 1, "farm")
     assert decided[lasting].sequence > decided[passing].sequence == 0
 
@@ -519,7 +519,7 @@ async def test_hostile_policies_are_refused_quickly(notifier, receivers):
         assert time.process_time() - started < 2
     with pytest.raises(errors.LimitExceeded):  # never leaves this process
         await mine.advertise("bad", "WebServer", STATE, policy="x" * 10_000_000)
-    web = await mine.advertise("web", "WebServer", STATE, policy=wide)  # 2^100 conjunctions: asked as it is
+    web = await mine.advertise("web", "WebServer", STATE, policy=wide)  # 2^100 conjunctions: not expanded
     await mine.sender("s").send("alert", {"threat_level": 1})
     await web.policy("alert")
     await mine.sender("s").send("alert", {"threat_level": 2})

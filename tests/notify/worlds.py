@@ -98,7 +98,7 @@ def expression(dice: random.Random, names: tuple[str, ...], depth: int = 3) -> s
 
 
 def play(dice: random.Random, kernels: Any, *, receivers: int = 150, steps: int = 120) -> tuple[int, int]:
-    """Do the same to the engine and to the reference; events asked, deliveries found."""
+    """Do the same to the engine and to the reference; returns how many events were sent and delivered."""
     ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
     there: list[str] = []
     known = list(MODELS)

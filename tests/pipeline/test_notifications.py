@@ -37,7 +37,7 @@ class Farm:
         self.farm = farm
         self.senders = senders
         self.state: dict[str, dict[str, Any]] = {}
-        self.sent: list[tuple[str, int, set[str]]] = []  # sender, level, and whom the address meant
+        self.sent: list[tuple[str, int, set[str]]] = []  # sender, level, and the addressed receivers
         self.decided = 0
 
     async def join(self, name: str) -> None:
@@ -201,5 +201,5 @@ async def test_the_command_line_replays_notifications(broker, tmp_path):
     assert result.code == 0, result.err
     actual = result.json()
     assert actual["events"] == len(made.sent)
-    # All that the jester sent were of level 5; now they go to whom another address meant.
+    # All events of the jester were of level 5; now they go to the receivers of another address.
     assert 0 < actual["deliveries"] < sum(len(meant) for _, level, meant in made.sent if level == 5)

@@ -39,7 +39,7 @@ class Case(NamedTuple):
     false: list[int]
 
 
-# What chance meets too seldom for the few conditions that a slow engine is asked.
+# Cases that random conditions hit too rarely in the few that a slow engine evaluates.
 EDGES = [
     "i / j = 0", "i / j = -3", "i / 2 = 3", "-7 / i = -2", "i / -1 > 0", "i / j > i / -1", "j / i >= -1",
     "-i > 0", "i * j > 0", "i - j > 0", "i + j < 0", "i * i = j", "f / g > 0", "f - g = 0", "f * g <> g",
@@ -231,7 +231,7 @@ def calculates_reals(condition: ast.Condition) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.may_leak("threads", "files", "processes", reason="Spark stays for other tests, and ends with us")
 def test_spark_agrees(rows: list[Row], sample: list[Case], tmp_path: pathlib.Path) -> None:
-    """Starting Spark takes longer than all the rest here, so this is not part of the usual run."""
+    """Starting Spark takes longer than all other tests here, so this is not part of the usual run."""
     pytest.importorskip("pyspark", reason="Spark is not installed")
     spark = session.start(master="local[2]", name="tests", work_dir=tmp_path).newSession()
     cells = [[sorted(cell) if isinstance(cell, frozenset) else cell for cell in row.values()] for row in rows]

@@ -137,7 +137,7 @@ def test_a_document_without_topics_or_queues_is_not_one_for_all(trust):
 
 
 def test_renewal_never_leaves_an_older_document_that_outlives_the_record(trust):
-    """Or its revocation would be forgotten while it still opened doors."""
+    """Otherwise its revocation would be forgotten while it was still accepted."""
     trust.issue("a1", AGENT)  # never expires
     with pytest.raises(errors.Refused, match="earlier"):
         trust.renew("a1", lifetime_s=60)

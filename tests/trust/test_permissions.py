@@ -358,7 +358,7 @@ async def test_jetstream_belongs_to_the_part_that_serves_it(tmp_path, trust):
     async with fleet(tmp_path, trust, "c1", "a1", "p1", "n1") as ((channel, _), (agent, _), *others):
         (pipeline, _), (notifier, _) = others
         await channel.jetstream().add_stream(name="reports", subjects=["muster.monitor.from.*.report"])
-        # The agent's report is stored and acknowledged to its inbox, though it may not ask for any stream.
+        # The agent's report is stored and acknowledged to its inbox, although it may not request any stream.
         ack = json.loads((await agent.request("muster.monitor.from.a1.report", b"load=1", timeout=5)).data)
         assert (ack["stream"], ack["seq"]) == ("reports", 1)
         consumer = js_api.ConsumerConfig(durable_name="p", ack_policy=js_api.AckPolicy.EXPLICIT)

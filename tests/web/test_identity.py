@@ -470,7 +470,7 @@ async def test_people_log_in_with_a_provider_and_their_groups_decide_the_role(tm
         # The code and the state can be used once.
         assert (await client.get(back)).status_code == 401
 
-        # Somebody else, in another browser: another role, or none.
+        # Another user, in another browser: another role, or none.
         for person, status in (("vic", 200), ("mallory", 403)):
             async with (
                 httpx.AsyncClient(transport=client._transport, base_url=HERE) as another,

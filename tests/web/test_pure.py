@@ -451,7 +451,7 @@ def test_where_nothing_came_for_several_paces_nothing_is_drawn():
     assert charts.split_gaps([(1.0, 1.0)]) == [(1.0, 1.0)]
 
 
-# At the door
+# Login
 
 
 @pytest.mark.parametrize(

@@ -515,7 +515,7 @@ def test_a_broker_is_started_linked_and_stopped(admin):
     assert admin.delete("/brokers/edge").status_code == 200
 
 
-# At the door
+# Login
 
 
 def test_without_a_login_nothing_is_returned(lab):
@@ -575,7 +575,7 @@ def test_wrong_passwords_are_all_alike_and_soon_have_to_wait(lab):
     assert {answer.status_code for answer in answers} == {401, 429}
     assert len({answer.text for answer in answers if answer.status_code == 401}) == 1
     assert int(answers[-1].headers["retry-after"]) >= 1
-    # Somebody else from the same place waits too; then the right password ends it.
+    # Another user of the same address waits too; then the right password ends it.
     wait_until(
         lambda: (
             httpx.post(

@@ -84,7 +84,7 @@ async def test_a_message_settled_in_a_finished_transaction_comes_again_marked(
 
 
 def _no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when no dispatcher answers for a minute: what was asked for may have been done."""
+    """As when no dispatcher replies for a minute: the request may have been executed."""
 
     async def unanswered(*_: object, **__: object) -> None:
         raise errors.TimedOut("no answer")

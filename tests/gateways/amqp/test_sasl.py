@@ -132,7 +132,7 @@ async def test_scram_does_not_tell_which_accounts_exist(known: passwords.Passwor
     real, unknown = await challenge(NAME), await challenge("eve")
     assert unknown["i"] == real["i"]
     assert len(unknown["s"]) == len(real["s"])
-    assert await challenge("eve") == unknown  # of another process as well, or asking twice would tell
+    assert await challenge("eve") == unknown  # in each process: a second attempt must not differ
     assert (await challenge("plain-only"))["s"] not in (real["s"], unknown["s"])
     assert not await _scram(sasl.SaslServer(password_checker.PasswordChecker(known)), mechanism, WORD, "eve")
     assert not await _scram(

@@ -318,7 +318,7 @@ async def test_relations_are_valid_when_both_sides_asserted_them(uddi):
 
 
 async def test_what_is_written_by_hand_is_not_taken_for_anothers_word(uddi):
-    """Anybody of the domain may write contexts, under the prefixes of UDDI as well."""
+    """Every client of the domain may write contexts, under the prefixes of UDDI as well."""
     token, _, paper, output = await two_publishers(uddi)
     await uddi.say(f"<add_publisherAssertions>{token}{output}</add_publisherAssertions>")
     service = (

@@ -65,7 +65,7 @@ async def test_pypsrp(wsman, create):
                 client.create(P, resource)
             assert "already" in str(caught.value)
 
-            # Enumerated one by one, as a client gets that asks for no number.
+            # Enumerated one by one, as for a client that requests no number.
             answer = client.enumerate(P, ET.fromstring(ENUMERATE.format("")))
             context, seen = text(answer, namespaces.WSEN("EnumerationContext")), []
             while context:

@@ -204,7 +204,7 @@ async def test_enumerations(wsman, create):
     refused = await wsman.fault(namespaces.ENUMERATE, body.format(mode.format("EnumerateNothing")))
     assert refused == ("s:Sender", "wsman:UnsupportedFeature", "EnumerationMode")
 
-    # No more at once than fit into the envelope that was asked for.
+    # No more at once than fit into the requested envelope.
     small = "<n:Enumerate><w:OptimizeEnumeration/><w:MaxElements>50</w:MaxElements></n:Enumerate>"
     answer = await wsman.ask(namespaces.ENUMERATE, small, size=8192)
     assert len(wsman.last.content) <= 8192

@@ -59,7 +59,7 @@ async def test_events_are_pushed_until_unsubscribed(wsman, create, sink):
     answer = await wsman.ask(namespaces.GET_STATUS, "<e:GetStatus/>", headers=about(id))
     assert answer.first is not None
 
-    wsman.user = "bob"  # it is not his
+    wsman.user = "bob"  # it belongs to another user
     assert (await wsman.fault(namespaces.UNSUBSCRIBE, "<e:Unsubscribe/>", headers=about(id)))[
         1
     ] == "wsman:InvalidParameter"

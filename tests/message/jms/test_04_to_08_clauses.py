@@ -1,4 +1,4 @@
-"""JMS 2.0, chapters 4 to 8: further clauses, the same that Qpid JMS is asked through the gateway."""
+"""JMS 2.0, chapters 4 to 8: further clauses, the same as in the tests of Qpid JMS and the gateway."""
 
 from __future__ import annotations
 

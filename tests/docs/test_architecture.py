@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -68,3 +69,43 @@ def test_each_promise_of_the_readme_names_the_tests_that_show_it():
         named = re.findall(r"`([^`]+)`", row.rstrip("|").rpartition("|")[2])
         assert named, row
         assert [name for name in named if not name.endswith(".py") or not (ROOT / name).is_file()] == []
+
+
+#: They implement `api.Bus.request`, or send requests to topics of users.
+RAW_REQUESTS = {
+    "muster/bus": "the mechanism itself, and requests to the brokers",
+    "muster/manage/direct/endpoint.py": "a bus with direct links",
+    "muster/cli/messages/pubsub.py": "`muster request TOPIC`",
+    "muster/client/front.py": "`m.request(topic)`",
+    "muster/demo/tour.py": "shows requests to a topic",
+}
+
+
+def raw_requests(path: Path) -> list[str]:
+    """Calls of `api.Bus.request`: the subject and the data are its two positional arguments. A function
+    ``request`` of a module is something else.
+    """
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    modules = {
+        alias.asname or alias.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    return [
+        f"{path.relative_to(ROOT / 'src')}:{node.lineno}"
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "request"
+        and len(node.args) == 2
+        and not (isinstance(node.func.value, ast.Name) and node.func.value.id in modules)
+    ]
+
+
+def test_services_send_requests_through_bus_rpc_only():
+    calls = [call for path in sorted((ROOT / "src" / "muster").rglob("*.py")) for call in raw_requests(path)]
+    unexpected = [call for call in calls if not call.startswith(tuple(RAW_REQUESTS))]
+    assert unexpected == [], "call `exchange`, `call` or `exchange_once` of `bus/rpc/client.py` instead"
+    unused = [name for name in RAW_REQUESTS if not any(call.startswith(name) for call in calls)]
+    assert unused == [], "these call no raw request any more"

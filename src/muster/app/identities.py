@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from muster.bus.client import client
+from muster.bus.rpc import client as rpc_client
 from muster.core import errors
 from muster.core.settings import domain as settings_domain
 from muster.trust import credentials as credentials_
@@ -118,6 +119,6 @@ async def publish_accounts(
     subject, claims = await asyncio.to_thread(trust.claims_update)
     creds = await asyncio.to_thread(system_credentials, trust)
     async with await client.connect(servers, creds=creds, tls=tls) as system:
-        answer = msgspec.json.decode((await system.request(subject, claims)).data)
+        answer = msgspec.json.decode((await rpc_client.exchange_once(system, subject, claims)).data)
     if "error" in answer:
         raise errors.Refused(f"the brokers rejected the new account: {answer['error']}")

@@ -19,6 +19,7 @@ from typing import Literal
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client as rpc_client
 from muster.core import errors
 from muster.inform import protocol
 from muster.predicates.syntax import parser
@@ -284,7 +285,9 @@ class InformClient:
         timeout_s = timeout_s or self._timeout_s
         repeat = api.Repetition(hedge_s, anywhere, repeated)
         try:
-            message = await self._bus.request(subject, data, timeout_s=timeout_s, repeat=repeat)
+            message = await rpc_client.exchange_once(
+                self._bus, subject, data, timeout_s=timeout_s, repeat=repeat
+            )
         except errors.TimedOut:
             doubt = "" if repeated is None else "; it may have been written"
             raise errors.TimedOut(f"no reply in {timeout_s:g} s{doubt}") from None

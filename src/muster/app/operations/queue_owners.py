@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors
 from muster.message import protocol
 
 ANSWER_S = 1.0
 WAIT_S = 5.0  # for a dispatcher that is being started
-RETRY_S = 0.1
 
 
 async def examine(bus: api.Bus, requested: int) -> tuple[bool, str, str]:
@@ -43,13 +41,10 @@ async def _read(bus: api.Bus) -> list[str]:
 
 async def _ask(bus: api.Bus, partition: int) -> protocol.DispatcherReply:
     subject, request = protocol.read_subject(bus.identity, partition), protocol.CountPartitions()
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + WAIT_S
-    while True:
-        try:
-            message = await bus.request(subject, protocol.encode(request), timeout_s=ANSWER_S)
-            return protocol.read_reply(message.data)
-        except errors.Unavailable:
-            if loop.time() > deadline:
-                return protocol.DispatcherReply()
-            await asyncio.sleep(RETRY_S)
+    try:
+        reply = await client.exchange(
+            bus, subject, protocol.encode(request), timeout_s=WAIT_S, try_s=ANSWER_S
+        )
+    except errors.Unavailable:
+        return protocol.DispatcherReply()
+    return protocol.read_reply(reply.data)

@@ -5,6 +5,20 @@ frozen server does not reply until another one has its place. A request that cha
 server that has executed it sends the same reply and does not execute it again. A request that was sent, but
 has no reply, raises `errors.TimedOut`: its outcome is unknown. Any other `errors.Unavailable` means that it
 was not executed.
+
+`exchange_once` is for protocols that have these properties themselves, because they need others: it sends a
+request without an id, once. They are
+
+- the dispatcher's (`message.client.partition_link`, `message.dispatcher.peers`): works are numbered, and a
+  request is repeated to the same epoch only;
+- operations, claims, renewals and checkpoints between managers, agents and the registry: the operation's id
+  and the epoch make a repetition harmless, and a manager that may not act any more stops repeating;
+- an agent's hello and its request for a secret, which also travel over a direct link, without headers;
+- an information node's requests to others: a ping distinguishes a slow node from a frozen one, and the client
+  sends a repetition to another node;
+- requests to the brokers (system account, JetStream), which do not speak this protocol.
+
+No service calls `api.Bus.request` itself; a test compares. It is for users' own topics.
 """
 
 from __future__ import annotations
@@ -13,8 +27,8 @@ import asyncio
 import copy
 import functools
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, Protocol
 
 import msgspec
 
@@ -123,6 +137,24 @@ async def exchange(
                 raise copy.copy(absent) or error from error  # it may be shared by all calls
             await asyncio.sleep(RETRY_S)
         left_s = max(0.1, deadline - loop.time())
+
+
+class RequestSender(Protocol):
+    """A connection to the bus, or a direct one."""
+
+    def request(self, subject: str, data: bytes, *, timeout_s: float) -> Coroutine[Any, Any, api.Message]: ...
+
+
+def exchange_once(
+    sender: RequestSender,
+    subject: str,
+    data: bytes,
+    *,
+    timeout_s: float = api.DEFAULT_TIMEOUT_S,
+    **options: Any,
+) -> Coroutine[Any, Any, api.Message]:
+    """The encoded reply to a request that is sent once, without an id. Other options as `api.Bus.request`."""
+    return sender.request(subject, data, timeout_s=timeout_s, **options)
 
 
 @functools.lru_cache(maxsize=8192)

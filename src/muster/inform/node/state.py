@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from muster.bus import api
+from muster.bus.rpc import client as rpc_client
 from muster.core import clock, errors
 from muster.core.telemetry import log
 from muster.inform import access_rules, protocol
@@ -371,7 +372,9 @@ class NodeState:
         A node that waits for the log replies late, but to a ping at once; a frozen one replies to neither.
         """
         subject, data = protocol.to_node(node, kind), protocol.encode(message)
-        pending = asyncio.ensure_future(self.bus.request(subject, data, timeout_s=self.settings.timeout_s))
+        pending = asyncio.ensure_future(
+            rpc_client.exchange_once(self.bus, subject, data, timeout_s=self.settings.timeout_s)
+        )
         try:
             await asyncio.wait((pending,), timeout=PING_AFTER_S)
             if not pending.done():
@@ -388,7 +391,9 @@ class NodeState:
     async def _ping(self, node: str, pending: asyncio.Future[api.Message]) -> None:
         """Return when the node replies to a ping, or to the pending request; `errors.TimedOut` if not."""
         pong = asyncio.ensure_future(
-            self.bus.request(protocol.to_node(node, protocol.PING), b"", timeout_s=PING_TIMEOUT_S)
+            rpc_client.exchange_once(
+                self.bus, protocol.to_node(node, protocol.PING), b"", timeout_s=PING_TIMEOUT_S
+            )
         )
         try:
             await asyncio.wait((pending, pong), return_when=asyncio.FIRST_COMPLETED)

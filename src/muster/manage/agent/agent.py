@@ -132,8 +132,8 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             )
             wait_s = protocol.HELLO_S
             try:
-                answer = await self._bus.request(
-                    protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
+                answer = await client.exchange_once(
+                    self._bus, protocol.hello(self.name), messages.encode(hello), timeout_s=HELLO_TIMEOUT_S
                 )
                 client.result_of(answer.data)
             except errors.MusterError:
@@ -303,7 +303,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         resource, key = hosted.record.name, sealed_box.SealedBoxKey.create()
         arguments = {"resource": resource, "name": name, "key": key.public}
         subject = protocol.request(self.name, protocol.SECRET)
-        answer = await self._bus.request(subject, msgspec.json.encode(arguments), timeout_s=SECRET_TIMEOUT_S)
+        answer = await client.exchange_once(
+            self._bus, subject, msgspec.json.encode(arguments), timeout_s=SECRET_TIMEOUT_S
+        )
         box = client.result_of(answer.data)["box"]
         return key.open(box, secrets.delivery_context(self.name, resource, name)).decode()
 

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
@@ -127,7 +128,7 @@ class DirectEndpoint:
             link.close()
             return
         with contextlib.suppress(errors.Unavailable, errors.InvalidInput):
-            answer = await self._bus.request(subject, message.data)
+            answer = await client.exchange_once(self._bus, subject, message.data)
             await message.respond(answer.data)
 
 

@@ -12,6 +12,7 @@ import collections
 from collections.abc import Callable
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, messages
 from muster.manage import protocol
 
@@ -48,7 +49,9 @@ class AgentCaller:
                     )
                 try:
                     left_s = max(0.1, deadline - loop.time() + 1)
-                    message = await self._bus.request(subject, data, timeout_s=min(left_s, resend_s))
+                    message = await client.exchange_once(
+                        self._bus, subject, data, timeout_s=min(left_s, resend_s)
+                    )
                     return messages.decode(message.data, protocol.OperationResult)
                 except errors.TimedOut as error:
                     sent, resend_s = True, resend_s * 2

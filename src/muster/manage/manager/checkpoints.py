@@ -66,6 +66,6 @@ class CheckpointWriter:
             for half in (names[: len(names) // 2], names[len(names) // 2 :]):
                 await self._send({name: page[name] for name in half})
             return
-        message = await self._bus.request(protocol.checkpoint(self._manager), data)
+        message = await client.exchange_once(self._bus, protocol.checkpoint(self._manager), data)
         for name in client.result_of(message.data)["refused"]:
             self._superseded(name, page[name][0])

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import backoff, errors, health, lifecycle, messages, subjects
 from muster.core.telemetry import log
 from muster.manage import protocol
@@ -172,8 +173,8 @@ class Manager(lifecycle.ServiceContext):
         try:
             async with self._claiming_of[agent], self._claiming:
                 if self.may_act:
-                    message = await self._bus.request(
-                        protocol.claim(agent), messages.encode(request), timeout_s=CLAIM_TIMEOUT_S
+                    message = await client.exchange_once(
+                        self._bus, protocol.claim(agent), messages.encode(request), timeout_s=CLAIM_TIMEOUT_S
                     )
                     answer = messages.decode(message.data, protocol.ClaimResult)
         except errors.MusterError as error:

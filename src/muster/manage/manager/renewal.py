@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Callable
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, messages
 from muster.core.telemetry import log
 from muster.manage import protocol
@@ -78,7 +79,8 @@ class ManagerRenewal:
             leaving=self.leaving,
         )
         requested_at = asyncio.get_running_loop().time()
-        message = await self._bus.request(
+        message = await client.exchange_once(
+            self._bus,
             protocol.renew(self._manager),
             messages.encode(request),
             timeout_s=timeout_s,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client
 from muster.core import errors, messages
 from muster.manage import protocol
 from muster.manage.registry import records
@@ -161,7 +162,7 @@ async def _request(bus: api.Bus, subject: str, data: bytes, *, within_s: float) 
     while True:
         left_s = max(0.1, deadline - loop.time())
         try:
-            return await bus.request(subject, data, timeout_s=min(left_s, RESEND_S))
+            return await client.exchange_once(bus, subject, data, timeout_s=min(left_s, RESEND_S))
         except errors.TimedOut:
             if loop.time() >= deadline:
                 raise

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from muster.bus import api
+from muster.bus.rpc import client as rpc_client
 from muster.bus.rpc import error_replies, requests
 from muster.core import errors
 from muster.core.telemetry import log
@@ -218,7 +219,8 @@ class PartitionLink:
             async with until:
                 if not isinstance(request, _ONCE):
                     self._pending[until] = self._epoch
-                response = await self.bus.request(
+                response = await rpc_client.exchange_once(
+                    self.bus,
                     subject,
                     protocol.encode(request),
                     headers={requests.REQUEST_ID: id} if id else None,

@@ -101,7 +101,11 @@ def watch(invocation: command.Invocation, where: str, to: connection.ConnectionO
 @connection.options
 @command.pass_invocation
 def ack(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
-    """Acknowledge an alert."""
+    """Acknowledge an alert.
+
+    RULE and ABOUT are the first columns of `muster alert list`. The alert stays acknowledged until it is
+    resolved.
+    """
     _with(invocation, to, lambda ask: ask.acknowledge(rule, about))
     invocation.printer.done({"rule": rule, "about": about}, f"acknowledged: {rule} {about}")
 
@@ -116,8 +120,9 @@ def ack(invocation: command.Invocation, rule: str, about: str, to: connection.Co
 def resolve(invocation: command.Invocation, rule: str, about: str, to: connection.ConnectionOptions) -> None:
     """Resolve an alert.
 
-    It is raised again when its rule becomes true again. A rule about groups, zones or the system is evaluated
-    for every window: if it is still true, the alert is raised again with the next one.
+    RULE and ABOUT are the first columns of `muster alert list`. The alert is raised again when its rule
+    becomes true again. A rule about groups, zones or the system is evaluated for every window: if it is still
+    true, the alert is raised again with the next one.
     """
     _with(invocation, to, lambda ask: ask.resolve(rule, about))
     invocation.printer.done({"rule": rule, "about": about}, f"resolved: {rule} {about}")

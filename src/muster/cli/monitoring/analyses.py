@@ -112,7 +112,7 @@ def _reports_per_s_limit(invocation: command.Invocation) -> float | None:
         ("muster report disks --within 7d --last 3d", "by the growth of the last three days"),
     ],
 )
-@command.duration("--within", "30d", "Only disks that are expected to be full in this time.")
+@command.duration("--within", "30d", "Only disks that are expected to be full within this time.")
 @command.duration("--last", "14d", "Length of the history to use.")
 @limit_option
 @history_.root_option

@@ -46,6 +46,12 @@ def session(**changes: object) -> sessions.LoginSession:
 # Sessions
 
 
+def test_a_report_that_is_younger_than_the_worst_case_is_no_warning():
+    looks = [pipeline.compared_ages(*case)[1] for case in ((1.1, True), (1.83, False), (0.5, False))]
+    assert looks == ["good", "good", "warn"]
+    assert pipeline.compared_ages(None, None) == ("–", "")
+
+
 def test_a_session_comes_back_as_it_was_sealed():
     sealed = sessions.seal(session(), KEY)
     assert sessions.unseal(sealed, KEY, now_s=999) == session()

@@ -69,12 +69,12 @@ async def test_a_process_that_starts_or_was_late_gets_more_time(systemd, monkeyp
     manager = service_manager.ServiceManager(environment)
     async with manager.reporting():
         asyncio.get_running_loop().call_soon(time.sleep, 0.3)  # its start takes long
-        await eventually(lambda: asked() == ["WATCHDOG_USEC=2000000"])
+        await eventually(lambda: asked() == ["WATCHDOG_USEC=3000000"])
         manager.notify(service_manager.READY)
-        await eventually(lambda: asked() == ["WATCHDOG_USEC=2000000", "WATCHDOG_USEC=500000"])
+        await eventually(lambda: asked() == ["WATCHDOG_USEC=3000000", "WATCHDOG_USEC=500000"])
         times.clear()
         asyncio.get_running_loop().call_soon(time.sleep, 0.3)
-        await eventually(lambda: asked()[:1] == ["WATCHDOG_USEC=2000000"])
+        await eventually(lambda: asked()[:1] == ["WATCHDOG_USEC=3000000"])
 
 
 async def test_without_systemd_nothing_is_sent():

@@ -166,7 +166,7 @@ def test_the_unit_of_the_domain_is_the_one_that_muster_prints():
         "Type=notify",
         "Restart=on-failure",
         "StartLimitIntervalSec=0",
-        "WatchdogSec=5",
+        "WatchdogSec=3",
         "KillMode=process",
     )
     for line in lines:

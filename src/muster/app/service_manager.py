@@ -22,7 +22,7 @@ from muster.supervision import tasks
 events = log.EventLog("app")
 
 REPORTS = 5  # within the time of the watchdog
-PATIENCE = 4  # times the time of the watchdog, for a process that starts or was late
+PATIENCE = 6  # times the time of the watchdog, for a process that starts or was late
 CALM_S = 30.0  # without being late, until the time of the watchdog is the usual one
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WATCHDOG_S = 5  # the process reports every second
+WATCHDOG_S = 3  # the process reports five times in it
 
 _HEAD = """\
 # A domain: brokers, store, services. `muster systemd` prints this unit for an installation.

@@ -83,7 +83,10 @@ def credentials_file(trust: keyring.Keyring, identity: str, role: roles.Role) ->
                 f"{identity!r} was revoked", hint=f"`muster creds issue {identity}` issues a new key"
             )
         if record.role != role.value:
-            raise errors.Conflict(f"{identity!r} has the role {record.role}, not {role.value}")
+            raise errors.Conflict(
+                f"{identity!r} has the role {record.role}, not {role.value}",
+                hint="choose another name: an identity has one role",
+            )
         if record.status == "expired":
             trust.renew(identity, domain=domain)
     return trust.credentials_path(identity, domain=domain)

@@ -54,7 +54,9 @@ async def _from_home(
     from muster import connection as muster_connection
     from muster.app import home, identities
     from muster.core import errors
+    from muster.trust.permissions import own_names
 
+    own_names.check(name, role, of_machine=True)
     settings = config_.load(invocation)
     running = home.DomainFolder(settings.domain.folder).running()
     if running is None:

@@ -23,7 +23,8 @@ events = log.EventLog("app")
 
 REPORTS = 5  # within the time of the watchdog
 PATIENCE = 6  # times the time of the watchdog, for a process that starts or was late
-CALM_S = 30.0  # without being late, until the time of the watchdog is the usual one
+LATE = 0.5  # of the time of the watchdog between two reports: the process hardly gets processor time
+CALM_S = 10.0  # without being late, until the time of the watchdog is the usual one
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 
 
@@ -78,5 +79,5 @@ class ServiceManager:
                 self.notify(f"WATCHDOG_USEC={self._watchdog_us * patience}")
             self.notify(ALIVE)
             await asyncio.sleep(self._interval_s)
-            if loop.time() - reported_at_s > 2 * self._interval_s:
+            if loop.time() - reported_at_s > LATE * REPORTS * self._interval_s:
                 self._late_at_s = loop.time()

@@ -284,6 +284,38 @@ async def test_an_agent_killed_before_the_start_reports_that_it_never_ran(agent_
     assert agent_host.seen.reason == "never started"
 
 
+async def test_a_manager_learns_at_once_what_ended_without_an_agent(tmp_path):
+    """Not with the first heartbeat, which has a time of its own."""
+    net = network.SimulatedNetwork(1)
+    manager = await net.connect("m1")
+    seen: list[protocol.ResourceEvent] = []
+
+    def read(message: Any) -> None:
+        seen.append(messages.decode(message.data, protocol.ResourceEvent))
+
+    await manager.subscribe(protocol.events_to("m1"), handler=read)
+    bus = await net.connect("host")
+    create = protocol.Operation(
+        id="1",
+        verb=protocol.Verb.CREATE,
+        resource="thing",
+        epoch=1,
+        manager="m1",
+        type="process",
+        config={"command": ["sleep", mark()]},
+    )
+    async with agent.Agent(bus, tmp_path / "hosted", beat_s=600.0) as host:
+        await host.execute(create)
+        leader = host.hosted["thing"].record.runtime["leader"]
+        await eventually(lambda: seen)
+    seen.clear()
+    os.killpg(leader, signal.SIGKILL)
+    await eventually(lambda: not is_alive(leader))
+    async with agent.Agent(bus, tmp_path / "hosted", beat_s=600.0) as host:
+        await eventually(lambda: [event.observed.state for event in seen if event.observed] == [DOWN])
+        await host.hosted["thing"].adapter.delete()
+
+
 async def test_the_exit_code_outlives_the_agent(agent_host, tmp_path, monkeypatch):
     """Whether the process ends while there is no agent, or when there is another."""
     wait_for_exit = os_process.wait_for_exit

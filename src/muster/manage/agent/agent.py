@@ -103,6 +103,9 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         }
         for subject, handler in handlers.items():
             self._subscriptions.append(await self._bus.subscribe(subject, handler=handler))
+        for resource in self.hosted.values():
+            if not resource.observed.exists or resource.observed.state is not health.HealthState.UP:
+                self._publish_change(resource)  # it may have ended while no agent ran
         self._tasks.loop("announcement", self._announce_forever)
         self._tasks.loop("heartbeat", self._heartbeat_forever)
         self._tasks.loop("repetition", self._repeat_forever)
@@ -207,6 +210,10 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         now = hosted.observed
         if (before.exists, before.state, before.reason) == (now.exists, now.state, now.reason):
             return
+        self._publish_change(hosted)
+
+    def _publish_change(self, hosted: resource_host.HostedResource) -> None:
+        """Send the state to the manager now, and for a while more often than with the heartbeats."""
         self._changed[hosted.record.name] = asyncio.get_running_loop().time() + REPEATED_FOR_S
         self._has_changed.set()
         self.publish_event(hosted, protocol.CHANGED, hosted.observed)

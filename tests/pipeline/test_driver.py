@@ -13,7 +13,7 @@ from muster.pipeline import protocol, settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
 from muster.pipeline.job import commit_state, progress_metrics, service
-from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream
+from muster.pipeline.job.driver import driver_lease, driver_terms, fenced_stream, state_files
 from muster.testing.eventually import eventually
 
 
@@ -88,6 +88,27 @@ def test_a_former_driver_cannot_write_to_its_checkpoint_any_more(tmp_path):
         with pytest.raises(NotADirectoryError):
             (former / "spark" / "offsets").mkdir(parents=True)
     assert (terms[-1] / "spark" / "offsets" / "0").is_file()
+
+
+def test_the_state_of_shards_is_kept_for_some_batches_and_not_written_by_a_former_driver(tmp_path):
+    checkpoint = str(tmp_path / "checkpoint")
+    driver_terms.begin(checkpoint, driver_terms.DriverTerm(epoch=1))
+    folder = state_files.folder_of(driver_terms.spark_folder(checkpoint, 1))
+    assert folder is not None
+    with pytest.raises(FileNotFoundError):
+        state_files.write(folder, 0, 0, b"before Spark has begun")
+    folder.parent.mkdir()
+    names = [state_files.write(folder, batch, 0, b"%d" % batch) for batch in range(20)]
+    again = state_files.write(folder, 19, 0, b"a repeated batch")
+    state_files.remove_former(folder, 19)
+    kept = names[-state_files.KEPT :]
+    assert [state_files.read(folder, name) for name in kept] == [b"%d" % n for n in range(10, 20)]
+    assert state_files.read(folder, again) == b"a repeated batch"
+    assert len(list(folder.iterdir())) == state_files.KEPT
+    driver_terms.remove_before(checkpoint, 2)
+    with pytest.raises(OSError, match="Not a directory"):
+        state_files.write(folder, 20, 0, b"of a former driver")
+    assert state_files.folder_of("s3a://bucket/spark") is None
 
 
 def test_a_table_refuses_the_commits_of_a_former_driver_and_the_same_epoch_twice(tmp_path):

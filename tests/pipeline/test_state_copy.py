@@ -14,7 +14,7 @@ from muster.pipeline import settings
 from muster.pipeline.alerts import tracker
 from muster.pipeline.history import delta, tables
 from muster.pipeline.job import checkpoint_label, commit_state, service, state_copy
-from muster.pipeline.job.driver import continuation, driver_terms
+from muster.pipeline.job.driver import continuation, driver_terms, state_files
 from muster.testing.eventually import eventually
 from tests.pipeline import test_checkpoint, test_history, test_job, traffic
 
@@ -85,6 +85,19 @@ def test_a_copy_fails_clearly_when_the_pipeline_is_always_faster(tmp_path):
     (folder / "pipeline" / "checkpoint" / TERM / "offsets" / "3").unlink()
     with pytest.raises(errors.Unavailable, match=r"deleted .*offsets/3"):
         state_copy.take(SETTINGS, folder, tmp_path / "copy")
+
+
+def test_the_state_of_shards_belongs_to_a_copy(tmp_path):
+    folder = tmp_path / "domain"
+    write_batches(folder, applied=3, planned=6)
+    shards = folder / "pipeline" / "checkpoint" / TERM / state_files.FOLDER
+    written = [state_files.write(shards, batch, 1, b"state") for batch in range(7)]
+    state_copy.take(SETTINGS, folder, tmp_path / "copy")
+    copied = tmp_path / "copy" / "checkpoint" / TERM / state_files.FOLDER
+    assert state_files.read(copied, written[2]) == b"state"  # the batch after it is repeated
+    state_files.remove_former(shards, 2 + state_files.KEPT)
+    with pytest.raises(errors.Unavailable, match="the pipeline deleted"):
+        state_copy.take(SETTINGS, folder, tmp_path / "late")
 
 
 def test_storage_that_is_not_local_is_named(tmp_path):

@@ -112,6 +112,7 @@ class ShardOutput(msgspec.Struct, array_like=True):
     reports: int = 0  # the last sequence read from the stream of reports
     files: list[data_files.DataFile] = msgspec.field(default_factory=list)  # written, not committed
     removed: list[str] = msgspec.field(default_factory=list)  # machines that a user removed
+    state_bytes: int = 0  # of the shard, if it is in a file; without the names of machines
 
     def count(self, reason: str, number: int) -> None:
         if number:

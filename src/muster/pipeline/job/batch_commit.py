@@ -87,6 +87,7 @@ class BatchCommitter:
         self.counts: dict[str, int] = {}  # by reason, since the start
         self._latest: dict[tuple[str, str], bytes] = {}  # encoded reports, by scope and name
         self.machines = 0
+        self.state_bytes = 0  # of shards, outside of Spark's state
         self.total_rows = 0
         self.done_ms = 0  # when the last batch was committed, by the local clock
         self.bus = bus
@@ -196,6 +197,7 @@ class BatchCommitter:
             asyncio.run_coroutine_threadsafe(self._publish(about), self._loop).result()
         finish = self._finish(number, verdicts, clock_ms, made, counts, sum(o.machines for o in outputs))
         asyncio.run_coroutine_threadsafe(finish, self._loop).result()
+        self.state_bytes = sum(output.state_bytes for output in outputs)
         for name in gone:
             self._latest.pop(name, None)
 

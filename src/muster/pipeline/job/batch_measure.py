@@ -57,7 +57,7 @@ def measure(
         messages=int(source.get("numInputRows") or 0),
         lag_messages=lag_messages(source),
         lag_s=max(0, done.done_ms - done.clock_ms) / 1000,
-        state_bytes=int(states[0].get("memoryUsedBytes") or 0),
+        state_bytes=int(states[0].get("memoryUsedBytes") or 0) + done.state_bytes,
         state_rows=int(states[0].get("numRowsTotal") or 0),
         machines=done.machines,
         stages_ms={name: int(took) for name, took in duration_ms.items()},

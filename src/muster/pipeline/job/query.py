@@ -28,6 +28,7 @@ from muster.pipeline import protocol
 from muster.pipeline.fleet import blocks, node_columns, removal, shard_division, state
 from muster.pipeline.history import data_files, storage, tables
 from muster.pipeline.job import query_plan, state_transfer
+from muster.pipeline.job.driver import state_files
 from muster.pipeline.source import piece_files, shard_keys
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def start(
         "until": ",".join(map(str, job.until)),
     }
     options |= {key: value for key in ("credentials", "ca") if (value := getattr(job, key))}
+    files = state_files.folder_of(job.checkpoint)
     stream = spark.readStream.format("muster").options(**options).load()
     before = None
     if job.transferred is not None:
@@ -83,11 +85,17 @@ def start(
     frame = stream.groupBy("shard").transformWithState(
         processor(job, folder), OUTPUT, outputMode="Append", timeMode="None", initialState=before
     )
+
+    def commit_batch(batch: DataFrame, number: int) -> None:
+        _commit_batch(batch, job.first + number, commit)
+        if files is not None:
+            state_files.remove_former(files, number)
+
     writer = (
         frame.writeStream.queryName(QUERY_NAME)
         .outputMode("append")
         .option("checkpointLocation", job.checkpoint)
-        .foreachBatch(lambda batch, number: _commit_batch(batch, job.first + number, commit))
+        .foreachBatch(commit_batch)
     )
     chosen = (
         writer.trigger(availableNow=True)
@@ -226,6 +234,7 @@ _NAMES: dict[tuple[str, int, int], node_columns.NodeNames] = {}
 
 def processor(job: query_plan.QueryPlan, folder: str) -> Any:
     """The stateful step. A function, because its base class needs Spark. ``folder``: see `piece_files`."""
+    files = state_files.folder_of(job.checkpoint)
     from pyspark import TaskContext
     from pyspark.sql import Row
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -239,9 +248,8 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             known = state_transfer.load(part["version"], bytes(part["data"]), bytes(part["names"]), job.plan)
             if self._state.exists():
                 known = shard_division.merge(self._load((job.run, job.epoch, key[0])), known)
-            names = known.nodes.names
-            self._state.update((names.version, known.pack()))
-            self._names.update((names.pack(),))
+            self._store(key[0], known)
+            self._names.update((known.nodes.names.pack(),))
 
         def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
             shard = (job.run, job.epoch, key[0])
@@ -253,7 +261,7 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             output = processor_.feed(pieces, summaries)
             started = time.process_time()
             names = known.nodes.names
-            self._state.update((names.version, known.pack()))
+            output.state_bytes = self._store(key[0], known)
             if names.version != before:
                 self._names.update((names.pack(),))
             _NAMES[shard] = names
@@ -264,24 +272,38 @@ def processor(job: query_plan.QueryPlan, folder: str) -> Any:
             else:
                 yield Row(shard=key[0], data=data, file=None)
 
+        def _store(self, shard: int, known: state.FleetState) -> int:
+            """Store the state; how many bytes of it are not in Spark's state."""
+            data = known.pack()
+            version = known.nodes.names.version
+            if files is None:
+                self._state.update((version, data, None))
+                return 0
+            self._state.update((version, None, state_files.write(files, self._batch(), shard, data)))
+            return len(data)
+
         def _load(self, shard: tuple[str, int, int]) -> state.FleetState:
             stored = self._state.get()
             if not stored:
                 return state.FleetState(job.plan)
-            version, packed = stored
+            version, data, file = stored
+            packed = state_files.read(files, file) if file else bytes(data)
             names = _NAMES.get(shard)
             if names is None or names.version != version:
                 stored_names = self._names.get()
                 return state_transfer.load(
-                    version, bytes(packed), bytes(stored_names[0]) if stored_names else None, job.plan
+                    version, packed, bytes(stored_names[0]) if stored_names else None, job.plan
                 )
-            return state.FleetState.unpack(bytes(packed), job.plan, names)
+            return state.FleetState.unpack(packed, job.plan, names)
 
-        def _stem(self, shard: int) -> str:
+        def _batch(self) -> int:
+            """As Spark counts."""
             task = TaskContext.get()
             assert task is not None
-            number = int(task.getLocalProperty(BATCH_PROPERTY) or 0)
-            return f"{job.run}-{job.epoch}-{job.first + number}-{shard}"
+            return int(task.getLocalProperty(BATCH_PROPERTY) or 0)
+
+        def _stem(self, shard: int) -> str:
+            return f"{job.run}-{job.epoch}-{job.first + self._batch()}-{shard}"
 
         def close(self) -> None:
             pass

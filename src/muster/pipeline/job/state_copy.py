@@ -32,7 +32,7 @@ from muster.core import errors, files
 from muster.pipeline import settings as settings_
 from muster.pipeline.history import storage
 from muster.pipeline.job import checkpoint_label, commit_state
-from muster.pipeline.job.driver import driver_terms
+from muster.pipeline.job.driver import driver_terms, state_files
 
 HISTORY, CHECKPOINT, STATE = "history", "checkpoint", "state"  # folders of the copy
 RESTORED_NAME = "restored.json"
@@ -141,8 +141,12 @@ def _copy_term(source: Path, target: Path, term: driver_terms.DriverTerm, batch:
         return
     # After its first batch a term has the state of its own, and the former term may be gone.
     limits = {"offsets": batch, "commits": max(0, batch - 1)}
-    # The files that a snapshot of RocksDB lists are older than the list: the lists are copied first.
-    for path in sorted(_files_below(spark), key=lambda path: "SSTs" in path.parts):
+    # The state of shards first: it is removed soonest. The files that a snapshot of RocksDB lists are older
+    # than the list: the lists are copied before them.
+    for path in sorted(
+        _files_below(spark),
+        key=lambda path: (state_files.FOLDER not in path.parts, "SSTs" in path.parts),
+    ):
         kind, *names = path.relative_to(spark).parts
         number = int(names[-1]) if names and names[-1].isdigit() else -1
         if number <= limits.get(kind, number):
@@ -158,9 +162,13 @@ def _require_complete(source: Path, target: Path, term: driver_terms.DriverTerm,
         needed.append(commit)
     elif term.state is not None and not commit.exists():
         needed.append(Path(driver_terms.folder_of(str(target), term.state.epoch)))
+    shards = Path(folder, driver_terms.SPARK, state_files.FOLDER)
+    if commit.exists() and shards.exists():
+        needed.append(shards / commit.name)
     for path in needed:
-        if not path.exists():
-            raise FileNotFoundError(errno.ENOENT, "", str(source / path.relative_to(target)))
+        original = source / path.relative_to(target)
+        if not path.exists() or (path.parent == shards and not original.exists()):
+            raise FileNotFoundError(errno.ENOENT, "", str(original))
 
 
 def _copy_table(source: Path, target: Path, run: str, last: int) -> None:

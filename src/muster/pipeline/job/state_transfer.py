@@ -1,7 +1,8 @@
 """The state of the fleet from the checkpoint of an earlier driver, for the first batch of a new one.
 
-Spark's state reader returns the state of each shard.  Executors divide it among the new shards; the query
-receives the parts as its initial state and joins those of each shard.
+Spark's state reader returns the state of each shard, or the name of its file (`state_files`).  Executors
+divide it among the new shards; the query receives the parts as its initial state and joins those of each
+shard.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from muster.pipeline.fleet import node_columns, shard_division, state
+from muster.pipeline.job.driver import state_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FLEET, NAMES = "fleet", "names"  # names of the state variables
-FLEET_SCHEMA, NAMES_SCHEMA = "version string, data binary", "data binary"
+# ``data``, or the name of a file that has it; the first release had no files.
+FLEET_SCHEMA, NAMES_SCHEMA = "version string, data binary, file string", "data binary"
 PARTS = "shard int, version string, data binary, names binary"
 _ARROW = pa.schema(
     [("shard", pa.int32()), ("version", pa.string()), ("data", pa.binary()), ("names", pa.binary())]
@@ -33,13 +36,23 @@ def initial_state(
         reader = spark.read.format("statestore").option("stateVarName", variable)
         return reader.option("batchId", str(batch)).load(checkpoint)
 
-    fleet = read(FLEET).selectExpr("key.shard AS shard", "value.version AS version", "value.data AS data")
+    stored = read(FLEET)
+    has_files = "file" in stored.select("value.*").columns
+    fleet = stored.selectExpr(
+        "key.shard AS shard",
+        "value.version AS version",
+        "value.data AS data",
+        "value.file AS file" if has_files else "CAST(NULL AS STRING) AS file",
+    )
     names = read(NAMES).selectExpr("key.shard AS shard", "value.data AS names")
+
+    folder = state_files.folder_of(checkpoint)
 
     def divide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in batches:
             for row in rows.to_pylist():
-                yield _divided(row, plan, keys)
+                data = state_files.read(folder, row["file"]) if row["file"] else row["data"]
+                yield _divided({**row, "data": data}, plan, keys)
 
     return fleet.join(names, "shard", "left").mapInArrow(divide, PARTS)
 

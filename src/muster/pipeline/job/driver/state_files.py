@@ -1,0 +1,58 @@
+"""The state of shards in files, so that it does not pass through Java.
+
+The state of a shard has megabytes, and every batch reads and writes it.  In Spark's state store it would go
+from Python to Java, into RocksDB, its log of changes and its snapshots, and back.  So where the checkpoint is
+on a file system, a shard writes its state to a new file, and Spark's state has only the name of the file:
+
+    <checkpoint>/drivers/00000007/spark/fleet/12/3-6f1c…     the state of shard 3 after batch 12 of the term
+
+Spark commits the name with the batch.  So a batch that is repeated reads the same file as before, and a file
+of an attempt that failed is never read.  The files are in the folder of Spark's checkpoint, so a driver that
+was replaced cannot write them (`driver_terms`), and a backup contains them (`state_copy`).
+
+In other storage the state itself is in Spark's state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from pathlib import Path
+
+FOLDER = "fleet"
+KEPT = 10  # batches, as many as Spark retains; only the last one is read, except by a backup
+_URL = "file://"  # of `storage.spark_url`, which escapes nothing
+
+
+def folder_of(checkpoint: str) -> Path | None:
+    """The folder of the files beside Spark's checkpoint, a URL; None if it is not on a file system."""
+    return Path(checkpoint.removeprefix(_URL)) / FOLDER if checkpoint.startswith(_URL) else None
+
+
+def write(folder: Path, batch: int, shard: int, data: bytes) -> str:
+    """The name of a new file. ``batch``: as Spark counts."""
+    # Without parents: the folder of Spark's checkpoint must not appear again when a successor removed it.
+    for made in (folder, folder / str(batch)):
+        with contextlib.suppress(FileExistsError):
+            made.mkdir(mode=0o700)
+    name = f"{batch}/{shard}-{uuid.uuid4().hex}"
+    (folder / name).write_bytes(data)
+    return name
+
+
+def read(folder: Path | None, name: str) -> bytes:
+    if folder is None:
+        raise FileNotFoundError(f"the state is in the file {name}, but the checkpoint is not a folder")
+    return (folder / name).read_bytes()
+
+
+def remove_former(folder: Path, batch: int) -> None:
+    """Remove the files that no batch after this one reads."""
+    for path in folder.glob("*"):
+        number = path.name.lstrip(".")
+        if number.isdecimal() and int(number) <= batch - KEPT:
+            # All files of a batch disappear at once: a backup sees that they were removed.
+            with contextlib.suppress(OSError):
+                path = path.rename(folder / f".{number}")
+                shutil.rmtree(path)

@@ -87,6 +87,25 @@ def test_tables_keep_the_machines_of_their_rankings():
     assert merged.ranking(0)["cpu_percent"] == sorted(every, reverse=True)[:2]
 
 
+@pytest.mark.parametrize("first", [0, 1 << 60])  # the other does not fit into an integer with row and rank
+def test_the_highest_of_each_row_are_in_order_and_equal_ones_by_machine(first):
+    chance = np.random.default_rng(5)
+    row, machines = chance.integers(0, 30, 2000), first + chance.permutation(2000)
+    values = np.round(chance.random(2000), 2)
+    expected = [
+        (at, value, machine)
+        for at in range(30)
+        for value, machine in sorted(
+            zip(values[row == at].tolist(), machines[row == at].tolist(), strict=True),
+            key=lambda pair: (-pair[0], pair[1]),
+        )[:7]
+    ]
+    order = cell_arrays._descending(row, values, machines)
+    ranked = list(zip(*(column[order].tolist() for column in (row, values, machines)), strict=True))
+    assert [entry for at in range(30) for entry in [e for e in ranked if e[0] == at][:7]] == expected
+    assert [entry[0] for entry in ranked] == sorted(row.tolist())
+
+
 def test_packed_figures_are_the_same_whatever_they_are():
     """Most cells have one report, whose value is sum, minimum and maximum."""
     count = np.array([[0, 1, 2, 1], [1, 0, 3, 0]])

@@ -288,13 +288,43 @@ def encoded_reports(totals: Sequence[ScopeTotals]) -> list[bytes]:
     thousands."""
     encoded = [b""] * len(totals)
     for table, positions, rows in by_table(totals):
-        heads = [
-            columns.GroupReport(**_named(totals[position]), **_common(totals[position]))
-            for position in positions.tolist()
-        ]
+        heads = _heads([totals[position] for position in positions.tolist()], table, rows)
         for position, data in zip(positions.tolist(), group_messages.encode(heads, table, rows), strict=True):
             encoded[position] = data
     return encoded
+
+
+def _heads(
+    totals: Sequence[ScopeTotals], table: cells.CellTable, rows: cells.Ints
+) -> list[columns.GroupReport]:
+    """As `group_report`, without metrics and rankings; ``rows``: those of the totals in the table."""
+    figures = (
+        table.total[rows].tolist(),
+        table.machines[rows].tolist(),
+        table.oldest_ms[rows].tolist(),
+        table.partial[rows].tolist(),
+        table.states.T[rows].tolist(),
+        rows.tolist(),
+    )
+    heads = []
+    for many, reports, machines, oldest_ms, partial, states, row in zip(totals, *figures, strict=True):
+        is_zone = many.scope == "zone"
+        heads.append(
+            columns.GroupReport(
+                group=ALL if is_zone else many.name,
+                zone=many.name if is_zone else None,
+                from_ms=many.from_ms,
+                to_ms=many.from_ms + many.width_ms,
+                machines=many.cell.machine_count() if row in table.merged else machines,
+                reports=reports,
+                stale=many.stale,
+                states={name: count for name, count in zip(cells.STATES, states, strict=True) if count},
+                oldest_ms=None if oldest_ms == cells.NEVER else oldest_ms,
+                dropped=table.dropped.get(row, {}),
+                partial=partial,
+            )
+        )
+    return heads
 
 
 def _named(many: ScopeTotals) -> Mapping[str, Any]:

@@ -35,6 +35,7 @@ CORES_STABLE = 4  # equal numbers in succession
 
 # Where the environment has options for the Java of a driver.
 JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+_FILE_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
 
 
@@ -91,7 +92,9 @@ def start(
         printed = output.read_text(errors="replace")[-2000:] if output and output.exists() else ""
         raise errors.Unavailable(f"Spark does not start: {error}\n{printed}".rstrip()) from error
     session.sparkContext.setLogLevel("ERROR")
-    if not is_local(master):
+    if is_local(master):
+        _avoid_processes(session, extra or {})
+    else:
         session.sparkContext.addPyFile(str(code_archive.write(work_dir)))
     session.dataSource.register(data_source.MusterDataSource)
     return session
@@ -100,6 +103,18 @@ def start(
 def is_local(master: str) -> bool:
     """Whether executors are threads of the driver's Java process."""
     return master.startswith("local") and not master.startswith("local-cluster")
+
+
+def _avoid_processes(session: SparkSession, given: dict[str, str]) -> None:
+    """By default Spark runs a program (``readlink``) for each file of a checkpoint on a file system, dozens
+    of times in each batch. Another of its classes renames files without that."""
+    setting = "spark.sql.streaming.checkpointFileManagerClass"
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    if setting not in given:
+        with contextlib.suppress(Exception):  # a version of Spark that has it in another package
+            jvm.org.apache.spark.util.Utils.classForName(_FILE_MANAGER, True, True)
+            session.conf.set(setting, _FILE_MANAGER)
 
 
 def ui_settings(port: int) -> dict[str, str]:

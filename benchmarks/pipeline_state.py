@@ -37,7 +37,7 @@ from muster.simulate import fleet
 
 WARM = 2
 START_MS = 1_700_000_000_000
-SHARDS, PARTITIONS, SPLITS = 4, 2, 2  # as with two cores
+SHARDS, PARTITIONS, SPLITS = 2, 2, 2  # as with two cores
 
 
 @dataclass

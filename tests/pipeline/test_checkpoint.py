@@ -85,7 +85,7 @@ async def test_state_that_another_version_wrote_ends_the_pipeline_with_what_to_d
     assert stored(root) == sorted((f"m{n}", 1) for n in range(20))
 
 
-def another_version(plan: query_plan.QueryPlan):
+def another_version(plan: query_plan.QueryPlan, folder: str):
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
     class Other(StatefulProcessor):

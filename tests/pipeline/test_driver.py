@@ -98,11 +98,12 @@ def test_the_state_of_shards_is_kept_for_some_batches_and_not_written_by_a_forme
     with pytest.raises(FileNotFoundError):
         state_files.write(folder, 0, 0, b"before Spark has begun")
     folder.parent.mkdir()
-    names = [state_files.write(folder, batch, 0, b"%d" % batch) for batch in range(20)]
-    again = state_files.write(folder, 19, 0, b"a repeated batch")
-    state_files.remove_former(folder, 19)
+    # Between batches 18 and 50 no message was read, so the state was not written.
+    names = [state_files.write(folder, batch, 0, b"%d" % batch) for batch in (*range(19), 50)]
+    again = state_files.write(folder, 50, 0, b"a repeated batch")
+    state_files.remove_former(folder)
     kept = names[-state_files.KEPT :]
-    assert [state_files.read(folder, name) for name in kept] == [b"%d" % n for n in range(10, 20)]
+    assert [state_files.read(folder, name) for name in kept] == [b"%d" % n for n in (*range(10, 19), 50)]
     assert state_files.read(folder, again) == b"a repeated batch"
     assert len(list(folder.iterdir())) == state_files.KEPT
     driver_terms.remove_before(checkpoint, 2)

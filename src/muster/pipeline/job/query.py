@@ -89,7 +89,7 @@ def start(
     def commit_batch(batch: DataFrame, number: int) -> None:
         _commit_batch(batch, job.first + number, commit)
         if files is not None:
-            state_files.remove_former(files, number)
+            state_files.remove_former(files)
 
     writer = (
         frame.writeStream.queryName(QUERY_NAME)

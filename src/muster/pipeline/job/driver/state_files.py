@@ -21,7 +21,7 @@ import uuid
 from pathlib import Path
 
 FOLDER = "fleet"
-KEPT = 10  # batches, as many as Spark retains; only the last one is read, except by a backup
+KEPT = 10  # batches; only the last one is read, except by a backup
 _URL = "file://"  # of `storage.spark_url`, which escapes nothing
 
 
@@ -47,12 +47,16 @@ def read(folder: Path | None, name: str) -> bytes:
     return (folder / name).read_bytes()
 
 
-def remove_former(folder: Path, batch: int) -> None:
-    """Remove the files that no batch after this one reads."""
-    for path in folder.glob("*"):
-        number = path.name.lstrip(".")
-        if number.isdecimal() and int(number) <= batch - KEPT:
-            # All files of a batch disappear at once: a backup sees that they were removed.
-            with contextlib.suppress(OSError):
-                path = path.rename(folder / f".{number}")
-                shutil.rmtree(path)
+def remove_former(folder: Path) -> None:
+    """Remove the files of all batches but the last `KEPT` that have any.
+
+    A batch writes all shards or, without messages, none: then the next one reads the files of an earlier
+    batch, however many numbers lie between them.
+    """
+    numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+    for number in numbers[:-KEPT]:
+        # All files of a batch disappear at once: a backup sees that they were removed.
+        with contextlib.suppress(OSError):
+            (folder / str(number)).rename(folder / f".{number}")
+    for path in folder.glob(".*"):
+        shutil.rmtree(path, ignore_errors=True)

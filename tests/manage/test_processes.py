@@ -313,7 +313,8 @@ async def test_a_manager_learns_at_once_what_ended_without_an_agent(tmp_path):
     await eventually(lambda: not is_alive(leader))
     async with agent.Agent(bus, tmp_path / "hosted", beat_s=600.0) as host:
         await eventually(lambda: [event.observed.state for event in seen if event.observed] == [DOWN])
-        await host.hosted["thing"].adapter.delete()
+        adapter: Any = host.hosted["thing"].adapter
+        await adapter.delete()
 
 
 async def test_the_exit_code_outlives_the_agent(agent_host, tmp_path, monkeypatch):

@@ -77,7 +77,8 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=4, help="that hold the agents")
     parser.add_argument("--write", action="store_true", help="store the result and fill docs/reliability.md")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="muster-storm-") as folder:
+    # A broker that ends may still write.
+    with tempfile.TemporaryDirectory(prefix="muster-storm-", ignore_cleanup_errors=True) as folder:
         storm = asyncio.run(
             domain.storm(pathlib.Path(folder), options.agents, options.sensors, options.processes)
         )

@@ -34,7 +34,6 @@ CONNECTING_AT_ONCE = 20
 CHANNELS = 10  # connections that carry the reports of all sensors
 LOOK_S = 0.5
 PERIOD_S = 10.0  # of the sensors
-WATCH_S = 60.0  # between looks for a frozen broker: on machines of their own, agents would share that work
 
 
 @dataclasses.dataclass
@@ -159,7 +158,6 @@ if __name__ == "__main__":
     kind, url, keys, first, end = sys.argv[1:]
     log.configure(sys.stderr, level="warning", form="text")  # with the reasons that brokers give
     worker.relax_gc()  # as in a domain
-    connection.PING_INTERVAL_S = WATCH_S
     os.fsync = lambda fd: None  # keys of a simulated fleet: six syncs each, one agent after the other
     members = [f"storm-{number:05}" for number in range(int(first), int(end))]
     issuing = functools.partial(issue, keyring.Keyring.open(pathlib.Path(keys)))

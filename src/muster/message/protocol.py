@@ -226,17 +226,6 @@ class DetachConsumer(_Request, frozen=True, tag="detach"):
     seen: dict[str, list[int]] = {}
 
 
-class PassOnMessages(_Request, frozen=True, tag="pass-on"):
-    """Messages that wait at a closing consumer of a shared subscription that is not durable, for the other
-    consumers of the subscription. Those of other identities receive a message only if the sender of the
-    request may publish on its topic: it could be forged. The reply's ``count``: how many are passed on.
-    """
-
-    connection: str
-    consumer: int
-    messages: list[SendMessage]
-
-
 class GrantCredit(_Request, frozen=True, tag="credit"):
     connection: str
     consumer: int
@@ -376,7 +365,6 @@ DispatcherRequest = (
     | CommitWork
     | AttachConsumer
     | DetachConsumer
-    | PassOnMessages
     | GrantCredit
     | SlowConsumer
     | StopDelivery

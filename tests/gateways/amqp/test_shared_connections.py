@@ -20,7 +20,6 @@ from muster.gateways.amqp import connection  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.gateways.amqp.links import topics  # noqa: E402
 from muster.message import destinations  # noqa: E402
-from muster.message.client import api as jms_api  # noqa: E402
 from muster.message.client import topic_listeners  # noqa: E402
 from muster.message.dispatcher import leadership  # noqa: E402
 from muster.testing import eventually, fixtures  # noqa: E402
@@ -128,31 +127,6 @@ async def test_what_waits_at_a_link_that_closes_reaches_those_that_share_its_sub
     await asyncio.to_thread(clients[0].close)
     await eventually.eventually(lambda: sum(link._sent for link in links) == count, timeout_s=30)
     await asyncio.to_thread(clients[1].close)
-
-
-async def test_what_waits_at_the_last_link_reaches_consumers_of_other_connections(
-    world: GatewayWorld, connect: fixtures.Connect
-):
-    count = 30
-
-    def work() -> proton_utils.BlockingConnection:
-        client = world.client()
-        client.create_receiver("hall", credit=1, name="team|global", options=Shared())
-        sender = client.create_sender("topic:hall")
-        for number in range(count):
-            sender.send(proton.Message(body=str(number)))
-        return client
-
-    async with jms_api.Connection(await connect("other")) as other:
-        consumer = await other.session().shared_consumer(destinations.topic("hall"), "team")
-        client = await asyncio.to_thread(work)
-        await world.dialled[0].flush()
-        (link,) = world.topic_links()
-        await eventually.eventually(lambda: link._waiting)
-        await asyncio.to_thread(client.close)
-        expected = count - link._sent
-        bodies = [str(message.body()) for _ in range(expected) if (message := await consumer.receive(30))]
-        assert len(set(bodies)) == expected
 
 
 async def test_who_lost_the_bus_for_good_has_to_log_in_again(world: GatewayWorld):

@@ -7,7 +7,6 @@ The queues of a domain are divided into partitions (`muster.message.partitions`)
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Self
@@ -287,15 +286,6 @@ class DispatcherConnection:
         partition = self._consumers.pop(number, None)
         if partition is not None:
             await self.link(partition).detach(number, self.seen_with([held]))
-
-    async def pass_on(self, number: int, waiting: list[protocol.SendMessage]) -> None:
-        """Consumers of other connections that share the subscription of this one receive what waits here."""
-        partition = self._consumers.get(number)
-        if partition is None:
-            return
-        with contextlib.suppress(errors.MusterError):  # the messages are not durable
-            for sends in outbox.split(waiting):
-                await self.link(partition).request_once(protocol.PassOnMessages(self.name, number, sends))
 
     async def subscribe_slow_reports(self) -> None:
         """From now on, hold back messages to slow consumers of topics. Producers call this first."""

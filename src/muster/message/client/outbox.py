@@ -251,7 +251,7 @@ class Outbox:
         self._works += 1
         link, work, name = self._link, self._works, self._connection.name
         before, last = (
-            (split(sends), []) if size > protocol.REQUEST_BYTES_MAX and len(sends) > 1 else ([], sends)
+            (_split(sends), []) if size > protocol.REQUEST_BYTES_MAX and len(sends) > 1 else ([], sends)
         )
         for _ in range(STAGE_TRIES):
             staged = 0
@@ -266,7 +266,7 @@ class Outbox:
         raise errors.NotConnected("the dispatcher changed repeatedly during the request")
 
 
-def split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]]:
+def _split(sends: list[protocol.SendMessage]) -> list[list[protocol.SendMessage]]:
     """Split into requests that fit into a bus message."""
     parts: list[list[protocol.SendMessage]] = [[]]
     total = 0

@@ -23,7 +23,7 @@ def route(
             return [(partitions.of_queue(request.queue, count), request)]
         case protocol.AttachConsumer() | protocol.DeleteTemporary() | protocol.CheckTemporary():
             return [(_of_text(request.destination, count), request)]
-        case protocol.DetachConsumer() | protocol.PassOnMessages() | protocol.GrantCredit():
+        case protocol.DetachConsumer() | protocol.GrantCredit():
             return [(of_consumer.get(request.consumer, partitions.HOME), request)]
         case protocol.StopDelivery() | protocol.Ping() if request.consumers:
             return [(of_consumer.get(request.consumers[0], partitions.HOME), request)]

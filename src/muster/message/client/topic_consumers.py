@@ -6,27 +6,11 @@ import itertools
 from typing import TYPE_CHECKING
 
 from muster.core import errors
-from muster.message import codec, destinations, messages, protocol, selectors
+from muster.message import codec, destinations, protocol, selectors
 from muster.message.client import consumers, flow_control, topic_listeners
 
 if TYPE_CHECKING:
     from muster.message.client import api
-
-
-class TopicDelivery(consumers.ReceivedDelivery):
-    """``source``: the message as it arrived, if it may have to be passed on to another connection."""
-
-    __slots__ = ("source",)
-
-    def __init__(
-        self,
-        message: messages.JmsMessage,
-        consumer: consumers.Consumer,
-        size: int,
-        source: tuple[messages.MessageMeta, bytes] | None,
-    ) -> None:
-        super().__init__(message, consumer, "", size)
-        self.source = source
 
 
 class TopicConsumer(consumers.Consumer):
@@ -91,8 +75,7 @@ class TopicConsumer(consumers.Consumer):
         """What waits here came from the bus, and is not repeated."""
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
-        """A closed consumer of another connection that shared the subscription did not receive this."""
-        self._accept(messages.decode_meta(delivery.meta), delivery.data)
+        raise errors.InvariantViolation("the dispatcher does not deliver to topic consumers")
 
     def offer(self, topic_message: topic_listeners.TopicMessage) -> None:
         meta, data = topic_message.meta, topic_message.message.data
@@ -101,9 +84,6 @@ class TopicConsumer(consumers.Consumer):
         ):
             self.rejected += 1
             return
-        self._accept(meta, data)
-
-    def _accept(self, meta: messages.MessageMeta, data: bytes) -> None:
         if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
             self.session.connection.report_slow(self)
             if (
@@ -119,8 +99,7 @@ class TopicConsumer(consumers.Consumer):
             return
         message.delivery_count = 1
         self._bytes += len(data)
-        source = (meta, data) if self._group is not None else None
-        self._put(TopicDelivery(message, self, len(data), source))
+        self._put(consumers.ReceivedDelivery(message, self, "", len(data)))
 
     def is_slow(self) -> bool:
         return not self.closed and (
@@ -149,29 +128,19 @@ class TopicConsumer(consumers.Consumer):
             super().revoked()
             if self._listeners is not None:
                 await self._listeners.remove(self._key, self)
-                await self._pass_on(self._listeners)
+                self._pass_on(self._listeners)
             if self._shared is not None:
                 await self.session.connection.detach(self.number, {})
 
-    async def _pass_on(self, listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage]) -> None:
-        """Those that share the subscription receive what waits here: over this connection if there are any,
-        otherwise through the dispatcher.
-        """
-        waiting = [received for received in self._arrived if isinstance(received, TopicDelivery)]
-        self._arrived.clear()
-        if self._group is None or not waiting:
-            return
-        others = listeners.sharing(self._group)
-        for received, other in zip(waiting, itertools.cycle(others)):
+    def _pass_on(self, listeners: topic_listeners.TopicListeners[topic_listeners.TopicMessage]) -> None:
+        """Those that share the subscription over this connection receive what waits here. Consumers of other
+        connections cannot: they could not know that these are messages of the topic."""
+        others = listeners.sharing(self._group) if self._group is not None else []
+        for received, other in zip(self._arrived, itertools.cycle(others)):
             assert isinstance(other, TopicConsumer)
             other._push_back(received)
-        if not others:
-            sends = [
-                protocol.SendMessage(meta.destination or "", messages.encode_meta(meta).decode(), data)
-                for meta, data in (received.source for received in waiting if received.source is not None)
-            ]
-            await self.session.connection.pass_on(self.number, sends)
+        self._arrived.clear()
 
-    def _push_back(self, received: TopicDelivery) -> None:
+    def _push_back(self, received: consumers.ReceivedDelivery) -> None:
         self._bytes += received.sequence
-        self._put(TopicDelivery(received.message, self, received.sequence, received.source))
+        self._put(consumers.ReceivedDelivery(received.message, self, "", received.sequence))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -248,35 +247,6 @@ class Attachments:
             # Now: a consumer that attaches meanwhile is recorded again
             self._ledger.consumed.discard(key)
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(idle=[key])))
-
-    def pass_on(self, connection: state.ClientConnection, request: protocol.PassOnMessages) -> int:
-        """Deliver messages of a closing consumer to others that share its subscription, in turn; returns
-        their number.
-        """
-        key = connection.consumers.get(request.consumer, "")
-        use = self._uses.get(key)
-        if not key.startswith(_SHARED_MARK) or use is None or use.subscription is None:
-            raise errors.InvalidInput("only consumers of a shared subscription pass messages on")
-        pattern = topics.TopicPattern.parse(use.subscription.topic)
-        others = [
-            (self._state.connections[name], number)
-            for name, number in sorted(use.users)
-            if name in self._state.connections and (name, number) != (connection.name, request.consumer)
-        ]
-        own = itertools.cycle([other for other in others if other[0].identity == connection.identity])
-        every = itertools.cycle(others)
-        count = 0
-        for message in request.messages:
-            destination = destinations.Destination.parse(message.destination)
-            if destination.is_queue or not pattern.matches(destination.topic):
-                raise errors.InvalidInput(f"{message.destination!r} is not a topic of the subscription")
-            # Other identities trust that a message was published by an identity which may do so.
-            may_publish = self._state.may(connection.identity, "pub", destination.subject)
-            target = next(every if may_publish else own, None)
-            if target is not None:
-                self._delivery.deliver_once(*target, message)
-                count += 1
-        return count
 
     def unsubscribe(
         self,

@@ -286,14 +286,6 @@ class DeliveryQueue:
 
     # Sending.
 
-    def deliver_once(
-        self, connection: state.ClientConnection, consumer: int, message: protocol.SendMessage
-    ) -> None:
-        """Deliver a message that is in no backlog. It is not acknowledged, and not repeated if it is lost."""
-        connection.outbox.append(protocol.MessageDelivery(consumer, "", 0, 0, message.meta, message.data))
-        self._dirty.add(connection.name)
-        self._flush.set()
-
     def announce(self, subject: str, data: bytes) -> None:
         self._publications.append((subject, data, {}))
         self._flush.set()

@@ -308,9 +308,6 @@ class Dispatcher:
                 connection = self._require_connection(sender, request.connection)
                 self._attachments.detach(connection, request.consumer, request.seen)
                 reply(protocol.DispatcherReply())
-            case protocol.PassOnMessages():
-                connection = self._require_connection(sender, request.connection)
-                reply(protocol.DispatcherReply(count=self._attachments.pass_on(connection, request)))
             case protocol.Disconnect():
                 if request.connection in self._state.connections:
                     self._remove_connection(

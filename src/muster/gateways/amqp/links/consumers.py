@@ -39,7 +39,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def encoded(
+def _encoded(
     meta: messages.MessageMeta, delivery: protocol.MessageDelivery, *, fallback_to_bytes: bool
 ) -> bytes:
     """``fallback_to_bytes``: encode a message that does not match its type as bytes."""
@@ -207,7 +207,7 @@ class DispatcherLink(OutgoingLink):
             return
         meta = messages.decode_meta(delivery.meta)
         try:
-            data = encoded(meta, delivery, fallback_to_bytes=delivery.key == _DEAD_LETTERS)
+            data = _encoded(meta, delivery, fallback_to_bytes=delivery.key == _DEAD_LETTERS)
             self.check_size(data)
         except errors.MusterError as error:
             release = protocol.ReleaseMessages(
@@ -351,7 +351,7 @@ class BrowserLink(OutgoingLink):
                 for delivery in page.messages:
                     meta = messages.decode_meta(delivery.meta)
                     self._waiting.append(
-                        (encoded(meta, delivery, fallback_to_bytes=True), meta.expiration_ms)
+                        (_encoded(meta, delivery, fallback_to_bytes=True), meta.expiration_ms)
                     )
             if not self._waiting or self.closed:
                 break

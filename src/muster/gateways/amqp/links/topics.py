@@ -139,9 +139,7 @@ class TopicLink(consumers.OutgoingLink):
         """What waits here came from the bus, and is not repeated."""
 
     def deliver(self, delivery: protocol.MessageDelivery) -> None:
-        """A closed consumer of another connection that shared the subscription did not receive this."""
-        meta = messages.decode_meta(delivery.meta)
-        self._take_over(consumers.encoded(meta, delivery, fallback_to_bytes=True), meta.expiration_ms)
+        raise errors.InvariantViolation("the dispatcher does not deliver to topic links")
 
     def offer(self, message: EncodedTopicMessage) -> None:
         if self.closed:
@@ -245,37 +243,22 @@ class TopicLink(consumers.OutgoingLink):
         self.closed = True
         if self._listeners is not None:
             await self._listeners.remove(self._key, self)
-            await self._pass_on(self._listeners)
+            self._pass_on(self._listeners)
         if self._attach.shared:
             await self.connection.jms.detach(self.number, {})
 
-    async def _pass_on(self, listeners: topic_listeners.TopicListeners[EncodedTopicMessage]) -> None:
-        """Those that share the subscription receive what waits here: links over connections of the same
-        identity to this process if there are any, otherwise others through the dispatcher.
-        """
+    def _pass_on(self, listeners: topic_listeners.TopicListeners[EncodedTopicMessage]) -> None:
+        """Links that share the subscription, over connections of the same identity to this process, receive
+        what waits here."""
         group = self._key[1]
+        others = listeners.sharing(group) if group is not None else []
         now_ms = consumers.now_ms()
         returned = [(data, amqp_types.expires_ms(data, now_ms)) for _, data in reversed(self._returned)]
-        waiting = [*returned, *self._waiting]
-        self._waiting.clear()
-        self._returned.clear()
-        if group is None or not waiting:
-            return
-        others = listeners.sharing(group)
-        for (data, expires_ms), other in zip(waiting, itertools.cycle(others)):
+        for (data, expires_ms), other in zip((*returned, *self._waiting), itertools.cycle(others)):
             assert isinstance(other, TopicLink)
             other._take_over(data, expires_ms)
-        if not others:
-            sends = [self._decoded(data, now_ms) for data, _ in waiting]
-            await self.connection.jms.pass_on(self.number, sends)
-
-    def _decoded(self, data: bytes, now_ms: int) -> protocol.SendMessage:
-        if isinstance(data, message_codec.LargeMessage):
-            meta, body = data.meta, b""
-        else:
-            meta, body, to = message_codec.decode(data, None, now_ms)
-            meta.destination = str(to or self.destination)
-        return protocol.SendMessage(meta.destination or "", messages.encode_meta(meta).decode(), body)
+        self._waiting.clear()
+        self._returned.clear()
 
     def _take_over(self, data: bytes, expires_ms: int) -> None:
         try:

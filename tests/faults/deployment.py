@@ -237,8 +237,9 @@ class ThreeMachines(Deployment):
         if target == "broker":
             unit = self.units[f"broker-{name}"]
             return Victim(f"broker-{name}", tuple(pid for pid in unit.pids() if pid != unit.pid))
-        names = [f"domain-{name}"] + ([f"broker-{name}"] if target == "machine" else [])
-        pids = [pid for unit in names for pid in self.units[unit].pids()]
+        if target == "domain":
+            return Victim(name, tuple(self.units[f"domain-{name}"].own_pids()))
+        pids = [pid for kind in ("domain", "broker") for pid in self.units[f"{kind}-{name}"].pids()]
         return Victim(name, tuple(pids))
 
     def agent(self, name: str) -> str:

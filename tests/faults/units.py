@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from muster.app.operations import systemd_unit
+from muster.manage.adapters import shim
 
 MARK = "MUSTER_FAULTS_UNIT"  # in the environment of all processes of a unit, as a control group has them
 RESTART_S = 0.5
@@ -120,6 +121,15 @@ class Unit:
 
     def pids(self) -> list[int]:
         return [pid for pid, variables in _environments() if f"{MARK}={self._id}" in variables]
+
+    def own_pids(self) -> list[int]:
+        """Without the processes that it manages: a frozen one is not restarted with its domain."""
+        managed = {
+            pid
+            for pid, variables in _environments()
+            if any(v.startswith(f"{shim.TOKEN}=") for v in variables)
+        }
+        return [pid for pid in self.pids() if pid not in managed and os.getsid(pid) not in managed]
 
     def kill(self) -> None:
         """All of its processes."""

@@ -1,5 +1,7 @@
 """Copies of history, checkpoint and alert state, and a checkpoint whose streams were restored without it."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -85,6 +87,25 @@ def test_a_copy_fails_clearly_when_the_pipeline_is_always_faster(tmp_path):
     (folder / "pipeline" / "checkpoint" / TERM / "offsets" / "3").unlink()
     with pytest.raises(errors.Unavailable, match=r"deleted .*offsets/3"):
         state_copy.take(SETTINGS, folder, tmp_path / "copy")
+
+
+def test_a_copy_is_repeated_when_a_successor_replaces_a_folder_by_a_file(tmp_path, monkeypatch):
+    folder = tmp_path / "domain"
+    write_batches(folder, applied=3, planned=6)
+    link, failures = os.link, iter([NotADirectoryError(errno.ENOTDIR, "", "offsets/3")])
+
+    def link_later(source: Path, target: Path) -> None:
+        for failure in failures:
+            raise failure
+        link(source, target)
+
+    def copy(source: Path, target: Path) -> None:
+        raise AssertionError("the folder is a file")
+
+    monkeypatch.setattr(os, "link", link_later)
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    state_copy.take(SETTINGS, folder, tmp_path / "copy")
+    assert (tmp_path / "copy" / "checkpoint" / TERM / "offsets" / "3").is_file()
 
 
 def test_the_state_of_shards_belongs_to_a_copy(tmp_path):

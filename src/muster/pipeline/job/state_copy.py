@@ -75,7 +75,7 @@ def take(settings: settings_.PipelineSettings, folder: Path, target: Path) -> di
         try:
             _take(parts, target)
             return {kind: root for kind, root in roots.items() if parts[kind] is None}
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:  # a successor replaces folders by files
             shutil.rmtree(target, ignore_errors=True)
             if attempt == ATTEMPTS:
                 raise errors.Unavailable(
@@ -239,7 +239,7 @@ def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError:  # another disk, or a file system without links
         shutil.copyfile(source, target)

@@ -121,7 +121,7 @@ class SensorComponent:
 
     def health(self) -> component.ComponentHealth:
         assert self._sensor is not None
-        if waiting := self._sensor.buffered:
+        if (waiting := self._sensor.buffered) > 1:  # the newest may be on its way
             return component.ComponentHealth(health.HealthState.LATE, f"{waiting} reports wait for a channel")
         return component.ComponentHealth()
 

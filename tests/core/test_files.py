@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.core import files
+from muster.core import errors, files
 
 
 def mode(path: Path) -> int:
@@ -93,3 +93,15 @@ def test_a_draft_that_is_not_published_leaves_the_old_file_and_nothing_else(tmp_
         draft.path.write_bytes(b"new")
     assert (tmp_path / "kept").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["kept"]
+
+
+def test_a_home_folder_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files.expanded("~/x") == tmp_path / "x"
+    with pytest.raises(errors.InvalidInput, match="the home folder '~no-such-user' is not known"):
+        files.expanded("~no-such-user/x")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)  # of a container, without an entry in passwd
+    with pytest.raises(errors.InvalidInput) as refused:
+        files.expanded(Path("~"))
+    assert refused.value.hint == "set HOME, or write the whole path"

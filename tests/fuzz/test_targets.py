@@ -22,6 +22,10 @@ def flipped(data: bytes, at: int, bits: int) -> bytes:
 #: Inputs that crashed, took seconds or raised an undocumented error, by target.
 REGRESSIONS: dict[str, tuple[bytes, ...]] = {
     "report_arrow": (flipped(targets.TARGETS["report_arrow"].seeds[0], 4594, 0x80),),  # SIGSEGV in `nbytes`
+    "settings_file": (
+        b"[pipeline]\nhistory_dir = '~no-such-user'\n",
+        b"[domain]\ndata_dir = '~no-such-user'\n",
+    ),
     "dispatcher_request": (b"\x82\xa7request\xa5\xaaello\xaaconnection\xa3a-b",),
     "log_page": (b"\x92\xc0\x91\x92\xa2{\x91\xc4\x01x",),
     "fleet_state": (FLEET[:-20], FLEET[:-2] + b"\xc0\x00", FLEET.replace(b'\x04"M\x18', b'\x04"M\x19')),

@@ -72,9 +72,9 @@ class Home:
         user's folder.
         """
         if chosen is not None:
-            return cls(chosen.expanduser().absolute())
+            return cls(files.expanded(chosen).absolute())
         here = cls(Path.cwd() / FOLDER_NAME)
-        return here if here.settings_file.is_file() else cls(Path.home() / FOLDER_NAME)
+        return here if here.settings_file.is_file() else cls(files.expanded("~") / FOLDER_NAME)
 
     @property
     def settings_file(self) -> Path:

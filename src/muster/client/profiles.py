@@ -51,7 +51,7 @@ class Profile(sections.SettingsSection, frozen=True, kw_only=True):
 
 def folder() -> Path:
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "muster" / "profiles"
+    return (Path(base) if base else files.expanded("~/.config")) / "muster" / "profiles"
 
 
 def names() -> list[str]:

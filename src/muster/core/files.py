@@ -4,8 +4,9 @@
 All write to a temporary file in the same folder, set its mode, sync it, give it its name and sync the folder.
 The mode is that of the new file, not of the one replaced, so a secret that is written over a readable file
 becomes private.  `locked` serialises the processes that read a file, change it and write it back.
+All of these block, and raise `OSError`.
 
-All of this blocks, and raises `OSError`.
+`expanded` is for every path that a person wrote.
 """
 
 from __future__ import annotations
@@ -19,8 +20,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+from muster.core import errors
+
 PRIVATE = 0o600
 PUBLIC = 0o644
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with a home folder in place of ``~`` or ``~USER``; `errors.InvalidInput` if there is none."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        hint = "set HOME, or write the whole path" if user == "~" else "write the whole path"
+        raise errors.InvalidInput(
+            f"{os.fspath(path)!r}: the home folder {user!r} is not known", hint=hint
+        ) from error
 
 
 def write(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from muster.app import settings as app_settings
 from muster.app.policy import reaction_rules, response_rules
-from muster.core import errors
+from muster.core import errors, files
 from muster.pipeline.alerts import rule_file
 
 
@@ -24,7 +23,7 @@ def _check(key: str, name: str, load: Callable[[str], object]) -> None:
     if not name:
         return
     try:
-        load(Path(name).expanduser().read_text())
+        load(files.expanded(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"{key}: cannot read {name!r}: {error}") from error
     except errors.InvalidInput as error:

@@ -41,9 +41,7 @@ class ParentNode:
     vital = False
 
     def __init__(self, manage_settings: settings.ManageSettings) -> None:
-        self._homes = [
-            str(pathlib.Path(child_home).expanduser().absolute()) for child_home in manage_settings.children
-        ]
+        self._homes = [str(files.expanded(child_home).absolute()) for child_home in manage_settings.children]
         self._children: dict[str, children.ChildSupervisor] = {}
         self._last_beat_s: dict[
             str, float

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from muster.cli import command, connection, foreground, live_names, registry_calls
-from muster.core import units
+from muster.core import files, units
 
 if TYPE_CHECKING:
     import ssl
@@ -100,7 +100,7 @@ def agent(
         token = registry_calls.read_text(token_file)
     elif token == "-":
         token = sys.stdin.read()
-    command.run(_run(invocation, token, folder.expanduser(), proxy, managers, zone, label_values, beat_s))
+    command.run(_run(invocation, token, files.expanded(folder), proxy, managers, zone, label_values, beat_s))
 
 
 async def _run(
@@ -160,7 +160,7 @@ async def _enrol(invocation: command.Invocation, text: str, folder: Path, proxy:
     from muster.app import enrolment
     from muster.app.components import bootstrap_client
     from muster.app.supervisor import worker as app_managing
-    from muster.core import errors, files
+    from muster.core import errors
     from muster.trust import credentials
 
     token = enrolment.EnrolmentToken.parse(text)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from muster.core import errors, subjects
+from muster.core import errors, files, subjects
 from muster.core.net import hosts
 from muster.core.settings import bus as settings_bus
 from muster.core.settings import retention as settings_retention
@@ -62,7 +62,7 @@ class DomainSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> pathlib.Path:
-        return pathlib.Path(self.data_dir).expanduser() / self.name
+        return files.expanded(self.data_dir) / self.name
 
 
 class StoreSettings(sections.SettingsSection, frozen=True, kw_only=True):
@@ -261,4 +261,4 @@ class BaseSettings(sections.SettingsSection, frozen=True, kw_only=True):
 
     @property
     def keys_folder(self) -> pathlib.Path:
-        return self.domain.folder / pathlib.Path(self.trust.keys_dir).expanduser()
+        return self.domain.folder / files.expanded(self.trust.keys_dir)

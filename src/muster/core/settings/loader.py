@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from muster.core import errors, units
+from muster.core import errors, files, units
 from muster.core.formats import toml
 from muster.core.settings import sections
 
@@ -111,11 +111,11 @@ def resolve(
             return
         try:
             value = _convert(field, raw)
+            if field.is_path and folder is not None and value and "://" not in value:
+                value = str(folder / files.expanded(value))
         except errors.InvalidInput as error:
             problems.append(SettingsProblem(source, field.key, error.message))
             return
-        if field.is_path and folder is not None and value and "://" not in value:
-            value = str(folder / pathlib.Path(value).expanduser())
         values[path] = value
         sources[field.key] = source
 
@@ -152,7 +152,7 @@ def read_secret(reference: str, env: Mapping[str, str], *, folder: pathlib.Path 
             )
         return env[name]
     if kind == "file" and name:
-        path = (folder or pathlib.Path()) / pathlib.Path(name).expanduser()
+        path = (folder or pathlib.Path()) / files.expanded(name)
         try:
             with path.open("rb") as opened:
                 data = opened.read(MAX_SECRET_BYTES + 1)

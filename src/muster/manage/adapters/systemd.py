@@ -152,7 +152,7 @@ class SystemdAdapter(base.Adapter):
 
 
 def _path(config: SystemdUnitConfig) -> pathlib.Path:
-    folder = pathlib.Path("~/.config/systemd/user").expanduser() if config.user else None
+    folder = files.expanded("~/.config/systemd/user") if config.user else None
     return (folder or pathlib.Path("/etc/systemd/system")) / config.unit
 
 

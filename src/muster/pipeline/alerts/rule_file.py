@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from muster.core import errors
+from muster.core import errors, files
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import notifications, rules
 
@@ -15,7 +13,7 @@ def load(
     """The rules, and the receivers that they name. Blocks."""
     if not settings.rules:
         return (), {}
-    path = Path(settings.rules).expanduser()
+    path = files.expanded(settings.rules)
     known = rules.load(path)
     receivers = notifications.load(path, settings)
     for rule in known:

@@ -83,7 +83,7 @@ def normalize(root: Root, *, setting: str = "history_dir", checkpoint: bool = Fa
             hint="Spark and delta-rs do not agree on names with these characters",
         )
     if not scheme:
-        return str(Path(text).expanduser().absolute())
+        return str(files.expanded(text).absolute())
     parts = parse.urlsplit(text)
     if scheme == "file":
         if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):

@@ -97,7 +97,7 @@ def _from_wheel(cache_dir: Path) -> JavaRuntime:
 
 def main() -> None:
     try:
-        java = find(Path.home() / ".cache" / "muster")
+        java = find(files.expanded("~/.cache") / "muster")
     except errors.MissingDependency as missing:
         sys.exit(f"{missing}\n{missing.hint}")
     sys.stdout.write(f"Java {java.version} from {java.origin} runs Spark\n")

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 import ssl
+import struct
 import time
 from typing import cast
 
@@ -13,6 +14,7 @@ import pytest
 
 from muster.bus.http import client as http_client
 from muster.bus.http import server as http_server
+from muster.core import errors
 from muster.testing.eventually import eventually
 from muster.trust import certificates
 
@@ -46,6 +48,29 @@ async def test_a_body_that_is_too_long_is_answered_not_reset():
             assert answer.status == 413
         answer = await http_client.post(f"{server.url}/nothing", b"x" * (2 << 20), headers={})
         assert answer.status == 404
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+async def test_a_body_that_ends_early_is_counted_and_is_no_error_of_the_handler(
+    is_reset: bool, caplog: pytest.LogCaptureFixture
+):
+    refused: list[str] = []
+    async with await http_server.serve({}, post_routes={"/report": ok}, on_refused=refused.append) as server:
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(b"POST /report HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nab")
+        await eventually(lambda: server._tasks)
+        if is_reset:
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+        else:
+            writer.write_eof()
+            assert (await reader.read()).endswith(b"the body ended after 2 of 4 bytes\n")
+            writer.close()
+        await eventually(
+            lambda: refused == [errors.Unavailable.code if is_reset else errors.InvalidInput.code]
+        )
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("size", [100_000, 8_000_000])

@@ -191,7 +191,13 @@ class HttpServer(lifecycle.ClosingContext):
             raise errors.LimitExceeded(f"a body of {length} bytes is over {self._body_bytes_max}")
         if request.headers.get("expect", "").lower() == "100-continue":
             writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        return await reader.readexactly(length)
+        try:
+            return await reader.readexactly(length)
+        except asyncio.IncompleteReadError as error:
+            received = len(error.partial)
+            raise errors.InvalidInput(f"the body ended after {received} of {length} bytes") from error
+        except OSError as error:
+            raise errors.Unavailable("the client closed the connection") from error
 
 
 def _status(error: errors.MusterError) -> HTTPStatus:

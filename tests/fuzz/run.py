@@ -35,6 +35,7 @@ LONG_BYTES_MAX = 4096
 INPUT_S_MAX = 10  # of CPU: a process that waits for its turn is not slow
 HANGING_S_MAX = 3600  # of wall time, for code that no signal interrupts
 MEMORY_MB_MAX = 2048
+PHASE_INPUTS_MAX = 100_000  # in one process: the instrumentation of comparisons of arrays leaks memory
 EXECUTED = re.compile(r"stat::number_of_executed_units: (\d+)")
 
 
@@ -58,9 +59,11 @@ class FuzzPhase:
 def phases(seeds: Sequence[bytes], inputs: int) -> list[FuzzPhase]:
     longest = max(map(len, seeds))
     long = int(inputs * LONG_SHARE)
+    lengths = (inputs - long, max(SHORT_BYTES_MIN, 2 * longest)), (long, max(LONG_BYTES_MAX, 2 * longest))
     return [
-        FuzzPhase(inputs - long, max(SHORT_BYTES_MIN, 2 * longest)),
-        FuzzPhase(long, max(LONG_BYTES_MAX, 2 * longest)),
+        FuzzPhase(min(PHASE_INPUTS_MAX, count - begin), bytes_max)
+        for count, bytes_max in lengths
+        for begin in range(0, count, PHASE_INPUTS_MAX)
     ]
 
 

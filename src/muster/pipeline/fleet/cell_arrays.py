@@ -17,6 +17,11 @@ Array = npt.NDArray[Any]
 Ranks = tuple[Ints, Floats, Ints]  # rows, values, and numbers of machines
 
 _CODEC = "lz4"
+#: By their names in stored arrays. NumPy itself would parse any text as a type.
+_STORED = {
+    np.dtype(kind).str: np.dtype(kind)
+    for kind in (np.bool_, np.uint8, np.uint16, np.uint32, np.int32, np.int64, np.float64)
+}
 UNCOMPRESSED = -1  # instead of a size
 
 
@@ -148,7 +153,7 @@ def unpacked(packed: Sequence[Any], kind: Any) -> Array:
     """``packed``: of this version or an earlier one, which compressed all numbers."""
     size, stored, data = packed
     raw = pa.decompress(data, decompressed_size=size, codec=_CODEC, asbytes=True) if size >= 0 else data
-    return np.frombuffer(raw, stored).astype(kind)  # a copy that can be changed
+    return np.frombuffer(raw, _STORED[stored]).astype(kind)  # a copy that can be changed
 
 
 def packed_figures(count: Ints, sums: Floats, least: Floats, most: Floats) -> list[Any]:

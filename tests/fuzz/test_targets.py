@@ -31,6 +31,7 @@ REGRESSIONS: dict[str, tuple[bytes, ...]] = {
     "fleet_state": (
         *(FLEET[:-20], FLEET[:-2] + b"\xc0\x00", FLEET.replace(b'\x04"M\x18', b'\x04"M\x19')),
         FLEET.replace(b"<f8", b"(,f"),  # NumPy would evaluate it
+        FLEET.replace(b"\x03\x92\xa3web", b"\xff\x92\xa3web"),  # -1 machines
     ),
     **dict.fromkeys(
         ("manifest_file", "rule_file", "response_file", "reaction_file", "notify_document"), (b"[" * 4000,)

@@ -209,6 +209,8 @@ class NodeColumns:
     ) -> NodeColumns:
         """A new column has initial values; a column that is no longer in the schema is dropped."""
         _, rows, groups, zones, columns = packed
+        if rows < 0:
+            raise ValueError(f"it has {rows} rows")
         data_ = {}
         for name, (kind, _) in schema.items():
             if name in columns:

@@ -6,13 +6,19 @@ import errno
 import io
 import json
 import os
+import random
+import sys
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
 
 from muster.core import errors
-from muster.pipeline.history import delta, export, search, sql, tables
+from muster.pipeline.history import delta, export, search, sql, storage, tables
+from muster.testing import child_process
 from muster.web.data import sql_runner
 from tests.cli import driver
 from tests.pipeline import test_history, traffic
@@ -175,6 +181,31 @@ def test_the_tables_as_they_were(root):  # noqa: F811
     assert sql.rows(sql.query(root, count, as_of=before).table) == [{"n": 30}]
     now = datetime.datetime.now(datetime.UTC)
     assert sql.rows(sql.query(root, count, as_of=now).table) == [{"n": 31}]
+
+
+class _SlowStore(DeltaStorageHandler):
+    """Opens files as for an object store, each after a time of its own."""
+
+    def open_input_file(self, path: str) -> object:
+        time.sleep(random.uniform(0, 0.002))  # pace of the store
+        return super().open_input_file(path)
+
+
+def _query_removed_files(folder: str) -> None:
+    storage.filesystem = lambda *names: fs.PyFileSystem(_SlowStore(f"file://{storage.delta_url(*names)}"))
+    for _ in range(40):
+        with pytest.raises(storage.FilesRemoved):
+            sql.query(folder, "SELECT max(cpu_percent) FROM nodes")
+
+
+async def test_a_file_that_cannot_be_opened_is_an_error_of_the_query(root):  # noqa: F811
+    """It was a deadlock of Python's global lock and one of Arrow, where no limit of the same process works:
+    the process of the queries hung within the first ten or so.
+    """
+    (root / "nodes" / delta.Snapshot(root, tables.NODES).files[1].path).unlink()
+    code = f"from tests.pipeline import test_sql; test_sql._query_removed_files({str(root)!r})"
+    async with await child_process.start(sys.executable, "-c", code) as querying:
+        assert await querying.wait(timeout_s=60) == 0, "\n".join(querying.lines)
 
 
 def test_a_missing_history_is_reported(tmp_path):

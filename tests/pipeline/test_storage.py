@@ -232,9 +232,7 @@ def keys(url: str) -> list[str]:
 
 
 async def test_the_history_lives_in_an_object_store(monkeypatch):
-    """In a process of its own: a run once stood still about here, probably in native code that held Python's
-    lock, where no time limit of the same process works.
-    """
+    """In a process of its own: no limit of a process works while native code holds Python's global lock."""
     code = "from tests.pipeline import test_storage; test_storage._use('s3a://fleet')"
     async with object_store(monkeypatch), await child_process.start(sys.executable, "-c", code) as using:
         assert await using.wait(timeout_s=100) == 0, "\n".join(using.lines)

@@ -18,6 +18,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.dataset as ds
 
 from muster.core import errors, units
 from muster.pipeline.history import delta, storage, tables
@@ -38,6 +39,31 @@ class SqlLimits:
 class SqlResult:
     table: pa.Table
     truncated: bool  # there are more rows
+
+
+class _SqlScanner:
+    """What DuckDB uses of a scanner."""
+
+    def __init__(self, scanner: ds.Scanner) -> None:
+        self._scanner = scanner
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        return pa.RecordBatchReader.from_batches(self._scanner.projected_schema, self._scanner.to_batches())
+
+
+class _SqlDataset(ds.UnionDataset):  # type: ignore[misc] # pyarrow has no types
+    """A dataset whose scans start without Python's global lock.
+
+    pyarrow's `Scanner.to_reader` holds that lock while it starts a scan.  The files of object stores are
+    opened by Python code in other threads.  If one of them fails, it holds Arrow's lock of the scan and waits
+    for Python's, to describe the error: a deadlock.  `Scanner.to_batches` releases Python's lock.
+    """
+
+    def __init__(self, dataset: ds.Dataset) -> None:
+        super().__init__(dataset.schema, [dataset])
+
+    def scanner(self, columns: list[str] | None = None, filter: ds.Expression | None = None) -> _SqlScanner:
+        return _SqlScanner(super().scanner(columns=columns, filter=filter))
 
 
 def query(
@@ -109,7 +135,7 @@ def _register(
     existing = 0
     for name, definition in tables.definitions().items():
         try:
-            database.register(name, delta.Snapshot(root, name, as_of=as_of).dataset())
+            database.register(name, _SqlDataset(delta.Snapshot(root, name, as_of=as_of).dataset()))
             existing += 1
         except errors.NotFound:
             database.register(name, definition.schema.empty_table())

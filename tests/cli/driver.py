@@ -29,6 +29,7 @@ class Answer:
     code: int
     out: str
     err: str
+    was_interrupted: bool = False  # by a Ctrl-C after its time; a command that serves ends with 0 then
 
     def json(self) -> Any:
         return json.loads(self.out)
@@ -76,9 +77,14 @@ def run(*arguments: str | Path, home: Path | None = None, stdin: str = "", timeo
 
 
 @contextlib.contextmanager
-def _interrupted(patience_s: float) -> Iterator[None]:
-    """Ctrl-C after ``patience_s``, and again if that does not end the command."""
-    before = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+def _interrupted(patience_s: float, sent: list[signal.Signals]) -> Iterator[None]:
+    """Ctrl-C after ``patience_s``, and again if that does not end the command. ``sent`` gets the signals."""
+
+    def interrupt(*_: object) -> None:
+        sent.append(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGALRM, interrupt)
     timer = signal.setitimer(signal.ITIMER_REAL, patience_s, AGAIN_S)
     try:
         yield
@@ -96,13 +102,14 @@ def quick(
     ``patience_s``: a command that runs longer gets a Ctrl-C.
     """
     before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
+    sent: list[signal.Signals] = []
     os.environ.clear()
     os.environ.update(environment(home))
     was, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(stdin.encode()))
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             words = [str(argument) for argument in arguments]
-            with contextlib.nullcontext() if patience_s is None else _interrupted(patience_s):
+            with contextlib.nullcontext() if patience_s is None else _interrupted(patience_s, sent):
                 code = main.call(words)
     except KeyboardInterrupt:  # after its end
         code = main.INTERRUPTED
@@ -110,7 +117,7 @@ def quick(
         sys.stdin = was
         os.environ.clear()
         os.environ.update(before)
-    return Answer(code, out.getvalue(), err.getvalue())
+    return Answer(code, out.getvalue(), err.getvalue(), was_interrupted=bool(sent))
 
 
 def init(home: Path, settings: str = "[web]\nenabled = false\n") -> Path:

@@ -128,7 +128,7 @@ def failures(
         except BaseException as error:  # noqa: BLE001  (whatever escapes is a finding)
             failed.append(f"{words}: {type(error).__name__}: {error}")
             continue
-        waited += answer.code == main.INTERRUPTED
+        waited += answer.was_interrupted
         if answer.code == BUG or "Traceback" in answer.err:
             failed.append(f"{words}: {answer.code}: {answer.err[:300]}")
     return failed

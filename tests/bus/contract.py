@@ -634,6 +634,7 @@ class Streams:
         assert (await again.state()).messages == 1
         assert await bus.streams() == ["log"]
         assert (await bus.open_stream("log")).name == "log"
+        created_ns = (await again.state()).created_ns
         await bus.delete_stream("log")
         assert await bus.streams() == []
         for attempt in (bus.open_stream("log"), bus.delete_stream("log"), stream.state()):
@@ -641,6 +642,8 @@ class Streams:
                 await attempt
         with pytest.raises(errors.InvalidInput):
             await bus.stream(settings("a b"))
+        after = await (await bus.stream(settings())).state()
+        assert created_ns < after.created_ns <= after.now_ns
 
     async def test_purge(self, connect: Connect):
         bus = await connect("one")

@@ -178,6 +178,7 @@ class StreamState:
     bytes: int
     consumers: int
     now_ns: int  # the time of the broker that replied
+    created_ns: int  # another stream of the same name has another one
 
 
 @dataclass(frozen=True, slots=True)

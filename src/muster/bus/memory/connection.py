@@ -436,7 +436,9 @@ class SimulatedBus(lifecycle.ClosingContext):
         def operation() -> None:
             there = self.net.logs.get(settings.name)
             if there is None:
-                self.net.logs[settings.name] = storage.SimulatedLog(settings, markers=markers)
+                self.net.logs[settings.name] = storage.SimulatedLog(
+                    settings, self.net.now_ns(), markers=markers
+                )
             else:
                 there.reconfigure(settings)
 

@@ -43,8 +43,9 @@ def check_settings(settings: api.StreamSettings) -> None:
 class SimulatedLog:
     """One stream."""
 
-    def __init__(self, settings: api.StreamSettings, *, markers: bool = False) -> None:
+    def __init__(self, settings: api.StreamSettings, created_ns: int, *, markers: bool = False) -> None:
         self.settings = settings
+        self.created_ns = created_ns
         self.markers = markers  # an expired message leaves a marker, as in key/value buckets
         self.messages: dict[int, api.StoredMessage] = {}
         self.last = 0
@@ -227,6 +228,7 @@ class SimulatedLog:
             bytes=self.bytes,
             consumers=len(self.consumers),
             now_ns=now_ns,
+            created_ns=self.created_ns,
         )
 
     def page(self, first: int, patterns: Sequence[str], count: int) -> list[api.StoredMessage]:

@@ -257,6 +257,7 @@ class NatsStream(publisher.StreamPublisher):
             bytes=state["bytes"],
             consumers=state["consumer_count"],
             now_ns=jetstream.nanoseconds(info["ts"]),
+            created_ns=jetstream.nanoseconds(info["created"]),
         )
 
     async def get(self, sequence: int) -> api.StoredMessage:

@@ -121,10 +121,11 @@ class SequenceRange(InputPartition):
     stream: str
     first: int
     last: int
+    created_ns: int  # of the stream; 0: unknown
 
-    def __init__(self, stream: str, first: int, last: int) -> None:
+    def __init__(self, stream: str, first: int, last: int, created_ns: int = 0) -> None:
         super().__init__(None)
-        self.stream, self.first, self.last = stream, first, last
+        self.stream, self.first, self.last, self.created_ns = stream, first, last, created_ns
 
 
 class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -143,6 +144,7 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first_end = _positions(options, "until", self._streams)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._until: dict[str, int] | None = None  # fixed for a run with the trigger availableNow
+        self._created_ns: dict[str, int] = {}  # by stream, when it was first seen
 
     def initialOffset(self) -> dict[str, int]:
         """Messages that retention removed after a given position are read as lost, so that they are
@@ -173,6 +175,10 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"the stream {name} ends at {available.get(name, 0)}, before the position {position} "
                     "of the checkpoint: it was restored from a backup, created again or damaged"
                 )
+        for name, state in states.items():
+            # It may have grown beyond the position by now.
+            if self._created_ns.setdefault(name, state.created_ns) != state.created_ns:
+                raise _created_again(name)
         ends = {name: end for name, end in self._first_end.items() if end > start.get(name, 0)}
         if ends:
             return {**start, **ends}
@@ -190,7 +196,9 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [
             part
             for name in sorted(end)
-            for part in _split(name, start.get(name, 0) + 1, end[name], self._splits)
+            for part in _split(
+                name, start.get(name, 0) + 1, end[name], self._splits, self._created_ns.get(name, 0)
+            )
         ]
 
     def all_ranges(self) -> Sequence[SequenceRange]:
@@ -226,11 +234,15 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         async with await self._access.connect() as bus:
             stream = await bus.open_stream(part.stream)
             try:
-                return [message async for message in stream.read(part.first, part.last)]
+                messages = [message async for message in stream.read(part.first, part.last)]
             except errors.NotFound:
                 if self._fail_on_loss:
                     raise
-            return [message async for message in _remaining(stream, part)]
+                messages = [message async for message in _remaining(stream, part)]
+            # A stream that was created again meanwhile may already have as many messages.
+            if part.created_ns and (await stream.state()).created_ns != part.created_ns:
+                raise _created_again(part.stream)
+            return messages
 
     def _last_sequences(self) -> dict[str, int]:
         return {name: state.last_sequence for name, state in self._states().items()}
@@ -262,6 +274,10 @@ class BusBatchReader(DataSourceReader):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SequenceRange):  # Spark passes None for an empty stream
             yield from self._streams.read(partition)
+
+
+def _created_again(name: str) -> errors.Conflict:
+    return errors.Conflict(f"the stream {name} was created again while it was read")
 
 
 async def _remaining(stream: api.Stream, part: SequenceRange) -> AsyncIterator[api.StoredMessage]:
@@ -329,12 +345,12 @@ def _batch_end(start: dict[str, int], available: dict[str, int], most: int | Non
     return ends
 
 
-def _split(stream: str, first: int, last: int, parts: int) -> Iterator[SequenceRange]:
+def _split(stream: str, first: int, last: int, parts: int, created_ns: int = 0) -> Iterator[SequenceRange]:
     count = last - first + 1
     for index in range(min(parts, max(0, count))):
         low = first + count * index // min(parts, count)
         high = first + count * (index + 1) // min(parts, count) - 1
-        yield SequenceRange(stream, low, high)
+        yield SequenceRange(stream, low, high, created_ns)
 
 
 def _names(options: MutableMapping[str, str], key: str) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 `begin` claims an epoch first and reads afterwards where the last driver stopped: from then on that one can
 commit nothing.  A stream that ends before the position of the checkpoint was created again, restored from a
-backup or lost its last messages; it is read from its first new message.
+backup or lost its last messages; it is read from its first new message.  So is one that was created after the
+last message that was read, even if it has grown beyond the position.
 """
 
 from __future__ import annotations
@@ -102,26 +103,36 @@ class Continuation:
     # Positions
 
     async def follow_shorter_streams(self, bus: api.Bus, clock_ms: int) -> bool:
-        """Begin a new checkpoint if a stream ends before the position of this one; whether it did.
+        """Begin a new checkpoint if a stream ends before the position of this one, or is another one; whether
+        it did.
 
         New messages are those stored later than ``clock_ms``, when the newest message that was read was
         stored; without this they would be skipped up to the position.
         """
         positions = await asyncio.to_thread(self._positions)
         after = dict(positions)
+        is_committed = await asyncio.to_thread(self._is_committed)
         for name, position in positions.items():
             try:
                 stream = await bus.open_stream(name)
             except errors.NotFound:
                 after[name] = 0
                 continue
-            if (await stream.state()).last_sequence < position:
-                after[name] = await last_stored_by(stream, clock_ms)
+            state = await stream.state()
+            is_new = is_committed and 0 < clock_ms < state.created_ns // 1_000_000
+            if state.last_sequence < position or is_new:
+                # A restored stream is new, too, but its messages keep their times.
+                after[name] = min(position, await last_stored_by(stream, clock_ms))
         if after == positions:
             return False
         await asyncio.to_thread(self._renew_checkpoint, after, "shorter")
         await asyncio.to_thread(self._begin_term)
         return True
+
+    def _is_committed(self) -> bool:
+        """Whether Spark has committed a batch of this checkpoint: then the clock is that of its messages."""
+        last = self.last()
+        return last is not None and (last.committed is not None or last.term.state is not None)
 
     def _positions(self) -> dict[str, int]:
         """The last position that was read or planned, by stream."""

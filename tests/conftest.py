@@ -13,7 +13,7 @@ import pytest
 from tests import debian
 
 # Installed, Muster brings this plugin by its entry point of the same name, and pytest loads it once.
-pytest_plugins = ["muster.testing.plugin", "pytester", "tests.distribution", "tests.repeat", "tests.tiers"]
+pytest_plugins = ["muster.testing.plugin", "pytester", "tests.repeat", "tests.tiers", "tests.distribution"]
 
 # Spark's Java lives for seconds here: most of what its compiler would make is never used.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -1,8 +1,8 @@
 """How tests are spread over workers (``pytest -n 3``).
 
 Tests of a file stay on one worker. So do all files that share a session fixture which takes long to start:
-one worker starts it, once. Files with long tests (``@pytest.mark.timeout``) begin first, so that none of them
-runs alone at the end.
+one worker starts it, once. Files with long tests (``@pytest.mark.timeout``) begin first, then those that the
+fast tier leaves out, so that none of them runs alone at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import loadscope
+
+from tests import tiers
 
 ROOT = Path(__file__).parents[1]
 #: Folders, and the session fixtures that their files share: Spark; a domain with a web server, and a browser.
@@ -63,8 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         patience_s[name] = max(patience_s[name], mark.args[0] if mark is not None else 0)
     many = collections.Counter(unit(item.nodeid) for item in items)
 
-    def rank(item: pytest.Item) -> tuple[float, int]:
+    def rank(item: pytest.Item) -> tuple[float, bool, int]:
         name = unit(item.nodeid)
-        return -patience_s[name], -many[name]
+        return -patience_s[name], not tiers.is_left_out(item.nodeid.partition("::")[0]), -many[name]
 
     items.sort(key=rank)

@@ -9,6 +9,7 @@ examples. ``make test`` runs all.
 from __future__ import annotations
 
 import fnmatch
+import functools
 from pathlib import Path
 
 import hypothesis
@@ -142,12 +143,18 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("fast")
 
 
+@functools.cache
+def is_left_out(file: str) -> bool:
+    """Whether a whole file is outside of the tier."""
+    return any(fnmatch.fnmatchcase(file, pattern) for pattern in FILES)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Files outside the tier are not imported: that takes longer than many tests."""
     if not config.getoption("--fast") or collection_path.suffix != ".py":
         return None
     file = collection_path.relative_to(config.rootpath).as_posix()
-    return True if any(fnmatch.fnmatchcase(file, pattern) for pattern in FILES) else None
+    return True if is_left_out(file) else None
 
 
 def why_not_fast(item: pytest.Item) -> str:

@@ -55,6 +55,10 @@ def run(
 
 
 LEAKS = '''
+from muster.testing import leaks
+
+leaks.GRACE_S = 0.1  # what these tests leave does not end by itself
+
 async def test_leaks_task():
     test_leaks_task.kept = asyncio.create_task(asyncio.Event().wait(), name="the-leaked-task")
 

@@ -9,6 +9,7 @@ import ast
 import asyncio
 import contextlib
 import fnmatch
+import functools
 import os
 import signal
 import sys
@@ -172,6 +173,7 @@ RULES = f"rules: []\nreceivers:\n  ops: {{webhook: '{WEBHOOK}'}}\n"
 COMMANDS = ("cli/messages/gateway.py: certificate", "cli/monitoring/simulate.py: commands")
 
 
+@functools.cache  # not at the import, which each worker does
 def _loops_in_source() -> set[str]:
     """File and name of each loop; a varying part of a name is ``*``."""
     loops = set()
@@ -194,9 +196,6 @@ def _pattern(name: ast.expr) -> str:
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in name.values)
 
 
-LOOPS = _loops_in_source()
-
-
 @dataclass(frozen=True)
 class Started:
     supervisor: tasks.TaskSupervisor
@@ -214,7 +213,7 @@ def started(monkeypatch) -> dict[str, list[Started]]:
         file = Path(sys._getframe(1).f_code.co_filename)
         if file.is_relative_to(ROOT):
             place = file.relative_to(ROOT).as_posix()
-            (key,) = (key for key in LOOPS if fnmatch.fnmatchcase(f"{place}: {name}", key))
+            (key,) = (key for key in _loops_in_source() if fnmatch.fnmatchcase(f"{place}: {name}", key))
             loops.setdefault(key, []).append(Started(self, name, on_failure))
         return original(self, name, run, on_failure=on_failure)
 
@@ -607,4 +606,4 @@ covered: set[str] = set()
 def test_each_loop_was_failed():
     if not covered:
         pytest.skip("the tests above did not run")
-    assert covered == LOOPS
+    assert covered == _loops_in_source()

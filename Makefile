@@ -7,7 +7,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 QUICK  ?=
 PYTHONS ?= python3.11 python3.12 python3.13
-WORKERS ?= 3# for two cores: tests wait now and then; each worker may start a Spark, a browser and a domain
+WORKERS ?= 4# for two cores: three left a third of them idle; each worker may start a Spark, a browser and a domain
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PINNED := --generate-hashes --universal --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-header --quiet
 # Tests start hundreds of processes: with PYTHONDONTWRITEBYTECODE each would compile every module it imports.

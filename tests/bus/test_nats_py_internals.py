@@ -27,6 +27,7 @@ METHODS = {
     "_connect_to_server": ["s"],
     "_flush_pending": ["force_flush"],
     "_ping_interval": [],
+    "_process_connect_init": [],
     "_process_err": ["err_msg"],
     "_process_info": ["info"],
     "_process_op_err": ["e"],

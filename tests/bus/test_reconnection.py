@@ -139,3 +139,45 @@ async def test_a_client_does_not_reconnect_because_the_event_loop_ends(plain):
         assert bus.state is api.ConnectionState.CONNECTED
         await bus._wire.force_reconnect()  # without a reader it could not be closed in an orderly way
         await eventually(lambda: bus.statistics().reconnects == 1)
+
+
+INFO = b'INFO {"server_name": "b", "max_payload": 1048576, "headers": true}\r\n'
+REPLIES = {
+    "no end of the line": b"x" * 300_000,
+    "not an object": b"INFO []\r\n",
+    "not a list": b'INFO {"connect_urls": 5}\r\n',
+    "not a URL": b'INFO {"connect_urls": ["[x"]}\r\n',
+    "an error without words": INFO + b"-ERR\r\n",
+    "an error that is not text": INFO + b"-ERR \xff\r\n",
+}
+
+
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+async def test_a_client_comes_back_after_another_program_had_the_port_of_its_broker(reply):
+    writers: list[asyncio.StreamWriter] = []
+    refused = 0
+    is_broker = True
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal refused
+        writers.append(writer)
+        if not is_broker:
+            refused += 1
+            writer.write(reply)
+            writer.write_eof()
+            return
+        writer.write(INFO)
+        while line := await reader.readline():
+            if line == b"PING\r\n":
+                writer.write(b"PONG\r\n")
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with await client.connect([f"nats://127.0.0.1:{port}"], identity="ann") as bus:
+            is_broker = False
+            cut(bus)
+            await eventually(lambda: refused >= 2)
+            is_broker = True
+            await eventually(lambda: bus.statistics().reconnects == 1)
+        for writer in writers:
+            writer.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import ssl
+from collections.abc import Iterator
 
 import nats.errors
 
@@ -48,3 +51,16 @@ def connection_error(error: Exception, server: str = "") -> errors.MusterError:
     if isinstance(error, nats.errors.Error) and "url" in text:
         return errors.InvalidInput(f"not the URL of a broker: {where} ({text})")
     return errors.NotConnected(f"no broker responds at {where}: {text}")
+
+
+@contextlib.contextmanager
+def failed_attempt() -> Iterator[None]:
+    """Any error of an attempt to connect as one of those after which nats-py tries again: others (of a
+    WebSocket handshake, or a reply that is not a broker's) would end its attempts for good.
+    """
+    try:
+        yield
+    except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):
+        raise
+    except Exception as error:
+        raise ConnectionError(f"not a reply of a broker: {error}") from error

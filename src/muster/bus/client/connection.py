@@ -150,13 +150,13 @@ class NatsConnection(nats_client.Client):
             self._cancel_tasks()
             self._release_slot = await reconnection.AttemptSlots.of_loop().take()
         self.options["connect_timeout"] = self._connect_timeout_s
-        try:
+        with broker_errors.failed_attempt():
             await super()._connect_to_server(s)
-            self.options["connect_timeout"] = self._plan.handshake_s(self._connect_timeout_s)
-        except (OSError, nats.errors.Error, asyncio.CancelledError, ImportError):
-            raise
-        except Exception as error:  # any other (a WebSocket handshake's) would end nats-py's retries
-            raise ConnectionError(str(error)) from error
+        self.options["connect_timeout"] = self._plan.handshake_s(self._connect_timeout_s)
+
+    async def _process_connect_init(self) -> None:
+        with broker_errors.failed_attempt():
+            await super()._process_connect_init()
 
     def _cancel_tasks(self) -> None:
         """Those of an attempt that failed after its handshake: nats-py replaces them and lets them run."""

@@ -1,6 +1,8 @@
 """Which driver may act, and where the next one continues: pure parts, a real broker, real tables."""
 
 import asyncio
+import errno
+from pathlib import Path
 
 import pytest
 
@@ -110,6 +112,28 @@ def test_the_state_of_shards_is_kept_for_some_batches_and_not_written_by_a_forme
     with pytest.raises(OSError, match="Not a directory"):
         state_files.write(folder, 20, 0, b"of a former driver")
     assert state_files.folder_of("s3a://bucket/spark") is None
+
+
+def test_the_state_of_attempts_that_failed_does_not_accumulate(tmp_path, monkeypatch):
+    folder = tmp_path / "spark" / state_files.FOLDER
+    (folder.parent / "commits").mkdir(parents=True)
+    state_files.remove_uncommitted(folder)  # the first query: there are no files
+    first = state_files.write(folder, 0, 0, b"state")
+    (folder.parent / "commits" / "0").touch()
+    for _ in range(3):
+        state_files.remove_uncommitted(folder)
+        state_files.write(folder, 1, 0, b"of an attempt that fails")
+    assert len([path for path in folder.rglob("*") if path.is_file()]) == 2
+    assert state_files.read(folder, first) == b"state"
+
+    def full(path: Path, data: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        state_files.write(folder, 2, 0, b"state")
+    assert not list((folder / "2").iterdir())
 
 
 def test_a_table_refuses_the_commits_of_a_former_driver_and_the_same_epoch_twice(tmp_path):

@@ -77,6 +77,8 @@ def start(
     }
     options |= {key: value for key in ("credentials", "ca") if (value := getattr(job, key))}
     files = state_files.folder_of(job.checkpoint)
+    if files is not None:
+        state_files.remove_uncommitted(files)
     stream = spark.readStream.format("muster").options(**options).load()
     before = None
     if job.transferred is not None:

@@ -37,7 +37,12 @@ def write(folder: Path, batch: int, shard: int, data: bytes) -> str:
         with contextlib.suppress(FileExistsError):
             made.mkdir(mode=0o700)
     name = f"{batch}/{shard}-{uuid.uuid4().hex}"
-    (folder / name).write_bytes(data)
+    try:
+        (folder / name).write_bytes(data)
+    except OSError:  # a part of a file would only use up a disk that is full
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+        raise
     return name
 
 
@@ -47,16 +52,30 @@ def read(folder: Path | None, name: str) -> bytes:
     return (folder / name).read_bytes()
 
 
+def remove_uncommitted(folder: Path) -> None:
+    """Remove the files of batches that Spark has not committed, before a query starts: nothing reads them.
+
+    Otherwise a batch that fails again and again would add a copy of the state each time.
+    """
+    committed = max(_numbers(folder.parent / "commits"), default=-1)
+    for number in _numbers(folder):
+        if number > committed:
+            shutil.rmtree(folder / str(number), ignore_errors=True)
+
+
 def remove_former(folder: Path) -> None:
     """Remove the files of all batches but the last `KEPT` that have any.
 
     A batch writes all shards or, without messages, none: then the next one reads the files of an earlier
     batch, however many numbers lie between them.
     """
-    numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
-    for number in numbers[:-KEPT]:
+    for number in _numbers(folder)[:-KEPT]:
         # All files of a batch disappear at once: a backup sees that they were removed.
         with contextlib.suppress(OSError):
             (folder / str(number)).rename(folder / f".{number}")
     for path in folder.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())

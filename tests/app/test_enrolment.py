@@ -28,7 +28,7 @@ def new_key() -> str:
 class Office:
     def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self.trust = trust
-        self.service = enrolment.EnrolmentService(store, trust)
+        self.service = enrolment.EnrolmentService(store, trust, "local")
 
     async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
         """The identity of a new token."""
@@ -187,3 +187,9 @@ async def test_no_machine_gets_the_name_of_a_part_of_the_domain(office, name):
     office.trust.issue("sensor", roles.Role.AGENT)
     with pytest.raises(errors.Conflict, match=f"'{name}' is the name of a part of the domain itself"):
         await office.token(name)
+
+
+async def test_no_machine_replaces_the_domains_own_agent(office):
+    office.trust.issue("local", roles.Role.AGENT)
+    with pytest.raises(errors.Conflict, match="'local' is the domain's own agent"):
+        await office.token("local")

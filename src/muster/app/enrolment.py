@@ -95,9 +95,11 @@ class ApprovedMachine(msgspec.Struct, frozen=True, kw_only=True):
 class EnrolmentService:
     """Creates and redeems tokens; runs where the keys are."""
 
-    def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
+    def __init__(self, store: database.Store, trust: keyring.Keyring, own_agent: str = "") -> None:
+        """``own_agent``: of the domain itself on this machine; the enrolment of another would revoke it."""
         self._store = store
         self._trust = trust
+        self._own_agent = own_agent
 
     async def make(
         self,
@@ -112,6 +114,8 @@ class EnrolmentService:
     ) -> str:
         subjects.identity(name)
         own_names.check(name, roles.Role.AGENT, of_machine=True)
+        if name == self._own_agent:
+            raise errors.Conflict(f"{name!r} is the domain's own agent", hint="choose another name")
         identity = PREFIX + secrets.token_hex(6)
         expires_at_s = time.time() + lifetime_s
 

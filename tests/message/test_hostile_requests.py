@@ -19,6 +19,7 @@ from muster.message import destinations, messages, partitions, peer_protocol, pr
 from muster.message import errors as message_errors
 from muster.message.client import api
 from muster.message.dispatcher import large_bodies, leadership
+from muster.predicates import limits
 from muster.testing import eventually
 from tests.message import conftest
 
@@ -285,10 +286,35 @@ async def test_a_selector_has_a_largest_size_in_every_request(
             session.durable_consumer(topic, "mine", selector),
             anext(session.browse(queue, selector)),
         ):
-            with pytest.raises(errors.LimitExceeded, match=limit):
+            with pytest.raises((errors.LimitExceeded, message_errors.IllegalState), match=limit):
                 await refused
         assert selectors.cache.characters == before
         await mallory.attach(queue, selector=" OR ".join(["a"] * 256))
+
+
+async def test_a_consumer_whose_selector_a_new_version_refuses_does_not_stop_the_others(
+    simulated_network: network.SimulatedNetwork, monkeypatch: pytest.MonkeyPatch
+):
+    """The dispatcher of an earlier version had larger limits, and the client still has them."""
+    net = simulated_network
+    refused: list[Exception] = []
+    async with api.Connection(await net.connect("ann")) as ann:
+        ann.on_error = refused.append
+        session = ann.session()
+        with monkeypatch.context() as earlier:
+            earlier.setattr(selectors, "LIMITS", limits.DEFAULT)
+            async with serving(net):
+                large = await session.consumer(destinations.queue("large"), TOO_MANY)
+                other = await session.consumer(destinations.queue("other"))
+        monkeypatch.setattr(selectors, "cache", selectors.SelectorCache())
+        async with serving(net):
+            producer = ann.session().producer(destinations.queue("other"))
+            await producer.send("text")
+            received = await other.receive(timeout_s=20)
+            assert received is not None
+            assert large.closed
+            assert len(refused) == 1
+            assert "256 clauses" in str(refused[0])
 
 
 def test_the_total_length_of_cached_selectors_is_limited():

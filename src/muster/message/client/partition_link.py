@@ -46,7 +46,7 @@ class DeliveryTarget(Protocol):
         """Drop deliveries that the application does not have yet: they are repeated, perhaps to others."""
 
     def revoked(self) -> None:
-        """A new dispatcher rejected the consumer: another client has its place."""
+        """A dispatcher rejected the consumer: another client has its place, or it is not allowed any more."""
 
 
 class PartitionLink:
@@ -130,7 +130,7 @@ class PartitionLink:
         self._stale.discard(number)
         try:
             await self.request_once(request)
-        except (message_errors.IllegalState, errors.Forbidden) as error:
+        except (message_errors.IllegalState, errors.Forbidden, errors.InvalidInput) as error:
             self._consumers.pop(number, None)
             consumer.revoked()
             self.connection.report(error)

@@ -44,7 +44,7 @@ class Attachments:
         self, connection: state.ClientConnection, request: protocol.AttachConsumer, reply: state.ReplyCallback
     ) -> None:
         if request.selector:
-            selectors.compiled(request.selector)
+            _check_selector(request.selector)
         destination = destinations.Destination.parse(request.destination)
         destination.check_consumer(connection.name)
         if partitions.of_destination(destination, self._state.partition_count) != self._state.partition:
@@ -329,6 +329,17 @@ class Attachments:
         ]
         if orphans:
             self._state.journal.add(journal.JournalItem([], ledger.LogRecord(dropped=orphans)))
+
+
+def _check_selector(selector: str) -> None:
+    try:
+        selectors.compiled(selector)
+    except errors.LimitExceeded as error:
+        # For a client that attaches again, a limit is a full log, and it repeats the request. But this one
+        # fails always: it was attached by a version with a larger limit.
+        raise message_errors.IllegalState(
+            error.message, hint="use a shorter selector; a durable subscription with another selector is new"
+        ) from error
 
 
 def _check_number(connection: state.ClientConnection, number: int, key: str) -> None:

@@ -51,6 +51,18 @@ BROADCAST = producer_holds.HoldDecision.BROADCAST
 REFUSED = producer_holds.HoldDecision.REFUSED
 
 
+def test_a_consumer_that_recovers_does_not_end_the_hold_of_another_identity():
+    budgets = producer_holds.HoldBudgets()
+    for at_s in (0.0, 0.01, 0.02):
+        budgets.report("ann", "t", 0.0)
+        assert budgets.report("mallory", "t", at_s) is BROADCAST
+        assert budgets.report("mallory", "t", at_s, recovered=True) is not BROADCAST
+    assert budgets.report("ann", "t", 0.1, recovered=True) is BROADCAST
+    budgets.report("ann", "t", 1.0)
+    budgets.report("mallory", "t", 2.0)
+    assert budgets.report("mallory", "t", 2.0, recovered=True) is BROADCAST, "the hold of ann is over"
+
+
 @pytest.mark.parametrize("recovers_s", [None, 0.05, 0.3, 1.0, 9.0])
 @pytest.mark.parametrize("topics", [1, 7])
 def test_the_reports_of_an_identity_hold_producers_for_a_limited_time(recovers_s: float | None, topics: int):

@@ -67,12 +67,16 @@ class HoldBudgets:
     def report(self, identity: str, topic: str, now_s: float, *, recovered: bool = False) -> HoldDecision:
         holds = self._identities.setdefault(identity, _IdentityHolds(now_s))
         held_s = holds.advance(now_s)
-        decision = self._recovered(holds, topic) if recovered else self._slow(holds, topic, now_s)
+        decision = self._recovered(holds, topic, now_s) if recovered else self._slow(holds, topic, now_s)
         self._on_report(identity, decision, held_s)
         return decision
 
-    def _recovered(self, holds: _IdentityHolds, topic: str) -> HoldDecision:
-        return HoldDecision.UNCHANGED if holds.topics.pop(topic, None) is None else HoldDecision.BROADCAST
+    def _recovered(self, holds: _IdentityHolds, topic: str, now_s: float) -> HoldDecision:
+        if holds.topics.pop(topic, None) is None:
+            return HoldDecision.UNCHANGED
+        # Or else producers would not wait for the slow consumers of others.
+        others_wait = any(other.topics.get(topic, now_s) > now_s for other in self._identities.values())
+        return HoldDecision.UNCHANGED if others_wait else HoldDecision.BROADCAST
 
     def _slow(self, holds: _IdentityHolds, topic: str, now_s: float) -> HoldDecision:
         if holds.exhausted or (topic not in holds.topics and len(holds.topics) >= TOPICS_MAX):

@@ -286,6 +286,36 @@ def test_an_export_replaces_a_file_only_when_it_is_on_disk(root, tmp_path, suffi
     assert [other.name for other in tmp_path.iterdir() if other.is_file()] == [path.name]
 
 
+@pytest.mark.parametrize("form", ["parquet", "csv", "json"])
+def test_the_result_of_a_query_replaces_a_file_only_when_it_is_on_disk(root, tmp_path, form, monkeypatch):  # noqa: F811
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = ("sql", BY_GROUP, "--dir", root, "-o", form, "--to", path)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        assert driver.quick(*words).code != 0
+    assert path.read_bytes() == b"old"
+    assert driver.quick(*words).code == 0
+    assert path.read_bytes() != b"old"
+    assert [other.name for other in tmp_path.iterdir() if other.is_file()] == [path.name]
+
+
+def test_files_that_a_user_requests_follow_the_umask(root, tmp_path):  # noqa: F811
+    before = os.umask(0o027)
+    try:
+        assert driver.quick("sql", BY_GROUP, "--dir", root, "-o", "csv", "--to", tmp_path / "a.csv").code == 0
+        export.write(root, search.HistorySearch(), tmp_path / "b.csv")
+        assert os.umask(0o027) == 0o027
+    finally:
+        os.umask(before)
+    for name in ("a.csv", "b.csv"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
+
+
 def test_an_export_in_an_unknown_format_is_refused(root, tmp_path):  # noqa: F811
     answer = driver.quick("history", "export", "nodes", "--to", tmp_path / "out.xml", "--dir", root)
     assert answer.code == errors.InvalidInput.exit_code

@@ -38,6 +38,13 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         ) from error
 
 
+def requested_mode() -> int:
+    """The mode of a file that a user has requested by its name: as the user's umask decides."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def write(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
     """Replace ``path``. Of a symbolic link the target is replaced, and the link stays."""
     with FileDraft(path, mode=mode) as draft:

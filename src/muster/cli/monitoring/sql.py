@@ -10,7 +10,7 @@ import click
 
 from muster.cli import command, output
 from muster.cli.monitoring import history as history_
-from muster.core import units
+from muster.core import files, units
 
 FILES = ("csv", "parquet")
 
@@ -118,12 +118,14 @@ def _write(invocation: command.Invocation, table: Any, to: Path | None) -> None:
         if to is None:
             write_table(table, form, sys.stdout.buffer)
             return
-        with to.open("wb") as file:
-            write_table(table, form, file)
+        with files.FileDraft(to, mode=files.requested_mode()) as draft:
+            with draft.path.open("wb") as file:
+                write_table(table, form, file)
+            draft.publish()
     elif to is not None:
         import msgspec
 
-        to.write_bytes(msgspec.json.encode(sql_.rows(table)))
+        files.write(to, msgspec.json.encode(sql_.rows(table)), mode=files.requested_mode())
     else:
         output.Printer(form).rows(sql_.rows(table), table.column_names, empty="no rows", expands=True)
         return

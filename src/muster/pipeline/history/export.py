@@ -34,7 +34,7 @@ def write(root: storage.Root, query: search.HistorySearch, path: Path) -> int:
     if snapshot is None:
         raise errors.NotFound(f"the history has no table {query.kind} yet")
     names = query.columns or tuple(snapshot.schema.names)
-    with files.FileDraft(path, mode=files.PUBLIC) as draft:
+    with files.FileDraft(path, mode=files.requested_mode()) as draft:
         count = 0
         batches = search.search(root, query)
         first = next(batches, None)

@@ -536,6 +536,14 @@ def test_rows_become_data_frames_whatever_they_contain():
     assert rows.Rows(table=table)[::2].to_arrow().column("name").to_pylist() == ["a", "c"]
 
 
+def test_a_field_at_its_default_is_present_in_nested_values_too():
+    service = messages_.ServiceReport(name="db")
+    report = messages_.NodeReport(machine="m", sequence=1, at_ms=1, period_s=1.0, services=(service,))
+    (row,) = rows.Rows([report]).to_dicts()
+    (inner,) = row["services"]
+    assert set(inner) == set(service.__struct_fields__)
+
+
 def test_a_missing_library_for_data_frames_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(errors.MissingDependency, match="polars is not installed"):

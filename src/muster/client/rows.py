@@ -116,12 +116,15 @@ class Rows(Sequence[T], Generic[T]):
         )
 
 
-def _plain(row: object) -> dict[str, Any]:
-    if isinstance(row, msgspec.Struct):  # by name, also where the struct is encoded as an array
-        values = {name: getattr(row, name) for name in row.__struct_fields__}
-    else:
-        values = msgspec.to_builtins(row, builtin_types=(bytes,))
-    return {name: msgspec.to_builtins(value, builtin_types=(bytes,)) for name, value in values.items()}
+def _plain(value: Any) -> Any:
+    """Structs by the names of all their fields, also where they are encoded as arrays or without defaults."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {msgspec.to_builtins(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return msgspec.to_builtins(value, builtin_types=(bytes,))
 
 
 def _column(pa: Any, values: list[Any]) -> Any:

@@ -473,6 +473,17 @@ def test_up_with_monitoring_runs_a_sensor_and_a_channel(fresh):
     assert driver.run("down", home=fresh).code == 0
 
 
+def test_up_does_not_wait_for_a_part_that_keeps_failing(fresh):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("--detach", "--timeout", "1h", "--with", "soap", "--set", f"soap.port={port}")
+        answer = driver.run("up", *words, home=fresh, timeout_s=100)
+        assert answer.code == 0, answer.err
+        assert "soap is not up yet" in answer.err
+        assert str(port) in answer.err
+    assert driver.run("down", home=fresh).code == 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_up_with_everything_runs_a_small_fleet(fresh):

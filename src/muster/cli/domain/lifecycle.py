@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DETACH_TIMEOUT = "60s"
 LOG_NAME = "domain.log"
 LOOK_S = 0.2
+FAILED_S = 5.0  # a start that failed is repeated, but a part that failed for so long needs attention
 
 #: By part: the settings that enable it, and the modules it needs.
 PARTS = {
@@ -124,13 +125,15 @@ def up(
 def _wait_for_parts(
     invocation: command.Invocation, health_url: str, parts: tuple[str, ...], timeout_s: float
 ) -> None:
-    """Wait until the components of these parts are up and the pipeline replies, or until the time limit."""
+    """Wait until the components of these parts are up and the pipeline replies, or until the time limit; not
+    for a part that keeps failing."""
     import time
 
     from muster.cli.domain import status
 
     sections = [key.partition(".")[0] for part in parts for key in PARTS[part][0]]
     deadline = time.monotonic() + timeout_s
+    failed_since: dict[str, float] = {}
     with invocation.printer.progress("starting") as tell:
         while True:
             page = command.run(status.fetch(health_url))
@@ -141,9 +144,13 @@ def _wait_for_parts(
             if not waits:
                 return
             tell(waits[0], 1 - len(waits) / len(sections))
-            if time.monotonic() > deadline:
-                reason = states.get(waits[0], {}).get("reason") or "it is still starting"
-                invocation.printer.note(f"{waits[0]} is not up yet: {reason} (`muster status`)")
+            now = time.monotonic()
+            failed = [name for name in waits if states.get(name, {}).get("state") == "failed"]
+            failed_since = {name: failed_since.get(name, now) for name in failed}
+            if now > deadline or any(now - since > FAILED_S for since in failed_since.values()):
+                late = failed[0] if failed else waits[0]
+                reason = states.get(late, {}).get("reason") or "it is still starting"
+                invocation.printer.note(f"{late} is not up yet: {reason} (`muster status`)")
                 return
             time.sleep(LOOK_S)
 

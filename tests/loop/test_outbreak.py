@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,3 +47,13 @@ async def test_a_worm_is_detected_reported_and_stopped_while_processes_are_kille
     assert result.forged_reached == 0
     assert result.reports > plan.servers
     assert 0 < result.detect_s <= result.contain_s <= result.heal_s
+
+
+async def test_progress_is_reported_once_for_each_number(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(outbreak, "WAITING_S", 0.0)
+    lines: list[str] = []
+    domain_: Any = None
+    story = outbreak.Outbreak(domain_, scenario.ScenarioOptions(), lambda _, line, __: lines.append(line))
+    for count in (0, 0, 0, 5, 5):
+        story._mention("reported to Spark", count)
+    assert [line.split()[0] for line in lines] == ["0", "5"]

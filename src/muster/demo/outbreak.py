@@ -91,6 +91,7 @@ class Outbreak:
         self._controllers = controllers.RegionalControllers(report, self._after_s)
         self._released_at = 0.0
         self._reported_at = time.monotonic()
+        self._mentioned = ("", 0)
         self.summary = OutbreakSummary(options.plan.servers)
 
     async def __aenter__(self) -> Outbreak:
@@ -372,9 +373,10 @@ class Outbreak:
         return up == self._options.plan.servers
 
     def _mention(self, what: str, count: int) -> None:
-        """Report progress from time to time."""
+        """Report progress from time to time, if there is any."""
         servers = self._options.plan.servers
-        if count < servers and self._is_due(WAITING_S):
+        if count < servers and (what, count) != self._mentioned and self._is_due(WAITING_S):
+            self._mentioned = what, count
             self._report(
                 "fleet", f"{count:,} of {servers:,} servers {what}", {"servers": count, "of": servers}
             )

@@ -131,6 +131,17 @@ def test_the_state_of_shards_belongs_to_a_copy(tmp_path):
         state_copy.take(SETTINGS, folder, tmp_path / "late")
 
 
+def test_a_batch_without_messages_does_not_prevent_a_copy(tmp_path):
+    """It has no state of its own: the next one reads that of an earlier batch."""
+    folder = tmp_path / "domain"
+    write_batches(folder, applied=3, planned=6)
+    shards = folder / "pipeline" / "checkpoint" / TERM / state_files.FOLDER
+    written = {batch: state_files.write(shards, batch, 1, b"state") for batch in (0, 1, 3, 4)}
+    state_copy.take(SETTINGS, folder, tmp_path / "copy")
+    copied = tmp_path / "copy" / "checkpoint" / TERM / state_files.FOLDER
+    assert state_files.read(copied, written[1]) == b"state"
+
+
 def test_storage_that_is_not_local_is_named(tmp_path):
     elsewhere = settings.PipelineSettings(history_dir="s3://fleet/history")
     write_batches(tmp_path / "domain", applied=0, planned=1)

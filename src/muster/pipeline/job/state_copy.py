@@ -164,7 +164,8 @@ def _require_complete(source: Path, target: Path, term: driver_terms.DriverTerm,
         needed.append(Path(driver_terms.folder_of(str(target), term.state.epoch)))
     shards = Path(folder, driver_terms.SPARK, state_files.FOLDER)
     if commit.exists() and shards.exists():
-        needed.append(shards / commit.name)
+        last = int(commit.name)  # or an earlier one, if it had no messages
+        needed.append(shards / str(max((n for n in state_files.batches(shards) if n <= last), default=last)))
     for path in needed:
         original = source / path.relative_to(target)
         if not path.exists() or (path.parent == shards and not original.exists()):

@@ -52,13 +52,18 @@ def read(folder: Path | None, name: str) -> bytes:
     return (folder / name).read_bytes()
 
 
+def batches(folder: Path) -> list[int]:
+    """The numbers of the batches that a folder has entries of, the oldest first."""
+    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+
+
 def remove_uncommitted(folder: Path) -> None:
     """Remove the files of batches that Spark has not committed, before a query starts: nothing reads them.
 
     Otherwise a batch that fails again and again would add a copy of the state each time.
     """
-    committed = max(_numbers(folder.parent / "commits"), default=-1)
-    for number in _numbers(folder):
+    committed = max(batches(folder.parent / "commits"), default=-1)
+    for number in batches(folder):
         if number > committed:
             shutil.rmtree(folder / str(number), ignore_errors=True)
 
@@ -69,13 +74,9 @@ def remove_former(folder: Path) -> None:
     A batch writes all shards or, without messages, none: then the next one reads the files of an earlier
     batch, however many numbers lie between them.
     """
-    for number in _numbers(folder)[:-KEPT]:
+    for number in batches(folder)[:-KEPT]:
         # All files of a batch disappear at once: a backup sees that they were removed.
         with contextlib.suppress(OSError):
             (folder / str(number)).rename(folder / f".{number}")
     for path in folder.glob(".*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _numbers(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())

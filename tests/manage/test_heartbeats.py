@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from muster.bus import api
+from muster.core import errors
 from muster.manage.agent import agent
 
 
@@ -34,3 +37,24 @@ async def test_heartbeats_do_not_queue_up_without_a_connection():
         transport.state = state
         await host.send_heartbeats()
     assert transport.published == ["muster.manage.from.host-a.beat.manager-1"]
+
+
+async def test_a_manager_without_a_link_does_not_cost_the_others_their_heartbeats(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An agent with direct links has one for each manager."""
+    transport = RecordingTransport()
+    transport.state = api.ConnectionState.CONNECTED
+    publish = transport.publish
+
+    async def publish_to_others(subject: str, data: bytes) -> None:
+        if subject.endswith(".manager-1"):
+            raise errors.NotConnected("no link")
+        await publish(subject, data)
+
+    monkeypatch.setattr(transport, "publish", publish_to_others)
+    host = agent.Agent(transport)
+    for number, name in enumerate(("a", "b"), 1):
+        host._get_or_create(name).check(1, f"manager-{number}")
+    await host.send_heartbeats()
+    assert transport.published == ["muster.manage.from.host-a.beat.manager-2"]

@@ -150,8 +150,6 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
         while True:
             try:
                 await self.send_heartbeats()
-            except errors.Unavailable:
-                pass
             except Exception as error:  # noqa: BLE001  (one resource must not stop the heartbeats of the others)
                 self._tasks.record_failure("heartbeat", error)
             await asyncio.sleep(self._beat_s)
@@ -165,8 +163,7 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
             self._changed = {name: until for name, until in self._changed.items() if until > now}
             if not self._changed:
                 self._has_changed.clear()
-            with contextlib.suppress(errors.Unavailable):
-                await self.send_heartbeats(self._changed)
+            await self.send_heartbeats(self._changed)
 
     async def _resume_forever(self) -> None:
         """Not together with the heartbeats: an adapter that hangs must not delay those of other resources."""
@@ -200,9 +197,10 @@ class Agent(resource_host.ResourceHost, lifecycle.ServiceContext):
                     zone=self._zone,
                     beats=tuple(beats[first : first + BEATS_MAX]),
                 )
-                await self._bus.publish(
-                    protocol.heartbeat(self.name, manager), messages.encode(batch, "msgpack")
-                )
+                with contextlib.suppress(errors.Unavailable):  # no direct link to this manager, but to others
+                    await self._bus.publish(
+                        protocol.heartbeat(self.name, manager), messages.encode(batch, "msgpack")
+                    )
 
     def _on_state(self, hosted: resource_host.HostedResource, observed: protocol.ObservedState) -> None:
         before = hosted.observed

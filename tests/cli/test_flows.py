@@ -470,6 +470,9 @@ def test_up_with_monitoring_runs_a_sensor_and_a_channel(fresh):
     }
     assert (parts["sensor"], parts["channel"]) == ("up", "up")  # without waiting any longer
     assert "pipeline" not in parts
+    second = driver.run("channel", home=fresh, timeout_s=20)
+    assert second.code == errors.Conflict.exit_code
+    assert "the domain runs the channel 'channel' itself" in second.err
     assert driver.run("down", home=fresh).code == 0
 
 

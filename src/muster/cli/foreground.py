@@ -15,6 +15,7 @@ from muster.cli.domain import config as config_
 from muster.client import signals
 
 if TYPE_CHECKING:
+    from muster.app import settings as app_settings
     from muster.bus import api
     from muster.core.settings import domain
     from muster.core.telemetry import metrics
@@ -54,7 +55,7 @@ async def _from_home(
     from muster import connection as muster_connection
     from muster.app import home, identities
     from muster.core import errors
-    from muster.trust.permissions import own_names
+    from muster.trust.permissions import own_names, roles
 
     own_names.check(name, role, of_machine=True)
     settings = config_.load(invocation)
@@ -64,10 +65,27 @@ async def _from_home(
             f"the domain {settings.domain.name} is not running",
             hint="start it with `muster up`, or select another bus with --server or --profile",
         )
+    if role is roles.Role.CHANNEL:
+        await _refuse_second_channel(settings, running.health_url, name)
     trust = await asyncio.to_thread(identities.open_keyring, settings)
     creds = await asyncio.to_thread(identities.credentials, trust, name, role)
     tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
     return await muster_connection.connect(running.servers, creds=creds, tls=tls, measure=measure)
+
+
+async def _refuse_second_channel(settings: app_settings.Settings, health_url: str | None, name: str) -> None:
+    """Two channels of one name would both forward every report."""
+    from muster.app.components import monitor
+    from muster.cli.domain import status
+    from muster.core import errors
+
+    own = monitor.ChannelComponent(settings.channel, settings.manage.machine_suffix)
+    if name == own.identity and health_url:
+        page = await status.fetch(health_url)
+        if any(part["name"] == own.name for part in page.get("parts", ())):
+            raise errors.Conflict(
+                f"the domain runs the channel {name!r} itself", hint="choose another --name"
+            )
 
 
 @contextlib.asynccontextmanager

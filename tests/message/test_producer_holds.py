@@ -51,6 +51,18 @@ BROADCAST = producer_holds.HoldDecision.BROADCAST
 REFUSED = producer_holds.HoldDecision.REFUSED
 
 
+def test_broadcasts_about_a_consumer_that_recovers_again_and_again_are_limited():
+    """Every client receives a broadcast."""
+    budgets = producer_holds.HoldBudgets()
+    decisions = [
+        budgets.report("mallory", "t", step / 10_000, recovered=recovered)
+        for step in range(10_000)
+        for recovered in (False, True)
+    ]
+    assert decisions.count(BROADCAST) <= 2 * producer_holds.RECOVERIES_A_SECOND + 10
+    assert budgets.report("mallory", "t", 1.0, recovered=True) is BROADCAST
+
+
 def test_a_consumer_that_recovers_does_not_end_the_hold_of_another_identity():
     budgets = producer_holds.HoldBudgets()
     for at_s in (0.0, 0.01, 0.02):

@@ -20,6 +20,7 @@ RENEW_S: Final = 0.2
 PATIENCE_S: Final = 10.0
 SHARE_MAX: Final = 0.9
 TOPICS_MAX: Final = 256  # that reports of one identity hold at one time
+RECOVERIES_A_SECOND: Final = 100  # of one identity that are broadcast: all clients receive these
 
 _REGAINED: Final = SHARE_MAX / (1 - SHARE_MAX)  # of the budget, for each second without a hold
 _SAME_S: Final = RENEW_S / 2  # a report that follows so soon changes nothing
@@ -27,7 +28,7 @@ _SAME_S: Final = RENEW_S / 2  # a report that follows so soon changes nothing
 
 class HoldDecision(enum.Enum):
     BROADCAST = "broadcast"
-    UNCHANGED = "unchanged"  # producers wait as long without it
+    UNCHANGED = "unchanged"  # nothing changes for producers
     REFUSED = "refused"
 
 
@@ -41,6 +42,8 @@ class _IdentityHolds:
     used_s: float = 0.0
     exhausted: bool = False
     topics: dict[str, float] = field(default_factory=dict)  # until when each is held
+    second: int = 0
+    recoveries: int = 0  # in this second
 
     def advance(self, now_s: float) -> float:
         """Count the time until now; returns for how much of it producers were held."""
@@ -50,6 +53,8 @@ class _IdentityHolds:
         self.used_s = max(0.0, self.used_s + held_s - released_s * _REGAINED)
         self.at_s = max(self.at_s, now_s)
         self.topics = {topic: until_s for topic, until_s in self.topics.items() if until_s > now_s}
+        if int(now_s) != self.second:
+            self.second, self.recoveries = int(now_s), 0
         if self.used_s >= PATIENCE_S:
             self.exhausted = True
         elif not self.used_s:
@@ -72,8 +77,10 @@ class HoldBudgets:
         return decision
 
     def _recovered(self, holds: _IdentityHolds, topic: str, now_s: float) -> HoldDecision:
-        if holds.topics.pop(topic, None) is None:
-            return HoldDecision.UNCHANGED
+        if topic not in holds.topics or holds.recoveries >= RECOVERIES_A_SECOND:
+            return HoldDecision.UNCHANGED  # in the second case the hold ends after its time
+        del holds.topics[topic]
+        holds.recoveries += 1
         # Or else producers would not wait for the slow consumers of others.
         others_wait = any(other.topics.get(topic, now_s) > now_s for other in self._identities.values())
         return HoldDecision.UNCHANGED if others_wait else HoldDecision.BROADCAST

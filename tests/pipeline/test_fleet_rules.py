@@ -6,10 +6,12 @@ import dataclasses
 import math
 import random
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from muster.core import health, messages
@@ -118,6 +120,22 @@ def test_a_message_that_cannot_be_read_is_counted_and_the_others_are_taken():
     output = known.feed([odd, arrival([report("a")], T0, 2)], T0 + 20_000)
     assert output.counts == {"unusable": 2}
     assert closed(output)["group", "default", 0].cell.total == 1
+
+
+def test_machines_of_all_messages_are_searched_at_once(monkeypatch):
+    """Arrow hashes all names of the shard for each search."""
+    known = state.FleetState(state.FleetStatePlan())
+    known.feed([arrival([report(name) for name in "abcdef"], T0)], T0)
+    search = mock.Mock(wraps=pc.index_in)
+    monkeypatch.setattr(pc, "index_in", search)
+    monkeypatch.setattr(blocks, "ROWS", 2)
+    orders = ("fa", "be", "dc")
+    pieces = [
+        arrival([report(name, 2) for name in order], T0, number) for number, order in enumerate(orders, 1)
+    ]
+    assert known.feed(pieces, T0).counts == {}
+    assert (search.call_count, len(known.nodes)) == (1, 6)
+    assert known.nodes.data["sequence"].tolist() == [2] * 6
 
 
 def test_a_report_that_comes_again_is_counted_as_a_repeat():
@@ -667,6 +685,12 @@ def test_blocks_are_judged_no_earlier_than_those_before_them(monkeypatch):
     assert [each.at_ms - T0 for each in known.feed([arrival([report("c")], T0, 3)], T0).changes] == [60]
 
 
+def decoded(rows: list[messages.NodeReport], known: node_columns.NodeColumns) -> blocks.ReportBlock:
+    piece = arrival(rows, T0)
+    (place,) = known.places([piece.batch.column("machine")])
+    return blocks.ReportBlock.from_piece(piece, place, known, blocks.MetricCodes())
+
+
 def test_what_is_usual_is_learned_as_described():
     """The running figures in plain Python: mean and spread, at first by more, then by a 120th."""
     rule = rules.AlertRule(name="r", scope="node", when="cpu_percent_z > 1000000")
@@ -677,9 +701,7 @@ def test_what_is_usual_is_learned_as_described():
     for number in range(200):
         value = 50.0 + dice.gauss(0, 4) + (500.0 if number in (10, 60, 61, 150) else 0.0)
         rows = [report("a", number, metrics={"cpu_percent": value})]
-        block = blocks.ReportBlock.from_piece(arrival(rows, T0), known, blocks.MetricCodes())
-        place = known.places(block.machines)
-        (score,) = judge._scores(known, "cpu_percent", block, place, [slice(None)])
+        (score,) = judge._scores(known, "cpu_percent", decoded(rows, known), [slice(None)])
         away = value - mean
         sigma = max(spread * 1.2533, abs(mean) * 0.01, 1e-6)
         if number >= 20:
@@ -701,9 +723,7 @@ def test_a_report_without_the_metric_teaches_nothing():
     judge = node_rules.NodeRuleEvaluator((rule,))
     known = node_columns.NodeColumns(judge.column_schema)
     rows = [report("a", metrics={"load_1m": 4.0}), report("b")]
-    block = blocks.ReportBlock.from_piece(arrival(rows, T0), known, blocks.MetricCodes())
-    place = known.places(block.machines)
-    scores = judge._scores(known, "load_1m", block, place, [slice(None)])
+    scores = judge._scores(known, "load_1m", decoded(rows, known), [slice(None)])
     assert np.isnan(scores).all()
     assert known.data["samples load_1m"].tolist() == [1, 0]
     assert known.data["mean load_1m"].tolist() == [4.0, 0.0]

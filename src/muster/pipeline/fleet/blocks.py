@@ -104,7 +104,7 @@ class ReportPiece:
 class ReportBlock:
     """A row for each report. ``metrics`` has a row for each metric, and NaN where none was measured."""
 
-    machines: list[pa.StringArray]
+    place: Ints  # row of the machine in the shard
     stored_ms: Ints
     reported_ms: Ints
     boot: Ints
@@ -125,11 +125,11 @@ class ReportBlock:
 
     @classmethod
     def from_piece(
-        cls, piece: ReportPiece, known: node_columns.NodeColumns, words: MetricCodes
+        cls, piece: ReportPiece, place: Ints, known: node_columns.NodeColumns, words: MetricCodes
     ) -> ReportBlock:
         """Raises the errors of pyarrow and numpy for invalid content.
 
-        ``words`` grows by new names of metrics.
+        ``place``: as of `NodeColumns.places`; ``words`` grows by new names of metrics.
         """
         batch = piece.batch
         rows = batch.num_rows
@@ -144,7 +144,7 @@ class ReportBlock:
         period_ms = np.nan_to_num(batch.column("period_s").to_numpy() * 1000)
         partial = batch.column("partial").to_numpy(zero_copy_only=False)
         return cls(
-            [batch.column("machine")],
+            place,
             batch.column(STORED).to_numpy(),
             batch.column("reported_at").cast(pa.int64()).to_numpy() // 1000,
             batch.column("boot").to_numpy(),
@@ -171,7 +171,6 @@ class ReportBlock:
         return replace(
             parts[0],
             **{name: joined(name) for name in (*_NUMBERS, "partial", "extra_word", "extra_value")},
-            machines=[machines for part in parts for machines in part.machines],
             metrics=np.concatenate([part.metrics for part in parts], axis=1),
             extra_row=np.concatenate([at + part.extra_row for at, part in zip(starts, parts, strict=False)]),
             dropped=[
@@ -182,7 +181,7 @@ class ReportBlock:
         )
 
     def select_rows(self, rows: Ints) -> ReportBlock:
-        """The given rows, in this order, without the names of machines."""
+        """The given rows, in this order."""
         back = np.full(len(self), -1)
         back[rows] = np.arange(len(rows))
         extra_row = back[self.extra_row]
@@ -190,7 +189,6 @@ class ReportBlock:
         return replace(
             self,
             **{name: getattr(self, name)[rows] for name in (*_NUMBERS, "partial")},
-            machines=[],
             metrics=self.metrics[:, rows],
             extra_row=extra_row[left],
             extra_word=self.extra_word[left],
@@ -261,7 +259,7 @@ def _extra(maps: pa.MapArray, words: MetricCodes) -> Extra:
     return row[good], word[good], value[good]
 
 
-_NUMBERS = ("stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")
+_NUMBERS = ("place", "stored_ms", "reported_ms", "boot", "sequence", "period_ms", "group", "zone", "state")
 
 
 def concat_blocks(parts: Iterable[ReportBlock]) -> Iterator[ReportBlock]:

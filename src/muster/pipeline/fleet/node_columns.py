@@ -109,8 +109,11 @@ class NodeColumns:
 
     # Names to rows
 
-    def places(self, arrays: Sequence[pa.StringArray]) -> Ints:
-        """The row of each machine; new machines get a new row."""
+    def places(self, arrays: Sequence[pa.StringArray]) -> list[Ints]:
+        """The row of each machine; new machines get a new row.
+
+        Call it once for many arrays: Arrow hashes all known names in each call.
+        """
         places = [self.names.hinted(array) for array in arrays]
         odd = [number for number, located in enumerate(places) if located is None]
         if odd:
@@ -124,7 +127,7 @@ class NodeColumns:
                 places[number] = part
                 if part[-1] - part[0] == len(part) - 1 and (np.diff(part) == 1).all():
                     self.names.hints[arrays[number][0].as_py()] = int(part[0])
-        return np.concatenate([located for located in places if located is not None])
+        return [located for located in places if located is not None]
 
     def group_codes(self, groups: pa.StringArray) -> Ints:
         """-1 for groups beyond the limit."""
@@ -239,14 +242,10 @@ def split_rounds(place: Ints, sequence: Array) -> Iterator[Ints | slice]:
 def _codes(words: pa.StringArray, known: dict[str, int], most: int, beyond: int) -> Ints:
     encoded = words.dictionary_encode()
     names = encoded.dictionary.to_pylist()
-    try:
-        codes = list(map(known.__getitem__, names))  # the usual case
-    except KeyError:
-        codes = []
-        for name in names:
-            code = known.get(name, beyond if len(known) >= most else len(known))
-            if code == len(known):
-                known[name] = code
-            codes.append(code)
+    codes: list[Any] = list(map(known.get, names))
+    if None in codes:
+        for place, name in enumerate(names):
+            if codes[place] is None:
+                codes[place] = known.setdefault(name, len(known)) if len(known) < most else beyond
     result: Ints = np.array(codes, np.int64)[encoded.indices.to_numpy()]
     return result

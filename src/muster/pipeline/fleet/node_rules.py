@@ -103,7 +103,6 @@ class NodeRuleEvaluator:
         self,
         known: node_columns.NodeColumns,
         block: blocks.ReportBlock,
-        place: Array,
         words: Sequence[str],
         changes: Changes,
         *,
@@ -116,13 +115,14 @@ class NodeRuleEvaluator:
         """
         if not self._about_reports:
             return
+        place = block.place
         rounds = list(node_columns.split_rounds(place, block.sequence))
         at_ms = np.maximum(block.stored_ms, evaluated_ms)
         if len(rounds) > 1:
             latest_ms = np.full(len(known), evaluated_ms)
             for rows in rounds:
                 at_ms[rows] = latest_ms[place[rows]] = np.maximum(at_ms[rows], latest_ms[place[rows]])
-        table = self._table(known, block, place, words, rounds)
+        table = self._table(known, block, words, rounds)
         for rule in self._about_reports:
             value = table.columns[rule.measured].values if rule.measured else None
             for rows in rounds:
@@ -155,7 +155,6 @@ class NodeRuleEvaluator:
         self,
         known: node_columns.NodeColumns,
         block: blocks.ReportBlock,
-        place: Array,
         words: Sequence[str],
         rounds: list[Any],
     ) -> columns.Table:
@@ -169,7 +168,7 @@ class NodeRuleEvaluator:
                 case "period_s":
                     inputs[name] = columns.Column(types.ValueKind.FLOAT, block.period_ms / 1000)
                 case "machine":
-                    inputs[name] = _strings(known.names.array.take(pa.array(place)))
+                    inputs[name] = _strings(known.names.array.take(pa.array(block.place)))
                 case "group" | "zone":
                     inputs[name] = _coded(
                         getattr(block, name), known.groups if name == "group" else known.zones
@@ -181,7 +180,7 @@ class NodeRuleEvaluator:
                     inputs[name] = columns.Column(types.ValueKind.FLOAT, own)
                 case _ if name.endswith(rules.Z):
                     metric = name[: -len(rules.Z)]
-                    scores = self._scores(known, metric, block, place, rounds)
+                    scores = self._scores(known, metric, block, rounds)
                     inputs[name] = columns.Column(types.ValueKind.FLOAT, scores)
                 case _:
                     inputs[name] = columns.Column(
@@ -194,7 +193,6 @@ class NodeRuleEvaluator:
         known: node_columns.NodeColumns,
         metric: str,
         block: blocks.ReportBlock,
-        place: Array,
         rounds: list[Any],
     ) -> Array:
         """The distance of each value from the running mean, in standard deviations; updates the figures."""
@@ -202,7 +200,7 @@ class NodeRuleEvaluator:
         scores = np.full(len(values), np.nan)
         mean, spread, samples = (known.data[f"{what} {metric}"] for what in ("mean", "spread", "samples"))
         for rows in rounds:
-            value, at = values[rows], place[rows]
+            value, at = values[rows], block.place[rows]
             good = np.isfinite(value)
             value, at = value[good].astype(np.float32), at[good]
             times = samples[at].astype(np.float32)

@@ -183,9 +183,11 @@ class FleetState:
     def _decoded_blocks(
         self, pieces: Iterable[blocks.ReportPiece], words: blocks.MetricCodes, output: ShardOutput
     ) -> Iterator[blocks.ReportBlock]:
-        for piece in sorted(pieces, key=lambda piece: piece.sequence):
+        ordered = sorted(pieces, key=lambda piece: piece.sequence)
+        places = self.nodes.places([piece.batch.column("machine") for piece in ordered])
+        for piece, place in zip(ordered, places, strict=True):
             try:
-                yield blocks.ReportBlock.from_piece(piece, self.nodes, words)
+                yield blocks.ReportBlock.from_piece(piece, place, self.nodes, words)
             except (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError):
                 # An unexpected message must not stop the query of the whole fleet permanently.
                 output.count(UNUSABLE, piece.batch.num_rows)
@@ -198,24 +200,22 @@ class FleetState:
         changes: node_rules.Changes,
         evaluated_ms: int,
     ) -> None:
-        place = self.nodes.places(block.machines)
         if (block.group < 0).any():
             rows = np.flatnonzero(block.group >= 0)
             output.count(UNGROUPED, len(block) - len(rows))
-            block, place = block.select_rows(rows), place[rows]
+            block = block.select_rows(rows)
         skew_ms = int(self.plan.skew_s * 1000)
         future = block.reported_ms > block.stored_ms + skew_ms
         if future.any():
             output.count(FUTURE, int(future.sum()))
-            rows = np.flatnonzero(~future)
-            block, place = block.select_rows(rows), place[rows]
+            block = block.select_rows(np.flatnonzero(~future))
         window = self.grid.numbers(block.reported_ms)
         late = window < self.grid.number(self.closed_ms)
         fresh = np.ones(len(block), np.bool_)
         new = np.zeros(len(block), np.bool_)  # the first report of its machine in its window
         data = self.nodes.data
-        for row_set in node_columns.split_rounds(place, block.sequence):
-            at = place[row_set]
+        for row_set in node_columns.split_rounds(block.place, block.sequence):
+            at = block.place[row_set]
             fresh[row_set] = self.nodes.unseen(at, block.boot[row_set], block.sequence[row_set])
             counted = fresh[row_set] & ~late[row_set]
             new[row_set] = self.nodes.first_in_window(at, window[row_set], counted)
@@ -228,13 +228,11 @@ class FleetState:
         kept = fresh & ~late
         if not kept.all():
             rows = np.flatnonzero(kept)
-            block, place, window, new = block.select_rows(rows), place[rows], window[rows], new[rows]
+            block, window, new = block.select_rows(rows), window[rows], new[rows]
         if len(block):
-            self._evaluator.evaluate_reports(
-                self.nodes, block, place, words, changes, evaluated_ms=evaluated_ms
-            )
+            self._evaluator.evaluate_reports(self.nodes, block, words, changes, evaluated_ms=evaluated_ms)
             for scope, code in (("group", block.group), ("zone", block.zone)):
-                self._roll_up(scope, block, code, window, place, new, words)
+                self._roll_up(scope, block, code, window, new, words)
 
     def _roll_up(
         self,
@@ -242,7 +240,6 @@ class FleetState:
         block: blocks.ReportBlock,
         code: Ints,
         window: Ints,
-        place: Ints,
         new: npt.NDArray[np.bool_],
         words: Sequence[str],
     ) -> None:
@@ -275,7 +272,7 @@ class FleetState:
             if scope == "group" and self.plan.top:
                 for name in self.plan.top_metrics:
                     values = block.metrics[cells.METRICS.index(name), selected]
-                    table.add_ranks(name, code[selected], values, place[selected], self.plan.top)
+                    table.add_ranks(name, code[selected], values, block.place[selected], self.plan.top)
         for report, counts in block.dropped:
             table = self._table(int(window[report]), scope, rows)
             cells.add_counts(table.dropped.setdefault(int(code[report]), {}), counts)

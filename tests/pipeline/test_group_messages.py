@@ -87,6 +87,20 @@ def test_tables_keep_the_machines_of_their_rankings():
     assert merged.ranking(0)["cpu_percent"] == sorted(every, reverse=True)[:2]
 
 
+@pytest.mark.parametrize("rows", [[0, 1], [1, 3], [0, 2, 3], [3], []])
+def test_selected_rows_of_a_table_have_the_same_reports(rows):
+    table = table_of(len(NAMES))
+    whole = [rollups.group_report(many) for many in totals_of(table)]
+    part = cells.CellTable.unpack(table.select(np.array(rows, np.int64)).pack())
+    part.compact(2)
+    assert len(part) == len(rows)
+    for row, former in enumerate(rows):
+        many = rollups.ScopeTotals(
+            "group", NAMES[former], T0, 10_000, window_cell.WindowCell(part, row), 5, former
+        )
+        assert rollups.group_report(many) == whole[former]
+
+
 @pytest.mark.parametrize("first", [0, 1 << 60])  # the other does not fit into an integer with row and rank
 def test_the_highest_of_each_row_are_in_order_and_equal_ones_by_machine(first):
     chance = np.random.default_rng(5)

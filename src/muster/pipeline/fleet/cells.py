@@ -245,32 +245,32 @@ class CellTable:
             self.merged.setdefault(int(rows[source]), sketches.DistinctSketch()).merge(sketch)
 
     def select(self, rows: Ints) -> CellTable:
-        """A table of these rows only, in this order."""
-        if len(rows) == len(self) and (rows == np.arange(len(self))).all():
+        """A table of these rows only; they ascend."""
+        if len(rows) == len(self):
             return self
-        place = np.full(len(self), len(rows))
+        place = np.full(len(self), -1)
         place[rows] = np.arange(len(rows))
-        table = CellTable(len(rows) + 1)  # the last row is a sink for the others
-        table.add(self, place)
-        table.compact(0)
-        table._shrink(len(rows))
-        return table
-
-    def _shrink(self, rows: int) -> None:
+        table = CellTable()
         for name in _ARRAYS:
-            setattr(self, name, getattr(self, name)[..., :rows])
-        self._histogram = [
-            (keys[keys < rows * _WIDTH], counts[keys < rows * _WIDTH]) for keys, counts in self._histogram
-        ]
-        self._extra = [
-            (row[row < rows], word[row < rows], figures[:, row < rows]) for row, word, figures in self._extra
-        ]
+            setattr(table, name, getattr(self, name)[..., rows])
+        for keys, counts in self._histogram:
+            row = keys // _WIDTH
+            kept = _chosen(place[row])
+            table._histogram.append(((keys + (place[row] - row) * _WIDTH)[kept], counts[kept]))
+        table._words = dict(self._words)
+        for row, word, figures in self._extra:
+            kept = _chosen(place[row])
+            table._extra.append((place[row[kept]], word[kept], figures[:, kept]))
         for name, parts in self._ranks.items():
-            self._ranks[name] = [
-                (row[row < rows], values[row < rows], machines[row < rows]) for row, values, machines in parts
-            ]
-        self.dropped.pop(rows, None)
-        self.merged.pop(rows, None)
+            table._ranks[name] = []
+            for row, values, machines in parts:
+                kept = _chosen(place[row])
+                table._ranks[name].append((place[row[kept]], values[kept], machines[kept]))
+        table._is_ranked = set(self._is_ranked)
+        table.machine_names = self.machine_names
+        table.dropped = {int(place[row]): counts for row, counts in self.dropped.items() if place[row] >= 0}
+        table.merged = {int(place[row]): sketch for row, sketch in self.merged.items() if place[row] >= 0}
+        return table
 
     # Reading
 
@@ -444,6 +444,12 @@ def bucket_of(values: Floats) -> Ints:
     buckets = sketches.buckets(values, MANTISSA_BITS)
     buckets -= _FIRST - 1
     return np.clip(buckets, 0, BUCKETS - 1, out=buckets)
+
+
+def _chosen(place: Ints) -> Bools | slice:
+    """As an index: those with a place. A slice, which copies nothing, if all have one."""
+    chosen: Bools = place >= 0
+    return slice(None) if chosen.all() else chosen
 
 
 def add_counts(into: dict[str, int], other: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:

@@ -65,7 +65,14 @@ def extra_figures(row: Ints, word: Ints, value: Floats) -> tuple[Ints, Ints, Flo
     key = place * width + word
     bins = len(rows) * width
     if bins > 8 * len(key):
-        return reduced_extra([(row, word, np.stack([np.ones(len(value)), value, value, value]))])
+        order = np.argsort(key, kind="stable")
+        key, value = key[order], value[order]
+        starts = starts_of(key)
+        figures = np.empty((4, len(starts)))
+        figures[0] = np.diff(starts, append=len(key))
+        for line, merge in ((1, np.add), (2, np.minimum), (3, np.maximum)):
+            merge.reduceat(value, starts, out=figures[line])
+        return rows[key[starts] // width], key[starts] % width, figures
     count = np.bincount(key, minlength=bins)
     filled = np.flatnonzero(count)
     figures = np.empty((4, len(filled)))
@@ -85,25 +92,41 @@ def _numbered(row: Ints) -> tuple[Ints, Ints]:
     return np.flatnonzero(is_there), (np.cumsum(is_there) - 1)[row]
 
 
+#: How figures of metrics that are not standard are merged, and the value of none.
+_MERGES: tuple[tuple[np.ufunc, float], ...] = (
+    (np.add, 0.0),
+    (np.add, 0.0),
+    (np.minimum, np.inf),
+    (np.maximum, -np.inf),
+)
+
+
 def reduced_extra(parts: Sequence[tuple[Ints, Ints, Floats]]) -> tuple[Ints, Ints, Floats]:
-    row, word, figures = (np.concatenate(columns_, axis=-1) for columns_ in zip(*parts, strict=True))
-    width = int(word.max()) + 1 if len(word) else 1
-    key = row * width + word
-    bins = int(key.max()) + 1 if len(key) else 0
-    merges = (np.add, np.add, np.minimum, np.maximum)
-    if bins <= 8 * len(key):
-        filled = np.flatnonzero(np.bincount(key, minlength=bins))
-        sums = [np.bincount(key, weights=line, minlength=bins)[filled] for line in figures[:2]]
-        for merge, line, start in zip(merges[2:], figures[2:], (np.inf, -np.inf), strict=True):
+    """The figures of each word in each row, in their order."""
+    width = 1 + max((int(word.max()) for _, word, _ in parts if len(word)), default=0)
+    keys = [row * width + word for row, word, _ in parts]
+    bins = 1 + max((int(key.max()) for key in keys if len(key)), default=-1)
+    if bins <= 8 * sum(map(len, keys)):
+        is_filled = np.zeros(bins, np.bool_)
+        for key in keys:
+            is_filled[key] = True
+        filled = np.flatnonzero(is_filled)
+        sums = np.empty((4, len(filled)))
+        for line, (merge, start) in enumerate(_MERGES):
             dense = np.full(bins, start)
-            merge.at(dense, key, line)
-            sums.append(dense[filled])
-        return filled // width, filled % width, np.stack(sums)
-    order = np.argsort(key, kind="stable")
-    key, figures = key[order], figures[:, order]
-    starts = starts_of(key)
-    reduced = [merge.reduceat(line, starts) for merge, line in zip(merges, figures, strict=True)]
-    return key[starts] // width, key[starts] % width, np.stack(reduced)
+            for key, (_, _, figures) in zip(keys, parts, strict=True):
+                merge.at(dense, key, figures[line])
+            sums[line] = dense[filled]
+        return filled // width, filled % width, sums
+    joined = np.concatenate(keys)
+    order = np.argsort(joined, kind="stable")
+    joined = joined[order]
+    starts = starts_of(joined)
+    sums = np.empty((4, len(starts)))
+    for line, (merge, _) in enumerate(_MERGES):
+        values = np.concatenate([figures[line] for _, _, figures in parts])
+        merge.reduceat(values[order], starts, out=sums[line])
+    return joined[starts] // width, joined[starts] % width, sums
 
 
 def highest(parts: Sequence[Ranks], most: int) -> Ranks:

@@ -103,6 +103,24 @@ def test_a_report_is_late_when_its_window_is_closed(at_ms, counts):
     assert output.counts == counts
 
 
+def test_another_length_of_windows_begins_after_those_that_may_have_reports():
+    plan = state.FleetStatePlan(window_s=10.0, skew_s=60.0)
+    known = state.FleetState(plan)
+    known.feed([arrival([report("a", 1, T0 + 69_999)], T0 + 9_999)], T0 + 9_999)
+    assert again(known, plan).grid == known.grid
+    changed = again(known, dataclasses.replace(plan, window_s=5.0)).grid
+    assert changed.sections[:-1] == known.grid.sections
+    assert (changed.sections[-1].from_ms, changed.width_ms) == (T0 + 70_000, 5_000)
+
+
+@pytest.mark.parametrize(("gap_ms", "shifted_ms"), [(15_000, 0), (15_001, 15_001)])
+def test_more_than_fifteen_seconds_without_a_message_are_an_outage(gap_ms, shifted_ms):
+    known = state.FleetState(state.FleetStatePlan())
+    known.feed([arrival([report()], T0)], T0, activity=[(T0, T0)])
+    known.feed([], T0 + gap_ms, activity=[(T0 + gap_ms, T0 + gap_ms)])
+    assert known.nodes.data["received_ms"].tolist() == [T0 + shifted_ms]
+
+
 def test_a_repeat_too_old_to_be_recognised_does_not_count_its_machine():
     """Else the machine's true report in that window would not count it."""
     known = state.FleetState(state.FleetStatePlan())

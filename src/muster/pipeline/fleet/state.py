@@ -200,7 +200,7 @@ class FleetState:
         changes: node_rules.Changes,
         evaluated_ms: int,
     ) -> None:
-        if (block.group < 0).any():
+        if (block.group < 0).any():  # equivalent (Lt -> LtE): all rows would be selected
             rows = np.flatnonzero(block.group >= 0)
             output.count(UNGROUPED, len(block) - len(rows))
             block = block.select_rows(rows)
@@ -347,7 +347,7 @@ class FleetState:
             numbers = {number for number, scope_ in self.open_cells if scope_ == scope and number <= last}
             # The last window is closed even without reports, except just after an outage.
             is_due = (
-                self.closed_ms > 0
+                self.closed_ms > 0  # equivalent (0 -> 1): it is 0, or a time since 1970
                 and bool(known.any())
                 and self.grid.start_ms(last) >= self.resumed_ms + OUTAGE_MS
             )

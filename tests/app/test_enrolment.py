@@ -28,7 +28,7 @@ def new_key() -> str:
 class Office:
     def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self.trust = trust
-        self.service = enrolment.EnrolmentService(store, trust, "local")
+        self.service = enrolment.EnrolmentService(store, trust)
 
     async def token(self, name: str = "host-b", *, approval: bool = False, lifetime_s: float = 60.0) -> str:
         """The identity of a new token."""
@@ -157,8 +157,8 @@ async def test_a_rejected_token_has_a_reason(office, monkeypatch):
 
 
 async def test_a_name_of_another_role_is_not_given_away(office):
-    office.trust.issue("boss", roles.Role.OPERATOR)
     token = await office.token("boss")
+    office.trust.issue("boss", roles.Role.OPERATOR)
     with pytest.raises(errors.Conflict, match="role operator"):
         await office.service.enrol(token, new_key(), "m")
     assert office.trust.show("boss").status == "valid"
@@ -189,7 +189,20 @@ async def test_no_machine_gets_the_name_of_a_part_of_the_domain(office, name):
         await office.token(name)
 
 
-async def test_no_machine_replaces_the_domains_own_agent(office):
-    office.trust.issue("local", roles.Role.AGENT)
-    with pytest.raises(errors.Conflict, match="'local' is the domain's own agent"):
-        await office.token("local")
+async def test_no_machine_replaces_an_agent_of_the_domains_own_machines(office):
+    """They have credentials that the domain issued: `local`, and the names of further machines."""
+    token = await office.token("b")
+    office.trust.issue("b", roles.Role.AGENT)
+    for attempt in (office.token("b"), office.service.enrol(token, new_key(), "m")):
+        with pytest.raises(errors.Conflict, match="'b' has credentials that this domain issued"):
+            await attempt
+    assert office.trust.show("b").status == "valid"
+
+
+async def test_a_machine_takes_the_name_of_an_agent_that_was_revoked(office):
+    office.trust.issue("b", roles.Role.AGENT)
+    office.trust.revoke("b")
+    for _ in range(2):  # the second time as a reinstalled machine: the old credentials file is still there
+        key = new_key()
+        await office.service.enrol(await office.token("b"), key, "m")
+        assert office.trust.show("b").public_key == key

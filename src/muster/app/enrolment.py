@@ -95,11 +95,9 @@ class ApprovedMachine(msgspec.Struct, frozen=True, kw_only=True):
 class EnrolmentService:
     """Creates and redeems tokens; runs where the keys are."""
 
-    def __init__(self, store: database.Store, trust: keyring.Keyring, own_agent: str = "") -> None:
-        """``own_agent``: of the domain itself on this machine; the enrolment of another would revoke it."""
+    def __init__(self, store: database.Store, trust: keyring.Keyring) -> None:
         self._store = store
         self._trust = trust
-        self._own_agent = own_agent
 
     async def make(
         self,
@@ -114,8 +112,7 @@ class EnrolmentService:
     ) -> str:
         subjects.identity(name)
         own_names.check(name, roles.Role.AGENT, of_machine=True)
-        if name == self._own_agent:
-            raise errors.Conflict(f"{name!r} is the domain's own agent", hint="choose another name")
+        await asyncio.to_thread(self._refuse_issued_here, name)
         identity = PREFIX + secrets.token_hex(6)
         expires_at_s = time.time() + lifetime_s
 
@@ -201,11 +198,24 @@ class EnrolmentService:
         else:
             if known.role != roles.Role.AGENT:
                 raise errors.Conflict(f"{name!r} has the role {known.role}, not agent")
+            self._refuse_issued_here(name)
             if known.public_key == public_key:  # the domain ended before the admission was recorded
                 return self._admitted(name, public_key)
             self._trust.revoke(name)
             replaced = True
         return Admission(name, self._trust.issue(name, roles.Role.AGENT, public_key=public_key), replaced)
+
+    def _refuse_issued_here(self, name: str) -> None:
+        """An agent of the domain's own machines: the enrolment of another one would revoke its key."""
+        try:
+            known, issued = self._trust.show(name), self._trust.credentials(name)
+        except errors.NotFound:
+            return
+        if known.status == "valid" and known.public_key == issued.claims.sub:
+            raise errors.Conflict(
+                f"{name!r} has credentials that this domain issued, as its own agents have",
+                hint=f"choose another name; or, if that agent is gone, `muster creds revoke {name}`",
+            )
 
     def _admitted(self, name: str, public_key: str) -> Admission:
         """The same reply again, unless the machine was revoked or replaced since."""

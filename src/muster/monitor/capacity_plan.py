@@ -40,7 +40,7 @@ class BrokerCosts(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Measured costs (``bench-monitor``, ``bench-pipeline``, ``bench-bus``; 2 shared cores)."""
+    """Measured costs (``bench-monitor``, ``bench-pipeline_plain``, ``bench-bus``; 2 shared cores)."""
 
     channel: CostParameters = CostParameters(message_s=5e-6, row_s=7e-6, out_message_s=4e-4, out_row_s=6e-7)  # noqa: RUF009
     inner: CostParameters = CostParameters(message_s=4e-4, row_s=1e-6, out_message_s=4e-4, out_row_s=4e-7)  # noqa: RUF009

@@ -57,8 +57,7 @@ class ManagementComponent:
 
     async def start(self, context: context_.ComponentContext) -> None:
         self._context = context
-        own_agent = self._settings.agent_name if self._settings.agent else ""
-        self._enrolment = enrolment.EnrolmentService(context.store, context.trust, own_agent)
+        self._enrolment = enrolment.EnrolmentService(context.store, context.trust)
         self._fork_server = fork_server.ForkServer(self._unready.discard)
         for name in _names(self._settings):
             self._children[name] = self._supervisor(name)

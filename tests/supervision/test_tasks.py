@@ -131,6 +131,20 @@ async def test_a_loop_that_returns_is_finished_and_close_cancels_the_others():
     assert tasks.problems() == []
 
 
+async def test_the_problems_of_a_supervisor_that_is_used_after_its_end_are_listed():
+    supervisor = tasks.TaskSupervisor("service")
+
+    async def fail():
+        raise RuntimeError("broken")
+
+    for _ in range(2):
+        supervisor.loop("work", fail)
+        await asyncio.sleep(0.1)
+        assert tasks.problems() == ["service: work failed: RuntimeError: broken"]
+        await supervisor.close()
+        assert tasks.problems() == []
+
+
 async def test_closing_twice_does_not_interrupt_the_cleanup():
     supervisor = tasks.TaskSupervisor("service")
     ended = []

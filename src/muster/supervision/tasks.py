@@ -72,6 +72,7 @@ class TaskSupervisor:
         self._runs: dict[str, asyncio.Task[None]] = {}  # loops that run at the moment
         self._injected: dict[asyncio.Task[None], Exception] = {}
         self._problems: dict[str, tuple[str, float]] = {}  # by loop: the last failure and its time
+        self._is_listed = False  # in `_supervisors`
 
     def loop(
         self,
@@ -86,8 +87,7 @@ class TaskSupervisor:
             self._supervise(name, run, on_failure), name=f"{self.owner}: {name}"
         )
         self._loops[name] = task
-        self._add(task)
-        task.add_done_callback(lambda ended: self._forget(name, ended))
+        self._add(task, functools.partial(self._forget, name))
         return task
 
     def spawn(
@@ -95,8 +95,8 @@ class TaskSupervisor:
     ) -> asyncio.Task[T]:
         """Run ``work`` once. Its failure is fatal if so declared; it is never restarted."""
         task = asyncio.get_running_loop().create_task(work, name=f"{self.owner}: {name}")
-        self._add(task)
-        task.add_done_callback(functools.partial(self._report, name, on_failure))
+        fatal = on_failure is OnFailure.FATAL
+        self._add(task, self._report_fatal if fatal else self._report)
         return task
 
     @property
@@ -162,13 +162,19 @@ class TaskSupervisor:
                     task.cancel()
         self._problems.clear()
         _supervisors.discard(self)
+        self._is_listed = False
 
-    def _add(self, task: asyncio.Task[Any]) -> None:
-        _supervisors.add(self)
+    def _add(self, task: asyncio.Task[Any], on_end: Callable[[asyncio.Task[Any]], None]) -> None:
+        """``on_end`` is the only callback of the task: a service spawns one for each message, and each
+        callback is an entry in the queue of the event loop."""
+        if not self._is_listed:
+            _supervisors.add(self)
+            self._is_listed = True
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(on_end)
 
     def _forget(self, name: str, ended: asyncio.Task[None]) -> None:
+        self._tasks.discard(ended)
         if self._loops.get(name) is ended:
             del self._loops[name]
             self._problems.pop(name, None)
@@ -211,14 +217,19 @@ class TaskSupervisor:
                 del self._runs[name]
         return None
 
-    def _report(self, name: str, on_failure: OnFailure | None, ended: asyncio.Task[Any]) -> None:
+    def _report_fatal(self, ended: asyncio.Task[Any]) -> None:
+        self._report(ended, is_fatal=True)
+
+    def _report(self, ended: asyncio.Task[Any], *, is_fatal: bool = False) -> None:
+        self._tasks.discard(ended)
         if ended.cancelled() or (error := ended.exception()) is None:
             return
         if self._handles is not None and self._handles(error):
             return
+        name = ended.get_name().removeprefix(f"{self.owner}: ")
         self._count_failure(name)
         events.error("task-failed", owner=self.owner, task=name, error=error)
-        if on_failure is OnFailure.FATAL and isinstance(error, Exception):
+        if is_fatal and isinstance(error, Exception):
             self._fail(error)
 
     def _count_failure(self, name: str) -> None:

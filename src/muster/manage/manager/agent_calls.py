@@ -15,6 +15,7 @@ from muster.bus import api
 from muster.bus.rpc import client
 from muster.core import errors, messages
 from muster.manage import protocol
+from muster.manage.manager import concurrency_limit
 
 AT_ONCE = 500  # operations in progress
 RETRY_S = 0.25
@@ -25,9 +26,9 @@ class AgentCaller:
     """``may_act``: whether the manager's renewal is valid; nothing is sent without it."""
 
     def __init__(self, bus: api.Bus, may_act: Callable[[], bool]) -> None:
-        self._gate = asyncio.Semaphore(AT_ONCE)
-        self._gates = collections.defaultdict[str, asyncio.Semaphore](  # by agent
-            lambda: asyncio.Semaphore(AT_ONCE // 2)
+        self._limit = concurrency_limit.ConcurrencyLimit(AT_ONCE)
+        self._limits = collections.defaultdict[str, concurrency_limit.ConcurrencyLimit](  # by agent
+            lambda: concurrency_limit.ConcurrencyLimit(AT_ONCE // 2)
         )
         self._bus = bus
         self._may_act = may_act
@@ -39,7 +40,7 @@ class AgentCaller:
         except errors.MusterError as error:
             return _no_reply(operation, False, error.code, error.message)
         loop = asyncio.get_running_loop()
-        async with self._gates[agent], self._gate:
+        async with self._limits[agent], self._limit:
             deadline = loop.time() + operation.timeout_s
             sent, resend_s = False, RESEND_S
             while True:

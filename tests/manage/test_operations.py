@@ -8,6 +8,7 @@ import os
 import signal
 from typing import Any
 
+import msgspec
 import pytest
 
 from muster.bus.client import received
@@ -58,6 +59,26 @@ async def test_create_get_put_delete(small):
     await small.client.wait_gone("a")
     with pytest.raises(errors.NotFound):
         await small.client.describe("a")
+
+
+async def test_a_get_observes_once_and_returns_what_it_reports(small, monkeypatch):
+    await small.client.create(memory("a"))
+    await small.client.wait("a", "up")
+    observe, observed = memory_.MemoryAdapter.observe, []
+
+    async def count(adapter: memory_.MemoryAdapter) -> protocol.ObservedState:
+        observed.append(adapter.context.name)
+        return await observe(adapter)
+
+    monkeypatch.setattr(memory_.MemoryAdapter, "observe", count)
+    hosted = small.host.hosted["a"]
+    answer = await small.host.execute(
+        protocol.Operation(id="1", verb=protocol.Verb.GET, resource="a", epoch=hosted.record.epoch)
+    )
+    assert observed == ["a"]
+    assert answer.observed is not None
+    assert answer.result == msgspec.to_builtins(answer.observed)
+    assert answer.observed.state is health.HealthState.UP
 
 
 async def test_execute_returns_the_result_or_the_error(small):

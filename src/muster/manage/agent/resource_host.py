@@ -204,6 +204,8 @@ class ResourceHost(abc.ABC):
             async with asyncio.timeout(operation.timeout_s):
                 result = await self._dispatch_operation(hosted, operation)
                 await self._observe(hosted)
+                if operation.verb is protocol.Verb.GET:
+                    result = msgspec.to_builtins(hosted.observed)
         except TimeoutError:
             outcome, code = messages.DecisionOutcome.IN_DOUBT, operation_log.IN_DOUBT
             reason = f"the adapter did not finish within {operation.timeout_s:g} s"
@@ -239,9 +241,6 @@ class ResourceHost(abc.ABC):
             config = operation.config if renewed else record.config
             await self._resume_adapter(hosted, (renewed and operation.type) or record.type, config)
         match operation.verb:
-            case protocol.Verb.GET:
-                await self._observe(hosted)
-                return msgspec.to_builtins(hosted.observed)
             case protocol.Verb.CREATE | protocol.Verb.PUT:
                 kind = self._adapters(operation.type or record.type)
                 config = base.convert(kind, operation.config)
@@ -275,7 +274,7 @@ class ResourceHost(abc.ABC):
                 return await self._rename(hosted, str(operation.arguments.get("from", "")))
             case protocol.Verb.SUBSCRIBE:
                 hosted.check(operation.epoch, operation.manager)
-        return None
+        return None  # for a GET too: its result is the observation that follows every operation
 
     def _require(self, hosted: HostedResource) -> base.Adapter:
         if hosted.adapter is None or hosted.record.config is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import ssl
@@ -354,6 +355,18 @@ class TestReconnecting:
             await eventually(lambda: len(received) == 2)
             await received[1].respond(b"done")
             assert (await asking).data == b"done"
+
+    async def test_requests_are_freed_without_a_garbage_collection(self, plain):
+        async with await client.connect([plain.url]) as server, await client.connect([plain.url]) as bus:
+            await server.subscribe("work", handler=lambda message: message.respond(b""))
+            gc.collect()
+            gc.disable()
+            try:
+                for repeat in (None, api.Repetition(30.0), api.Repetition(60.0, "other", b"again")):
+                    await bus.request("work", b"x", timeout_s=60, repeat=repeat)
+                assert not [left for left in gc.get_objects() if isinstance(left, requests._Question)]
+            finally:
+                gc.enable()
 
     async def test_it_moves_to_a_broker_that_was_not_configured(self, tmp_path):
         async with network.mesh(2, tmp_path, storage=None) as mesh:

@@ -16,15 +16,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
+import msgspec
+
 from muster.bus import consumer_api
 from muster.core.telemetry import trace
 
 Headers = Mapping[str, str]
 
 DEFAULT_TIMEOUT_S = 5.0
-DURABLE_TIMEOUT_S = (
-    15.0  # outlasts the election of a stream's leader (4 to 9 s), so that a write waits it out
-)
+DURABLE_TIMEOUT_S = 15.0  # a write waits for the election of a stream's leader, which takes 4 to 9 s
 
 
 class OverflowPolicy(enum.Enum):
@@ -366,8 +366,7 @@ class BusStatistics:
 REPEAT_S_MAX = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
+class Repetition(msgspec.Struct, frozen=True):
     """When a request without a reply is sent again: after ``after_s``, then at intervals that double up to
     `REPEAT_S_MAX`, and after each reconnection. The first reply counts, whichever attempt it belongs to.
 

@@ -59,14 +59,15 @@ class _Call:
 class _Question:
     """A request for one reply, without closures."""
 
-    __slots__ = ("attempts", "future", "repeat", "subjects", "timeout_s")
+    __slots__ = ("attempts", "future", "repetition", "subjects", "timeout_s", "timer")
 
     def __init__(self, subject: str, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
         self.subjects: tuple[str, ...] = (subject,)
         self.timeout_s = timeout_s
         self.future: asyncio.Future[InboxReply] = loop.create_future()
         self.attempts = 1
-        self.repeat: Callable[[], None] | None = None
+        self.repetition: tuple[str, bytes, str, bytes | None] | None = None  # the arguments of `send`
+        self.timer: asyncio.TimerHandle  # of the next repetition, or of the deadline
 
     def take(self, answer: InboxReply) -> None:
         if self.attempts > 1 and is_no_responders(answer):
@@ -101,8 +102,8 @@ class RequestConnection(connection.NatsConnection):
     async def _reconnected(self) -> None:
         await super()._reconnected()
         for call in list(self._calls.values()):
-            if isinstance(call, _Question) and call.repeat is not None:
-                call.repeat()
+            if isinstance(call, _Question):
+                self._repeat(call)
 
     async def _closed_for_good(self) -> None:
         await super()._closed_for_good()
@@ -201,49 +202,43 @@ class RequestConnection(connection.NatsConnection):
         reply = self._reply_subject("" if stored else subjects_.responder(subject))
         key = reply.encode()
         self._calls[key] = question
-        timers = [loop.call_later(timeout_s, question.expire)]
-        if repeat is not None:
-            self._schedule_repetitions(question, repeat, data, reply, raw_headers, timers)
+        if repeat is None:
+            question.timer = loop.call_later(timeout_s, question.expire)
+        else:
+            again = repeat.subject or subject
+            if again != subject:
+                question.subjects = (subject, again)
+            question.repetition = again, data if repeat.data is None else repeat.data, reply, raw_headers
+            self._set_timer(question, repeat.after_s, loop.time() + timeout_s)
         try:
             if self.send(subject, data, reply, raw_headers):
                 await self.ease()
             answer = await question.future
         finally:
-            for timer in timers:
-                timer.cancel()
+            question.timer.cancel()
             del self._calls[key]
         if is_no_responders(answer):
             raise NoResponders(f"no subscriber on {subject!r}")
         return answer
 
-    def _schedule_repetitions(
-        self,
-        question: _Question,
-        repeat: api.Repetition,
-        data: bytes,
-        reply: str,
-        raw_headers: bytes | None,
-        timers: list[asyncio.TimerHandle],
-    ) -> None:
-        """Send the request again after a time and after each reconnection; ``timers`` end it."""
+    def _set_timer(self, question: _Question, interval_s: float, deadline_s: float) -> None:
+        """One timer at a time, and no closures: most requests get their reply before, and are then freed
+        without a garbage collection."""
         loop = asyncio.get_running_loop()
-        subject = repeat.subject or question.subjects[0]
-        if subject not in question.subjects:
-            question.subjects = (*question.subjects, subject)
-        repeated_data = data if repeat.data is None else repeat.data
+        left_s = deadline_s - loop.time()
+        if left_s <= interval_s:
+            question.timer = loop.call_later(left_s, question.expire)
+        else:
+            question.timer = loop.call_later(interval_s, self._repeat_late, question, interval_s, deadline_s)
 
-        def send() -> None:
-            if self.is_connected and not question.future.done():
-                question.attempts += 1
-                self.send(subject, repeated_data, reply, raw_headers)
+    def _repeat_late(self, question: _Question, interval_s: float, deadline_s: float) -> None:
+        self._repeat(question)
+        self._set_timer(question, min(api.REPEAT_S_MAX, 2 * interval_s), deadline_s)
 
-        def send_late(interval_s: float) -> None:
-            timers.pop()
-            send()
-            timers.append(loop.call_later(interval_s, send_late, min(api.REPEAT_S_MAX, 2 * interval_s)))
-
-        question.repeat = send
-        timers.append(loop.call_later(repeat.after_s, send_late, min(api.REPEAT_S_MAX, 2 * repeat.after_s)))
+    def _repeat(self, question: _Question) -> None:
+        if question.repetition is not None and self.is_connected and not question.future.done():
+            question.attempts += 1
+            self.send(*question.repetition)
 
 
 def is_no_responders(answer: InboxReply) -> bool:

@@ -128,8 +128,9 @@ def with_trace_headers(headers: Mapping[str, str] | None) -> Mapping[str, str]:
 
 def raw_headers(headers: api.Headers | None) -> bytes | None:
     """Encode headers, with the current trace."""
-    with_trace = with_trace_headers(headers)
-    return encode_headers(with_trace) if with_trace else None
+    if not headers and trace.current.get() is None:
+        return None
+    return encode_headers(with_trace_headers(headers))
 
 
 def check_outgoing(message: api.OutgoingMessage) -> None:

@@ -26,7 +26,7 @@ async def fleet(start_node: Any, names: Sequence[str] = ("n1", "n2", "n3", "n4")
 
 def holders(nodes: Fleet, key: str) -> dict[str, str]:
     return {
-        name: node.state.replicas.kind(copy).value
+        name: node.state.replicas.kind(copy)
         for name, node in nodes.items()
         if (copy := node.state.replicas.index.get(key)) is not None
     }

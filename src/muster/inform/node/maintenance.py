@@ -158,7 +158,7 @@ class NodeMaintenance:
             if number % CHUNK == 0:
                 await asyncio.sleep(0)
             replica = shared.replicas.index.get(key)
-            if replica is None or not replica.is_live(shared.log_now_ns()):
+            if replica is None or not shared.is_live(replica):
                 continue
             kind = shared.replicas.kind(replica)
             for instruction in demand.decide(

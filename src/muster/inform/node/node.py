@@ -316,17 +316,17 @@ class InformationNode(lifecycle.ClosingContext):
             return
         self.state.requests += 1
         operation = self._operations.get(caller.operation)
-        if operation is not None and operation.name in _WRITES and self.state.is_stalled:
-            self.not_requests["stalled"] += 1  # its client also asks another node
-            return
-        if operation is None or not self._try_inline(operation.name, caller):
-            waits = operation is not None and operation.name == "read.changes"
-            (self._watching if waits else self._server).submit(caller, operation)
-
-    def _try_inline(self, name: str, caller: requests.RpcCaller) -> bool:
+        name = operation.name if operation is not None else ""
         if name == "read.get":
-            return self._try_read(caller.identity, caller.message)
-        return name in _WRITES and self._try_write(caller, _WRITES[name])
+            if self._try_read(caller.identity, caller.message):
+                return
+        elif name in _WRITES:
+            if self.state.is_stalled:
+                self.not_requests["stalled"] += 1  # its client also asks another node
+                return
+            if self._try_write(caller, _WRITES[name]):
+                return
+        (self._watching if name == "read.changes" else self._server).submit(caller, operation)
 
     def _try_read(self, sender: str, message: api.Message) -> bool:
         """Serve a read from memory without a task. Everything unusual is left to the server."""

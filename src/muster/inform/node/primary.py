@@ -174,7 +174,7 @@ class PrimaryWriter:
         if replica is None or replica.temporary:
             return None
         stamp = clock.HybridTimestamp(replica.stamp, replica.stamped_by)
-        live = replica.is_live(shared.log_now_ns())
+        live = shared.is_live(replica)
         return KeyState(
             replica.sequence,
             replica.version,

@@ -39,9 +39,11 @@ class ContextReader:
 
     def local(self, key: str, max_staleness_s: float | None = None) -> protocol.Context | None:
         """Read from memory; None: use `get`."""
+        if max_staleness_s == 0:
+            return None
         shared = self._state
         replica = shared.replicas.index.get(key)
-        if replica is None or not replica.is_live(shared.log_now_ns()):
+        if replica is None or not shared.is_live(replica):
             return None
         age_s = shared.age_s(replica)
         if not _is_fresh(age_s, max_staleness_s):
@@ -61,10 +63,10 @@ class ContextReader:
             replica.stamped_by,
             age_s,
             self._state.name,
-            self._state.replicas.kind(replica).value,
+            self._state.replicas.kind(replica),
             replica.writer,
             replica.expires_at_ns,
-            self._lease_left_s(replica.expires_at_ns),
+            self._lease_left_s(replica.expires_at_ns) if replica.expires_at_ns else 0.0,
         )
 
     def _lease_left_s(self, expires_at_ns: int) -> float:
@@ -97,7 +99,7 @@ class ContextReader:
             except errors.Unavailable:
                 return None
             replica = shared.replicas.index.get(request.key)
-        if replica is None or not replica.is_live(shared.log_now_ns()):
+        if replica is None or not shared.is_live(replica):
             return None
         value = await shared.value_of(request.key, replica)
         return None if value is None else self.context(request.key, replica, value, shared.age_s(replica))
@@ -244,7 +246,7 @@ class ContextReader:
         """
         shared, key = self._state, protocol.check_key(request.key)
         replica = shared.replicas.index.get(key)
-        if replica is None or not replica.is_live(shared.log_now_ns()):
+        if replica is None or not shared.is_live(replica):
             writer = (await self.logged(key)).writer
         else:
             writer = replica.writer
@@ -259,7 +261,7 @@ class ContextReader:
             for reply in replies
             for replica in protocol.result_of(reply.data, list[protocol.ReplicaInfo])
         ]
-        order = {kind.value: place for place, kind in enumerate(demand.ReplicaKind)}
+        order: dict[str, int] = {kind: place for place, kind in enumerate(demand.ReplicaKind)}
 
         def place(replica: protocol.ReplicaInfo) -> str:
             return f"{order[replica.replica_kind]} {replica.node}"
@@ -277,9 +279,9 @@ class ContextReader:
         """Return the local replica, if there is one."""
         shared = self._state
         replica = shared.replicas.index.get(key)
-        if replica is None or not replica.is_live(shared.log_now_ns()):
+        if replica is None or not shared.is_live(replica):
             return []
-        kind = shared.replicas.kind(replica).value
+        kind = shared.replicas.kind(replica)
         counts = shared.demand.by_origin(key)
         most = dict(heapq.nlargest(protocol.DEMAND_MAX, counts.items(), key=lambda count: count[1]))
         others = sum(counts.values()) - sum(most.values())

@@ -171,7 +171,7 @@ class ContextSearch:
             for key, (at_s, was) in shared.moved.items()
             if query.after < key and (not result.more or key <= result.reached)
             if key.startswith(plan.key_prefix) and all(needle in was.attributes for needle in plan.needles)
-            if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and was.is_live(shared.log_now_ns())
+            if at_s > shared.now_s() - state.MOVED_REMEMBERED_S and shared.is_live(was)
             if plan.selects(key, was.version, was.writer, protocol.attributes_of(was.attributes))
         )
         if len(moved) > MOVED_MAX:

@@ -299,6 +299,10 @@ class NodeState:
         and also while these are being set."""
         return _ns(self.now_s()) + self._log_ahead_ns
 
+    def is_live(self, replica: replica_table.Replica) -> bool:
+        """Whether its context exists now. The time is read only for a lease: most contexts have none."""
+        return replica.is_live(self.log_now_ns() if replica.expires_at_ns else 0)
+
     async def catch_up(self, timeout_s: float) -> None:
         """Wait until the follower has received all current records of the log."""
         try:
@@ -317,7 +321,10 @@ class NodeState:
             raise errors.TimedOut(f"no reply from the log to {self.name} in {timeout_s:g} s") from None
 
     def age_s(self, replica: replica_table.Replica) -> float:
-        return max(0.0, self.now_s() - max(replica.fresh_at_s, self.fresh_at_s))
+        fresh_at_s = self.fresh_at_s
+        if replica.fresh_at_s > fresh_at_s:
+            fresh_at_s = replica.fresh_at_s
+        return max(0.0, self.now_s() - fresh_at_s)
 
     async def value_of(self, key: str, replica: replica_table.Replica) -> bytes | None:
         """Return the value from memory, the view or the log; None if the context has changed since."""
@@ -372,35 +379,46 @@ class NodeState:
         A node that waits for the log replies late, but to a ping at once; a frozen one replies to neither.
         """
         subject, data = protocol.to_node(node, kind), protocol.encode(message)
-        pending = asyncio.ensure_future(
-            rpc_client.exchange_once(self.bus, subject, data, timeout_s=self.settings.timeout_s)
-        )
         try:
-            await asyncio.wait((pending,), timeout=PING_AFTER_S)
-            if not pending.done():
-                await self._ping(node, pending)
-            reply = await pending
+            reply = await self._exchange(node, subject, data)
         except (errors.NotConnected, errors.Overloaded):  # an error of this node's own connection
             raise
         except errors.Unavailable as error:
             raise Silent(f"no reply from {node}: {error}") from error
-        finally:
-            pending.cancel()
         return protocol.result_of(reply.data, result)
 
-    async def _ping(self, node: str, pending: asyncio.Future[api.Message]) -> None:
-        """Return when the node replies to a ping, or to the pending request; `errors.TimedOut` if not."""
-        pong = asyncio.ensure_future(
-            rpc_client.exchange_once(
+    async def _exchange(self, node: str, subject: str, data: bytes) -> api.Message:
+        """Without a task of its own, because most replies come before the ping."""
+        loop = asyncio.get_running_loop()
+        pings: list[asyncio.Task[errors.Unavailable | None]] = []
+        try:
+            async with asyncio.timeout(None) as limit:
+                timer = loop.call_later(
+                    PING_AFTER_S, lambda: pings.append(loop.create_task(self._ping(node, limit)))
+                )
+                try:
+                    return await rpc_client.exchange_once(
+                        self.bus, subject, data, timeout_s=self.settings.timeout_s
+                    )
+                finally:
+                    timer.cancel()
+                    for ping in pings:
+                        ping.cancel()
+        except TimeoutError:
+            failure = pings[0].result()
+            assert failure is not None
+            raise failure from None
+
+    async def _ping(self, node: str, limit: asyncio.Timeout) -> errors.Unavailable | None:
+        """If the node does not reply to a ping, end ``limit`` and return the error."""
+        try:
+            await rpc_client.exchange_once(
                 self.bus, protocol.to_node(node, protocol.PING), b"", timeout_s=PING_TIMEOUT_S
             )
-        )
-        try:
-            await asyncio.wait((pending, pong), return_when=asyncio.FIRST_COMPLETED)
-            if not pending.done():
-                await pong
-        finally:
-            pong.cancel()
+        except errors.Unavailable as error:
+            limit.reschedule(asyncio.get_running_loop().time())
+            return error
+        return None
 
 
 def _ns(seconds: float) -> int:

@@ -50,7 +50,7 @@ class DemandCounts:
         return set().union(*self._by_origin.values())
 
 
-class ReplicaKind(enum.Enum):
+class ReplicaKind(enum.StrEnum):
     PRIMARY = "primary"
     PERMANENT = "permanent"
     TEMPORARY = "temporary"

@@ -102,11 +102,11 @@ class RpcOperation:
 
         return cls(name, run, arguments=arguments_of(function, skip=0), **options)
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         return self.name.partition(".")[0]
 
-    @property
+    @functools.cached_property
     def is_audited(self) -> bool:
         return self.kind != READ if self.audited is None else self.audited
 

@@ -278,9 +278,9 @@ class InformClient:
         """
         now_s = asyncio.get_running_loop().time
         sent_at_s = now_s()
-        anywhere = protocol.request_subject(self._bus.identity, verb, node or self._node)
-        subject = anywhere
-        if (node or self._node) == protocol.ANY and sent_at_s < self._responsive_until_s:
+        target = node or self._node
+        subject = anywhere = protocol.request_subject(self._bus.identity, verb, target)
+        if sent_at_s < self._responsive_until_s and target == protocol.ANY:
             subject = protocol.request_subject(self._bus.identity, verb, self._responsive)
         timeout_s = timeout_s or self._timeout_s
         repeat = api.Repetition(hedge_s, anywhere, repeated)

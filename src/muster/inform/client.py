@@ -285,7 +285,7 @@ class InformClient:
         timeout_s = timeout_s or self._timeout_s
         repeat = api.Repetition(hedge_s, anywhere, repeated)
         try:
-            message = await rpc_client.exchange_once(
+            message = await rpc_client.exchange_repeated(
                 self._bus, subject, data, timeout_s=timeout_s, repeat=repeat
             )
         except errors.TimedOut:

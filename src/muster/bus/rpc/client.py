@@ -157,6 +157,14 @@ def exchange_once(
     return sender.request(subject, data, timeout_s=timeout_s, **options)
 
 
+def exchange_repeated(
+    bus: api.Bus, subject: str, data: bytes, *, timeout_s: float, repeat: api.Repetition
+) -> Coroutine[Any, Any, api.Message]:
+    """As `exchange_once`, but repeated as the protocol demands. It is on the path of each read of a context,
+    so it has no other options."""
+    return bus.request(subject, data, timeout_s=timeout_s, repeat=repeat)
+
+
 @functools.lru_cache(maxsize=8192)
 def _reads(subject: str) -> bool:
     return subject.split(".", 5)[4:5] == [server.READ]

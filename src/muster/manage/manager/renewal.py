@@ -79,7 +79,7 @@ class ManagerRenewal:
             leaving=self.leaving,
         )
         requested_at = asyncio.get_running_loop().time()
-        message = await client.exchange_once(
+        message = await client.exchange_repeated(
             self._bus,
             protocol.renew(self._manager),
             messages.encode(request),

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from muster.core.telemetry import otlp, trace
 
@@ -21,6 +21,7 @@ SpanKind = otlp.SpanKind
 Recorder = Callable[[otlp.FinishedSpan], None]
 
 _recorders: list[Recorder] = []
+_NOT_RECORDED = contextlib.nullcontext()
 
 
 @contextlib.contextmanager
@@ -33,12 +34,13 @@ def recorded_to(recorder: Recorder) -> Iterator[None]:
         _recorders.remove(recorder)
 
 
-@contextlib.contextmanager
-def span(name: str, kind: SpanKind, **facts: str) -> Iterator[None]:
+def span(name: str, kind: SpanKind, **facts: str) -> contextlib.AbstractContextManager[None]:
     """A span below that of the running task, or the first one of a new trace."""
-    if not _recorders:
-        yield
-        return
+    return _recorded(name, kind, facts) if _recorders else _NOT_RECORDED
+
+
+@contextlib.contextmanager
+def _recorded(name: str, kind: SpanKind, facts: Mapping[str, str]) -> Iterator[None]:
     parent = trace.current.get()
     context = parent.child(os.urandom(8)) if parent else trace.start(os.urandom(24))
     token = trace.current.set(context)

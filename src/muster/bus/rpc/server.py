@@ -273,19 +273,21 @@ class RpcServer:
                 self._spawn(self._refuse(message, busy))
         else:
             self._pending[caller.identity] += 1
-            self._spawn(self._serve(caller, operation)).add_done_callback(lambda _: self._served(caller))
+            self._spawn(self._serve(caller, operation), caller)
 
-    def _served(self, caller: requests.RpcCaller) -> None:
-        self._pending[caller.identity] -= 1
-        if not self._pending[caller.identity]:
-            del self._pending[caller.identity]
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
+    def _spawn(self, work: Any, caller: requests.RpcCaller | None = None) -> None:
+        """``caller``: of a request that is counted as pending."""
         task = self._supervisor.spawn("request", work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._finishing.discard)
-        return task
+        task.add_done_callback(functools.partial(self._ended, caller))
+
+    def _ended(self, caller: requests.RpcCaller | None, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._finishing.discard(task)
+        if caller is not None:
+            self._pending[caller.identity] -= 1
+            if not self._pending[caller.identity]:
+                del self._pending[caller.identity]
 
     def _count(self, outcome: str) -> None:
         self.outcomes[outcome] += 1
@@ -386,6 +388,8 @@ class RpcServer:
         return self._codec.error(failure), not not_done
 
     async def _run(self, operation: RpcOperation, call: RpcCall, request: Any) -> Any:
+        if operation.timeout_s is None:
+            return await operation.run(call, request)
         limit = asyncio.timeout(operation.timeout_s)
         try:
             async with limit:

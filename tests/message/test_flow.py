@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -156,3 +157,32 @@ async def test_a_flood_of_producers_waits_for_the_dispatcher(
     async with asyncio.timeout(60):
         await asyncio.gather(*map(send, sessions))
     assert len([message async for message in sessions[0].browse(ORDERS)]) == 80
+
+
+@pytest.mark.parametrize("message_s", [0.0, 2 * consumers.TURN_S / consumers.BURST])
+async def test_a_quick_consumer_takes_what_has_arrived_and_a_slow_one_lets_others_run(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, message_s: float
+):
+    """The task that reads takes a thousand messages in its turn: a consumer must not take fewer."""
+    connection = await dial()
+    consumer = await connection.session().consumer(destinations.topic("news"))
+    bursts = 20
+    for _ in range(bursts * consumers.BURST):
+        consumer._put(consumers.ReceivedDelivery(messages.TextMessage(), consumer, "", 1))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    for _ in range(bursts * consumers.BURST):
+        assert await consumer.receive(5) is not None
+        until_s = time.perf_counter() + message_s
+        while time.perf_counter() < until_s:
+            pass  # an application that computes
+    counting.cancel()
+    assert turns > bursts // 2 if message_s else turns < bursts // 2
+    await connection.close()

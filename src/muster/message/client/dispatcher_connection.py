@@ -296,6 +296,11 @@ class DispatcherConnection:
     def _slow_report(self, message: api.Message) -> None:
         self.holds.on_report(protocol.decode_slow(message.data))
 
+    def prepare_slow_reports(self) -> None:
+        """Register with the dispatcher already now: when a consumer is slow, the reply to a registration
+        comes after all messages that are on their way, and producers would be held too late."""
+        self.spawn(self.home.register_if_possible())
+
     def report_slow(self, consumer: flow_control.SlowableConsumer) -> None:
         """Report that this consumer of a topic cannot keep up."""
         self._slow_reports.add(consumer)

@@ -86,6 +86,10 @@ class PartitionLink:
         for subscription in self._subscriptions:
             await subscription.close()
 
+    @property
+    def is_registered(self) -> bool:
+        return self._registered
+
     async def register(self) -> None:
         """Register with the dispatcher, and attach the consumers that are not attached."""
         async with self._registration:
@@ -304,6 +308,12 @@ class PartitionLink:
                 consumer.deliver(delivery)
         for number, mark in batch.due:
             self.connection.spawn(self.connection.publisher.publish_due(number, mark))
+
+    async def register_if_possible(self) -> None:
+        """A connection that cannot register now does so with its first request, which reports the error."""
+        with contextlib.suppress(errors.MusterError):
+            if not self._registered:
+                await self.register()
 
     async def notify_registered(self, request: protocol.DispatcherRequest) -> None:
         """Register if necessary, and notify the dispatcher, if there is one."""

@@ -53,6 +53,7 @@ class TopicConsumer(consumers.Consumer):
         try:
             self._listeners = await connection.listeners_for(no_local=self._excluded_origin is not None)
             await self._listeners.add(self._key, name, self._group, self)
+            connection.prepare_slow_reports()
         except BaseException:
             await self.close()
             raise

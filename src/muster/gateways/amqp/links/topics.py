@@ -124,6 +124,7 @@ class TopicLink(consumers.OutgoingLink):
         try:
             self._listeners = await self.connection.listeners_for(no_local=self._excluded_origin is not None)
             await self._listeners.add(self._key, name, group, self)
+            self.connection.jms.prepare_slow_reports()
         except BaseException:
             await self.close(destroy=False)
             raise

@@ -11,6 +11,7 @@ from hypothesis import strategies
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
 from muster.gateways.amqp import memory_budget  # noqa: E402
+from muster.gateways.amqp.links import producers  # noqa: E402
 from muster.gateways.amqp.protocol import endpoints, engine, frames  # noqa: E402
 
 SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
@@ -341,11 +342,16 @@ def test_a_message_without_credit_closes_its_link():
     assert sender.remote_condition.name == "amqp:link:transfer-limit-exceeded"
 
 
+def test_the_window_of_a_session_is_never_what_stops_a_producer():
+    """Qpid JMS would then keep messages until the next heartbeat, although it has credit and a new window."""
+    assert endpoints.WINDOW >= 16 * producers.CREDIT
+
+
 def test_a_client_that_ignores_the_session_window_is_disconnected():
     world = EnginePair()
     sender = world.sender()
     (link,) = world.server.links()
-    world.server.grant(link, 10_000)
+    world.server.grant(link, 4 * endpoints.WINDOW)
     world.server.hold(True)
     lead = frames.transfer_lead(0, 0)
     for number in range(3 * endpoints.WINDOW):

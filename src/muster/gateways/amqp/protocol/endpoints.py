@@ -9,7 +9,9 @@ from typing import Any, Final, Protocol
 from muster.gateways.amqp import memory_budget as budget_
 from muster.gateways.amqp.protocol import frames
 
-WINDOW: Final = 512  # frames that a session may send before the next flow
+# Larger than the credit of many producers: Qpid JMS stops sending in the middle of its credit when the window
+# of its session was used up, until the next heartbeat. Memory is limited by the bytes in transit.
+WINDOW: Final = 16_384  # frames that a session may send before the next flow
 UNSETTLED_BYTES_MAX: Final = 64 << 20  # of unsettled messages of a session
 LARGE_BYTES: Final = 640 << 10  # above this size, an incomplete message is passed on in parts
 _TOKEN_BYTES: Final = 256  # approximate size of a token besides its message

@@ -99,7 +99,7 @@ format: setup ## put the code into one form
 bench: setup $(VENV)/.spark ## every benchmark (QUICK=1: under a minute each)
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness
 
-bench-pipeline bench-pipeline_realistic bench-pipeline_plain bench-history: $(VENV)/.spark
+bench-pipeline bench-pipeline_alone bench-pipeline_plain bench-pipeline_realistic bench-history: $(VENV)/.spark
 
 bench-%: setup ## one benchmark: make bench-bus
 	@QUICK=$(QUICK) $(BIN)/python -m benchmarks.harness $*

@@ -2,7 +2,7 @@
 
     <!-- bench:bus:request p50 -->0.21 ms<!-- /bench -->            our figure with its unit
     <!-- bench:bus:request p50:peer -->0.25 ms<!-- /bench -->       or: peer, paper, goal, ratio
-    <!-- bench-date:bus -->2026-11-16, old method<!-- /bench-date --> when, and whether before the rules
+    <!-- bench-date:bus -->2026-11-16<!-- /bench-date -->                when
     <!-- bench-table:bus -->                                        the whole table
     <!-- /bench-table -->
 
@@ -21,12 +21,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks import goals
 from muster.core import errors
 
 ROOT = pathlib.Path(__file__).parents[1]
 FIELDS = ("ours", "peer", "paper", "goal", "ratio")
-OLD_METHOD = "**Old method**, see [above](#what-is-wrong-with-the-tables-of-the-old-method):"
 SAMPLES_MIN = 1000  # of a p50 or p99 that is worth quoting
 
 _FIGURE = re.compile(r"(<!-- bench:([\w-]+):([^>]+?) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
@@ -93,9 +91,7 @@ def fill(text: str, results: pathlib.Path) -> str:
         return f"{match[1]}{markdown(_load(results, match[2]))}{match[4]}"
 
     def replace_date(match: re.Match[str]) -> str:
-        result = _load(results, match[2])
-        method = ", old method" if goals.is_old_method(result) else ""
-        return f"{match[1]}{result['machine']['date']}{method}{match[4]}"
+        return f"{match[1]}{_load(results, match[2])['machine']['date']}{match[4]}"
 
     return _TABLE.sub(replace_table, _DATE.sub(replace_date, _FIGURE.sub(replace_figure, text)))
 
@@ -131,8 +127,7 @@ def _metric(match: re.Match[str]) -> tuple[str, str]:
 
 def markdown(result: dict[str, Any]) -> str:
     head = ("metric", "ours", "paper", "peer", "ratio", "goal", "met", "samples", "load")
-    lines = [OLD_METHOD, ""] if goals.is_old_method(result) else []
-    lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     labels = load_labels(row["load"] for row in result["rows"])
     for row in result["rows"]:
         peer = f"{figure(row['peer'])} ({row['peer_name']})" if row["peer"] is not None else "–"

@@ -19,7 +19,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 from muster.core import errors
@@ -63,6 +63,14 @@ def run_fast(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(work)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
+
+
+@contextlib.contextmanager
+def step(name: str) -> Iterator[None]:
+    """Print how long a part of a benchmark took, so that a long run shows where it is."""
+    began = time.monotonic()
+    yield
+    print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def seconds(function: Callable[[], object]) -> float:

@@ -240,16 +240,16 @@ def rows(quick: bool, gateway_port: int, gateway_pids: tuple[int, ...]) -> list[
 
 
 def p50(delays: Delays) -> float:
-    return float(np.percentile(delays, 50, method="inverted_cdf"))
+    return float(np.nanpercentile(delays, 50, method="inverted_cdf"))
 
 
 def p99(delays: Delays) -> float:
-    return float(np.percentile(delays, 99, method="inverted_cdf"))
+    return float(np.nanpercentile(delays, 99, method="inverted_cdf"))
 
 
 def slowest_p99(delays: Delays) -> float:
     """Of the subscriber whose p99 is the highest: far above the common p99 where some are served last."""
-    return float(np.percentile(delays, 99, axis=1, method="inverted_cdf").max())
+    return float(np.nanpercentile(delays, 99, axis=1, method="inverted_cdf").max())
 
 
 def _each(by_side: dict[str, Delays], function: Any) -> dict[str, float]:

@@ -44,6 +44,7 @@ from muster.predicates import ast, types
 from muster.predicates.backends import python
 from muster.predicates.syntax import parser
 
+RUN_S_MAX = 2400  # a million receivers that join a notifier with 100,000 policies take minutes
 QUICK_S_MAX = 300  # half a minute of an idle machine; its many processes take their time on a busy one
 SHARES = ("0.01%", "1%", "50%")
 GOALS = {"0.01%": 120.0, "1%": 120.0, "50%": 250.0}
@@ -91,47 +92,55 @@ def run(quick: bool) -> list[harness.Row]:
     receivers, many, few = (50_000, 2_000, 200) if quick else (1_000_000, 100_000, 1_000)
     kernels = matcher.select_kernels()
     rows: list[harness.Row] = []
-    held = notify_world.build(receivers, many, kernels)
+    with measure.step("receivers and policies"):
+        held = notify_world.build(receivers, many, kernels)
     gc.collect()
     gc.freeze()
     world = f"{receivers:,} receivers of 4 attributes, policies of 1 to 3 conjunctions, one core"
     pooled = f"percentiles over all samples of {MOMENTS} moments, of both sides"
     works = {share: _work(held, share) for share in SHARES}
-    rows += harness.under(
-        f"{world}; {pooled}; repeated: {REPEATED} addresses in turns, parsed before; new: each address once, "
-        "parsing and type check included",
-        [*_matching(held, works, many, quick), *_accepted_by_more(held, many, quick)],
-    )
-    rows += harness.under(f"{world}; {REPEATED} repeated addresses; {pooled}", _beside(held, works, quick))
-    rows += harness.under(
-        f"{world}, {many:,} policies; {REPEATED} repeated addresses: 70 % select 0.01 % of the receivers, "
-        "25 % 1 %, 5 % half; updates in messages about 1,000 receivers; open loop",
-        _sustained(held, works, 3.0 if quick else 60.0),
-    )
-    if kernels is not kernels_numpy:
-        held.use(kernels_numpy)
+    with measure.step("matching"):
+        rows += harness.under(
+            f"{world}; {pooled}; repeated: {REPEATED} addresses in turns, parsed before; new: each address "
+            "once, parsing and type check included",
+            [*_matching(held, works, many, quick), *_accepted_by_more(held, many, quick)],
+        )
+    with measure.step("peers"):
+        rows += harness.under(
+            f"{world}; {REPEATED} repeated addresses; {pooled}", _beside(held, works, quick)
+        )
+    with measure.step("sustained"):
+        rows += harness.under(
+            f"{world}, {many:,} policies; {REPEATED} repeated addresses: 70 % select 0.01 % of the "
+            "receivers, 25 % 1 %, 5 % half; updates in messages about 1,000 receivers; open loop",
+            _sustained(held, works, 3.0 if quick else 60.0),
+        )
+    with measure.step("other forms"):
+        if kernels is not kernels_numpy:
+            held.use(kernels_numpy)
+            rows += harness.under(
+                f"{world}; {REPEATED} repeated addresses; {pooled}",
+                _only(held, works, "match without numba", many, 1),
+            )
+        held = notify_world.build(receivers, many, kernels, scattered=True)
         rows += harness.under(
             f"{world}; {REPEATED} repeated addresses; {pooled}",
-            _only(held, works, "match without numba", many, 1),
+            _only(held, works, "match, receivers of a policy scattered", many, 1 if quick else 2),
         )
-    held = notify_world.build(receivers, many, kernels, scattered=True)
-    rows += harness.under(
-        f"{world}; {REPEATED} repeated addresses; {pooled}",
-        _only(held, works, "match, receivers of a policy scattered", many, 1 if quick else 2),
-    )
-    held = notify_world.build(receivers, few, kernels)
-    rows += harness.under(
-        f"{world}; {2 * REPEATED} repeated addresses, half to 0.01 %, half to 1 %; median of 10 rounds",
-        [_rate(held, few)],
-    )
+        held = notify_world.build(receivers, few, kernels)
+        rows += harness.under(
+            f"{world}; {2 * REPEATED} repeated addresses, half to 0.01 %, half to 1 %; median of 10 rounds",
+            [_rate(held, few)],
+        )
     del held
     gc.unfreeze()
     gc.collect()
     held_by_one = max(receivers, 250_000)  # with fewer, what does not depend on their number would count
-    rows += asyncio.run(notify_bus.memory(held_by_one, few))
-    if not quick:
-        rows += asyncio.run(notify_bus.memory(held_by_one, many))
-    rows += asyncio.run(notify_bus.end_to_end(8_000 if quick else 100_000, 200 if quick else 2000))
+    for policies in (few,) if quick else (few, many):
+        with measure.step(f"memory with {policies:,} policies"):
+            rows += asyncio.run(notify_bus.memory(held_by_one, policies))
+    with measure.step("end to end"):
+        rows += asyncio.run(notify_bus.end_to_end(8_000 if quick else 100_000, 200 if quick else 2000))
     return rows
 
 

@@ -43,7 +43,7 @@ async def memory(receivers: int, policies: int) -> list[harness.Row]:
             await asyncio.to_thread(notifier.hear)
             empty = await _held_by(notifier)
             with measure.Worker(WORKER, "fill", broker.url, receivers, policies) as filler:
-                await asyncio.to_thread(filler.hear, timeout_s=300)
+                await asyncio.to_thread(filler.hear, timeout_s=600)
             filled = await _held_by(notifier)
         started = time.perf_counter()
         with measure.Worker(WORKER, "notifier", broker.url) as notifier:

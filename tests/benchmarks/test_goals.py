@@ -9,7 +9,7 @@ import pytest
 from benchmarks import goals, harness
 
 LISTED = (
-    goals.Goal("speed", 0.8, peer="nats-py", before="rate"),
+    goals.Goal("speed", 0.8, peer="nats-py"),
     goals.Goal("fleet, * machines: longest batch", 10),
     goals.Goal("fleet, * machines: reports", None),
 )
@@ -56,13 +56,6 @@ def test_rows_with_the_listed_goals_do_not_differ():
 )
 def test_a_goal_that_was_changed_removed_or_added_differs(changed: list[dict[str, Any]], difference: str):
     assert goals.differences("example", changed) == [difference]
-
-
-def test_a_table_of_the_old_method_has_old_names_and_withdrawn_goals():
-    old = [row("rate", 0.8, "nats-py"), row("start of all", 5.0)]
-    assert goals.differences("example", old, old_method=True) == []
-    old = [row("rate", 0.5, "nats-py")]
-    assert goals.differences("example", old, old_method=True) == ["rate: the goal 0.8 is 0.5 here"]
 
 
 def test_every_list_of_goals_is_of_a_benchmark():

@@ -119,8 +119,6 @@ def test_a_figure_of_any_size_and_the_date_are_filled(tmp_path: Path):
     )
     date = harness.machine(quick=False)["date"]
     assert "-->95.7 µs<!--" in markers.fill(text, tmp_path)
-    assert f"-->{date}, old method<!--" in markers.fill(text, tmp_path)
-    harness.write("example", harness.under("10 senders", [row]), quick=False, results=tmp_path)
     assert f"-->{date}<!--" in markers.fill(text, tmp_path)
 
 
@@ -177,17 +175,16 @@ def test_figures_in_the_texts_have_the_date_of_their_run(path: Path):
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_goals_of_the_results_are_those_listed(path: Path):
     result = json.loads(path.read_text())
-    assert not goals.differences(path.stem, result["rows"], old_method=goals.is_old_method(result))
+    assert not goals.differences(path.stem, result["rows"])
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_tables_of_the_old_method_are_marked(path: Path):
-    result = json.loads(path.read_text())
-    shown = (markers.ROOT / "docs" / "benchmarks.md").read_text()
-    table = shown.partition(f"<!-- bench-table:{path.stem} -->\n")[2]
-    assert table.startswith(markers.OLD_METHOD) == goals.is_old_method(result)
-    link = markers.OLD_METHOD.partition("#")[2].partition(")")[0]
-    assert f"\n## {link.replace('-', ' ').capitalize()}\n" in shown
+def test_results_state_their_load_and_samples(path: Path):
+    rows = json.loads(path.read_text())["rows"]
+    assert any(row["load"] for row in rows)
+    assert not [
+        row["metric"] for row in rows if markers.samples(row["metric"], row["samples"]) == "not counted"
+    ]
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)

@@ -404,8 +404,9 @@ class Manager(lifecycle.ServiceContext):
         if not self.may_act:
             return
         now = asyncio.get_running_loop().time()
-        for name in list(self._queue):
-            self._queue.discard(name)
+        # A new set: one that was emptied keeps its size, and each event would read all of it.
+        queue, self._queue = self._queue, set()
+        for name in queue:
             resource = self.managed.get(name)
             if resource is None or resource.superseded:
                 continue

@@ -28,7 +28,11 @@ class EventReceipts:
         self._bus = bus
         self._fences = collections.defaultdict[int, leases.EpochFence](leases.EpochFence)
         self._lower: dict[int, tuple[float, float]] = {}  # by shard: first and last of repeated lower epochs
-        self._received: dict[int, dict[int, set[str]]] = {}  # shard -> sequence -> receivers
+        # Shard -> sequence -> receivers. Ordered: the first of a plain dict is found by reading past all that
+        # were deleted before it.
+        self._received = collections.defaultdict[int, collections.OrderedDict[int, set[str]]](
+            collections.OrderedDict
+        )
         self._acks: dict[int, dict[int, list[str]]] = {}
         self._tasks = tasks.TaskSupervisor(f"acknowledgements of {bus.identity}")
         self._acking: asyncio.Task[None] | None = None
@@ -59,13 +63,13 @@ class EventReceipts:
         return False
 
     def has(self, name: str, delivered: protocol.EventDelivery) -> bool:
-        received = self._received.setdefault(delivered.shard, {})
+        received = self._received[delivered.shard]
         while received and (first := next(iter(received))) < delivered.floor:
             del received[first]
         return name in received.get(delivered.sequence, ())
 
     def add(self, name: str, delivered: protocol.EventDelivery) -> None:
-        received = self._received.setdefault(delivered.shard, {})
+        received = self._received[delivered.shard]
         received.setdefault(delivered.sequence, set()).add(name)
 
     def acknowledge(self, shard: int, sequence: int, name: str) -> None:

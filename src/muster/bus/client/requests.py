@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from muster.bus import api
-from muster.bus.client import connection, counters
+from muster.bus.client import connection, counters, request_timers
 from muster.core import errors
 from muster.core import subjects as subjects_
 
@@ -59,15 +59,16 @@ class _Call:
 class _Question:
     """A request for one reply, without closures."""
 
-    __slots__ = ("attempts", "future", "repetition", "subjects", "timeout_s", "timer")
+    __slots__ = ("attempts", "deadline_s", "future", "interval_s", "repetition", "subjects", "timeout_s")
 
     def __init__(self, subject: str, timeout_s: float, loop: asyncio.AbstractEventLoop) -> None:
         self.subjects: tuple[str, ...] = (subject,)
         self.timeout_s = timeout_s
+        self.deadline_s = loop.time() + timeout_s
+        self.interval_s = timeout_s  # until the next repetition, or the deadline
         self.future: asyncio.Future[InboxReply] = loop.create_future()
         self.attempts = 1
         self.repetition: tuple[str, bytes, str, bytes | None] | None = None  # the arguments of `send`
-        self.timer: asyncio.TimerHandle  # of the next repetition, or of the deadline
 
     def take(self, answer: InboxReply) -> None:
         if self.attempts > 1 and is_no_responders(answer):
@@ -98,6 +99,7 @@ class RequestConnection(connection.NatsConnection):
         self._mux_started: asyncio.Future[bool] | None = None
         self._tokens = itertools.count(1)
         self._calls: dict[bytes, _Call | _Question] = {}
+        self._timers = request_timers.RequestTimers(self._late)
 
     async def _reconnected(self) -> None:
         await super()._reconnected()
@@ -202,38 +204,35 @@ class RequestConnection(connection.NatsConnection):
         reply = self._reply_subject("" if stored else subjects_.responder(subject))
         key = reply.encode()
         self._calls[key] = question
-        if repeat is None:
-            question.timer = loop.call_later(timeout_s, question.expire)
-        else:
+        if repeat is not None:
             again = repeat.subject or subject
             if again != subject:
                 question.subjects = (subject, again)
             question.repetition = again, data if repeat.data is None else repeat.data, reply, raw_headers
-            self._set_timer(question, repeat.after_s, loop.time() + timeout_s)
+            question.interval_s = min(timeout_s, repeat.after_s)
+        self._timers.start(question, question.interval_s)
         try:
             if self.send(subject, data, reply, raw_headers):
                 await self.ease()
             answer = await question.future
         finally:
-            question.timer.cancel()
+            self._timers.stop(question, question.interval_s)
             del self._calls[key]
         if is_no_responders(answer):
             raise NoResponders(f"no subscriber on {subject!r}")
         return answer
 
-    def _set_timer(self, question: _Question, interval_s: float, deadline_s: float) -> None:
-        """One timer at a time, and no closures: most requests get their reply before, and are then freed
-        without a garbage collection."""
-        loop = asyncio.get_running_loop()
-        left_s = deadline_s - loop.time()
-        if left_s <= interval_s:
-            question.timer = loop.call_later(left_s, question.expire)
-        else:
-            question.timer = loop.call_later(interval_s, self._repeat_late, question, interval_s, deadline_s)
-
-    def _repeat_late(self, question: _Question, interval_s: float, deadline_s: float) -> None:
+    def _late(self, question: _Question) -> None:
+        """Its time until the next repetition, or until its deadline, is over."""
+        if question.future.done():
+            return
+        left_s = question.deadline_s - asyncio.get_running_loop().time()
+        if question.repetition is None or left_s <= 0:
+            question.expire()
+            return
         self._repeat(question)
-        self._set_timer(question, min(api.REPEAT_S_MAX, 2 * interval_s), deadline_s)
+        question.interval_s = min(left_s, api.REPEAT_S_MAX, 2 * question.interval_s)
+        self._timers.start(question, question.interval_s)
 
     def _repeat(self, question: _Question) -> None:
         if question.repetition is not None and self.is_connected and not question.future.done():

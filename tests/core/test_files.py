@@ -87,6 +87,19 @@ def test_a_draft_appears_when_it_is_complete_and_on_disk(
     assert os.listdir(tmp_path) == ["rows"]
 
 
+def test_a_file_about_a_process_is_replaced_without_waiting_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sync(_: int) -> None:
+        raise AssertionError("synced")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for content in (b"old", b"new"):
+        files.write(tmp_path / "process.json", content, durable=False)
+    assert (tmp_path / "process.json").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["process.json"]
+
+
 def test_a_draft_that_is_not_published_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     files.write(tmp_path / "kept", b"old")
     with files.FileDraft(tmp_path / "kept") as draft:

@@ -1,7 +1,8 @@
 """Atomic file replacement: after a crash a file has its complete old or its complete new content.
 
 `write` replaces a file, `create` refuses to, and a `FileDraft` is written in parts, or by another library.
-All write to a temporary file in the same folder, set its mode, sync it, give it its name and sync the folder.
+All write to a temporary file in the same folder, set its mode, sync it, give it its name and sync the folder;
+`write` can do without the syncs.
 The mode is that of the new file, not of the one replaced, so a secret that is written over a readable file
 becomes private.  `locked` serialises the processes that read a file, change it and write it back.
 All of these block, and raise `OSError`.
@@ -45,9 +46,13 @@ def requested_mode() -> int:
     return 0o666 & ~mask
 
 
-def write(path: Path, data: bytes, *, mode: int = PRIVATE) -> None:
-    """Replace ``path``. Of a symbolic link the target is replaced, and the link stays."""
-    with FileDraft(path, mode=mode) as draft:
+def write(path: Path, data: bytes, *, mode: int = PRIVATE, durable: bool = True) -> None:
+    """Replace ``path``. Of a symbolic link the target is replaced, and the link stays.
+
+    Without ``durable`` it is not synced: after a power cut it may have its old content, or none. For files
+    about processes, which do not survive a power cut either.
+    """
+    with FileDraft(path, mode=mode, durable=durable) as draft:
         draft.path.write_bytes(data)
         draft.publish()
 
@@ -73,15 +78,18 @@ class FileDraft:
     owner may read it.
 
     It replaces a regular file; of a symbolic link the target is replaced, and the link stays. ``is_new``:
-    `FileExistsError` if there is anything of that name.
+    `FileExistsError` if there is anything of that name. ``durable``: see `write`.
     """
 
-    def __init__(self, path: Path, *, mode: int = PRIVATE, is_new: bool = False) -> None:
+    def __init__(
+        self, path: Path, *, mode: int = PRIVATE, is_new: bool = False, durable: bool = True
+    ) -> None:
         self._target = path if is_new else path.resolve()
         if not is_new and self._target.exists() and not self._target.is_file():
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         self._mode = mode
         self._is_new = is_new
+        self._durable = durable
         prefix = f".{self._target.name}."
         descriptor, name = tempfile.mkstemp(dir=self._target.parent, prefix=prefix)  # made with 0600
         os.close(descriptor)
@@ -96,12 +104,14 @@ class FileDraft:
     def publish(self) -> None:
         """Call this after the file is closed."""
         self.path.chmod(self._mode)
-        sync_file(self.path)
+        if self._durable:
+            sync_file(self.path)
         if self._is_new:
             os.link(self.path, self._target)
         else:
             os.replace(self.path, self._target)
-        sync_folder(self._target.parent)
+        if self._durable:
+            sync_folder(self._target.parent)
 
     def discard(self) -> None:
         """Remove the draft, unless it was published."""

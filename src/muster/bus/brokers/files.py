@@ -41,9 +41,10 @@ def has_room(settings: config.BrokerConfig) -> bool:
 
 
 def write_config(settings: config.BrokerConfig) -> None:
-    """Write the file atomically and readable by its owner only: it may contain secrets."""
+    """Write the file atomically and readable by its owner only: it may contain secrets. Every start writes it
+    again."""
     try:
-        files.write(settings.config_path, config.render(settings).encode())
+        files.write(settings.config_path, config.render(settings).encode(), durable=False)
     except OSError as error:
         raise diagnosis.unwritable(settings.name, error) from error
 

@@ -117,7 +117,7 @@ def _store(settings: config.BrokerConfig, pid: int, program: str) -> None:
         config=fingerprint(settings),
         ports={listener: port for listener, _, port in config.ports(settings)},
     )
-    files.write(settings.process_path, msgspec.json.encode(process))
+    files.write(settings.process_path, msgspec.json.encode(process), durable=False)
 
 
 def with_ports(settings: config.BrokerConfig, process: BrokerProcess) -> config.BrokerConfig:

@@ -343,6 +343,27 @@ class TestReconnecting:
             await question.respond(b"late")
             assert (await asking).data == b"late"
 
+    async def test_a_request_that_was_cancelled_is_not_repeated(self, plain, monkeypatch):
+        """Also if it waits for the socket, and its timer expires in the same moment."""
+        async with await client.connect([plain.url]) as bus:
+            received: list[api.Message] = []
+            await bus.subscribe("work", handler=received.append)
+            wire = bus._wire
+            await wire.ready()
+            with monkeypatch.context() as full:
+                full.setattr(wire, "send", lambda *_: True)
+                full.setattr(wire, "ease", asyncio.Event().wait)
+                asking = asyncio.create_task(
+                    wire.exchange("work", b"", timeout_s=20, repeat=api.Repetition(10))
+                )
+                await eventually(lambda: bool(wire._calls))
+            (question,) = wire._calls.values()
+            asking.cancel()
+            await asyncio.wait([asking])
+            wire._late(question)
+            await bus.flush()
+            assert received == []
+
     async def test_a_repeatable_request_is_sent_again_over_a_new_connection(self, plain):
         async with await client.connect([plain.url]) as server, await client.connect([plain.url]) as bus:
             received: list[api.Message] = []

@@ -216,6 +216,7 @@ class RequestConnection(connection.NatsConnection):
                 await self.ease()
             answer = await question.future
         finally:
+            question.future.cancel()  # its timer may just have expired
             self._timers.stop(question, question.interval_s)
             del self._calls[key]
         if is_no_responders(answer):

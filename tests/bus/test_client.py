@@ -9,7 +9,7 @@ import os
 import signal
 import ssl
 import time
-from typing import Any
+from typing import Any, cast
 
 import nats.aio.client as nats_client
 import nats.errors
@@ -360,7 +360,7 @@ class TestReconnecting:
             (question,) = wire._calls.values()
             asking.cancel()
             await asyncio.wait([asking])
-            wire._late(question)
+            wire._late(cast(Any, question))
             await bus.flush()
             assert received == []
 

@@ -176,7 +176,8 @@ class DispatcherState:
     def _applied(self, record: ledger.LogRecord | None, sequence: int, placed: journal.Placed) -> None:
         end, before = pages.end(sequence), self.ledger.end
         if record is not None:
-            new_queues = record.stored.keys() - self.ledger.backlogs.keys()
+            # Not `-` of two keys(), which visits all backlogs for each batch
+            new_queues = [key for key in record.stored if key not in self.ledger.backlogs]
             self.ledger.apply(record, end)
             self.on_record(record)
             self.records += 1

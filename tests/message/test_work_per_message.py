@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import pytest
 
 from muster.message import destinations, messages, settings
+from muster.message.amqp_format import amqp_types, message_codec, repeated_sections
 from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.log import journal, ledger, message_cache, pages
 
@@ -74,3 +75,52 @@ async def test_a_batch_visits_only_the_backlogs_that_it_concerns():
     jobs = shared.ledger.backlogs["q:jobs"]
     assert jobs.live, "the log contains nothing of a queue before its first message"
     assert shared.ledger.depths == {"q:jobs": 2}
+
+
+def amqp_message(text: str, header: bytes = b"", annotation: str = "x-opt-jms-msg-type") -> bytes:
+    properties = [amqp_types.text(f"ID:{text}"), b"\x40", amqp_types.text("jobs")]
+    header = header or amqp_types.sequence([b"\x41", b"\x50\x07", amqp_types.uint(60_000)])
+    return (
+        amqp_types.section(amqp_types.HEADER, header)
+        + amqp_types.section(
+            amqp_types.ANNOTATIONS, amqp_types.mapping({annotation: b"\x51\x05"}, symbols=True)
+        )
+        + amqp_types.section(amqp_types.PROPERTIES, amqp_types.sequence(properties))
+        + amqp_types.section(amqp_types.VALUE, amqp_types.text(text))
+    )
+
+
+def test_the_sections_that_amqp_messages_have_in_common_are_decoded_once(monkeypatch: pytest.MonkeyPatch):
+    decoded = 0
+    read = amqp_types.read
+
+    def counted(data: bytes, at: int, depth: int = 0) -> tuple[Any, int]:
+        nonlocal decoded
+        decoded += not depth
+        return read(data, at, depth)
+
+    message_codec.decode(amqp_message("first"), JOBS, 0)
+    monkeypatch.setattr(amqp_types, "read", counted)
+    meta, payload, _ = message_codec.decode(amqp_message("second"), JOBS, 1000)
+    assert decoded == 2, "its properties and its body"
+    assert (meta.message_id, meta.priority, meta.expiration_ms, payload) == (
+        "ID:second",
+        7,
+        61_000,
+        b"second",
+    )
+    decoded = 0
+    encoded = message_codec.encode(meta, payload, 0, 1000)
+    assert decoded == 0
+    again, _, _ = message_codec.decode(encoded, JOBS, 1000)
+    assert (again.priority, again.expiration_ms) == (7, 61_000)
+
+
+def test_a_client_cannot_fill_the_memory_with_sections():
+    cached = (repeated_sections._cached_header, repeated_sections._cached_annotations)
+    before = [cache.cache_info().currsize for cache in cached]
+    large = amqp_types.sequence([b"\x41", b"\x50\x03", b"\x40", b"\x40", amqp_types.binary(b"x" * 200)])
+    meta, _, _ = message_codec.decode(amqp_message("large", large, "x-opt-" + "y" * 200), JOBS, 0)
+    assert (meta.persistent, meta.priority) == (True, 3)
+    assert [cache.cache_info().currsize for cache in cached] == before
+    assert all(cache.cache_info().maxsize == 1024 for cache in cached)

@@ -51,6 +51,7 @@ _READERS: Final = {
 _NULL: Final = values.TypedValue(_K.STRING, None)
 _TRUE: Final = values.TypedValue(_K.BOOLEAN, True)
 _FALSE: Final = values.TypedValue(_K.BOOLEAN, False)
+_WITHOUT_CONTENT: Final = {0x40: _NULL, 0x41: _TRUE, 0x42: _FALSE}  # most fields of a section
 
 
 class UnhashableMap(list[tuple[Any, Any]]):
@@ -199,9 +200,13 @@ def _decimal(raw: bytes) -> decimal.Decimal:
 
 def _compound(data: bytes, at: int, code: int, depth: int) -> tuple[Any, int]:
     count, at, end = _extent(data, at, code, depth)
-    items = []
+    items: list[Any] = []
     for _ in range(count):
-        item, at = read(data, at, depth + 1)
+        item: Any = _WITHOUT_CONTENT.get(data[at])
+        if item is None:
+            item, at = read(data, at, depth + 1)
+        else:
+            at += 1
         items.append(item)
     if at != end:
         raise ValueError("the size of a list or map does not match its elements")

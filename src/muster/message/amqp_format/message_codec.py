@@ -17,12 +17,9 @@ from typing import Any, Final
 import msgspec
 
 from muster.message import codec, destinations, errors, messages, values
-from muster.message.amqp_format import amqp_types, fast_path, sections
+from muster.message.amqp_format import amqp_types, fast_path, repeated_sections, sections
 from muster.message.amqp_format import bodies as bodies_
 
-_REPLY: Final = "x-opt-jms-reply-to"
-_TYPE: Final = "x-opt-jms-msg-type"
-_DUE: Final = "x-opt-delivery-time"
 _JAVA: Final = "application/x-java-serialized-object"
 # Forms of a stored message: the first character of `messages.MessageMeta.amqp`. Sections follow in base64.
 DATA: Final = "b"  # the sections before the body; the payload is the content of the one data section
@@ -100,7 +97,7 @@ def _decode(
     ]
     for code, _, body in bodies:
         _check_section(code, body)
-    message, hints = _describe(head, destination, now_ms)
+    message, hints = _describe(data, located, destination, now_ms)
     to = message.destination
     if len(bodies) == 1 and (simple := _simple_payload(*bodies[0], *hints)) is not None:
         meta, _ = message.meta()
@@ -163,52 +160,53 @@ def _is_readable(message_type: str, data: bytes, content_type: str) -> bool:
 def translate(amqp: str, data: bytes) -> messages.JmsMessage:
     """The message, without headers, of a payload of AMQP sections."""
     try:
-        _, hints = _describe(base64.b64decode(amqp[1:]), None, 0)
+        head = base64.b64decode(amqp[1:])
+        _, hints = _describe(head, amqp_types.split(head), None, 0)
     except amqp_types.MALFORMED as error:
         raise errors.FormatError(f"not an AMQP message: {error}") from error
     return bodies_.translate(data, *hints)
 
 
 def _describe(
-    head: bytes, destination: destinations.Destination | None, now_ms: int
+    data: bytes,
+    located: list[tuple[int, int, int, int]],
+    destination: destinations.Destination | None,
+    now_ms: int,
 ) -> tuple[messages.JmsMessage, tuple[int | None, str]]:
     """The headers and properties in the sections before the body, and what these state about the body: the
-    annotation of the message type and the content type.
+    annotation of the message type and the content type. ``located``: see `amqp_types.split`.
     """
-    header: list[Any] = []
-    annotations: dict[str, Any] = {}
+    header, annotations = repeated_sections.NO_HEADER, repeated_sections.NO_ANNOTATIONS
     properties: list[Any] = []
     application: dict[str, Any] = {}
-    for code, _, value, _ in amqp_types.split(head):
+    for code, _, value, end in located:
         match code:
             case amqp_types.HEADER:
-                header = amqp_types.fields(head, value)
+                header = repeated_sections.header_fields(data[value:end])
             case amqp_types.ANNOTATIONS:
-                annotations = amqp_types.entries(head, value)
+                annotations = repeated_sections.jms_annotations(data[value:end])
             case amqp_types.PROPERTIES:
-                properties = amqp_types.fields(head, value)
+                properties = amqp_types.fields(data, value)
             case amqp_types.APPLICATION:
-                application = amqp_types.entries(head, value)
+                application = amqp_types.entries(data, value)
     property_fields = _Fields(properties)
     to = property_fields.text(2)
     if destination is None and to is not None:
-        destination = _annotated(to, _int(annotations.get(sections.DESTINATION)))
+        destination = _annotated(to, annotations.destination)
     message = messages.JmsMessage()
     message.destination = destination
-    head_fields = _Fields(header)
     message.message_id = _identifier(property_fields.at(0))
     message.correlation_id = _identifier(property_fields.at(5))
     message.type = property_fields.text(3)
-    message.persistent = bool(head_fields.plain(0))
-    priority = head_fields.plain(1)
-    message.priority = 4 if priority is None else min(int(priority), 9)
+    message.persistent = header.persistent
+    message.priority = 4 if header.priority is None else min(int(header.priority), 9)
     message.timestamp_ms = int(property_fields.plain(9) or 0)
     message.expiration_ms = int(property_fields.plain(8) or 0)
-    if not message.expiration_ms and (ttl_ms := head_fields.plain(2)):
-        message.expiration_ms = now_ms + int(ttl_ms)
-    message.delivery_time_ms = _int(annotations.get(_DUE)) or 0
+    if not message.expiration_ms and header.ttl_ms:
+        message.expiration_ms = now_ms + int(header.ttl_ms)
+    message.delivery_time_ms = annotations.delivery_time_ms or 0
     if (reply_to := property_fields.text(4)) is not None:
-        message.reply_to = _annotated(reply_to, _int(annotations.get(_REPLY)))
+        message.reply_to = _annotated(reply_to, annotations.reply_to)
     typed = message.properties.typed = bodies_.properties(application)
     if (group := property_fields.text(10)) is not None:
         typed["JMSXGroupID"] = values.TypedValue(values.JavaType.STRING, group)
@@ -217,7 +215,7 @@ def _describe(
         )
     if isinstance(user := property_fields.plain(1), bytes):
         typed["JMSXUserID"] = values.TypedValue(values.JavaType.STRING, user.decode("utf-8", "replace"))
-    return message, (_int(annotations.get(_TYPE)), property_fields.text(6) or "")
+    return message, (annotations.type, property_fields.text(6) or "")
 
 
 class _Fields:
@@ -238,10 +236,6 @@ class _Fields:
     def text(self, place: int) -> str | None:
         value = self.plain(place)
         return value if isinstance(value, str) else None
-
-
-def _int(item: Any) -> int | None:
-    return item.value if isinstance(item, values.TypedValue) and type(item.value) is int else None
 
 
 def _int32(value: int) -> int:
@@ -304,10 +298,11 @@ def _encode(meta: messages.MessageMeta, data: bytes, deliveries: int, now_ms: in
         return header + _sections(codec.message_from_meta(meta, data))
     form, stored = meta.amqp[0], base64.b64decode(meta.amqp[1:])
     if stored[:3] == _HEADER:
-        sent = _Fields(amqp_types.fields(stored, 3))
-        priority = priority if sent.plain(1) is None else int(sent.plain(1))
-        left_ms = left_ms if sent.plain(2) else 0
-        stored = stored[amqp_types.skip(stored, 0) :]
+        end = amqp_types.skip(stored, 3)
+        sent = repeated_sections.header_fields(stored[3:end])
+        priority = priority if sent.priority is None else int(sent.priority)
+        left_ms = left_ms if sent.ttl_ms else 0
+        stored = stored[end:]
     else:
         left_ms = 0  # the sender set the time of expiry only
     header = _header(meta.persistent, priority, deliveries, left_ms)
@@ -361,7 +356,7 @@ def decode_large(
             if code != amqp_types.DELIVERY_ANNOTATIONS:
                 head += data[at:end]
             at = end
-        message, _ = _describe(head, destination, now_ms)
+        message, _ = _describe(head, amqp_types.split(head), destination, now_ms)
     except amqp_types.MALFORMED as error:
         raise errors.FormatError(f"not an AMQP message: {error}") from error
     meta, _ = message.meta()
@@ -394,7 +389,7 @@ def redelivered(data: bytes) -> bytes:
 
 def _sections(message: messages.JmsMessage) -> bytes:
     # A byte, not an int: the Java client casts it.
-    annotations = {_TYPE: bytes((0x51, bodies_.TYPES.index(message.kind)))}
+    annotations = {repeated_sections.TYPE: bytes((0x51, bodies_.TYPES.index(message.kind)))}
     fields = [b"\x40"] * 12
     if message.message_id is not None:
         fields[0] = _from_identifier(message.message_id)
@@ -405,7 +400,7 @@ def _sections(message: messages.JmsMessage) -> bytes:
         fields[3] = amqp_types.text(message.type)
     if message.reply_to is not None:
         fields[4] = amqp_types.text(message.reply_to.name)
-        annotations[_REPLY] = bytes((0x51, sections.KINDS.index(message.reply_to.kind)))
+        annotations[repeated_sections.REPLY] = bytes((0x51, sections.KINDS.index(message.reply_to.kind)))
     if message.correlation_id is not None:
         fields[5] = _from_identifier(message.correlation_id)
     if isinstance(message, messages.ObjectMessage) and message.serialized is not None:
@@ -415,7 +410,9 @@ def _sections(message: messages.JmsMessage) -> bytes:
     if message.timestamp_ms:
         fields[9] = amqp_types.timestamp(message.timestamp_ms)
     if message.delivery_time_ms:
-        annotations[_DUE] = b"\x81" + message.delivery_time_ms.to_bytes(8, "big", signed=True)
+        annotations[repeated_sections.DUE] = b"\x81" + message.delivery_time_ms.to_bytes(
+            8, "big", signed=True
+        )
     properties: dict[str, bytes] = {}
     for name, item in message.properties.typed.items():
         match name:

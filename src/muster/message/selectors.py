@@ -12,6 +12,7 @@ clauses are limited, as is the total length of those that are cached.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -49,7 +50,7 @@ class SelectorCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[str, CompiledSelector] = {}  # the least recently used are first
+        self._entries: OrderedDict[str, CompiledSelector] = OrderedDict()  # the least recently used are first
         self.characters = 0
 
     def __len__(self) -> int:
@@ -57,9 +58,9 @@ class SelectorCache:
 
     def get(self, selector: str) -> CompiledSelector:
         with self._lock:
-            entry = self._entries.pop(selector, None)
+            entry = self._entries.get(selector)
             if entry is not None:
-                self._entries[selector] = entry
+                self._entries.move_to_end(selector)
                 return entry
         entry = _compile(selector)
         with self._lock:
@@ -67,8 +68,7 @@ class SelectorCache:
                 self.characters += len(selector)
             self._entries[selector] = entry
             while self.characters > CACHED_CHARACTERS_MAX or len(self._entries) > CACHED_MAX:
-                oldest = next(iter(self._entries))
-                del self._entries[oldest]
+                oldest, _ = self._entries.popitem(last=False)
                 self.characters -= len(oldest)
         return entry
 

@@ -23,6 +23,7 @@ The work for each message does not depend on the depth of the queue.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -99,7 +100,7 @@ class Backlog:
         # Selectors whose line no longer contains a pending message that is not waiting now
         self._skipped: dict[int, set[str]] = {}
         # Lines and consumers (with reserved messages) that may have something to deliver
-        self._active: dict[Source, None] = {}
+        self._active: OrderedDict[Source, None] = OrderedDict()
         self._blocked: dict[Source, None] = {}  # those whose next message has to be read from the log
         self._groups = groups.GroupOwners()
         self._finished = 0  # since the lines were last compacted
@@ -371,8 +372,7 @@ class Backlog:
             source = next(iter(active))
             while self._serve(source, now_ms, lookup, instructions):
                 if len(active) > 1:  # they take turns
-                    del active[source]
-                    active[source] = None
+                    active.move_to_end(source)
                     break
             else:
                 del active[source]

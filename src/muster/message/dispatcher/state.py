@@ -7,6 +7,7 @@ import math
 import os
 import socket
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -60,12 +61,13 @@ class ClientConnection:
     due: list[tuple[int, str]] = field(default_factory=list)  # its own messages that it has to publish
     without_echo: bool = False
     staged: StagedWork | None = None
-    deleted: dict[str, None] = field(default_factory=dict)  # its deleted temporary destinations, latest last
+    # Its deleted temporary destinations, latest last
+    deleted: OrderedDict[str, None] = field(default_factory=OrderedDict)
 
     def add_deleted(self, name: str) -> None:
         self.deleted[name] = None
         if len(self.deleted) > DELETED_MAX:
-            del self.deleted[next(iter(self.deleted))]
+            self.deleted.popitem(last=False)
 
     @property
     def origin(self) -> str:

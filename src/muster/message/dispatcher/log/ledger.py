@@ -10,6 +10,7 @@ Records and checkpoints refer to messages by their numbers (`pages`), which incr
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -156,7 +157,7 @@ class Ledger:
         self.depths: dict[str, int] = {}
         self.subscriptions: dict[str, DurableSubscription] = {}
         self.created: dict[str, int] = {}  # the number after which a subscription receives
-        self.last_works: dict[str, int] = {}  # by connection, the latest last
+        self.last_works: OrderedDict[str, int] = OrderedDict()  # by connection, the latest last
         self.consumed: set[str] = set()
         self.delayed_done: set[int] = set()
         self.dropped: set[str] = set()  # deleted queues, until the log is trimmed
@@ -164,7 +165,7 @@ class Ledger:
         self.bodies: set[str] = set()  # large bodies in the log
         # See `LogRecord`
         self.transferred: dict[int, int] = {}
-        self.received: dict[str, int] = {}
+        self.received: OrderedDict[str, int] = OrderedDict()
         self.prepared: dict[str, PreparedAcks] = {}
         self.decided: dict[str, list[int]] = {}
 
@@ -232,15 +233,17 @@ class Ledger:
 
     def _did(self, works: dict[str, int]) -> None:
         for connection, number in works.items():
-            self.last_works[connection] = max(number, self.last_works.pop(connection, 0))
+            self.last_works[connection] = max(number, self.last_works.get(connection, 0))
+            self.last_works.move_to_end(connection)
         while len(self.last_works) > WORKS_KEPT:
-            del self.last_works[next(iter(self.last_works))]
+            self.last_works.popitem(last=False)
 
     def _receive(self, numbers: dict[str, int]) -> None:
         for channel, number in numbers.items():
-            self.received[channel] = max(number, self.received.pop(channel, 0))
+            self.received[channel] = max(number, self.received.get(channel, 0))
+            self.received.move_to_end(channel)
         while len(self.received) > CHANNELS_KEPT:
-            del self.received[next(iter(self.received))]
+            self.received.popitem(last=False)
 
     def checkpoint(self) -> list[LogCheckpoint]:
         chunks: list[LogCheckpoint] = []

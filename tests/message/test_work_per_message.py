@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from muster.message import destinations, messages, settings
+from muster.message import codec, destinations, messages, settings, values
 from muster.message.amqp_format import amqp_types, message_codec, repeated_sections
 from muster.message.dispatcher import backlog, state
 from muster.message.dispatcher.log import journal, ledger, message_cache, pages
@@ -124,3 +124,18 @@ def test_a_client_cannot_fill_the_memory_with_sections():
     assert (meta.persistent, meta.priority) == (True, 3)
     assert [cache.cache_info().currsize for cache in cached] == before
     assert all(cache.cache_info().maxsize == 1024 for cache in cached)
+
+
+def test_the_properties_of_a_received_message_are_made_once(monkeypatch: pytest.MonkeyPatch):
+    made: list[values.Properties] = []
+    received = values.Properties.received
+
+    def counted(typed: dict[str, values.TypedValue]) -> values.Properties:
+        made.append(received(typed))
+        return made[-1]
+
+    monkeypatch.setattr(values.Properties, "received", counted)
+    meta = messages.MessageMeta(kind="t", properties={"region": "north"})
+    message = codec.message_from_meta(meta, b"text", JOBS)
+    assert made == [message.properties]
+    assert dict(message.properties) == {"region": "north"}

@@ -66,7 +66,10 @@ def _rebuild(
         typed = {
             name: messages.typed_value(value, kinds.get(name)) for name, value in meta.properties.items()
         }
-        message.properties = values.Properties.received(typed | message.properties.typed)
+        translated = vars(message).get("properties")  # those that describe a translated body
+        message.properties = values.Properties.received(
+            typed if translated is None else typed | translated.typed
+        )
     return message
 
 

@@ -47,11 +47,6 @@ class ReceivedDelivery:
         self.sequence = sequence
 
 
-def _is_ready(message: messages.JmsMessage) -> bool:
-    """Whether the application can have it without any further check."""
-    return not message.expiration_ms and message.unloaded is None
-
-
 def by_key(received: Iterable[ReceivedDelivery]) -> dict[str, list[int]]:
     acks: dict[str, list[int]] = {}
     for delivery in received:
@@ -84,7 +79,13 @@ class Consumer(lifecycle.ClosingContext):
     async def receive(self, timeout_s: float | None = None) -> messages.JmsMessage | None:
         """The next message; None after ``timeout_s``, or when the consumer is closed."""
         arrived = self._arrived
-        if arrived and self._burst < BURST and not self.closed and _is_ready(arrived[0].message):
+        if (
+            arrived
+            and self._burst < BURST
+            and not self.closed
+            and not (first := arrived[0].message).expiration_ms
+            and first.unloaded is None
+        ):
             # Fast path for most messages; the complete one is `_wait`.
             self._burst += 1
             received: ReceivedDelivery | None = arrived.popleft()

@@ -73,7 +73,7 @@ class DispatcherConnection:
         self.publisher = topic_publisher.TopicPublisher(self)
         self.home = partition_link.PartitionLink(self, partitions.HOME)
         self._links = {partitions.HOME: self.home}
-        self.outbox = outbox.Outboxes(lambda: [link.outbox for link in self._links.values()], self._early)
+        self.outbox = outbox.Outboxes(self.home.outbox, self._early)
         self._slow_reports = flow_control.SlowConsumerReports(self._report_slow, self.spawn)
         self.holds = flow_control.ProducerHolds(self._holds_released)
         self.listeners = topic_listeners.TopicListeners(bus, topic_listeners.TopicMessage)
@@ -227,7 +227,7 @@ class DispatcherConnection:
         link = self._links.get(partition)
         if link is None:
             link = self._links[partition] = partition_link.PartitionLink(self, partition)
-            link.outbox.full_s = self.outbox.full_s
+            self.outbox.add(link.outbox)
         return link
 
     async def link_to(self, destination: destinations.Destination) -> partition_link.PartitionLink:

@@ -12,6 +12,7 @@ has received the message and will not acknowledge it a second time.
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
@@ -48,7 +49,9 @@ class _Submission:
         self.acks = acks
         self.atomic = atomic
         self.future = future
-        self.size = sum(map(_size, sends)) + _ack_bytes(acks)
+        self.size = sum(map(_size, sends))
+        if acks:
+            self.size += _ack_bytes(acks)
 
 
 def _size(send: protocol.SendMessage) -> int:
@@ -93,12 +96,13 @@ class Outbox:
             )
         future: asyncio.Future[None] = self._loop.create_future()
         waiting = _Submission(sends, acks, atomic, future)
-        # Large bodies are stored separately.
-        together = sum(_size(send) for send in sends if len(send.data) <= protocol.LARGE_BYTES)
-        if together > protocol.WORK_BYTES_MAX:
-            raise errors.LimitExceeded(
-                f"a transaction of {together} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
-            )
+        if waiting.size > protocol.WORK_BYTES_MAX:
+            # Large bodies are stored separately.
+            together = sum(_size(send) for send in sends if len(send.data) <= protocol.LARGE_BYTES)
+            if together > protocol.WORK_BYTES_MAX:
+                raise errors.LimitExceeded(
+                    f"a transaction of {together} bytes: the maximum is {protocol.WORK_BYTES_MAX}"
+                )
         self._waiting.append(waiting)
         self._unsent += len(sends)
         self._unsent_bytes += waiting.size
@@ -205,12 +209,13 @@ class Outbox:
         error: errors.MusterError | None = None
         try:
             for entry in taken:
-                # A retry does not store them a second time.
-                entry.sends[:] = [await bodies.upload(self._link, send) for send in entry.sends]
+                if entry.size > protocol.LARGE_BYTES:
+                    # A retry does not store them a second time.
+                    entry.sends[:] = [await bodies.upload(self._link, send) for send in entry.sends]
             sends, later = self._connection.publisher.prepare(
                 [send for entry in taken for send in entry.sends]
             )
-            size = sum(_size(send) for send in sends) + _ack_bytes(acks)
+            size = sum(map(_size, sends)) + _ack_bytes(acks)
             await self._send_work(sends, acks, size, strict=taken[0].atomic)
             self._acks_reported = False
             if sends:
@@ -332,50 +337,57 @@ class EarlySubmissions:
             await self._taken.wait()
 
 
-class Outboxes:
-    """All outboxes of a connection."""
+_is_full = operator.attrgetter("is_full")
 
-    def __init__(self, current: Callable[[], list[Outbox]], early: EarlySubmissions) -> None:
-        self._current = current
+
+class Outboxes:
+    """All outboxes of a connection, of which there is at least one."""
+
+    def __init__(self, first: Outbox, early: EarlySubmissions) -> None:
+        self._outboxes = [first]
         self._early = early
+
+    def add(self, outbox: Outbox) -> None:
+        outbox.full_s = self.full_s
+        self._outboxes.append(outbox)
 
     @property
     def full_s(self) -> float:
-        return self._current()[0].full_s
+        return self._outboxes[0].full_s
 
     @full_s.setter
     def full_s(self, full_s: float) -> None:
-        for outbox in self._current():
+        for outbox in self._outboxes:
             outbox.full_s = full_s
 
     def pending_acks(self) -> list[dict[str, list[int]]]:
-        return [acks for outbox in self._current() for acks in outbox.pending_acks()]
+        return [acks for outbox in self._outboxes for acks in outbox.pending_acks()]
 
     def is_acknowledging(self, key: str, sequence: int) -> bool:
-        return any(outbox.is_acknowledging(key, sequence) for outbox in self._current())
+        return any(outbox.is_acknowledging(key, sequence) for outbox in self._outboxes)
 
     @property
     def log_is_full(self) -> bool:
-        return any(outbox.log_is_full for outbox in self._current())
+        return any(outbox.log_is_full for outbox in self._outboxes)
 
     @property
     def is_full(self) -> bool:
-        return self._early.is_full or any(outbox.is_full for outbox in self._current())
+        return self._early.is_full or any(map(_is_full, self._outboxes))
 
     async def wait_for_room(self) -> None:
         await self._early.wait_for_room()
-        for outbox in self._current():
+        for outbox in self._outboxes:
             await outbox.wait_for_room()
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
         if early := self._early.futures():
             await asyncio.wait(early, timeout=timeout_s)
-        for outbox in self._current():
+        for outbox in self._outboxes:
             await outbox.wait_idle(timeout_s)
 
     def abandon(self, error: errors.MusterError) -> None:
         self._early.abandon(error)
-        for outbox in self._current():
+        for outbox in self._outboxes:
             outbox.abandon(error)
 
 

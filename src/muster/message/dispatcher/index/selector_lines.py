@@ -36,6 +36,8 @@ class SelectorLines:
 
     def unscanned(self) -> lines.SelectorLine | None:
         """A line whose selector has to be compared with earlier messages."""
+        if not len(self._selectors):
+            return None
         return next((line for line in self if line.unscanned and line.users), None)
 
     def use(self, selector: str | None, position: int) -> None:

@@ -99,7 +99,8 @@ def estimate_bytes(record: LogRecord) -> int:
         record.bodies,
         record.deleted_bodies,
     ):
-        size += sum(len(key) + ACK_BYTES for key in keys)
+        if keys:  # most are empty
+            size += sum(len(key) + ACK_BYTES for key in keys)
     return size
 
 

@@ -291,7 +291,12 @@ class DispatcherConnection:
         """From now on, hold back messages to slow consumers of topics. Producers call this first."""
         if not self._follows_slow:
             self._follows_slow = True
-            self._subscriptions.append(await self.bus.subscribe(protocol.SLOW, handler=self._slow_report))
+            try:
+                subscription = await self.bus.subscribe(protocol.SLOW, handler=self._slow_report)
+            except BaseException:
+                self._follows_slow = False
+                raise
+            self._subscriptions.append(subscription)
 
     def _slow_report(self, message: api.Message) -> None:
         self.holds.on_report(protocol.decode_slow(message.data))
@@ -299,7 +304,7 @@ class DispatcherConnection:
     def prepare_slow_reports(self) -> None:
         """Register with the dispatcher already now: when a consumer is slow, the reply to a registration
         comes after all messages that are on their way, and producers would be held too late."""
-        self.spawn(self.home.register_if_possible())
+        self.home.register_soon()
 
     def report_slow(self, consumer: flow_control.SlowableConsumer) -> None:
         """Report that this consumer of a topic cannot keep up."""

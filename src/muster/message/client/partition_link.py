@@ -67,7 +67,8 @@ class PartitionLink:
         self._end_state_callback: Callable[[], None] = lambda: None
         self._known = False  # to the dispatcher, before the last hello: consumers may be attached there
         self._stale: set[int] = set()  # consumers to attach again; their deliveries are repeated
-        self._subscribed = False
+        self._greeted = False  # a hello was sent: the dispatcher may know this connection
+        self._preparing: asyncio.Task[None] | None = None
         self._consumers: dict[int, DeliveryTarget] = {}
         self._attached: set[int] = set()
         self.outbox = outbox.Outbox(self)
@@ -79,10 +80,13 @@ class PartitionLink:
     async def disconnect(self, *, lost: bool) -> None:
         """The connection is closed."""
         self._end_state_callback()
-        if self._registered:
-            with contextlib.suppress(errors.MusterError):
-                connection = self.connection
-                await self.request_once(protocol.Disconnect(connection.name, lost, connection.seen_with([])))
+        disconnect = protocol.Disconnect(self.connection.name, lost, self.connection.seen_with([]))
+        with contextlib.suppress(errors.MusterError):
+            if self._registered:
+                await self.request_once(disconnect)
+            elif self._greeted:  # without a reply, which the hello did not get either
+                subject = protocol.notify_subject(self.bus.identity, self.partition)
+                await self.bus.publish(subject, protocol.encode(disconnect))
         for subscription in self._subscriptions:
             await subscription.close()
 
@@ -94,16 +98,8 @@ class PartitionLink:
         """Register with the dispatcher, and attach the consumers that are not attached."""
         async with self._registration:
             self.connection.check_open()
-            if not self._subscribed:
-                self._subscribed = True
-                deliver = protocol.deliver_subject(self.bus.identity, self.connection.name, self.partition)
-                self._subscriptions.append(await self.bus.subscribe(deliver, handler=self._delivered))
-                started = protocol.started_subject(self.partition)
-                self._subscriptions.append(
-                    await self.bus.subscribe(started, handler=self._dispatcher_started)
-                )
-                self._end_state_callback = self.bus.on_state(self._bus_changed)
-                self.connection.supervisor.loop("ping", self._ping)
+            if len(self._subscriptions) < 2:
+                await self._subscribe()
             if not self._registered:
                 self._drop_waiting()
                 at = self.bus.connection
@@ -117,6 +113,7 @@ class PartitionLink:
                     registration=self._registration_number,
                 )
                 self._delivered_count = self._notified = 0
+                self._greeted = True
                 epoch = (await self.request_once(hello)).epoch
                 self._known, self._epoch = epoch == self._epoch, epoch
                 self._registered = True
@@ -124,6 +121,16 @@ class PartitionLink:
             for number, consumer in list(self._consumers.items()):
                 if number not in self._attached:
                     await self._attach_again(number, consumer)
+
+    async def _subscribe(self) -> None:
+        """An earlier attempt may have failed, or been cancelled, after the first subscription."""
+        deliver = protocol.deliver_subject(self.bus.identity, self.connection.name, self.partition)
+        started = protocol.started_subject(self.partition)
+        handlers = ((deliver, self._delivered), (started, self._dispatcher_started))
+        for subject, handler in handlers[len(self._subscriptions) :]:
+            self._subscriptions.append(await self.bus.subscribe(subject, handler=handler))
+        self._end_state_callback = self.bus.on_state(self._bus_changed)
+        self.connection.supervisor.loop("ping", self._ping)
 
     async def _attach_again(self, number: int, consumer: DeliveryTarget) -> None:
         request = consumer.attach_request()  # from here on, no earlier delivery is passed on
@@ -309,11 +316,15 @@ class PartitionLink:
         for number, mark in batch.due:
             self.connection.spawn(self.connection.publisher.publish_due(number, mark))
 
-    async def register_if_possible(self) -> None:
+    def register_soon(self) -> None:
+        """Register in the background, unless that is under way already: other requests wait for it."""
+        if not self._registered and (self._preparing is None or self._preparing.done()):
+            self._preparing = self.connection.spawn(self._register_if_possible())
+
+    async def _register_if_possible(self) -> None:
         """A connection that cannot register now does so with its first request, which reports the error."""
         with contextlib.suppress(errors.MusterError):
-            if not self._registered:
-                await self.register()
+            await self.register()
 
     async def notify_registered(self, request: protocol.DispatcherRequest) -> None:
         """Register if necessary, and notify the dispatcher, if there is one."""

@@ -9,7 +9,7 @@ import pytest
 
 from muster.core import errors
 from muster.message import destinations, messages, protocol
-from muster.message.client import api, consumers, outbox
+from muster.message.client import api, consumers, flow_control, outbox, topic_consumers
 from muster.message.dispatcher import dispatcher, leadership
 from muster.message.dispatcher.log import journal
 from muster.testing import eventually, fixtures
@@ -186,3 +186,20 @@ async def test_a_quick_consumer_takes_what_has_arrived_and_a_slow_one_lets_other
     counting.cancel()
     assert turns > bursts // 2 if message_s else turns < bursts // 2
     await connection.close()
+
+
+async def test_large_messages_displace_as_many_small_ones_as_they_need(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(flow_control, "WAITING_SLOW", 1)
+    monkeypatch.setattr(flow_control, "WAITING_BYTES_MAX", 10_000)
+    receiving = await dial()
+    monkeypatch.setattr(receiving, "report_slow", lambda consumer: None)
+    news = destinations.topic("news")
+    consumer = await receiving.session().consumer(news)
+    assert isinstance(consumer, topic_consumers.TopicConsumer)
+    producer = (await dial()).session().producer(news, persistent=False)
+    for size in (*[1] * 50, *[1_000] * 20):
+        await producer.send(bytes(size))
+    await eventually.eventually(lambda: consumer.dropped + len(consumer._arrived) == 70)
+    assert consumer._bytes == sum(received.sequence for received in consumer._arrived) <= 10_000

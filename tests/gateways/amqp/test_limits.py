@@ -14,10 +14,14 @@ proton = pytest.importorskip("proton", reason="python-qpid-proton is not install
 from muster.core import errors  # noqa: E402
 from muster.core.telemetry import metrics  # noqa: E402
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
+from muster.gateways.amqp.links import topics  # noqa: E402
+from muster.message import destinations  # noqa: E402
+from muster.message.client import flow_control  # noqa: E402
 from muster.testing import eventually  # noqa: E402
 from muster.trust.login import password_checker, passwords  # noqa: E402
 from muster.trust.permissions import roles  # noqa: E402
 from tests.gateways.amqp import raw_client  # noqa: E402
+from tests.message import conftest  # noqa: E402
 
 ACTIVE, CLOSED = proton.Endpoint.REMOTE_ACTIVE, proton.Endpoint.REMOTE_CLOSED
 
@@ -139,3 +143,30 @@ async def test_a_login_that_cannot_be_checked_now_goes_on(
         await eventually.eventually(lambda: tries >= 3)
         assert len(checking.connections) == 1
         raw.socket.close()
+
+
+async def test_large_messages_on_a_topic_displace_as_many_small_ones_as_they_need(
+    gateway: amqp_gateway.AmqpGateway, dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    def subscribe() -> raw_client.Raw:
+        """Without credit."""
+        raw, _ = _opened(gateway.port, "idle")
+        receiver = raw.session.receiver("in")
+        receiver.source.address = "topic:news"
+        receiver.open()
+        raw.until(lambda: receiver.state & ACTIVE)
+        return raw
+
+    monkeypatch.setattr(flow_control, "WAITING_SLOW", 1)
+    monkeypatch.setattr(flow_control, "WAITING_BYTES_MAX", 10_000)
+    raw = await asyncio.to_thread(subscribe)
+    (client,) = gateway.connections
+    (link,) = client.outgoing_links.values()
+    assert isinstance(link, topics.TopicLink)
+    monkeypatch.setattr(client.jms, "report_slow", lambda consumer: None)
+    producer = (await dial()).session().producer(destinations.topic("news"), persistent=False)
+    for size in (*[1] * 50, *[1_000] * 20):
+        await producer.send(bytes(size))
+    await eventually.eventually(lambda: link.dropped + len(link._waiting) == 70)
+    assert link._bytes == sum(len(data) for data, _ in link._waiting) <= 10_000
+    raw.socket.close()

@@ -85,19 +85,19 @@ class TopicConsumer(consumers.Consumer):
         ):
             self.rejected += 1
             return
-        if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
-            self.session.connection.report_slow(self)
-            if (
-                len(self._arrived) >= flow_control.WAITING_MAX
-                or self._bytes >= flow_control.WAITING_BYTES_MAX
-            ):
-                self._bytes -= self._arrived.popleft().sequence
-                self.dropped += 1
         try:
             message = codec.message_from_meta(meta, data)
         except errors.MusterError:
             self.malformed += 1
             return
+        if len(self._arrived) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
+            self.session.connection.report_slow(self)
+            while (
+                len(self._arrived) >= flow_control.WAITING_MAX
+                or self._bytes + len(data) > flow_control.WAITING_BYTES_MAX
+            ):
+                self._bytes -= self._arrived.popleft().sequence
+                self.dropped += 1
         message.delivery_count = 1
         self._bytes += len(data)
         self._put(consumers.ReceivedDelivery(message, self, "", len(data)))

@@ -166,7 +166,9 @@ class TopicLink(consumers.OutgoingLink):
         self._bytes += len(data)
         if len(self._waiting) > flow_control.WAITING_SLOW or self._bytes > flow_control.WAITING_SLOW_BYTES:
             self.connection.jms.report_slow(self)
-            if len(self._waiting) > flow_control.WAITING_MAX or self._bytes > flow_control.WAITING_BYTES_MAX:
+            while (
+                len(self._waiting) > flow_control.WAITING_MAX or self._bytes > flow_control.WAITING_BYTES_MAX
+            ):
                 self._bytes -= len(self._waiting.popleft()[0])
                 self.dropped += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import hypothesis
@@ -10,7 +11,7 @@ from hypothesis import strategies
 
 proton = pytest.importorskip("proton", reason="python-qpid-proton is not installed")
 
-from muster.gateways.amqp import memory_budget  # noqa: E402
+from muster.gateways.amqp import connection, memory_budget  # noqa: E402
 from muster.gateways.amqp.links import producers  # noqa: E402
 from muster.gateways.amqp.protocol import endpoints, engine, frames  # noqa: E402
 
@@ -20,7 +21,11 @@ SIZES = (0, 1, 100, 256, 471, 479, 480, 512, 5_000, 70_000, 300_000)
 class EnginePair:
     """A client of proton's and our engine, whose owner opens everything that the client opens."""
 
-    def __init__(self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, *, frame_bytes: int = 16 << 10, window_bytes: int = 1 << 20, session_bytes: int = 64 << 20
+    ) -> None:
+        self.heard = b""  # by the client
+        self._session_bytes = session_bytes
         self.outcomes: list[tuple[Any, int]] = []
         self.taken: list[tuple[int, bytes, bool]] = []
         self.links: list[endpoints.AmqpLink] = []
@@ -48,7 +53,7 @@ class EnginePair:
                 event.connection.container = "server"
                 event.connection.open()
             case proton.Event.SESSION_REMOTE_OPEN:
-                event.session.incoming_capacity = 64 << 20
+                event.session.incoming_capacity = self._session_bytes
                 event.session.open()
             case proton.Event.LINK_REMOTE_OPEN:
                 event.link.source.copy(event.link.remote_source)
@@ -75,6 +80,7 @@ class EnginePair:
                 return
 
     def hear(self, data: bytes) -> None:
+        self.heard += data
         at = 0
         while at < len(data) and (room := self.transport.capacity()) > 0:
             self.transport.push(data[at : at + room])
@@ -345,6 +351,28 @@ def test_a_message_without_credit_closes_its_link():
 def test_the_window_of_a_session_is_never_what_stops_a_producer():
     """Qpid JMS would then keep messages until the next heartbeat, although it has credit and a new window."""
     assert endpoints.WINDOW >= 16 * producers.CREDIT
+
+
+def test_a_new_session_has_an_open_window():
+    """Proton computes it in 32 bits, from the number of bytes."""
+    world = EnginePair(frame_bytes=engine.FRAME_BYTES_MAX, session_bytes=connection.SESSION_BYTES_MAX)
+    begin = world.heard.index(bytes((0, 0x53, frames.BEGIN)))
+    (_, _, window, *_), _ = frames.fields(world.heard, begin + 3)
+    assert producers.CREDIT < window <= endpoints.WINDOW
+
+
+def test_empty_parts_of_a_message_take_no_memory():
+    world = EnginePair()
+    world.sender()
+    (link,) = world.server.links()
+    world.server.grant(link, 1)
+    lead = frames.transfer_lead(0, 0)
+    world.server.push(frames.transfer_head(lead, 0, 1, settled=True, more=True) + b"x")
+    for _ in range(10_000):
+        world.server.push(frames.transfer_head(lead, 0, 0, settled=True, more=True))
+    assert sys.getsizeof(link.parts) < 1000
+    world.server.push(frames.transfer_head(lead, 0, 1, settled=True, more=False) + b"y")
+    assert world.taken == [(0, b"xy", True)]
 
 
 def test_a_client_that_ignores_the_session_window_is_disconnected():

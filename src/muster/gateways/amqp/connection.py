@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 
 events = log.EventLog("message")
 
-SESSION_BYTES_MAX: Final = endpoints.WINDOW * engine.FRAME_BYTES_MAX
+# For the window of the first frame of a session. Proton computes in 32 bits; the first flow has the rest.
+SESSION_BYTES_MAX: Final = min(endpoints.WINDOW * engine.FRAME_BYTES_MAX, 0xFFFFFFFF)
 EARLY_BYTES_MAX: Final = 64 << 10  # before the client has logged in
 IN_TRANSIT_BYTES_MAX: Final = 16 << 20
 # Beyond this, nothing is read from the socket: windows count frames, and all sessions together may send more.

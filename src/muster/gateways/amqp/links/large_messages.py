@@ -39,8 +39,7 @@ class IncomingLargeMessage:
         self._connection = owner
         self._number = number
         self._upload: bodies.BodyUpload | None = None
-        self._parts: list[bytes] = []
-        self._waiting_bytes = 0
+        self._waiting = bytearray()  # not stored yet
         self._size = size
         self._ended: tuple[bool, bytes | None] | None = None  # settled, state
         self._aborted = False
@@ -62,8 +61,7 @@ class IncomingLargeMessage:
             self._put(part)
 
     def _put(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._waiting_bytes += len(part)
+        self._waiting += part
         self._connection.add_in_transit(len(part))
         self._wake.set()
 
@@ -78,24 +76,24 @@ class IncomingLargeMessage:
     async def run(self) -> None:
         """Store the body while it arrives."""
         try:
-            while self._ended is None or (self._parts and not self._aborted):
+            while self._ended is None or (self._waiting and not self._aborted):
                 # Many incomplete messages hold the connection: then each is stored as far as it has arrived.
                 least = 1 if self._connection.is_holding else protocol.CHUNK_BYTES
-                if self._ended is None and self._waiting_bytes < least:
+                if self._ended is None and len(self._waiting) < least:
                     self._wake.clear()
                     await self._wake.wait()
                 else:
                     await self._store()
         finally:
-            self._connection.add_in_transit(-self._waiting_bytes)
+            self._connection.add_in_transit(-len(self._waiting))
             self.stored.set()
 
     async def _store(self) -> None:
-        data, rest = b"".join(self._parts), b""
-        if self._ended is None and len(data) > protocol.CHUNK_BYTES:
-            whole = len(data) // protocol.CHUNK_BYTES * protocol.CHUNK_BYTES
-            data, rest = data[:whole], data[whole:]
-        self._parts, self._waiting_bytes = [rest] if rest else [], len(rest)
+        size = len(self._waiting)
+        if self._ended is None and size > protocol.CHUNK_BYTES:
+            size -= size % protocol.CHUNK_BYTES
+        data = bytes(memoryview(self._waiting)[:size])
+        del self._waiting[:size]
         try:
             if self._error is None:
                 if self._upload is None:

@@ -147,7 +147,6 @@ class AmqpLink:
         "on_message",
         "partial",
         "parts",
-        "parts_bytes",
         "session",
         "settles_second",
         "wrapper",
@@ -165,8 +164,7 @@ class AmqpLink:
         self.delivered = 0
         self.drain = False
         self.settles_second = False  # of the messages that it receives: after the peer has settled them
-        self.parts: list[bytes] = []
-        self.parts_bytes = 0
+        self.parts = bytearray()  # of the message that is incomplete; a list would not limit their number
         self.partial: tuple[int, bool, bytes | None] | None = None
         self.on_message: Callable[[int, bytes, bool, bytes | None], None] = ignore
         self.large: LargeMessageReceiver | None = None  # for the rest of the message that is incomplete
@@ -194,12 +192,11 @@ class AmqpLink:
             if aborted:
                 self.on_aborted()
             return
-        self.parts.append(part)
-        self.parts_bytes += len(part)
+        self.parts += part
         fits = self.session.budget.add_unfinished(len(part))
         settled, state = settled or was_settled, before if state is None else state
-        if self.parts_bytes > LARGE_BYTES and self.on_large is not None and not aborted:
-            data, partial = b"".join(self.parts), self.partial
+        if len(self.parts) > LARGE_BYTES and self.on_large is not None and not aborted:
+            data, partial = bytes(self.parts), self.partial
             self.drop_parts()
             receiver = self.on_large(number, data)
             if more:
@@ -210,7 +207,7 @@ class AmqpLink:
             if not fits:
                 self.on_budget_exceeded()
         else:
-            data = b"".join(self.parts)
+            data = bytes(self.parts)
             self.drop_parts()
             if aborted:
                 self.on_aborted()
@@ -219,9 +216,9 @@ class AmqpLink:
 
     def drop_parts(self) -> None:
         """Remove the parts of a message that is complete or aborted."""
-        self.session.budget.remove_unfinished(self.parts_bytes)
+        self.session.budget.remove_unfinished(len(self.parts))
         self.parts.clear()
-        self.parts_bytes, self.partial, self.large = 0, None, None
+        self.partial, self.large = None, None
 
     def detach(self) -> None:
         """Release the link. This breaks the reference cycle with its owner, so that objects of the proton

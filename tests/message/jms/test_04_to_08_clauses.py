@@ -203,6 +203,30 @@ async def test_8_3_2_a_shared_name_stands_for_one_topic_and_one_selector(
     await there.shared_durable_consumer(NEWS, "group", "n = 4")
 
 
+async def test_a_message_whose_listener_fails_after_its_consumer_was_closed_goes_to_the_others(
+    dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
+):
+    connection = await dial()
+    first = await connection.session().shared_consumer(NEWS, "group")
+    begun, closed = asyncio.Event(), asyncio.Event()
+
+    async def fail(_: messages.JmsMessage) -> None:
+        begun.set()
+        await closed.wait()
+        raise ValueError("a failure of the application")
+
+    listening = asyncio.create_task(first.listen(fail))
+    await connection.session().producer(NEWS, persistent=False).send("news")
+    await asyncio.wait_for(begun.wait(), 30)
+    second = await connection.session().shared_consumer(NEWS, "group")
+    await first.close()
+    closed.set()
+    await listening
+    message = await second.receive(30)
+    assert message is not None
+    assert message.redelivered
+
+
 async def test_8_3_2_what_waits_at_a_consumer_that_closes_reaches_those_that_share_its_subscription(
     dispatcher: leadership.DispatcherLeadership, dial: conftest.Dial
 ):

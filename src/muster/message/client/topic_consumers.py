@@ -118,6 +118,8 @@ class TopicConsumer(consumers.Consumer):
     async def give_back(self, received: list[consumers.ReceivedDelivery]) -> None:
         await super().give_back(received)
         self._bytes += sum(delivery.sequence for delivery in received)
+        if self.closed and self._listeners is not None:  # it was closed before the application failed
+            self._pass_on(self._listeners)
 
     def revoked(self) -> None:
         super().revoked()

@@ -73,6 +73,23 @@ async def test_the_service_may_end_at_any_moment(office, monkeypatch):
         assert (await office.service.enrol(token, key, "m")).name == f"host-{when}"
 
 
+async def test_brokers_learn_of_a_replaced_key_although_the_admission_was_not_recorded(office, monkeypatch):
+    await office.service.enrol(await office.token(), new_key(), "m")
+    token, key = await office.token(), new_key()
+    put = office.service._put
+
+    async def fail(identity: str, record: enrolment.EnrolmentRecord, expected: int | None = None) -> None:
+        if record.admitted:
+            raise errors.Unavailable("the store does not reply")
+        await put(identity, record, expected)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(office.service, "_put", fail)
+        with pytest.raises(errors.Unavailable):
+            await office.service.enrol(token, key, "m")
+    assert (await office.service.enrol(token, key, "m")).replaced
+
+
 async def test_many_machines_join_at_once(office):
     tokens = [await office.token(f"host-{number}") for number in range(8)]
     admitted = await asyncio.gather(*(office.service.enrol(token, new_key(), "m") for token in tokens))

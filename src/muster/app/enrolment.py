@@ -200,7 +200,8 @@ class EnrolmentService:
                 raise errors.Conflict(f"{name!r} has the role {known.role}, not agent")
             self._refuse_issued_here(name)
             if known.public_key == public_key:  # the domain ended before the admission was recorded
-                return self._admitted(name, public_key)
+                # It may have replaced another one then, which brokers have not learnt.
+                return msgspec.structs.replace(self._admitted(name, public_key), replaced=True)
             self._trust.revoke(name)
             replaced = True
         return Admission(name, self._trust.issue(name, roles.Role.AGENT, public_key=public_key), replaced)

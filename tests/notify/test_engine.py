@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies
 
 from muster.notify import models
-from muster.notify.matcher import kernels_numpy, matcher, opcodes, receiver_columns, receiver_table, reference
+from muster.notify.matcher import kernels_numpy, matcher, opcodes, receiver_columns, reference
 from muster.predicates import types
 from muster.predicates.syntax import parser
 from tests.notify import worlds
@@ -93,36 +93,6 @@ def test_both_sides_find_the_same_receivers(kernels):
         assert sorted(first[:count]) == sorted(other[:again])
         values += count
     assert values > 500
-
-
-def _alike(kernels: Any) -> tuple[matcher.Matcher, reference.ReferenceMatcher]:
-    """300 receivers of as many loads, who take anything."""
-    ours, plainly = matcher.Matcher(kernels=kernels), reference.ReferenceMatcher()
-    always = parser.parse("TRUE")
-    for number in range(300):
-        state = {"load": number / 300}
-        ours.join(f"p{number}", WEB, state, always)
-        plainly.join(f"p{number}", state, always)
-    return ours, plainly
-
-
-def test_more_constants_than_a_byte_has_codes(kernels):
-    ours, plainly = _alike(kernels)
-    for _ in range(2):
-        for number in range(2 * receiver_columns.EDGES_MAX):
-            address = parser.parse(f"load < {number / 500}")
-            assert len(ours.match({}, address)) == len(plainly.match({}, address))
-
-
-def test_constants_that_are_forgotten_for_others_change_no_decision(kernels, monkeypatch):
-    """All edges are used and others are requested all the time: edges are freed during an evaluation."""
-    monkeypatch.setattr(receiver_table, "MISSES_MAX", 5)
-    ours, plainly = _alike(kernels)
-    for number in range(2 * receiver_columns.EDGES_MAX):
-        ours.match({}, parser.parse(f"load < {number % receiver_columns.EDGES_MAX / 500}"))
-    for number in range(20):
-        address = parser.parse(f"load >= 0.1 AND load < {0.30001 + number / 1000}")
-        assert len(ours.match({}, address)) == len(plainly.match({}, address)) > 0
 
 
 def test_a_model_that_grows_leaves_the_columns_right_that_were_there(kernels):

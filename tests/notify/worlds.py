@@ -77,6 +77,7 @@ def clause(dice: random.Random, names: tuple[str, ...]) -> str:
             f"{name} <> '{dice.choice(WORDS)}'",
             f"{name} {sign} {dice.choice(NUMBERS)}",
             f"{name} {sign} {dice.random():.2f}",
+            f"{name} {sign} {dice.uniform(-1, 3):.9f}",  # a constant that no other address has
             f"{name} IN ('a', 'north')",
             f"{name} LIKE '{dice.choice(['%o%', 'a', '_orth', '1%', '%'])}'",
             f"{name} IS NULL",

@@ -25,6 +25,7 @@ DEPTH: Final = opcodes.DEPTH
 
 BITMAP, RANGE, AND, OR, FILL = opcodes.BITMAP, opcodes.RANGE, opcodes.AND, opcodes.OR, opcodes.FILL
 NEXT, WITHIN, EMPTY = opcodes.NEXT, opcodes.WITHIN, name_table.EMPTY
+BELOW, FROM, FLOAT_BELOW = opcodes.BELOW, opcodes.FROM, opcodes.FLOAT_BELOW
 
 
 @intrinsic
@@ -87,11 +88,61 @@ def _prefetch(_: Any, array: Any, at: Any) -> Any:
 
 
 @njit(cache=True)
-def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
-    """Interpret an address; ``codes`` contains columns of ``stride`` bytes one after the other."""
+def _compare(
+    own: Any,
+    codes: Any,
+    base: int,
+    code: Any,
+    numbers: Any,
+    first: int,
+    bound: Any,
+    below: bool,
+    undecided: Any,
+    rows: Any,
+) -> int:
+    """Of the rows of one code, keep those whose number is below the bound, or is not; return their number.
+
+    Each number is at another place in memory: all of a block are fetched before the first is compared.
+    """
+    nonzero = 0
+    for i in range(own.size):
+        nonzero += own[i] != 0
+    if nonzero * 8 < own.size:  # the few remaining words are evaluated one by one
+        for i in range(own.size):
+            undecided[i] = own[i]
+            if own[i] != 0:
+                undecided[i] &= _within(codes, base + i * 64, code, np.uint8(0))
+    else:
+        for i in range(own.size):
+            undecided[i] = own[i] & _within(codes, base + i * 64, code, np.uint8(0))
+    count = 0
+    for i in range(own.size):
+        word = undecided[i]
+        while word != 0:
+            rows[count] = i * 64 + np.int64(_lowest(word))
+            _prefetch(numbers, first + rows[count])
+            count += 1
+            word &= word - np.uint64(1)
+    for i in range(count):
+        row = rows[i]
+        # Without a branch: within an interval the result cannot be predicted.
+        false = np.uint64((numbers[first + row] < bound) != below)
+        own[row >> 6] &= ~(false << np.uint64(row & 63))
+    return count
+
+
+@njit(cache=True)
+def run(steps: Any, bits: Any, codes: Any, numbers: Any, stride: int, out: Any) -> Any:
+    """Interpret an address; return how many rows match, and how many numbers were compared.
+
+    ``codes`` and ``numbers`` contain columns of ``stride`` elements one after the other.
+    """
     words = out.size
     stack = np.empty((DEPTH, BLOCK), np.uint64)
+    undecided, rows = np.empty(BLOCK, np.uint64), np.empty(BLOCK * 64, np.int64)
+    floats, float_bounds = numbers.view(np.float64), steps.view(np.float64)
     total = np.uint64(0)
+    compared = 0
     for start in range(0, words, BLOCK):
         size = min(BLOCK, words - start)
         top = -1
@@ -130,6 +181,18 @@ def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
                 top += 1
                 own = stack[top]
                 own[:] = ~np.uint64(0) if a else np.uint64(0)
+            elif operation >= BELOW:
+                part = stack[top, :size]
+                code, column = np.uint8(steps[step, 2] & 255), steps[step, 2] >> 8
+                base, first = a * stride + start * 64, column * stride + start * 64
+                if operation <= FROM:
+                    bound, below = steps[step, 3], operation == BELOW
+                    compared += _compare(
+                        part, codes, base, code, numbers, first, bound, below, undecided, rows
+                    )
+                else:
+                    real, below = float_bounds[step, 3], operation == FLOAT_BELOW
+                    compared += _compare(part, codes, base, code, floats, first, real, below, undecided, rows)
             else:
                 top -= 1
                 own, other = stack[top], stack[top + 1]
@@ -146,7 +209,7 @@ def run(steps: Any, bits: Any, codes: Any, stride: int, out: Any) -> int:
         for i in range(size):
             other[i] = own[i]
             total += _ones(own[i])
-    return total
+    return total, compared
 
 
 @njit(cache=True)
@@ -320,6 +383,20 @@ def encode_rows(values: Any, rows: Any, edges: Any, codes: Any) -> None:
             else:
                 high = middle
         codes[row] = np.uint8(low + 1)
+
+
+@njit(cache=True)
+def split_interval(values: Any, codes: Any, code: int, edge: Any) -> None:
+    """Divide the interval of a code at a new edge: the rows at or above the edge get the next code."""
+    lower = np.uint8(code)
+    for row in range(codes.size):
+        codes[row] += np.uint8(codes[row] > lower)
+    for start in range(0, codes.size, 64):
+        left = _within(codes, start, lower, np.uint8(0))
+        while left != 0:
+            place = start + np.int64(_lowest(left))
+            codes[place] += np.uint8(values[place] >= edge)
+            left &= left - np.uint64(1)
 
 
 @njit(cache=True)

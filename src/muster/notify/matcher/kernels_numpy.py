@@ -21,26 +21,18 @@ def unpack(bits: Array) -> Array:
     return np.unpackbits(bits.view(np.uint8), bitorder="little")
 
 
-def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int:
+def run(steps: Array, bits: Array, codes: Array, numbers: Array, stride: int, out: Array) -> tuple[int, int]:
     words = len(out)
     stack: list[Array] = []
-    for operation, a, b, c in steps.tolist():
+    compared = 0
+    for place, (operation, a, b, c) in enumerate(steps.tolist()):
         match operation:
             case opcodes.BITMAP:
                 stack.append(bits[a, :words])
             case opcodes.RANGE:
                 stack.append(_within(codes[a * stride : a * stride + words * 64], b, c))
             case opcodes.WITHIN:
-                column = codes[a * stride : a * stride + words * 64]
-                nonzero = np.flatnonzero(stack[-1])
-                if len(nonzero) * 8 < words:  # the few remaining words are evaluated one by one
-                    left = np.zeros_like(stack[-1])
-                    left[nonzero] = stack[-1][nonzero] & _within(
-                        column.reshape(-1, 64)[nonzero].reshape(-1), b, c
-                    )
-                    stack[-1] = left
-                else:
-                    stack[-1] = stack[-1] & _within(column, b, c)
+                stack[-1] = _narrowed(stack[-1], codes[a * stride : a * stride + words * 64], b, c)
             case opcodes.AND:
                 top = stack.pop()
                 stack[-1] = stack[-1] & top
@@ -52,10 +44,43 @@ def run(steps: Array, bits: Array, codes: Array, stride: int, out: Array) -> int
                 stack[-1] = stack[-1] & ~top
             case opcodes.NEXT:
                 stack[-1] = stack[-1] & bits[a, :words]
+            case opcodes.BELOW | opcodes.FROM | opcodes.FLOAT_BELOW | opcodes.FLOAT_FROM:
+                rows = _rows_of(stack[-1], codes[a * stride : a * stride + words * 64], b % 256)
+                column, bounds = numbers[b // 256 * stride :], steps
+                if operation in (opcodes.FLOAT_BELOW, opcodes.FLOAT_FROM):
+                    column, bounds = column.view(np.float64), steps.view(np.float64)
+                below = operation in (opcodes.BELOW, opcodes.FLOAT_BELOW)
+                false = rows[(column[rows] < bounds[place, 3]) != below]
+                stack[-1] = stack[-1].copy()
+                np.bitwise_and.at(stack[-1], false >> 6, ~(np.uint64(1) << (false & 63).astype(np.uint64)))
+                compared += len(rows)
             case _:
                 stack.append(np.full(words, np.uint64(0xFFFFFFFFFFFFFFFF if a else 0)))
     out[:] = stack[0]
-    return int(np.bitwise_count(out).sum())
+    return int(np.bitwise_count(out).sum()), compared
+
+
+def _narrowed(bits: Array, column: Array, low: int, span: int) -> Array:
+    """AND with the rows whose code is from ``low`` to ``low + span``."""
+    nonzero = np.flatnonzero(bits)
+    if len(nonzero) * 8 >= len(bits):
+        narrowed: Array = bits & _within(column, low, span)
+        return narrowed
+    narrowed = np.zeros_like(bits)  # the few remaining words are evaluated one by one
+    narrowed[nonzero] = bits[nonzero] & _within(column.reshape(-1, 64)[nonzero].reshape(-1), low, span)
+    return narrowed
+
+
+def _rows_of(bits: Array, column: Array, code: int) -> Array:
+    """Return the rows of a bitmap that have the code."""
+    nonzero = np.flatnonzero(bits)
+    if len(nonzero) * 8 >= len(bits):
+        rows = np.flatnonzero(column == code)
+    else:
+        at, place = np.nonzero(column.reshape(-1, 64)[nonzero] == code)
+        rows = nonzero[at] * 64 + place
+    chosen: Array = rows[(bits[rows >> 6] >> (rows & 63).astype(np.uint64)) & np.uint64(1) != 0]
+    return chosen
 
 
 def _within(column: Array, low: int, span: int) -> Array:
@@ -124,6 +149,12 @@ def encode_rows(values: Array, rows: Array, edges: Array, codes: Array) -> None:
     numbers = values[rows]
     intervals = np.searchsorted(edges, numbers, side="right") + 1
     codes[rows] = np.where(numbers == numbers, intervals, 0).astype(np.uint8)
+
+
+def split_interval(values: Array, codes: Array, code: int, edge: float) -> None:
+    codes += codes > code
+    rows = np.flatnonzero(codes == code)
+    codes[rows[values[rows] >= edge]] = code + 1
 
 
 def move_bits(rows: Array, old: Array, new: Array, where: Array, bits: Array) -> None:

@@ -48,11 +48,14 @@ def warm_up() -> Any:
     """Load and compile the kernels of `select_kernels`: takes a second, several at the first time."""
     kernels = select_kernels()
     trial = Matcher(kernels=kernels)
-    model = models.Model("Trial", {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x")})
-    trial.join("p", model, {"a": "v", "b": 1.0, "c": frozenset({"x"})}, parser.parse("e AND n >= 1"))
+    attributes = {"a": types.STRING, "b": types.FLOAT, "c": types.set_of("x"), "d": types.INT}
+    model = models.Model("Trial", attributes)
+    state: models.State = {"a": "v", "b": 1.0, "c": frozenset({"x"}), "d": 1}
+    trial.join("p", model, state, parser.parse("e AND n >= 1"))
     trial.update(["p"] * name_table.FEW, {"b": [0.5] * name_table.FEW})  # equivalent: compiles
-    address = parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x'")
+    address = parser.parse("a = 'v' AND b < 1 AND c CONTAINS 'x' AND d < 2")
     trial.match({"e": True, "n": 1}, address)  # equivalent: compiles
+    trial.match({"e": True, "n": 1}, address)  # equivalent: compiles what adds an edge
     trial.names([MatchResult(0, np.zeros(name_table.FEW, np.int64))])  # equivalent: compiles
     return kernels
 

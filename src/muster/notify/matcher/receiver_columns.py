@@ -4,17 +4,14 @@ A clause about one column is evaluated with bitmaps and with ranges of one-byte 
 
 - words (strings, booleans): a code for each word, 0 for NULL, and a bitmap for each word if there are few;
 - sets: a bitmap for the presence of a set, and one for each word of the domain;
-- numbers: the exact value, and the code of the interval between *edges* that contains it.  Constants in
-  addresses become edges when they occur a second time; after that one byte decides.
+- numbers: the exact value, and the code of the interval that contains it (see `number_column`).
 
-Other clauses (many words, arithmetic, new constants) are evaluated on the exact columns with
+Other clauses (many words, arithmetic) are evaluated on the exact columns with
 `muster.predicates.backends.columnar`.
 """
 
 from __future__ import annotations
 
-import bisect
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -22,20 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from muster.notify.matcher import opcodes
-from muster.predicates import ast, like_patterns, types, values
+from muster.predicates import ast, like_patterns, types
 from muster.predicates.backends import columns as exact
 
 Array = npt.NDArray[Any]
 Step = tuple[int, int, int, int]
 
-EDGES_MAX: Final = 254
 BITMAPS_MAX: Final = 128
 RANGES_MAX: Final = 8
-SEEN_MAX: Final = 1024
 
 
 class ColumnStorage(Protocol):
-    """The storage of bits and codes of columns, implemented by the table."""
+    """The storage of bits, codes and numbers of columns, implemented by the table."""
 
     kernels: Any
     bits: Array
@@ -46,6 +41,8 @@ class ColumnStorage(Protocol):
     def free_bitmaps(self, numbers: list[int]) -> None: ...
     def new_codes(self) -> int: ...
     def codes_of(self, column: int) -> Array: ...
+    def new_numbers(self) -> int: ...
+    def numbers_of(self, column: int) -> Array: ...
 
 
 def nothing() -> list[Step]:
@@ -204,7 +201,7 @@ class WordColumn:
         if not codes:
             return nothing()
         if self._bitmaps is not None and len(codes) <= RANGES_MAX:
-            numbers = self._bitmaps[np.array(codes) - 1].tolist()
+            numbers = [int(self._bitmaps[code - 1]) for code in codes]
             steps: list[Step] = [(opcodes.BITMAP, numbers[0], 0, 0)]
             for number in numbers[1:]:
                 steps += [(opcodes.BITMAP, number, 0, 0), (opcodes.OR, 0, 0, 0)]
@@ -284,140 +281,6 @@ class SetColumn:
         return exact.Column(types.ValueKind.SET, masks[:rows], self._domain)
 
 
-class NumberColumn:
-    def __init__(self, room: ColumnStorage, kind: types.ValueKind) -> None:
-        self._room = room
-        self.kind = kind
-        self.version = 0
-        self._whole = kind is types.ValueKind.INT
-        self._type: Any = np.int64 if self._whole else np.float64
-        self._values = np.zeros(room.capacity, self._type)
-        self._column = room.new_codes()
-        self._edges: list[Any] = []
-        self._array = np.empty(0, self._type)
-        self._seen: dict[Any, int] = {}
-
-    def write(self, rows: Array, cells: Sequence[Any]) -> None:
-        if self._whole:
-            null = np.fromiter((cell is None for cell in cells), np.bool_, len(cells))
-            new = np.fromiter((0 if cell is None else cell for cell in cells), np.int64, len(cells))
-        else:
-            new, null = np.array(cells, np.float64), None  # None becomes NaN
-        self._values[rows] = new
-        codes = self._room.codes_of(self._column)
-        self._room.kernels.encode_rows(self._values, rows, self._array, codes)
-        if null is not None:
-            codes[rows[null]] = 0
-
-    def read(self, row: int) -> types.Value:
-        if self._room.codes_of(self._column)[row] == 0:
-            return None
-        value: types.Value = self._values[row].item()
-        return value
-
-    def cells(self, rows: Array) -> list[types.Value]:
-        numbers: list[types.Value] = self._values[rows].tolist()
-        for place in np.flatnonzero(self._room.codes_of(self._column)[rows] == 0).tolist():
-            numbers[place] = None
-        return numbers
-
-    def grow(self) -> None:
-        more = np.zeros(self._room.capacity - len(self._values), self._type)
-        self._values = np.concatenate((self._values, more))
-
-    def present(self) -> list[Step]:
-        return [(opcodes.RANGE, self._column, 1, 254)]
-
-    def steps(self, clause: ast.Clause, *, when: bool) -> list[Step] | None:
-        if not isinstance(clause, ast.Comparison) or not isinstance(clause.right, ast.Literal):
-            return nothing() if when else self.present()
-        bound = clause.right.value
-        if not clause.right.kind.is_number:
-            return nothing() if when else self.present()
-        sign = clause.operator if when else ast.OPPOSITE[clause.operator]
-        known: tuple[ast.ComparisonOperator, Any] | bool = (sign, bound)
-        if self._whole and isinstance(bound, float):
-            known = values.integer_bound(sign, bound)
-        elif not self._whole and isinstance(bound, int):
-            known = values.float_bound(sign, bound)
-        elif self._whole and not types.INT_MIN <= int(bound) <= types.INT_MAX:
-            return None
-        if isinstance(known, bool):
-            return self.present() if known else nothing()
-        return self._compare(*known)
-
-    def _compare(self, sign: ast.ComparisonOperator, bound: Any) -> list[Step] | None:
-        after = self._after(bound)
-        edges = {"<": (bound,), ">=": (bound,), "<=": (after,), ">": (after,)}.get(sign, (bound, after))
-        if any(edge is not None and not self._edge(edge) for edge in edges):
-            return None
-        low = self._code(bound) if sign in ("<", ">=", "=", "<>") else 0
-        high = 256 if after is None else self._code(after) if sign in ("<=", ">", "=", "<>") else 0
-        # A number's code is at least _code(edge) exactly if it is at or above the edge.
-        match sign:
-            case "<":
-                runs = [(1, low - 1)]
-            case ">=":
-                runs = [(low, 255)]
-            case "<=":
-                runs = [(1, high - 1)]
-            case ">":
-                runs = [(high, 255)]
-            case "=":
-                runs = [(low, high - 1)]
-            case _:
-                runs = [(1, low - 1), (high, 255)]
-        return _ranges(self._column, [(a, b) for a, b in runs if a <= b])
-
-    def _after(self, bound: Any) -> Any:
-        """Return the next greater number; None if there is none."""
-        if self._whole:
-            return bound + 1 if bound < types.INT_MAX else None
-        return math.nextafter(bound, math.inf) if bound < math.inf else None
-
-    def _code(self, edge: Any) -> int:
-        return bisect.bisect_left(self._edges, edge) + 2
-
-    def _edge(self, edge: Any) -> bool:
-        """Whether this is an edge; it may become one."""
-        at = bisect.bisect_left(self._edges, edge)
-        if at < len(self._edges) and self._edges[at] == edge:
-            return True
-        if len(self._edges) >= EDGES_MAX:
-            return False
-        if edge not in self._seen and len(self._edges) >= EDGES_MAX // 2:
-            # While there is much space every constant becomes an edge, later only those that occur again.
-            if len(self._seen) >= SEEN_MAX:
-                self._seen.clear()
-            self._seen[edge] = 1
-            return False
-        self._edges.insert(at, edge)
-        self._array = np.array(self._edges, self._type)
-        self.version += 1
-        codes = self._room.codes_of(self._column)
-        rows = np.flatnonzero(codes)
-        self._room.kernels.encode_rows(self._values, rows, self._array, codes)
-        return True
-
-    def forget_edges(self) -> None:
-        """Start again without edges, when all are used and others are needed."""
-        self._edges, self._seen = [], {}
-        self._array = np.empty(0, self._type)
-        self.version += 1
-        codes = self._room.codes_of(self._column)
-        codes[codes != 0] = 1
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._edges) >= EDGES_MAX
-
-    def exact(self, rows: int) -> exact.Column:
-        null = self._room.codes_of(self._column)[:rows] == 0
-        if self._whole:
-            return exact.Column(types.ValueKind.INT, self._values[:rows], null=null)
-        return exact.Column(types.ValueKind.FLOAT, np.where(null, np.nan, self._values[:rows]))
-
-
 def _ranges(column: int, runs: list[tuple[int, int]]) -> list[Step] | None:
     if len(runs) > RANGES_MAX:
         return None
@@ -429,12 +292,3 @@ def _ranges(column: int, runs: list[tuple[int, int]]) -> list[Step] | None:
         if place:
             steps.append((opcodes.OR, 0, 0, 0))
     return steps
-
-
-MAKERS: Final[dict[types.ValueKind, Callable[[ColumnStorage, types.AttributeType], ReceiverColumn]]] = {
-    types.ValueKind.STRING: lambda room, _: WordColumn(room, types.ValueKind.STRING),
-    types.ValueKind.BOOL: lambda room, _: WordColumn(room, types.ValueKind.BOOL),
-    types.ValueKind.SET: lambda room, declared: SetColumn(room, declared.domain),
-    types.ValueKind.INT: lambda room, _: NumberColumn(room, types.ValueKind.INT),
-    types.ValueKind.FLOAT: lambda room, _: NumberColumn(room, types.ValueKind.FLOAT),
-}

@@ -6,14 +6,14 @@ with space to grow, so that the receivers of a true policy are read sequentially
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from muster.notify import models
-from muster.notify.matcher import kernels_numpy, opcodes, receiver_columns
+from muster.notify.matcher import kernels_numpy, number_column, opcodes, receiver_columns
 from muster.predicates import ast, types
 from muster.predicates.analysis import normal_forms
 from muster.predicates.backends import columnar
@@ -26,14 +26,31 @@ DURABLE: Final = 1
 SCRATCH: Final = 2  # bitmaps for exact evaluation, one event at a time
 SCRATCHES: Final = 14
 PROGRAMS_MAX: Final = 4096
-MISSES_MAX: Final = 1000
+# Measured in uses: edges that free space for constants cost as much as so many uses of addresses without.
+MISSES_MAX: Final = 10_000
+# Numbers that one constant compares at most when the edges are quantiles; others are excess.
+COMPARED_SHARE: Final = 1 / number_column.QUANTILES
+EXCESS_MIN: Final = 16_384  # not worth new quantiles, however few rows there are
 MANY: Final = 16  # if more than one in so many is added at once, all members are rebuilt
+
+MAKERS: Final[
+    dict[
+        types.ValueKind,
+        Callable[[receiver_columns.ColumnStorage, types.AttributeType], receiver_columns.ReceiverColumn],
+    ]
+] = {
+    types.ValueKind.STRING: lambda room, _: receiver_columns.WordColumn(room, types.ValueKind.STRING),
+    types.ValueKind.BOOL: lambda room, _: receiver_columns.WordColumn(room, types.ValueKind.BOOL),
+    types.ValueKind.SET: lambda room, declared: receiver_columns.SetColumn(room, declared.domain),
+    types.ValueKind.INT: lambda room, _: number_column.NumberColumn(room, types.ValueKind.INT),
+    types.ValueKind.FLOAT: lambda room, _: number_column.NumberColumn(room, types.ValueKind.FLOAT),
+}
 
 
 class AddressProgram:
     """A compiled address. It is valid until a column that it uses changes its codes."""
 
-    __slots__ = ("columns", "condition", "exactly", "steps", "versions")
+    __slots__ = ("columns", "condition", "exactly", "steps", "undecided", "versions")
 
     def __init__(self) -> None:
         self.condition: ast.Condition | None = None
@@ -41,6 +58,7 @@ class AddressProgram:
         self.columns: list[receiver_columns.ReceiverColumn] = []
         self.versions: list[int] = []
         self.exactly: list[ast.Condition] = []
+        self.undecided: list[number_column.NumberColumn] = []  # of each constant that is not an edge
 
     def holds(self) -> bool:
         return all(
@@ -58,6 +76,8 @@ class ReceiverTable:
         self._spare: list[int] = []
         self._codes = np.zeros(0, np.uint8)
         self._code_columns = 0
+        self._numbers = np.zeros(0, np.int64)
+        self._number_columns = 0
         self.shard_of = np.zeros(capacity, np.uint8)
         self.changed_s = np.zeros(capacity, np.uint32)  # last change of the receiver, in wall time
         self.ends_s = np.zeros(0)  # end of the receiver's first grant; empty while there are no grants
@@ -73,6 +93,8 @@ class ReceiverTable:
         self._out = np.zeros(capacity // 64, np.uint64)
         self._programs: dict[int, AddressProgram] = {}
         self._misses = 0
+        self._excess = 0.0
+        self.compared = 0  # numbers compared because codes did not decide
         self.columns: dict[str, receiver_columns.ReceiverColumn] = {}
         self.extend(model)
 
@@ -81,7 +103,7 @@ class ReceiverTable:
         self.model = model
         for name, declared in model.attributes.items():
             if name not in self.columns:
-                self.columns[name] = receiver_columns.MAKERS[declared.kind](self, declared)
+                self.columns[name] = MAKERS[declared.kind](self, declared)
         self._programs.clear()
 
     def __len__(self) -> int:
@@ -113,14 +135,21 @@ class ReceiverTable:
     def codes_of(self, column: int) -> Array:
         return self._codes[column * self.capacity : (column + 1) * self.capacity]
 
+    def new_numbers(self) -> int:
+        self._number_columns += 1
+        self._numbers = np.concatenate((self._numbers, np.zeros(self.capacity, np.int64)))
+        return self._number_columns - 1
+
+    def numbers_of(self, column: int) -> Array:
+        return self._numbers[column * self.capacity : (column + 1) * self.capacity]
+
     def _grow(self, capacity: int) -> None:
         before, self.capacity = self.capacity, capacity
         bits = np.zeros((len(self.bits), capacity // 64), np.uint64)
         bits[:, : before // 64] = self.bits
         self.bits = bits
-        codes = np.zeros((self._code_columns, capacity), np.uint8)
-        codes[:, :before] = self._codes.reshape(self._code_columns, before)
-        self._codes = codes.reshape(-1)
+        self._codes = _widened(self._codes, before, capacity)
+        self._numbers = _widened(self._numbers, before, capacity)
         self.policy_of = np.concatenate((self.policy_of, np.full(capacity - before, -1, np.int32)))
         for name in ("_place", "shard_of", "changed_s"):
             held = getattr(self, name)
@@ -296,19 +325,32 @@ class ReceiverTable:
         """Return a bitmap of rows where the condition is true, valid until the next call; their number."""
         # By identity: hashing a tree takes as long as reading a bitmap. The program refers to the condition.
         compiled = self._programs.get(id(condition))
+        if compiled is not None and compiled.undecided:
+            self._count_miss()
         if compiled is None or not compiled.holds():
             compiled = self._compile(condition)
         words = -(-self.used // 64)
         out = self._out[:words]
         if compiled.exactly:
             self._work_out(compiled.exactly)
-        count = self.kernels.run(compiled.steps, self.bits, self._codes, self.capacity, out)
+        count, compared = self.kernels.run(
+            compiled.steps, self.bits, self._codes, self._numbers, self.capacity, out
+        )
+        if compared:
+            self._account(compiled, int(compared))
         return out, int(count)
 
+    def _account(self, program: AddressProgram, compared: int) -> None:
+        """Balance the columns of a program when too many numbers have been compared."""
+        self.compared += compared
+        self._excess += max(0.0, compared - len(program.undecided) * self.used * COMPARED_SHARE)
+        if self._excess > self.used + EXCESS_MIN:
+            self._excess = 0.0
+            for column in set(program.undecided):
+                column.balance()
+
     def _compile(self, condition: ast.Condition) -> AddressProgram:
-        if self._misses >= MISSES_MAX:
-            self._reset_edges()
-        normal = normal_forms.negation_normal(condition)
+        normal = normal_forms.uncached_negation_normal(condition)
         program = AddressProgram()
         program.steps = self._condition(normal, program)
         while not program.holds():  # a later clause changed codes that an earlier one uses
@@ -321,20 +363,22 @@ class ReceiverTable:
         if not _needs_a_value(normal):
             program.steps.append((opcodes.NEXT, LIVE, 0, 0))
         program.steps = np.array(program.steps, np.int64)
-        if program.exactly:
-            self._misses += 1
-        if len(self._programs) >= PROGRAMS_MAX:
-            self._programs.clear()
-        program.condition = condition
-        self._programs[id(condition)] = program
+        # An undecided constant becomes an edge at the second use, if there is space: that compiles it again.
+        if not any(column.has_room for column in program.undecided):
+            if len(self._programs) >= PROGRAMS_MAX:
+                self._programs.clear()
+            program.condition = condition
+            self._programs[id(condition)] = program
         return program
 
-    def _reset_edges(self) -> None:
-        """Drop the edges, because addresses use other constants now."""
-        self._misses = 0
-        for column in self.columns.values():
-            if isinstance(column, receiver_columns.NumberColumn) and column.is_full:
-                column.forget_edges()
+    def _count_miss(self) -> None:
+        """Count a repeated address with a constant that finds no space; finally make space."""
+        self._misses += 1
+        if self._misses >= MISSES_MAX:
+            self._misses = 0
+            for column in self.columns.values():
+                if isinstance(column, number_column.NumberColumn) and not column.has_room:
+                    column.drop_constants()
 
     def _condition(self, condition: ast.Condition, program: AddressProgram) -> list[receiver_columns.Step]:
         if isinstance(condition, ast.And):
@@ -343,7 +387,7 @@ class ReceiverTable:
             first, *others = (self._condition(part, program) for part in condition.operands)
             return first + [step for steps in others for step in (*steps, (opcodes.OR, 0, 0, 0))]
         when, clause = (False, condition.operand) if isinstance(condition, ast.Not) else (True, condition)
-        assert not isinstance(clause, ast.Not | ast.And | ast.Or)
+        assert not isinstance(clause, _JOINING)
         steps = self._clause(clause, program, when=when)
         if steps is None:
             steps = [(opcodes.BITMAP, SCRATCH + len(program.exactly), 0, 0)]
@@ -372,7 +416,11 @@ class ReceiverTable:
             if not present:
                 return None
             return [*receiver_columns.everything(), *present, (opcodes.NOT, 0, 0, 0)] if when else present
-        return column.steps(clause, when=when)
+        if not isinstance(column, number_column.NumberColumn):
+            return column.steps(clause, when=when)
+        steps = column.steps(clause, when=when)
+        program.undecided += [column for step in steps if step[0] in opcodes.COMPARING]
+        return steps
 
     def _work_out(self, conditions: list[ast.Condition]) -> None:
         words = -(-self.used // 64)
@@ -384,6 +432,8 @@ class ReceiverTable:
             self.bits[SCRATCH + place, :words] = kernels_numpy.pack(columnar.evaluate(condition, table))
 
 
+_JOINING: Final = (ast.Not, ast.And, ast.Or)
+
 # Bitmaps are the cheapest to read; codes are read last, and only where bits remain.
 _IN_PLACE: Final = {opcodes.BITMAP: opcodes.NEXT, opcodes.RANGE: opcodes.WITHIN}
 
@@ -393,15 +443,17 @@ def _all(parts: list[list[receiver_columns.Step]]) -> list[receiver_columns.Step
     ordered = sorted(parts, key=_dearness)
     program = list(ordered[0])
     for steps in ordered[1:]:
-        operation, a, b, c = steps[0]
-        if len(steps) == 1 and operation in _IN_PLACE:
-            program.append((_IN_PLACE[operation], a, b, c))
+        (operation, a, b, c), *others = steps
+        if operation in _IN_PLACE and all(step[0] in opcodes.COMPARING for step in others):
+            program += [(_IN_PLACE[operation], a, b, c), *others]
         else:
             program += [*steps, (opcodes.AND, 0, 0, 0)]
     return program
 
 
 def _dearness(steps: list[receiver_columns.Step]) -> int:
+    if steps[-1][0] in opcodes.COMPARING:
+        return 3
     return 1 if len(steps) > 1 else 2 * (steps[0][0] == opcodes.RANGE)
 
 
@@ -411,4 +463,17 @@ def _needs_a_value(condition: ast.Condition) -> bool:
         return any(map(_needs_a_value, condition.operands))
     if isinstance(condition, ast.Or):
         return all(map(_needs_a_value, condition.operands))
-    return not isinstance(condition, ast.IsNull) and bool(ast.names(condition))
+    if isinstance(condition, (ast.IsNull, ast.Constant)):
+        return False
+    clause = condition.operand if isinstance(condition, ast.Not) else condition
+    if not isinstance(clause, ast.Comparison) or isinstance(clause.left, ast.Name):
+        return True
+    return bool(ast.names(clause))
+
+
+def _widened(columns: Array, before: int, capacity: int) -> Array:
+    """Return columns of more rows."""
+    held = columns.reshape(-1, before)
+    widened = np.zeros((len(held), capacity), columns.dtype)
+    widened[:, :before] = held
+    return widened.reshape(-1)

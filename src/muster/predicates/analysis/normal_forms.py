@@ -36,13 +36,18 @@ def negation_normal(condition: ast.Condition) -> ast.Condition:
     """
     start, end = condition.span
     if end - start > CACHED_CHARACTERS_MAX:
-        return _push(condition, negate=False)
+        return uncached_negation_normal(condition)
     return cached_negation_normal(condition)
+
+
+def uncached_negation_normal(condition: ast.Condition) -> ast.Condition:
+    """`negation_normal` for a caller that asks once for each condition: saves hashing the tree."""
+    return _push(condition, negate=False)
 
 
 @functools.lru_cache(256)
 def cached_negation_normal(condition: ast.Condition) -> ast.Condition:
-    return _push(condition, negate=False)
+    return uncached_negation_normal(condition)
 
 
 def located(condition: ast.Condition) -> ast.Condition:

@@ -179,17 +179,17 @@ Node = Expression | Condition
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    match node:
+    match node:  # the most frequent first
+        case Name() | Literal() | Constant():
+            return ()
+        case Comparison() | Arithmetic():
+            return (node.left, node.right)
         case And() | Or():
             return node.operands
         case Not() | Unary():
             return (node.operand,)
-        case Comparison() | Arithmetic():
-            return (node.left, node.right)
-        case In() | Like() | IsNull() | Contains():
-            return (node.name,)
         case _:
-            return ()
+            return (node.name,)
 
 
 def walk(node: Node) -> Iterator[Node]:
@@ -198,7 +198,8 @@ def walk(node: Node) -> Iterator[Node]:
     while waiting:
         here = waiting.pop()
         yield here
-        waiting.extend(reversed(children(here)))
+        if inside := children(here):
+            waiting.extend(reversed(inside))
 
 
 def names(node: Node) -> frozenset[Name]:

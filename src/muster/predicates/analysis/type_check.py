@@ -48,6 +48,8 @@ class _Checker:
 
     def look_at(self, node: ast.Node) -> None:
         match node:
+            case ast.Literal():
+                pass
             case ast.Name():
                 if node.key not in self._model:
                     hint = (
@@ -55,13 +57,13 @@ class _Checker:
                         or f"the attributes are {', '.join(sorted(self._model)[:20])}"
                     )
                     self._say(f"there is no attribute {node.key}", node, hint if self._model else None)
+            case ast.Comparison():
+                self._comparison(node)
             case ast.Unary():
                 self._needs_number(node.operand)
             case ast.Arithmetic():
                 self._needs_number(node.left)
                 self._needs_number(node.right)
-            case ast.Comparison():
-                self._comparison(node)
             case ast.In() | ast.Like():
                 word = "IN" if isinstance(node, ast.In) else "LIKE"
                 if self._kind(node.name) not in (None, types.ValueKind.STRING):

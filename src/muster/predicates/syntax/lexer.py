@@ -79,10 +79,12 @@ def tokens(text: str, *, strict: bool) -> list[Token]:
         assert kind is not None
         start, position = here.span(kind)
         raw = here[kind]
-        if kind == "symbol":
-            tokens_.append(Token("symbol", _symbol(text, raw, start, strict=strict), start, position))
-        elif kind == "word":
+        if kind == "word":
             tokens_.append(_word(text, raw, start, position))
+        elif kind == "symbol":
+            if strict:
+                _refuse_extension(text, raw, start)
+            tokens_.append(Token("symbol", _SYNONYMS.get(raw, raw), start, position))
         elif kind == "string":
             tokens_.append(Token("string", _string(text, raw, start, strict=strict), start, position))
         elif kind == "end":
@@ -122,8 +124,8 @@ def _string(text: str, raw: str, start: int, *, strict: bool) -> str:
     return raw[1:-1].replace(quote * 2, quote)
 
 
-def _symbol(text: str, raw: str, start: int, *, strict: bool) -> str:
-    if strict and raw in _EXTENSIONS:
+def _refuse_extension(text: str, raw: str, start: int) -> None:
+    if raw in _EXTENSIONS:
         plain = _EXTENSIONS[raw]
         raise errors.ParseError(
             f"{raw!r} is not part of strict selectors",
@@ -131,7 +133,6 @@ def _symbol(text: str, raw: str, start: int, *, strict: bool) -> str:
             position=start,
             hint=f"write {plain}" if plain else "in selectors names are single words without scopes",
         )
-    return _SYNONYMS.get(raw, raw)
 
 
 def _exact(text: str, raw: str, start: int) -> int:

@@ -17,6 +17,7 @@ from muster.predicates import ast, limits
 OR, AND, NOT, COMPARISON, SUM, PRODUCT, SIGN = range(1, 8)  # precedence
 COMPARISONS: Final = frozenset(ast.OPPOSITE)
 CLOSING: Final = {"(": ")", "{": "}"}
+_VALUES: Final = (ast.Literal, ast.Name, ast.Unary, ast.Arithmetic)
 
 
 class StackOperand(NamedTuple):
@@ -93,31 +94,31 @@ class OperandStack:
         """Apply the operators on top of the stack that bind at least so tightly."""
         while self.operators and self.operators[-1].precedence >= least:
             operator = self.operators.pop()
-            match operator.symbol, operator.precedence:
-                case ("AND" | "OR") as symbol, _:
+            match operator.symbol:
+                case symbol if symbol in COMPARISONS:
+                    self._compare(symbol)
+                case "AND" | "OR" as symbol:
                     count = 2
                     while self.operators and self.operators[-1].symbol == symbol:
                         self.operators.pop()
                         count += 1
                     self._join(symbol, count)
-                case "NOT", _:
+                case "NOT":
                     inside = self.operands.pop()
                     node = ast.Not(self.condition(inside), (operator.start, inside.end))
                     self.push(node, inside.height + 1)
-                case symbol, precedence if precedence == SIGN:
+                case symbol if operator.precedence == SIGN:
                     inside = self.operands.pop()
                     span = (operator.start, inside.end)
                     value = self.value(inside, number=True)
                     self.push(ast.Unary("-" if symbol == "-" else "+", value, span), inside.height + 1)
-                case ("BETWEEN" | "NOT BETWEEN") as symbol, _:
+                case "BETWEEN" | "NOT BETWEEN" as symbol:
                     self.fail(
                         f"{symbol} needs a lower and an upper bound", operator.start, "write BETWEEN 1 AND 5"
                     )
-                case ("BETWEEN AND" | "NOT BETWEEN AND") as symbol, _:
+                case "BETWEEN AND" | "NOT BETWEEN AND" as symbol:
                     self._between(negated=symbol.startswith("NOT"))
-                case symbol, _ if symbol in COMPARISONS:
-                    self._compare(symbol)
-                case symbol, _:
+                case symbol:
                     right, left = self.operands.pop(), self.operands.pop()
                     span = (left.start, right.end)
                     total = ast.Arithmetic(
@@ -137,13 +138,10 @@ class OperandStack:
 
     def _compare(self, symbol: ast.ComparisonOperator) -> None:
         right, left = self.operands.pop(), self.operands.pop()
-        for side in (left, right):
-            if (
-                isinstance(side.node, ast.Literal)
-                and symbol not in ("=", "<>")
-                and not side.node.kind.is_number
-            ):
-                self.fail(f"strings and booleans compare only with = and <>, not {symbol}", side.start)
+        if symbol not in ("=", "<>"):
+            for side in (left, right):
+                if isinstance(side.node, ast.Literal) and not side.node.kind.is_number:
+                    self.fail(f"strings and booleans compare only with = and <>, not {symbol}", side.start)
         span = (left.start, right.end)
         self.count_clauses(1, left.start)
         node = ast.Comparison(symbol, self.value(left), self.value(right), span)
@@ -165,25 +163,25 @@ class OperandStack:
         self.push(node, max(high.height, low.height, middle.height) + 2)
 
     def condition(self, operand: StackOperand) -> ast.Condition:
-        node, span = operand.node, (operand.start, operand.end)
-        match node:
-            case ast.Name():
-                self.count_clauses(1, operand.start)
-                return ast.Comparison("=", node, ast.Literal(True, span), span)
-            case ast.Literal(value=bool(value)):
-                self.count_clauses(1, operand.start)
-                return ast.Constant(value, span)
-            case ast.Literal() | ast.Unary() | ast.Arithmetic():
-                self.fail(
-                    "expected a condition; this is a value",
-                    operand.start,
-                    "compare it with something: =, <>, <, <=, >, >=",
-                )
-        return node
+        node = operand.node
+        if not isinstance(node, _VALUES):
+            return node
+        span = (operand.start, operand.end)
+        if isinstance(node, ast.Name):
+            self.count_clauses(1, operand.start)
+            return ast.Comparison("=", node, ast.Literal(True, span), span)
+        if not isinstance(node, ast.Literal) or not isinstance(node.value, bool):
+            self.fail(
+                "expected a condition; this is a value",
+                operand.start,
+                "compare it with something: =, <>, <, <=, >, >=",
+            )
+        self.count_clauses(1, operand.start)
+        return ast.Constant(node.value, span)
 
     def value(self, operand: StackOperand, *, number: bool = False) -> ast.Expression:
         node = operand.node
-        if not isinstance(node, ast.Literal | ast.Name | ast.Unary | ast.Arithmetic):
+        if not isinstance(node, _VALUES):
             self.fail(
                 "expected a value; this is a condition",
                 operand.start,

@@ -125,13 +125,13 @@ class _Parser(operand_stack.OperandStack):
     def _operand(self) -> bool:
         """Process one token where an operand is expected; True if it completed one."""
         token = self._take()
+        if token.kind == "word":
+            return self._word(token)
         match token.kind, token.value:
             case "number", value:
                 self._number(cast("int | float", value), token, token.start)
             case "string", value:
                 self.push(ast.Literal(value, (token.start, token.end)))
-            case "word", _:
-                return self._word(token)
             case "reserved", "TRUE" | "FALSE":
                 self.push(ast.Literal(token.value == "TRUE", (token.start, token.end)))
             case "reserved", "NOT":
@@ -176,7 +176,10 @@ class _Parser(operand_stack.OperandStack):
 
     def _word(self, token: lexer.Token) -> bool:
         word = cast(str, token.value)
-        if self._is("symbol", ":"):
+        following = self._tokens[self._next]
+        if following.kind != "symbol":
+            pass
+        elif following.value == ":":
             colon = self._take()
             self._check_scope(word, token)
             opening = self._take()
@@ -188,7 +191,7 @@ class _Parser(operand_stack.OperandStack):
                 )
             self.open_group(opening.value, token.start, word, named=True)
             return False
-        if self._is("symbol", "."):
+        elif following.value == ".":
             dot, name = self._take(), self._take()
             if name.kind not in ("word", "reserved") or token.end != dot.start or dot.end != name.start:
                 self.fail(
@@ -226,9 +229,8 @@ class _Parser(operand_stack.OperandStack):
         if token.kind == "end":
             return False
         self._next += 1
-        if token.kind == "symbol" and (token.value == ")" or token.value == "}"):
-            self.close_group(token.value, token.start, token.end)
-            return False
+        if token.kind == "symbol":
+            return self._symbol(token)
         match token.kind, token.value:
             case "reserved", "AND":
                 self.reduce(operand_stack.COMPARISON + 1)
@@ -245,19 +247,24 @@ class _Parser(operand_stack.OperandStack):
                 self.reduce(operand_stack.OR + 1)
                 self.operators.append(operand_stack.StackOperator("OR", operand_stack.OR, token.start))
                 return True
-            case "symbol", symbol if symbol in operand_stack.COMPARISONS:
-                self._begin_comparison(token)
-                self.operators.append(
-                    operand_stack.StackOperator(cast(str, symbol), operand_stack.COMPARISON, token.start)
-                )
-                return True
-            case "symbol", symbol if symbol in _INFIX:
-                precedence = _INFIX[symbol]
-                self.reduce(precedence)
-                self.operators.append(operand_stack.StackOperator(symbol, precedence, token.start))
-                return True
             case _:
                 return self._predicate(token)
+
+    def _symbol(self, token: lexer.Token) -> bool:
+        symbol = cast(str, token.value)
+        if symbol in operand_stack.COMPARISONS:
+            self._begin_comparison(token)
+            precedence = operand_stack.COMPARISON
+        elif symbol in _INFIX:
+            precedence = _INFIX[symbol]
+            self.reduce(precedence)
+        elif symbol in (")", "}"):
+            self.close_group(symbol, token.start, token.end)
+            return False
+        else:
+            return self._predicate(token)
+        self.operators.append(operand_stack.StackOperator(symbol, precedence, token.start))
+        return True
 
     def _begin_comparison(self, token: lexer.Token) -> None:
         self.reduce(operand_stack.COMPARISON + 1)

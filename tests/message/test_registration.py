@@ -120,3 +120,33 @@ async def test_the_consumers_of_a_connection_register_it_once(
         await session.consumer(NEWS)
         await eventually.eventually(lambda: connection.home.is_registered)
         await connection.close()
+
+
+async def test_a_reply_that_cannot_be_decoded_is_an_error_of_the_request(
+    dial: conftest.Dial, connect: fixtures.Connect
+):
+    other = await connect("dispatcher")
+    await other.subscribe(protocol.request_subject("client"), handler=lambda message: message.respond(b"?"))
+    connection = await dial()
+    with pytest.raises(errors.MusterError, match="cannot be decoded"):
+        await connection.request(protocol.Ping(connection.name))
+
+
+async def test_a_bus_connection_without_echo_that_could_not_be_used_is_closed(
+    connect: fixtures.Connect, monkeypatch: pytest.MonkeyPatch
+):
+    bus, made = await connect("client"), await connect("client")
+
+    async def connect_without_echo() -> api.Bus:
+        return made
+
+    async def fail() -> None:
+        raise errors.TimedOut("no reply")
+
+    async with client_api.Connection(bus, connect_without_echo=connect_without_echo) as connection:
+        with monkeypatch.context() as patch:
+            patch.setattr(bus, "flush", fail)
+            with pytest.raises(errors.TimedOut):
+                await connection.session().consumer(NEWS, no_local=True)
+        assert made.state is api.ConnectionState.CLOSED
+        assert not connection.without_echo

@@ -447,7 +447,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 _requests: Final = msgspec.msgpack.Decoder(DispatcherRequest)
 decode_started: Final = msgspec.msgpack.Decoder(DispatcherStarted).decode
 decode_slow: Final = msgspec.msgpack.Decoder(SlowConsumer).decode
-decode_reply: Final = msgspec.msgpack.Decoder(DispatcherReply).decode
+_replies: Final = msgspec.msgpack.Decoder(DispatcherReply)
 decode_deliveries: Final = msgspec.msgpack.Decoder(DeliveryBatch).decode
 
 
@@ -457,6 +457,13 @@ def decode_request(data: bytes) -> DispatcherRequest:
         return request
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.InvalidInput(f"not a request to the dispatcher: {error}") from error
+
+
+def decode_reply(data: bytes) -> DispatcherReply:
+    try:
+        return _replies.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.MusterError(f"the reply of the dispatcher cannot be decoded: {error}") from error
 
 
 def read_reply(data: bytes) -> DispatcherReply:

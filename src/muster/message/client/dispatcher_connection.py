@@ -193,9 +193,14 @@ class DispatcherConnection:
         return self.publish_bus is not self.bus
 
     async def publish_without_echo(self, bus: api.Bus) -> None:
-        await self.bus.flush()  # earlier messages on the other bus connection go first
+        """If it fails, ``bus`` is closed."""
+        try:
+            await self.bus.flush()  # earlier messages on the other bus connection go first
+            await self.notify(protocol.EchoOff(self.name))
+        except BaseException:
+            await bus.close()
+            raise
         self.publish_bus = bus
-        await self.notify(protocol.EchoOff(self.name))
 
     async def listeners_for(
         self, *, no_local: bool

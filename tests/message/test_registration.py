@@ -12,6 +12,7 @@ from muster.bus.rpc import client as rpc_client
 from muster.core import errors
 from muster.message import destinations, protocol
 from muster.message.client import api as client_api
+from muster.message.client import partition_link
 from muster.message.dispatcher import leadership
 from muster.testing import eventually, fixtures
 from tests.message import conftest
@@ -150,3 +151,24 @@ async def test_a_bus_connection_without_echo_that_could_not_be_used_is_closed(
                 await connection.session().consumer(NEWS, no_local=True)
         assert made.state is api.ConnectionState.CLOSED
         assert not connection.without_echo
+
+
+async def test_a_limit_that_the_dispatcher_has_reached_is_reported_once(
+    dial: conftest.Dial, monkeypatch: pytest.MonkeyPatch
+):
+    """A connection that has consumers of topics only can do without the dispatcher for long."""
+    monkeypatch.setattr(partition_link, "PING_S", 0.01)
+    connection = await dial()
+    reported: list[errors.MusterError] = []
+    connection.on_error = reported.append
+    calls = 0
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        nonlocal calls
+        calls += 1
+        raise errors.LimitExceeded("5000 connections")
+
+    monkeypatch.setattr(rpc_client, "exchange_once", refuse)
+    await connection.session().consumer(NEWS)
+    await eventually.eventually(lambda: calls > 3)
+    assert [str(error) for error in reported] == ["5000 connections"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import types
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
 
-from muster.message import codec, destinations, messages, settings, values
+from muster.message import codec, destinations, messages, protocol, settings, values
 from muster.message.amqp_format import amqp_types, message_codec, repeated_sections
-from muster.message.dispatcher import backlog, state
+from muster.message.dispatcher import backlog, dispatcher, state
 from muster.message.dispatcher.log import journal, ledger, message_cache, pages
 
 JOBS = destinations.queue("jobs")
@@ -42,11 +44,11 @@ def test_a_consumer_that_is_up_to_date_visits_no_cached_message(newer: int, monk
     assert CountingPosition.comparisons <= newer + 1
 
 
-class UnvisitedBacklogs(dict[str, backlog.Backlog]):
-    """Backlogs that may be looked up, but not enumerated."""
+class Unvisited(dict[str, Any]):
+    """Entries that may be looked up, but not enumerated."""
 
     def _refuse(self) -> NoReturn:
-        raise AssertionError("all backlogs were visited")
+        raise AssertionError("all entries were visited")
 
     def __iter__(self) -> Iterator[str]:
         self._refuse()
@@ -64,7 +66,7 @@ class UnvisitedBacklogs(dict[str, backlog.Backlog]):
 async def test_a_batch_visits_only_the_backlogs_that_it_concerns():
     unused: Any = None
     shared = state.DispatcherState(unused, unused, 1, settings.MessageSettings())
-    shared.ledger.backlogs = UnvisitedBacklogs({"q:other": backlog.Backlog("q:other")})
+    shared.ledger.backlogs = Unvisited({"q:other": backlog.Backlog("q:other")})
     stored: list[int] = []
     shared.on_stored = lambda placed: stored.extend(number for _, number in placed)
     for sequence in (7, 8):
@@ -75,6 +77,26 @@ async def test_a_batch_visits_only_the_backlogs_that_it_concerns():
     jobs = shared.ledger.backlogs["q:jobs"]
     assert jobs.live, "the log contains nothing of a queue before its first message"
     assert shared.ledger.depths == {"q:jobs": 2}
+
+
+async def test_a_closed_bus_connection_concerns_only_the_connections_that_use_it(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Ten thousand may close at once."""
+    unused: Any = None
+    made = dispatcher.Dispatcher(unused, unused, 1, settings.MessageSettings())
+    for name, number in (("ann-1", 7), ("ann-2", 7), ("ann-3", 7), ("ann-3", 8), ("ann-4", 9)):
+        made._hello("ann", protocol.ClientHello(connection=name, broker="b", number=number))
+    monkeypatch.setattr(made._state, "connections", Unvisited(made._state.connections))
+    for id in ("b", "b", ["b"]):  # a report may be repeated
+        report: Any = types.SimpleNamespace(
+            data=json.dumps({"server": {"id": id}, "client": {"id": 7}}).encode()
+        )
+        made._connection_closed(report)
+    assert [name for name in ("ann-1", "ann-2", "ann-3", "ann-4") if name in made._state.connections] == [
+        "ann-3",
+        "ann-4",
+    ]
 
 
 def amqp_message(text: str, header: bytes = b"", annotation: str = "x-opt-jms-msg-type") -> bytes:

@@ -196,11 +196,12 @@ class DispatcherConnection:
         """If it fails, ``bus`` is closed."""
         try:
             await self.bus.flush()  # earlier messages on the other bus connection go first
+            self.publish_bus = bus  # before: a registration meanwhile reports it
             await self.notify(protocol.EchoOff(self.name))
         except BaseException:
+            self.publish_bus = self.bus
             await bus.close()
             raise
-        self.publish_bus = bus
 
     async def listeners_for(
         self, *, no_local: bool

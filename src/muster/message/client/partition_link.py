@@ -360,11 +360,15 @@ class PartitionLink:
             await self.request(protocol.Ping(self.connection.name), timeout_s=REQUEST_S)
 
     async def _ping(self) -> None:
+        is_reported = False
         while True:
             await asyncio.sleep(PING_S)
             try:
                 await self.request(protocol.Ping(self.connection.name), timeout_s=PING_S)
+                is_reported = False
             except errors.Unavailable:
                 pass
-            except errors.MusterError as error:  # a limit was reached: the next ping may succeed
-                self.connection.report(error)
+            except errors.MusterError as error:  # a limit was reached: a later ping may succeed
+                if not is_reported:
+                    self.connection.report(error)
+                is_reported = True

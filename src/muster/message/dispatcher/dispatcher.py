@@ -81,6 +81,8 @@ class Dispatcher:
         self._on_refused = on_refused  # called with the reason when a connection is rejected
         self._holds = holds or producer_holds.HoldBudgets()
         self._connected: Counter[str] = Counter()  # number of connections by identity
+        # Connections, by the bus connection that they use: a gateway's may share one
+        self._names_at: dict[api.ConnectionId, dict[str, None]] = {}
         self._settings = message_settings
         self._checkpoint_bytes = 0  # size of the log after the last checkpoint
         self._works = works.Works(self._state, self._delivery, self._is_gone)
@@ -362,7 +364,7 @@ class Dispatcher:
             )
         at = api.ConnectionId(hello.broker, hello.number) if hello.broker else None
         if existing is not None:
-            existing.at, existing.without_echo = at, hello.without_echo  # it may have moved to another broker
+            existing.without_echo = hello.without_echo
             if hello.client_id and existing.client_id is None and not existing.consumers:
                 existing.client_id = hello.client_id
         else:
@@ -372,10 +374,10 @@ class Dispatcher:
                 sender,
                 hello.client_id,
                 self._state.loop.time(),
-                at,
                 without_echo=hello.without_echo,
             )
             self._connected[sender] += 1
+        self._set_at(existing, at)  # it may have moved to another broker
         if existing.client_id:
             self._state.clients[existing.origin] = existing.name
         existing.registration = hello.registration
@@ -405,6 +407,17 @@ class Dispatcher:
         connection.last_seen = self._state.loop.time()
         return connection
 
+    def _set_at(self, connection: dispatcher_state.ClientConnection, at: api.ConnectionId | None) -> None:
+        """Set the bus connection of a client connection; None: it is removed, or not known."""
+        if connection.at is not None:
+            names = self._names_at[connection.at]
+            del names[connection.name]
+            if not names:
+                del self._names_at[connection.at]
+        connection.at = at
+        if at is not None:
+            self._names_at.setdefault(at, {})[connection.name] = None
+
     def _remove_connection(
         self, connection: dispatcher_state.ClientConnection, seen: dict[str, list[int]] | None
     ) -> None:
@@ -412,6 +425,7 @@ class Dispatcher:
         for number in list(connection.consumers):
             self._attachments.detach(connection, number, seen)
         if self._state.connections.pop(connection.name, None) is not None:
+            self._set_at(connection, None)
             self._connected[connection.identity] -= 1
             if not self._connected[connection.identity]:
                 del self._connected[connection.identity]
@@ -423,10 +437,11 @@ class Dispatcher:
         try:
             report = json.loads(message.data)
             at = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
+            names = list(self._names_at.get(at, ()))
         except (ValueError, KeyError, TypeError):
             return
-        for connection in [client for client in self._state.connections.values() if client.at == at]:
-            self._connection_lost(connection)
+        for name in names:
+            self._connection_lost(self._state.connections[name])
 
     def _connection_lost(self, connection: dispatcher_state.ClientConnection) -> None:
         """Release the messages it held at once. Its temporary queues remain for a while, because it may

@@ -52,7 +52,7 @@ class ClientConnection:
     identity: str
     client_id: str | None
     last_seen: float
-    at: api.ConnectionId | None
+    at: api.ConnectionId | None = None
     consumers: dict[int, str] = field(default_factory=dict)  # consumer number -> backlog
     outbox: list[protocol.MessageDelivery] = field(default_factory=list)
     registration: int = 0  # of its last hello

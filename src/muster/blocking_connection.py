@@ -15,6 +15,7 @@ make its methods from the asynchronous ones, with the same parameters, types and
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import re
@@ -40,8 +41,14 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="muster-blocking", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="muster-blocking", daemon=True)
         self._thread.start()
+
+    def _run(self) -> None:
+        """Run the loop until `stop`. A task that calls `sys.exit` does not end the loop of all callers."""
+        while True:
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                return self._loop.run_forever()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop.is_closed():

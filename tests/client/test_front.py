@@ -402,6 +402,87 @@ async def test_decorators_of_the_asynchronous_form_and_run(home: Path):
             await m.publish("x", "y")
 
 
+async def test_a_cancelled_publish_does_not_cancel_the_handlers_that_are_starting(home: Path):
+    async with muster.open_async(home=home) as m:
+
+        @m.on("cancelled/echo")
+        async def echo(text: str) -> str:
+            return text
+
+        publishing = asyncio.create_task(m.publish("cancelled/other", ""))
+        await asyncio.sleep(0)  # it waits for the handler
+        publishing.cancel()
+        await asyncio.wait((publishing,))
+        replies = await asyncio.gather(*(m.request("cancelled/echo", n, timeout_s=WAIT_S) for n in "12"))
+        assert [reply.text for reply in replies] == ["1", "2"]
+
+
+async def test_a_deeply_nested_message_matches_no_predicate_and_ends_no_subscription(home: Path):
+    async with muster.open_async(home=home) as m, await m.subscribe("nested", where="a = 1") as nested:
+        await m.publish("nested", b"[" * 100_000)
+        await m.publish("nested", {"a": 1})
+        assert (await nested.next(timeout_s=WAIT_S)).json() == {"a": 1}
+        with pytest.raises(errors.InvalidInput):
+            messages.PublishedMessage("nested", b"[" * 100_000).json()
+
+
+async def test_an_error_of_a_subscription_reaches_its_reader(home: Path):
+    def broken(*_: object) -> bool:
+        raise ZeroDivisionError
+
+    async with muster.open_async(home=home) as m, await m.subscribe("broken") as subscription:
+        subscription._accepts = broken
+        await m.publish("broken", "")
+        with pytest.raises(errors.InvariantViolation, match="ZeroDivisionError"):
+            await subscription.next(timeout_s=WAIT_S)
+
+
+EXITING = """
+import sys, muster
+with muster.open() as m:
+    @m.on("exit/{kind}")
+    {define} leave(text: str) -> str:
+        sys.exit(3)
+    m.publish("exit/{kind}", "x")
+    m.run()
+"""
+BLOCKED = """
+import signal, time, muster
+from muster.client import services
+services.END_S = 0.1
+with muster.open() as m:
+    @m.on("blocked")
+    def sleep(text: str) -> None:
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.01)  # until the program is in `run`
+        print("called", flush=True)
+        time.sleep(600)
+    m.publish("blocked", "x")
+    m.run()
+"""
+
+
+@pytest.mark.parametrize("define", ["def", "async def"])
+def test_sys_exit_in_a_handler_ends_run_with_that_status(define: str, home: Path):
+    program = EXITING.format(define=define, kind=define.partition(" ")[0])
+    ended = subprocess.run([sys.executable, "-c", program], env=driver.environment(home), timeout=WAIT_S)
+    assert ended.returncode == 3
+
+
+def test_a_signal_ends_a_program_whose_handler_does_not_return(home: Path):
+    child = subprocess.Popen(
+        [sys.executable, "-c", BLOCKED], env=driver.environment(home), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "called\n"
+        os.kill(child.pid, signal.SIGINT)
+        assert child.wait(WAIT_S) == 0
+    finally:
+        child.kill()
+        child.communicate()
+
+
 # Finding the domain, and the objects themselves
 
 

@@ -55,7 +55,7 @@ class EnrolmentToken(msgspec.Struct, frozen=True, kw_only=True):
     def parse(cls, text: str) -> EnrolmentToken:
         try:
             return msgspec.json.decode(base64.urlsafe_b64decode(text.strip() + "=="), type=cls)
-        except (ValueError, msgspec.MsgspecError) as error:
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise errors.InvalidInput(
                 "this is not a token", hint="`muster agent token NAME` creates one"
             ) from error

@@ -107,7 +107,7 @@ class Home:
                 f"the home {self.root} was created before Muster 0.1.0: there is no {FORMAT_NAME}",
                 hint="its data cannot be read; create another home with `muster init --home`",
             ) from None
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.Refused(
                 f"the format of the home {self.root} cannot be read: {path.name}: {error}",
                 hint="restore the file from a backup",
@@ -232,7 +232,7 @@ class DomainFolder:
             return None
         try:
             return msgspec.json.decode(self.running_file.read_bytes(), type=RunningDomain)
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def _written_pid(self) -> int | None:

@@ -118,7 +118,7 @@ class StartFailed(errors.MusterError):
 
     def __init__(self, output: str, exit_code: int) -> None:
         message, hint = output or f"the domain ended with code {exit_code} without an error message", None
-        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, IndexError, RecursionError):
             error = json.loads(output.splitlines()[-1])["error"]
             message, hint, self.code = error["message"], error["hint"], error["code"]
         super().__init__(message, hint=hint)

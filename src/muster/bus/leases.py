@@ -216,7 +216,7 @@ class Leases(lifecycle.ClosingContext):
         try:
             report = json.loads(message.data)
             connection = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             events.warning("strange-report", subject=message.subject, data=message.data[:200])
             return
         self._closed(connection)
@@ -405,7 +405,7 @@ def _record(entry: api.KeyValueEntry | None) -> lease_state.LeaseRecord | None:
         return None
     try:
         return msgspec.json.decode(entry.value, type=lease_state.LeaseRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Not a record of this module: no lease, but it must not be overwritten either.
         return lease_state.LeaseRecord(
             holder="", claim="", broker="", connection=0, ttl_s=0, epoch=entry.revision

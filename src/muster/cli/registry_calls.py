@@ -93,6 +93,6 @@ def key_values(arguments: tuple[str, ...]) -> dict[str, Any]:
             raise click.BadParameter(f"{argument!r} is not NAME=VALUE")
         try:
             values[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[name] = value
     return values

@@ -342,9 +342,12 @@ class AsyncMuster:
         await self._agent.start()
 
     async def run(self) -> None:
-        """Wait until SIGINT, SIGTERM or `stop`; raises if a handler could not be started."""
-        async with signals.on_signal(self.stop):
-            await self.wait_stopped()
+        """Wait until SIGINT, SIGTERM or `stop`; raises if a handler could not be started or has exited."""
+        try:
+            async with signals.on_signal(self.stop):
+                await self.wait_stopped()
+        except services.HandlerExit as error:
+            raise SystemExit(error.code) from error
 
     async def wait_stopped(self) -> None:
         """As `run`, without the signals."""
@@ -379,8 +382,13 @@ class AsyncMuster:
 
     async def _started(self) -> None:
         """Wait for the decorated handlers."""
-        starting, self._starting = self._starting, []
-        await asyncio.gather(*starting)
+        starting = tuple(self._starting)
+        if starting:
+            await asyncio.wait(starting)  # a caller that is cancelled does not cancel them
+        for task in starting:
+            if task in self._starting:
+                self._starting.remove(task)
+                task.result()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -76,7 +76,7 @@ class PublishedMessage:
         """The data decoded from JSON, as ``kind`` if it is given: a dataclass, a msgspec struct, `int`, …"""
         try:
             return msgspec.json.decode(self.data, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.InvalidInput(f"the message on {self.topic}: {error}") from error
 
     @property
@@ -97,7 +97,7 @@ def selector(where: str | None) -> Callable[[api.Message], bool]:
 
     def selects(message: api.Message) -> bool:
         attributes: dict[str, Any] = dict(message.headers)
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             fields = json.loads(message.data)
             if isinstance(fields, dict):
                 attributes |= fields
@@ -200,6 +200,8 @@ class AsyncSubscription:
             await self._queue.put(errors.NotConnected(f"the subscription to {self.topic} has ended"))
         except errors.MusterError as error:
             await self._queue.put(error)
+        except Exception as error:  # noqa: BLE001 - the reader gets it, instead of waiting for ever
+            await self._queue.put(errors.InvariantViolation(f"{type(error).__name__}: {error}"))
 
 
 _Accepts = Callable[[api.Message, int], bool]

@@ -3,12 +3,18 @@
 A handler is a coroutine function, which runs in the event loop, or a plain function, which runs in a thread.
 The type of its parameter selects what it receives: the message itself (also without a type), its text
 (`str`), its data (`bytes`), or its JSON as any other type.  A handler is called with one message at a time.
+
+A handler that calls `sys.exit` ends `run` with that exit status.  The end of a program waits `END_S` for the
+plain functions that are running; their threads do not keep the process alive.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import inspect
+import threading
 import typing
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -25,6 +31,15 @@ events = log.EventLog("client")
 
 Handler = Callable[..., Any]
 Reader = Callable[[Any], tuple[Any, ...]]
+END_S = 5.0
+
+
+class HandlerExit(BaseException):
+    """A handler called `sys.exit`. Not a SystemExit, which would end the event loop of all handlers."""
+
+    def __init__(self, code: Any) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def reader(handler: Handler) -> Reader:
@@ -61,15 +76,41 @@ def _argument(message: Any, kind: Any) -> Any:
         if isinstance(body, str | bytes):
             return msgspec.json.decode(body, type=kind)
         return msgspec.convert(body, kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvalidInput(str(error)) from error
 
 
 async def call(handler: Handler, arguments: tuple[Any, ...]) -> Any:
-    if inspect.iscoroutinefunction(handler):
-        return await handler(*arguments)
-    result = await asyncio.to_thread(handler, *arguments)
-    return await result if inspect.isawaitable(result) else result
+    try:
+        if inspect.iscoroutinefunction(handler):
+            return await handler(*arguments)
+        result = await _in_thread(handler, arguments)
+        return await result if inspect.isawaitable(result) else result
+    except SystemExit as error:
+        raise HandlerExit(error.code) from error
+
+
+async def _in_thread(handler: Handler, arguments: tuple[Any, ...]) -> Any:
+    """As `asyncio.to_thread`, but the end of the process does not wait for the thread."""
+    ended: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    ended.set_running_or_notify_cancel()
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            ended.set_result(context.run(handler, *arguments))
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            ended.set_exception(error)
+
+    threading.Thread(target=work, name=f"handler {name_of(handler)}", daemon=True).start()
+    waiting = asyncio.wrap_future(ended)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        await asyncio.wait((waiting,), timeout=END_S)
+        if waiting.cancel():
+            events.warning("handler-abandoned", handler=name_of(handler), after_s=END_S)
+        raise
 
 
 def name_of(handler: Handler) -> str:

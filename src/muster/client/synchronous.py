@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from muster import blocking_connection as blocking
-from muster.client import contexts, fleet, front, history, messages, monitor, notifications, queues
+from muster.client import contexts, fleet, front, history, messages, monitor, notifications, queues, services
 from muster.core import errors
 from muster.inform import protocol as inform_protocol
 from muster.manage import rows as manage_rows
@@ -301,13 +301,16 @@ class Muster(blocking.BlockingTwin[front.AsyncMuster]):
         return decorate
 
     def run(self) -> None:
-        """Wait until SIGINT, SIGTERM or `stop`, while the decorated functions are called."""
+        """Wait until SIGINT, SIGTERM or `stop`, while the decorated functions are called; raises SystemExit
+        if one of them called `sys.exit`."""
         previous: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 previous[number] = signal.signal(number, lambda *_: self.stop())
         try:
             self._loop.wait(self._async.wait_stopped())
+        except services.HandlerExit as error:
+            raise SystemExit(error.code) from error
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)

@@ -107,7 +107,7 @@ class UdpSender(asyncio.DatagramProtocol):
     async def _on_offer(self, message: api.Message) -> None:
         try:
             offer = msgspec.json.decode(message.data, type=_Offer)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return  # not an offer: another sender has started
         peer, now = (offer.host, offer.port), time.monotonic()
         if len(self._probed) >= WAITING_MAX:
@@ -205,7 +205,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
         """A sender has started."""
         try:
             msgspec.json.decode(message.data, type=_SenderStarted)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         self._wake.set()
 
@@ -230,7 +230,7 @@ class UdpReceiver(asyncio.DatagramProtocol):
     def _on_key(self, reply: api.Message) -> None:
         try:
             key = msgspec.json.decode(reply.data, type=_Key)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return
         known = self._senders.get(key.sender)
         if known is None:

@@ -440,5 +440,5 @@ def typed_value(value: Any, kind: str | None) -> values.TypedValue:
 def _json(data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise message_errors.FormatError(f"the body is not JSON of the expected type: {error}") from error

@@ -208,7 +208,7 @@ def _read(path: pathlib.Path) -> Generator[_Line]:
 def _decoded(line: bytes, kind: type[L], path: pathlib.Path) -> L:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise api.StoreCorrupt(f"{path} is not a backup, or is incomplete: {error}", hint=_HINT) from error
 
 

@@ -25,7 +25,7 @@ def decode_revocations(data: bytes, source: str) -> dict[str, CredentialRevocati
     """By public key. ``source`` is for the error."""
     try:
         return msgspec.json.decode(data, type=dict[str, CredentialRevocation])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvalidInput(f"{source} is damaged: {error}", hint="restore it from a backup") from None
 
 

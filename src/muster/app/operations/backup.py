@@ -292,7 +292,14 @@ def _unpack(file: pathlib.Path, work: pathlib.Path) -> BackupManifest:
         with tarfile.open(file, "r:gz") as archive:
             _extract(archive, work)
         manifest = msgspec.json.decode((work / MANIFEST).read_bytes(), type=BackupManifest)
-    except (tarfile.TarError, EOFError, msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        msgspec.MsgspecError,
+        UnicodeDecodeError,
+        OSError,
+        RecursionError,
+    ) as error:
         if isinstance(error, FileNotFoundError) and error.filename == str(file):
             raise errors.NotFound(f"the file {file} does not exist") from error
         raise errors.InvalidInput(f"{file} is not a backup or is damaged: {error}") from error

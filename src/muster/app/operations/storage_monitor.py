@@ -282,7 +282,7 @@ async def connect(context: context_.ComponentContext) -> client.NatsBus:
 def _load(file: Path) -> StreamRecords:
     try:
         return msgspec.json.decode(file.read_bytes(), type=StreamRecords)
-    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return StreamRecords()
 
 

@@ -103,7 +103,7 @@ def fingerprint(settings: config.BrokerConfig) -> str:
 
 def load(settings: config.BrokerConfig) -> BrokerProcess | None:
     """Blocks."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return msgspec.json.decode(settings.process_path.read_bytes(), type=BrokerProcess)
     return None
 

@@ -179,7 +179,7 @@ def advertise(folder: Path, process: str, server: http_server.HttpServer) -> Pat
 def advertised(folder: Path) -> Iterator[HealthEndpoint]:
     """The endpoints of running processes. Files of processes that ended are removed. Blocks."""
     for file in sorted(folder.glob("*.json")):
-        with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError):
+        with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError, RecursionError):
             (group,) = json.loads(file.read_text())
             endpoint = HealthEndpoint(
                 group["labels"]["process"], f"http://{group['targets'][0]}", int(group["labels"][PID])

@@ -271,7 +271,7 @@ async def probe(address: Address, *, timeout_s: float = PROBE_TIMEOUT_S) -> Brok
         if not isinstance(info, dict) or "server_id" not in info:
             return None
         return BrokerGreeting(address, str(there[0]), info, took_s, same_machine=here[0] == there[0])
-    except (OSError, TimeoutError, ValueError):
+    except (OSError, TimeoutError, ValueError, RecursionError):
         return None
     finally:
         if writer is not None:

@@ -65,7 +65,7 @@ def parse_assignments(arguments: tuple[str, ...], option: str) -> dict[str, Any]
             raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint=option)
         try:
             values[name] = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[name] = value
         if not isinstance(values[name], str | int | float | bool | list):
             values[name] = value

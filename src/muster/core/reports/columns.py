@@ -351,7 +351,7 @@ def batch_info(metadata: Mapping[bytes, bytes] | None) -> BatchInfo:
         facts = msgspec.json.decode((metadata or {})[METADATA_KEY], type=BatchInfo)
     except KeyError:
         raise ReportSchemaMismatch("an Arrow stream without the facts of a batch in its schema") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ReportSchemaMismatch(f"the facts of a batch cannot be read: {str(error)[:200]}") from error
     if facts.schema not in (NODE_SCHEMA, SUMMARY_SCHEMA):
         raise ReportVersionMismatch(

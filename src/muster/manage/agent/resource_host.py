@@ -379,7 +379,7 @@ def _load(folder: pathlib.Path) -> list[operation_log.OperationRecord]:
     for path in sorted(folder.glob("*.json")):
         try:
             records.append(msgspec.json.decode(path.read_bytes(), type=operation_log.OperationRecord))
-        except (msgspec.MsgspecError, UnicodeDecodeError, OSError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, OSError, RecursionError) as error:
             events.warning("unreadable-record", file=path.name, error=error)
     return records
 

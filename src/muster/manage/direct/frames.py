@@ -43,5 +43,5 @@ async def read(reader: asyncio.StreamReader, kind: type[Any], *, bytes_max: int 
         raise errors.InvalidInput(f"a frame of {size} bytes exceeds the limit")
     try:
         return msgspec.msgpack.decode(await reader.readexactly(size), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.InvalidInput(f"not a frame: {error}") from error

@@ -103,7 +103,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         entry = await bucket.get(protocol.LEASE)
         if entry is None or entry.value is None:
             return
-        with contextlib.suppress(ValueError, KeyError, TypeError, errors.Conflict):
+        with contextlib.suppress(ValueError, KeyError, TypeError, errors.Conflict, RecursionError):
             if json.loads(entry.value)["holder"] == self.name:
                 await bucket.delete(protocol.LEASE, revision=entry.revision)
 
@@ -370,7 +370,7 @@ class RegistryEndpoint(lifecycle.ServiceContext):
         """A broker reported a closed connection, possibly that of a manager."""
         if self.processor is None:
             return
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
             report = json.loads(message.data)
             now = asyncio.get_running_loop().time()
             if self.processor.connection_closed(

@@ -152,7 +152,7 @@ def _is_readable(message_type: str, data: bytes, content_type: str) -> bool:
             data.decode()
         elif message_type == "o" and content_type == messages.JSON:
             msgspec.json.decode(data)
-    except (UnicodeDecodeError, msgspec.DecodeError):
+    except (UnicodeDecodeError, msgspec.DecodeError, RecursionError):
         return False
     return True
 

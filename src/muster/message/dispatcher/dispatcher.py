@@ -438,7 +438,7 @@ class Dispatcher:
             report = json.loads(message.data)
             at = api.ConnectionId(report["server"]["id"], int(report["client"]["id"]))
             names = list(self._names_at.get(at, ()))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         for name in names:
             self._connection_lost(self._state.connections[name])

@@ -74,7 +74,7 @@ def read(path: Path) -> list[protocol.BatchProgress]:
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             samples.append(msgspec.json.decode(line, type=protocol.BatchProgress))
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
     return samples
 

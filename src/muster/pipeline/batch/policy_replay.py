@@ -387,7 +387,7 @@ def _messages(batch: pa.RecordBatch, kind: str) -> Iterator[tuple[int, dict[str,
     ):
         try:
             content = msgspec.json.decode(data) if data[:1] == b"{" else msgspec.msgpack.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
         if isinstance(content, dict) and content.get("kind") == kind:
             yield sequence, content

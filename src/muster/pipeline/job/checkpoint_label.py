@@ -63,7 +63,7 @@ def open_(folder: str) -> CheckpointLabel:
         return _make(folder)
     try:
         label = msgspec.json.decode(content, type=CheckpointLabel)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointUnusable(
             f"the checkpoint's label {path} cannot be read: {error}", hint=advice(folder)
         ) from error

@@ -60,7 +60,7 @@ class CommitStateStore:
         path = f"{self._root}/{names[-1]}"
         try:
             stored = msgspec.json.decode(content, type=CommitState)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.Conflict(
                 f"the alert state {path} cannot be read: {error}",
                 hint="move the file away to start with an empty state",

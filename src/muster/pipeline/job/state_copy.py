@@ -107,7 +107,7 @@ def _take(parts: dict[str, Path | None], target: Path) -> None:
 def _last_batch(path: Path) -> tuple[str, int]:
     try:
         stored = msgspec.json.decode(path.read_bytes(), type=_Batch)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.Conflict(f"the alert state cannot be read: {error}") from error
     return stored.batch or ("", -1)
 
@@ -217,7 +217,7 @@ def read_restored(folder: Path) -> RestoredStreams | None:
         return msgspec.json.decode(path.read_bytes(), type=RestoredStreams)
     except FileNotFoundError:
         return None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise errors.Conflict(f"{path} cannot be read: {error}") from error
 
 

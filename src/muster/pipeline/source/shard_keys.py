@@ -84,7 +84,7 @@ def with_shard_key(
                 continue
             batch, facts = columns.decode(message.data)
             _refuse_names(batch, detail=facts.schema == columns.NODE_SCHEMA)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             counts[MALFORMED] = counts.get(MALFORMED, 0) + 1
             continue
         except errors.MusterError as error:

@@ -251,7 +251,7 @@ class PasswordStore:
             return msgspec.json.decode(
                 private_files.read(path, f"the password of {name!r}"), type=PasswordRecord
             )
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.InvalidInput(f"{path} is damaged: {error}", hint="set the password again") from None
 
     def remove(self, name: str) -> None:

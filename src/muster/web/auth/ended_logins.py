@@ -63,7 +63,7 @@ class EndedLogins:
                 ends = msgspec.json.decode(file.read(), type=Ends)
         except FileNotFoundError:
             return {}
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise errors.Refused(
                 f"{self._path} is damaged, so ended sessions cannot be recognized: {error}",
                 hint="delete it and the file `key` beside it, and restart; all users have to log in again",

@@ -27,7 +27,7 @@ def unseal(text: str, key: bytes, purpose: str, kind: type[T]) -> T | None:
         if len(text) > MAX_BYTES or not hmac.compare_digest(_decode(signature), mac(body, key, purpose)):
             return None
         return msgspec.json.decode(_decode(body), type=kind)
-    except (ValueError, binascii.Error, msgspec.MsgspecError):
+    except (ValueError, binascii.Error, msgspec.MsgspecError, RecursionError):
         return None
 
 

@@ -160,7 +160,7 @@ def paginate(rows: Sequence[Any], cursor: str, limit: int, key: Callable[[Any], 
         try:
             last = msgspec.json.decode(base64.urlsafe_b64decode(cursor + "=="), type=Key)
             start = bisect.bisect_right(ordered, last, key=key)
-        except (ValueError, TypeError, msgspec.MsgspecError):  # a cursor of another list
+        except (ValueError, TypeError, msgspec.MsgspecError, RecursionError):  # a cursor of another list
             raise _no_cursor(cursor) from None
     selected = ordered[start : start + limit]
     more = start + limit < len(ordered)

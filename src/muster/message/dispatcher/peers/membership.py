@@ -98,7 +98,7 @@ class Membership:
         try:
             report = json.loads(message.data)
             closed = (report["server"]["id"], int(report["client"]["id"]))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
         self._forget([name for name, connection in self._connections.items() if connection == closed])
 

@@ -180,5 +180,5 @@ def parse_offsets(content: bytes) -> Offsets:
     """A file of Spark's log of offsets: its version, metadata, and the offset of each source, in lines."""
     try:
         return msgspec.json.decode(content.splitlines()[2], type=Offsets)
-    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (IndexError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise checkpoint_label.CheckpointUnusable(f"Spark's offsets cannot be read: {error}") from error

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.bus.client import counters
 from muster.bus.client import parser as client_parser
 
 SAID = (
@@ -21,6 +22,8 @@ SAID = (
     b"HMSG c 8 back 12 12\r\nNATS/1.0\r\n\r\n\r\n"
     b"INFO {\"a\": 1}\r\nPONG\r\n-ERR 'Some Trouble'\r\n"
     b"MSG a.b 7 8\r\nMSG 1\r\n2\r\n"
+    b"MSG a\r7 8 2\r\nhi\r\nMSG \xff 7 x 0\r\n\r\nHMSG a\x0b9 7 12 12\r\nNATS/1.0\r\n\r\n\r\n"
+    b"MSG \xc3\xa4 8 12 0\r\n\r\n"
 )
 HEARD = [
     "ping",
@@ -32,6 +35,10 @@ HEARD = [
     "pong",
     "'Some Trouble'",
     (7, b"a.b", b"", b"MSG 1\r\n2", None),
+    ("malformed-subject", b"a\r7"),
+    ("malformed-subject", b"\xff"),
+    ("malformed-subject", b"a\x0b9"),
+    (8, b"\xc3\xa4", b"12", b"", None),
 ]
 
 
@@ -45,6 +52,9 @@ class Wire:
 
     def answer_ping(self) -> None:
         self.heard.append("ping")
+
+    def refuse(self, why: counters.ConnectionCounter, subject: bytes) -> None:
+        self.heard.append((why.value[2], subject))
 
     async def _process_pong(self) -> None:
         self.heard.append("pong")
@@ -122,7 +132,17 @@ def test_what_an_old_connection_left_is_forgotten():
 
 
 @pytest.mark.parametrize(
-    "line", [b"HELLO\r\n", b"\r\n", b"MSG a\r\n", b"MSG a b c\r\n", b"INFO {\r\n", b"x" * (2 << 20)]
+    "line",
+    [
+        b"HELLO\r\n",
+        b"\r\n",
+        b"MSG a\r\n",
+        b"MSG a b c\r\n",
+        b"MSG a 1 b 2 0\r\n\r\n",
+        b"HMSG a 1 0\r\n\r\n",
+        b"INFO {\r\n",
+        b"x" * (2 << 20),
+    ],
 )
 def test_malformed_input_is_rejected(line: bytes):
     parser = client_parser.NatsParser(Wire())  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from typing import Any
 import nats.errors
 from nats.aio import client as nats_client
 
-from muster.bus import message_format
+from muster.bus import message_format, subject_patterns
 from muster.bus.client import (
     broker_errors,
     cancellation,
@@ -56,7 +56,7 @@ class NatsConnection(nats_client.Client):
     ) -> None:
         super().__init__()
         self._ps = self._parser = parser.NatsParser(self)
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, tuple[parser.Matches | None, Reader]] = {}
         self._inbox = inbox
         self._refused_subjects: set[str] = set()
         self._on_change = on_change
@@ -276,12 +276,21 @@ class NatsConnection(nats_client.Client):
 
     def dispatch(self, number: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
         """A message for the subscription of this number."""
-        reader = self._readers.get(number)
-        if reader is not None:
+        listener = self._readers.get(number)
+        if listener is not None:
+            matches, reader = listener
+            if matches is not None and matches(subject) is None:
+                self.refuse(counters.ConnectionCounter.MISROUTED, subject)
+                return
             try:
                 reader(subject, reply, data, headers)
             except Exception as error:  # noqa: BLE001 - an error of one reader must not stop the others
-                events.event("unreadable", level=logging.ERROR, error=error, subject=subject.decode())
+                events.event("unreadable", level=logging.ERROR, error=error, subject=str(subject))
+
+    def refuse(self, why: counters.ConnectionCounter, subject: bytes) -> None:
+        """Count a message that no handler receives."""
+        if self._counts.add(why) == 1:  # one line for a connection: others only count
+            events.warning("message-refused", reason=why.value[2], subject=str(subject))
 
     def _take(self, data: bytes) -> bytes:
         return self._parser.take(data) if self.is_connected else data
@@ -338,9 +347,18 @@ class NatsConnection(nats_client.Client):
         return on_socket + self._pending_data_size
 
     async def listen(
-        self, subject: str, group: str, reader: Reader | parser.BulkReader, *, timeout_s: float
+        self,
+        subject: str,
+        group: str,
+        reader: Reader | parser.BulkReader,
+        *,
+        timeout_s: float,
+        stored: bool = False,
     ) -> int:
-        """Subscribe, and return the subscription's number once the broker has it."""
+        """Subscribe, and return the subscription's number once the broker has it.
+
+        ``stored``: it also receives messages of a stream, under the subjects that they are stored on.
+        """
         message_format.check_subject(subject, wildcards=True)
         message_format.check_group(group)
         self.check_open()
@@ -349,9 +367,11 @@ class NatsConnection(nats_client.Client):
         try:
             with cancellation.cancellable():
                 number = (await super().subscribe(subject, queue=group))._id
+                matches = None if stored else subject_patterns.compiled_for_bytes(subject).match
                 if callable(reader):
-                    self._readers[number] = reader
+                    self._readers[number] = matches, reader
                 else:
+                    reader.matches = matches
                     self._parser.bulk[b"%d" % number] = reader
             await self.round_trip(timeout_s)
             if subject in self._refused_subjects:

@@ -18,6 +18,8 @@ class ConnectionCounter(enum.Enum):
     RECONNECTED = ("bus_reconnections", "Reconnections.", "")
     RENEWED = ("bus_renewed_subscriptions", "Subscriptions a broker had lost.", "")
     HANDLER_FAILED = ("bus_failed_handlers", "Messages whose handler raised.", "")
+    MALFORMED = ("bus_refused_messages", "Messages refused before any handler.", "malformed-subject")
+    MISROUTED = ("bus_refused_messages", "Messages refused before any handler.", "other-subject")
     BAD_TRACE = ("bus_ignored_headers", "Headers that could not be read.", "malformed-trace")
 
 
@@ -30,11 +32,13 @@ class ConnectionCounters:
                 name, words, reason = count.value
                 self._metrics[count] = to.counter(name, words, ("reason",) if reason else ())
 
-    def add(self, what: ConnectionCounter, number: int = 1) -> None:
+    def add(self, what: ConnectionCounter, number: int = 1) -> int:
+        """Returns the new total: that of the first one is 1."""
         self._totals[what] += number
         if what in self._metrics:
             reason = what.value[2]
             self._metrics[what].add(number, **({"reason": reason} if reason else {}))
+        return self._totals[what]
 
     def statistics(self) -> api.BusStatistics:
         return api.BusStatistics(

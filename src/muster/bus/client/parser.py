@@ -7,29 +7,60 @@ few lines that are not messages go to the connection, as with the parser of nats
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import nats.errors
 from nats.protocol import parser
 
 from muster.bus import api
+from muster.bus.client import counters
 
 if TYPE_CHECKING:
     from muster.bus.client import connection
 
 LITTLE_BYTES: Final = 8 << 10  # a block below it is no part of a flood
 PING: Final = b"PING\r\n"
+Matches: TypeAlias = Callable[[bytes], object | None]  # None: it does not match
+
 LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: the INFO of a broker may list many brokers
+
+
+def _message(token: bytes) -> re.Pattern[bytes]:
+    """The line before a message: without or with headers, subject, number of the subscription, reply subject,
+    bytes of the headers, bytes of both. Without a reply subject, the bytes of headers are found in its place.
+    """
+    subject = token + rb"(?:\." + token + rb")*+"
+    line = rb"(H?)MSG (%b) (\d++) (?:(%b) )?(?:(\d++) )?(\d++)\r\n"
+    return re.compile(line % (subject, subject))
+
+
+# Neither controls nor wildcards: the broker accepts them in a subject, and in a reply subject.
+_ASCII = _message(rb"[!-)+,\-/-=?-~]++")
+_UTF_8 = _message(rb"[!-)+,\-/-=?-~\x80-\xff]++")
+_MALFORMED = _message(rb"[^ \n]++")
+
+
+def _unusual(data: bytes, at: int) -> re.Match[bytes] | None:
+    line = _UTF_8.match(data, at)
+    if line is not None:
+        with contextlib.suppress(UnicodeDecodeError):
+            line[0].decode()
+            return line
+    return _MALFORMED.match(data, at)
 
 
 class BulkReader:
     """Collects the messages of a block for a bulk handler."""
 
-    __slots__ = ("_accept", "data", "subjects")
+    __slots__ = ("_accept", "data", "matches", "subjects")
 
     def __init__(self, accept: api.BulkHandler) -> None:
         self._accept = accept
+        self.matches: Matches | None = None  # the subjects of its subscription
         self.subjects: list[bytes] = []
         self.data: list[bytes] = []
 
@@ -124,38 +155,40 @@ class NatsParser(parser.Parser):
                 reader.deliver()
 
     def _scan(self, data: bytes, at: int) -> tuple[int, int]:
-        dispatch, bulk, size = self._line.dispatch, self.bulk, len(data)
+        dispatch, bulk, size, usual = self._line.dispatch, self.bulk, len(data), _ASCII.match
         self._wanted_bytes = 0
         while at < size:
-            end = data.find(b"\r\n", at)
-            if end < 0:
-                return at, size if size - at > LINE_BYTES_MAX else -1
-            words = data[at:end].split()
-            try:
-                what = words[0]
-                if what == b"MSG":
-                    begin = body = end + 2
-                    reply = words[3] if len(words) == 5 else b""
-                elif what == b"HMSG":
-                    begin = end + 2
-                    body = begin + int(words[-2])
-                    reply = words[3] if len(words) == 6 else b""
-                else:
-                    return at, end
-                stop = begin + int(words[-1])
-                collected = bulk.get(words[2])
-                number = int(words[2]) if collected is None else 0
-            except (ValueError, IndexError):
-                return at, end
+            line = usual(data, at) or _unusual(data, at)
+            if line is None:
+                end = data.find(b"\r\n", at)
+                return at, (size if size - at > LINE_BYTES_MAX else -1) if end < 0 else end
+            has_headers, subject, number, reply, header_bytes, all_bytes = line.groups()
+            begin = body = line.end()
+            if has_headers:
+                if header_bytes is None:
+                    header_bytes, reply = reply, None
+                if header_bytes is None or not header_bytes.isdigit():
+                    return at, begin - 2
+                body += int(header_bytes)
+            elif header_bytes is not None:
+                return at, begin - 2
+            stop = begin + int(all_bytes)
             if stop + 2 > size:
                 self._wanted_bytes = stop + 2 - at
                 return at, -1
             at = stop + 2
-            if collected is not None:
-                collected.subjects.append(words[1])
-                collected.data.append(data[body:stop])
+            if line.re is _MALFORMED:
+                self._line.refuse(counters.ConnectionCounter.MALFORMED, subject)
                 continue
-            dispatch(number, words[1], reply, data[body:stop], None if body == begin else data[begin:body])
+            collected = bulk.get(number)
+            if collected is None:
+                headers = data[begin:body] if has_headers else None
+                dispatch(int(number), subject, reply or b"", data[body:stop], headers)
+            elif collected.matches is None or collected.matches(subject):
+                collected.subjects.append(subject)
+                collected.data.append(data[body:stop])
+            else:
+                self._line.refuse(counters.ConnectionCounter.MISROUTED, subject)
         return at, -1
 
     def _finish(self, block: bytes, at: int) -> None:

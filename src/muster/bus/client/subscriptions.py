@@ -127,7 +127,7 @@ class BoundedSubscription(lifecycle.ClosingContext):
         try:
             self._bulk(subjects, data)
         except Exception as error:  # noqa: BLE001 - it must not end the connection's read loop
-            self._handler_failed(subjects[0].decode(), error)
+            self._handler_failed(subjects[0].decode("utf-8", "replace"), error)
 
     def _is_full_for(self, size: int) -> bool:
         return len(self._queue) >= self._max_pending or self._queued_bytes + size > self._max_pending_bytes

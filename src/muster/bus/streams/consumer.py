@@ -112,7 +112,7 @@ class NatsConsumer:
         async with self._one_at_a_time:
             if self._number is None:
                 self._number = await self._wire.listen(
-                    self._inbox + ".*", "", self._received, timeout_s=api.DEFAULT_TIMEOUT_S
+                    self._inbox + ".*", "", self._received, timeout_s=api.DEFAULT_TIMEOUT_S, stored=True
                 )
             # First fetch what is available; if there is nothing, wait for one message, and then fetch again.
             # A waiting request for many messages could not be ended early without leaving messages in

@@ -164,7 +164,7 @@ class NatsOrderedConsumer(lifecycle.ClosingContext):
         if self._replays:
             self._put(key_value.Mark.REPLAY)
         inbox = self._wire.fresh_inbox()
-        number = await self._wire.listen(inbox, "", self._take, timeout_s=jetstream.TRY_S)
+        number = await self._wire.listen(inbox, "", self._take, timeout_s=jetstream.TRY_S, stored=True)
         self._wire.on_state_change.add(self._broken.set)
         try:
             report = await self._api.call(

@@ -240,6 +240,41 @@ async def test_a_child_that_ignores_sigterm_is_killed_unless_it_may_stay():
     os.close(far)
 
 
+async def test_a_stop_that_is_cancelled_ends_the_child_at_once():
+    near, far = os.pipe()
+
+    async def launch() -> children.ProcessHandle:
+        return await asyncio.create_subprocess_exec(sys.executable, "-c", STUBBORN, str(far), pass_fds=(far,))
+
+    child = children.ChildSupervisor("a", launch)
+    await child.start()
+    process = child.process
+    assert process is not None
+    await asyncio.to_thread(os.read, near, 1)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await child.stop((signal.SIGTERM, 60.0))
+    assert await process.wait() == -signal.SIGKILL
+    assert (child.state, child.pid) == (State.STOPPED, None)
+    os.close(near)
+    os.close(far)
+
+
+async def test_a_child_that_may_stay_is_known_after_a_cancelled_stop():
+    child = children.ChildSupervisor("a", SLEEP)
+    await child.start()
+    process = child.process
+    assert process is not None
+    stopping = asyncio.create_task(child.stop((signal.SIGCONT, 60.0), kill=False))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    os.kill(process.pid, 0)
+    assert child.process is process
+    await child.stop()
+    assert await process.wait() == -signal.SIGTERM
+
+
 async def test_an_error_of_the_supervisor_does_not_lose_the_child():
     child = children.ChildSupervisor("a", SLEEP, policy=QUICK)
     await child.start()

@@ -156,10 +156,24 @@ class ChildSupervisor:
     async def stop(self, *steps: tuple[int, float], kill: bool = True) -> None:
         """End the supervision, then the child: each signal with the seconds to wait for its effect, finally
         SIGKILL. Without ``steps``: SIGTERM for `STOP_S`. ``kill`` False: a child that ignores all steps is
-        left alone."""
-        process = await self.release()
-        if process is not None:
-            await end_process(process, *(steps or ((signal.SIGTERM, STOP_S),)), kill=kill)
+        left alone. If the caller is cancelled, SIGKILL follows at once."""
+        try:
+            await self._tasks.close()
+            if self._process is not None:
+                await end_process(self._process, *(steps or ((signal.SIGTERM, STOP_S),)), kill=kill)
+        except asyncio.CancelledError:
+            if kill:
+                await tasks.finish(self._kill())
+            raise
+        await self.release()
+
+    async def _kill(self) -> None:
+        await self._tasks.close()
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):  # a process may hang in the kernel: it stays known
+                    await end_process(self._process)
+                    await self.release()
 
     async def release(self) -> ProcessHandle | None:
         """End the supervision and leave the child alone; returns it."""
@@ -331,6 +345,10 @@ async def end_process(process: ProcessHandle, *steps: tuple[int, float], kill: b
         if kill and not ended.done():
             _signal(process, signal.SIGKILL)
             await asyncio.wait((ended,))
+    except asyncio.CancelledError:
+        if kill and not ended.done():
+            _signal(process, signal.SIGKILL)
+        raise
     finally:
         ended.cancel()
         with contextlib.suppress(asyncio.CancelledError):

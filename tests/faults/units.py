@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from muster.app.operations import systemd_unit
-from muster.manage.adapters import shim
+from muster.supervision import os_process
 
 MARK = "MUSTER_FAULTS_UNIT"  # in the environment of all processes of a unit, as a control group has them
 RESTART_S = 0.5
@@ -127,7 +127,7 @@ class Unit:
         managed = {
             pid
             for pid, variables in _environments()
-            if any(v.startswith(f"{shim.TOKEN}=") for v in variables)
+            if any(v.startswith(f"{os_process.MARK}=") for v in variables)
         }
         return [pid for pid in self.pids() if pid not in managed and os.getsid(pid) not in managed]
 

@@ -360,6 +360,49 @@ async def test_what_is_left_of_a_run_ends_when_the_agent_finds_its_leader_gone(a
     await eventually(lambda: not carriers(word))
 
 
+async def test_what_left_the_session_ends_with_its_run(agent_host):
+    """Otherwise each start would add one."""
+    word = mark()
+    await agent_host.do("create", config={"command": ["sh", "-c", f"setsid sleep {word} & exit 0"]})
+    await eventually(lambda: agent_host.seen.state is DOWN)
+    assert carriers(word) == []
+
+
+@pytest.mark.parametrize("operation", ["stop", "delete"])
+async def test_what_left_the_session_ends_with_a_stop(agent_host, operation):
+    word = mark()
+    await agent_host.do("create", config={"command": ["sh", "-c", f"setsid sleep {word} & sleep 1000"]})
+    await eventually(lambda: carriers(word))
+    verb = {"verb": "delete"} if operation == "delete" else {"verb": "execute", "operation": "stop"}
+    await agent_host.do(**verb)
+    assert carriers(word) == []
+
+
+async def test_what_left_the_session_may_finish_during_a_stop(agent_host, tmp_path):
+    said = tmp_path / "said"
+    daemon = f"trap 'echo bye > {said}; exit' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done"
+    command = ["sh", "-c", 'setsid sh -c "$0" & sleep 1000', daemon]
+    await agent_host.do("create", config={"command": command, "stop_s": 20})
+    await eventually(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    await agent_host.do("execute", operation="stop")
+    assert said.read_text() == "bye\n"
+
+
+async def test_a_check_that_takes_too_long_ends_with_what_it_started():
+    word = mark()
+    command = ("sh", "-c", f"setsid sleep {word} & sleep {word} | cat")
+    check = health_checks.HealthCheck(kind="command", command=command, timeout_s=0.2)
+    assert await health_checks.find_problem(check) == "no reply within 0.2 s"
+    assert carriers(word) == []
+
+
+async def test_a_check_ends_with_what_it_left_in_the_background():
+    word = mark()
+    check = health_checks.HealthCheck(kind="command", command=("sh", "-c", f"sleep {word} & exit 0"))
+    assert await health_checks.find_problem(check) is None
+    await eventually(lambda: not carriers(word))
+
+
 async def test_signals_and_exit_codes_are_distinguished(agent_host):
     for words, code in (("exit 3", 3), ("exit 255", 255), ("kill -TERM $$", -15), ("kill -KILL $$", -9)):
         await agent_host.do("create", config={"command": ["sh", "-c", "read line < /dev/zero"]})

@@ -7,11 +7,14 @@ import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterable, Sequence
 
 from muster.supervision import responsiveness
 
+MARK = "MUSTER_RUN"  # the environment variable by which the processes of one run are found
 POLL_S = 0.5
+MEMBERS_LOOK_S_MAX = 0.1
 PID_FILE_SLACK_S = 2.0  # clock differences: the kernel counts ticks, a file system seconds
 
 
@@ -118,10 +121,10 @@ def signal_session(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
-def signal_session_members(pid: int, number: int) -> None:
-    """Signal the remaining members of a session whose leader has ended."""
+def signal_group(group: int, number: int) -> None:
+    """Signal the remaining members of a process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
+        os.killpg(group, number)
 
 
 def group_of(pid: int) -> int | None:
@@ -138,21 +141,44 @@ def leads_session(pid: int) -> bool:
         return False
 
 
-def has_session_members(pid: int) -> bool:
-    """Whether members of a session run whose leader has ended."""
-    try:
-        os.killpg(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return any(_runs_in(path, pid) for path in pathlib.Path("/proc").glob("[0-9]*/stat"))
+def members(mark: str, session: int | None = None) -> list[int]:
+    """The processes of one run, oldest first, without zombies: those with the ``mark`` in their environment,
+    which their children inherit, and those of the session. Blocks.
+
+    A process that leaves the session and overwrites its environment is not found.
+    """
+    entry = f"{MARK}={mark}".encode() if mark else None
+    found = []
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = _fields((folder / "stat").read_text())
+            in_session = session is not None and int(fields[3]) == session
+            if fields[0] not in "ZX" and (
+                in_session or (entry and entry in (folder / "environ").read_bytes().split(b"\0"))
+            ):
+                found.append((int(fields[19]), int(folder.name)))
+    return [pid for _, pid in sorted(found)]
 
 
-def _runs_in(path: pathlib.Path, group: int) -> bool:
-    try:
-        state, _, its_group = _fields(path.read_text())[:3]
-    except (OSError, ValueError):
-        return False
-    return int(its_group) == group and state not in "ZX"
+def signal_all(pids: Iterable[int], number: int) -> bool:
+    """Signal each process that still runs. Returns whether there was any that we may signal."""
+    signalled = False
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+            signalled = True
+    return signalled
+
+
+async def kill_members(mark: str, session: int | None = None, *, patience_s: float = 0.0) -> None:
+    """Wait until no process of the run is left; kill those that are left after ``patience_s``."""
+    loop = asyncio.get_running_loop()
+    until_s, wait_s = loop.time() + patience_s, 0.005
+    while pids := await asyncio.to_thread(members, mark, session):
+        if loop.time() >= until_s and not signal_all(pids, signal.SIGKILL):
+            return
+        await asyncio.sleep(wait_s)
+        wait_s = min(wait_s * 2, MEMBERS_LOOK_S_MAX)
 
 
 def start_time(pid: int) -> str:

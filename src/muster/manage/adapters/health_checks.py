@@ -12,6 +12,7 @@ import msgspec
 from muster.bus.http import client
 from muster.core import errors
 from muster.core.settings import sections
+from muster.supervision import commands
 
 doc = sections.field_doc
 
@@ -76,18 +77,7 @@ async def find_problem(check: HealthCheck) -> str | None:
 
 
 async def _command_problem(command: tuple[str, ...]) -> str | None:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        code = await process.wait()
-    except asyncio.CancelledError:
-        process.kill()
-        await process.wait()
-        raise
+    code = (await commands.run(*command)).exit_code
     return None if code == 0 else f"{command[0]} exited with {code}"
 
 

@@ -1,10 +1,10 @@
 """An operating-system process: started, monitored, stopped; identified by pid and start time.
 
 It runs in its own session under a small shell (`shim`), so the process and its exit code survive a restart of
-the agent. Other processes in the session end with it. Its output goes to a file in the resource's folder,
-which is truncated to its last half when it exceeds the limit. A running process is adopted by the pid in its
-``pid_file``. The end of the process is reported by the kernel at once (a pidfd), whichever process started
-it.
+the agent. All that it started ends with it, also what left the session (`os_process.members`). Its output
+goes to a file in the resource's folder, which is truncated to its last half when it exceeds the limit. A
+running process is adopted by the pid in its ``pid_file``. The end of the process is reported by the kernel at
+once (a pidfd), whichever process started it.
 
 A start, a stop and a restart continue if their operation is cancelled; the next operation waits for them. So
 a grace period may be longer than an operation, and nothing is started twice.
@@ -38,7 +38,6 @@ events = log.EventLog("manage")
 
 OUTPUT_BYTES_MAX = 8 << 20
 OUTPUT_LOOK_S = 10.0
-FOLLOWERS_LOOK_S = 0.05
 BEGIN_S = 5.0  # time for the shim to record the pid of its command
 RECORD_RETRY_S = 1.0
 LOG_BYTES = 64 << 10
@@ -103,6 +102,7 @@ class ProcessAdapter(base.Adapter):
         self._exit_code: int | None = None
         self._problem = ""  # why the adapter has just ended it
         self._followers_may_finish = False  # during a stop
+        self._has_ended = False  # the process, while what it started is being ended
 
     # Adapter interface
 
@@ -147,7 +147,7 @@ class ProcessAdapter(base.Adapter):
         elif token:
             self._exit_code = record.exit_code
             self._reason = f"{_ending(record.exit_code)} while its agent was not running"
-            await asyncio.to_thread(shim.kill_rest, token)
+            await os_process.kill_members(token)
         await self._adopt_from_file()
 
     async def close(self) -> None:
@@ -201,6 +201,8 @@ class ProcessAdapter(base.Adapter):
 
     async def _start(self) -> None:
         config = self._require()
+        if self._has_ended and self._watching is not None:
+            await asyncio.wait([self._watching])  # what the last run started is being ended
         if self._pid is not None:
             return
         environment = dict(os.environ) if config.user_environment else {}
@@ -238,24 +240,28 @@ class ProcessAdapter(base.Adapter):
         return None
 
     async def _stop(self) -> None:
-        pid, config = self._pid, self._config
+        pid, token = self._pid, self._token()
         if pid is None:
+            await os_process.kill_members(token)
             return
         if self._watching is None or self._watching.done():
             self._watch(pid, self._command_pid)
         ended, loop = self._watching, asyncio.get_running_loop()
         assert ended is not None
-        until = loop.time() + (config.stop_s if config else 0)
-        leads, self._followers_may_finish = os_process.leads_session(pid), True
+        until = loop.time() + (self._config.stop_s if self._config else 0)
+        session = pid if os_process.leads_session(pid) else None
+        self._followers_may_finish = True
         self._signal(pid, signal.SIGTERM)
-        await asyncio.wait([ended], timeout=until - loop.time())
+        others = await asyncio.to_thread(os_process.members, token)
+        signalled = {os_process.group_of(other) for other in (pid, self._command_pid) if other is not None}
+        os_process.signal_all(
+            (other for other in others if os_process.group_of(other) not in signalled), signal.SIGTERM
+        )
+        await asyncio.wait([ended], timeout=max(0.0, until - loop.time()))
         if not ended.done():
             self._signal(pid, signal.SIGKILL)
             await asyncio.wait([ended])
-        while leads and await asyncio.to_thread(os_process.has_session_members, pid):
-            if loop.time() > until:
-                os_process.signal_session_members(pid, signal.SIGKILL)
-            await asyncio.sleep(FOLLOWERS_LOOK_S)
+        await os_process.kill_members(token, session, patience_s=until - loop.time())
         self._reason = "stopped"
 
     async def _restart(self) -> None:
@@ -305,8 +311,13 @@ class ProcessAdapter(base.Adapter):
     def _record_path(self) -> pathlib.Path | None:
         return None if self.context.folder is None else self.context.folder / "exit"
 
+    def _token(self) -> str:
+        """Of the last run; empty if its process was adopted."""
+        token: str = self.context.runtime.get("token", "")
+        return token
+
     def _read_record(self) -> shim.ShimRecord:
-        return shim.read(self._record_path(), self.context.runtime.get("token", ""))
+        return shim.read(self._record_path(), self._token())
 
     def _output_path(self) -> pathlib.Path:
         return (self.context.folder or pathlib.Path(os.devnull).parent) / (
@@ -378,9 +389,10 @@ class ProcessAdapter(base.Adapter):
         finally:
             end.cancel()
             await asyncio.gather(end, return_exceptions=True)
-        if leads and not self._followers_may_finish:  # otherwise two would run after the next start
-            os_process.signal_session_members(pid, signal.SIGKILL)
-        if "token" in self.context.runtime:
+        self._has_ended = True
+        if not self._followers_may_finish:  # otherwise two would run after the next start
+            await os_process.kill_members(self._token(), pid if leads else None)
+        if self._token():
             recorded = await self._recorded()
             code = shim.exit_code(code) if recorded is None else recorded
         how = _ending(code)
@@ -388,7 +400,7 @@ class ProcessAdapter(base.Adapter):
             how, self._problem = f"ended because its health check failed: {self._problem}", ""
         if self._checking is not None:
             self._checking.cancel()
-        self._pid, self._command_pid, self._exit_code = None, None, code
+        self._pid, self._command_pid, self._exit_code, self._has_ended = None, None, code, False
         self.context.runtime.pop("leader", None)
         if self._goal == "restart" and self._transition is not None and not self._transition.done():
             self._set_state(health.HealthState.STARTING, "restarting")

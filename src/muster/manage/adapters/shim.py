@@ -8,21 +8,19 @@ started.
 
 The agent stores a random token before it starts the shim, and the shim has the token in its environment.
 After a crash between the start and its record, the shim is found by the token, and nothing is started twice.
+All processes of the run inherit it, so that one that left the session ends with the others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import shutil
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.supervision import os_process
 
-TOKEN = "MUSTER_RUN"
 SHELL = "/bin/sh"
 _RECORD_FD = 3
 
@@ -70,7 +68,7 @@ def spawn(
         return os.posix_spawn(
             SHELL,
             [SHELL, "-c", _SHIM, *inner],
-            {**environment, TOKEN: token},
+            {**environment, os_process.MARK: token},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, output, 1),
@@ -112,22 +110,5 @@ def exit_code(status: int | None) -> int | None:
 
 
 def find(token: str) -> int | None:
-    """The shim with this ``token``, if it runs."""
-    return next((pid for pid in _carriers(token) if os_process.leads_session(pid)), None)
-
-
-def kill_rest(token: str) -> None:
-    """Kill what remains of a run whose shim has ended: it would run beside the next run."""
-    for pid in _carriers(token):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _carriers(token: str) -> list[int]:
-    entry = f"{TOKEN}={token}".encode()
-    carriers = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(PermissionError, FileNotFoundError, ProcessLookupError):
-            if entry in path.read_bytes().split(b"\0"):
-                carriers.append(int(path.parent.name))
-    return carriers
+    """The shim with this ``token``, if it runs: the oldest of its processes."""
+    return next(filter(os_process.leads_session, os_process.members(token)), None)

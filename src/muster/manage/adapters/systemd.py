@@ -16,6 +16,7 @@ from muster.core import errors, files, health
 from muster.core.settings import sections
 from muster.manage import protocol
 from muster.manage.adapters import base
+from muster.supervision import commands
 
 doc = sections.field_doc
 
@@ -128,27 +129,18 @@ class SystemdAdapter(base.Adapter):
             raise errors.NotFound(f"{self.context.name} does not exist")
         scope = ("--user",) if config.user else ()
         try:
-            process = await asyncio.create_subprocess_exec(
-                PROGRAM,
-                *scope,
-                *arguments,
-                *((config.unit,) if unit else ()),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
+            async with asyncio.timeout(TIMEOUT_S):
+                done = await commands.run(
+                    PROGRAM, *scope, *arguments, *((config.unit,) if unit else ()), capture=True
+                )
+        except TimeoutError:
+            raise errors.TimedOut(f"systemctl {arguments[0]} did not finish within {TIMEOUT_S:g} s") from None
         except OSError as error:
             raise errors.MissingDependency(f"systemd is not available on this machine: {error}") from error
-        try:
-            async with asyncio.timeout(TIMEOUT_S):
-                out, err = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise errors.TimedOut(f"systemctl {arguments[0]} did not finish within {TIMEOUT_S:g} s") from None
-        if process.returncode:
-            raise errors.Refused(f"systemctl {arguments[0]}: {err.decode('utf-8', 'replace').strip()[:500]}")
-        return out.decode("utf-8", "replace")
+        if done.exit_code:
+            reason = done.errors.decode("utf-8", "replace").strip()[:500]
+            raise errors.Refused(f"systemctl {arguments[0]}: {reason}")
+        return done.output.decode("utf-8", "replace")
 
 
 def _path(config: SystemdUnitConfig) -> pathlib.Path:

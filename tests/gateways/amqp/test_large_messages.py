@@ -216,26 +216,57 @@ async def test_a_body_is_deleted_with_its_last_message(
 
 @pytest.mark.parametrize("durable", [False, True])
 @pytest.mark.parametrize("address", ["queue:orders", "topic:news"])
-async def test_a_message_above_the_limit_is_refused_in_the_same_way(
-    gateway: amqp_gateway.AmqpGateway, clients: Any, address: str, durable: bool
+@pytest.mark.parametrize(("limit", "sent"), [(2 << 20, 3 << 20), (2 << 20, 4 << 20), (100, 1000)])
+async def test_a_message_above_the_limit_ends_its_link_at_once(
+    gateway: amqp_gateway.AmqpGateway, clients: Any, address: str, durable: bool, limit: int, sent: int
 ):
-    gateway.max_message_bytes = 2 << 20
-    too_large, small = proton.Message(body=LARGE, durable=durable), proton.Message(body="s", durable=durable)
+    """Before its end: ``sent`` bytes are all that the gateway gets. Other links of the connection go on."""
+    gateway.max_message_bytes = limit
+    whole = proton.Message(body=LARGE if sent > 1000 else LARGE[:900], durable=durable).encode()
 
-    def work() -> tuple[object, ...]:
+    def work() -> tuple[Any, ...]:
         raw = clients("limits")
         sender = _sender(raw, address)
-        assert sender.remote_max_message_size == 2 << 20
-        refused = _send(raw, sender, too_large).remote.condition
-        assert _send(raw, sender, small).remote_state == proton.Delivery.ACCEPTED
-        settled = _sender(raw, address, "settled")
-        _begin(settled, too_large, settled=True)
-        raw.until(lambda: settled.state & proton.Endpoint.REMOTE_CLOSED)
-        return refused.name, settled.remote_condition.name, refused.description
+        assert sender.remote_max_message_size == limit
+        sender.delivery("1")
+        sender.stream(whole[:sent])
+        if len(whole) <= sent:
+            sender.advance()
+        raw.until(lambda: sender.state & proton.Endpoint.REMOTE_CLOSED)
+        small = _send(raw, _sender(raw, address, "next"), proton.Message(body="s", durable=durable))
+        return sender.remote_condition, small.remote_state
 
-    first, second, description = await asyncio.to_thread(work)
-    assert first == second == "amqp:resource-limit-exceeded"
-    assert str(2 << 20) in str(description)
+    condition, outcome = await asyncio.to_thread(work)
+    assert condition.name == "amqp:link:message-size-exceeded"
+    assert str(limit) in condition.description
+    assert outcome == proton.Delivery.ACCEPTED
+
+
+@pytest.mark.parametrize("address", ["queue:orders", "topic:news"])
+@pytest.mark.parametrize("durable", [False, True])
+async def test_settled_messages_before_a_close_arrive(
+    clients: Any, dial: conftest.Dial, address: str, durable: bool
+):
+    """Also those behind a large one, which is stored while the close arrives; an incomplete one is dropped."""
+    session = (await dial()).session()
+    consumer = await session.consumer(destinations.Destination.parse(address))
+
+    def work() -> None:
+        raw = clients("settled")
+        sender, half = _sender(raw, address), _sender(raw, address, "half")
+        for body in ("before", LARGE[: 2 << 20], *map(str, range(30))):
+            _begin(sender, proton.Message(body=body, durable=durable), str(body)[:9], settled=True)
+        half.delivery("1")
+        half.stream(proton.Message(body=LARGE, durable=durable).encode()[: 1 << 20])
+        raw.connection.close()
+        raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
+
+    await asyncio.to_thread(work)
+    received = []
+    while len(received) < 32 and (message := await consumer.receive(5)) is not None:
+        received.append(message.body())
+    assert received == ["before", LARGE[: 2 << 20], *map(str, range(30))]
+    assert await consumer.receive_nowait() is None
 
 
 async def test_a_transaction_with_a_message_above_the_limit_is_rolled_back(
@@ -245,10 +276,10 @@ async def test_a_transaction_with_a_message_above_the_limit_is_rolled_back(
 
     def work() -> tuple[object, ...]:
         client = test_outcomes.Transacting(gateway.port)
-        sender = _sender(client.raw, "queue:done")
         results = []
         for body in (LARGE, LARGE[: 1 << 20]):
             name = client.declare()
+            sender = _sender(client.raw, "queue:done", str(len(body)))
             delivery = sender.delivery("1")
             delivery.local.data = [name]
             delivery.update(0x34)

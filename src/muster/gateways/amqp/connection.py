@@ -49,6 +49,7 @@ IN_TRANSIT_BYTES_MAX: Final = 16 << 20
 PAUSE_BYTES: Final = 32 << 20
 UNSENT_BYTES: Final = 128 << 10
 TURN_DELIVERIES: Final = 50
+LAST_MESSAGES_S: Final = 10.0  # how long messages that arrived before the close may take to be passed on
 PENDING_MAX: Final = 1000  # waiting topic messages
 PENDING_BYTES_MAX: Final = 8 << 20  # bytes of these
 _CAPABILITIES: Final = ("sole-connection-for-container", "DELAYED_DELIVERY", "ANONYMOUS-RELAY", "SHARED-SUBS")
@@ -81,6 +82,7 @@ class AmqpConnection(asyncio.Protocol):
         self.ended = False
         self._login_revoked = False
         self._ending: asyncio.Task[None] | None = None
+        self._client_closed = False
         self.jms: api.Connection
         self.shared_connection: bus_connections.SharedConnection | None = None
         self._echo_free_listeners: topic_listeners.TopicListeners[topics.EncodedTopicMessage] | None = None
@@ -111,7 +113,8 @@ class AmqpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.gateway.forget(self)
         self._login_alarm.cancel()
-        self.gateway.spawn(self.end(lost=True))
+        if not self._client_closed:  # else `_closed` ends it, after the client's last messages
+            self.gateway.spawn(self.end(lost=True))
 
     def pause_writing(self) -> None:
         self._paused = True
@@ -295,10 +298,11 @@ class AmqpConnection(asyncio.Protocol):
                 self.link_factory.detached(event.link, destroy=False)
             case kinds.LINK_REMOTE_CLOSE:
                 self.link_factory.detached(event.link, destroy=True)
-            case kinds.TRANSPORT_ERROR | kinds.TRANSPORT_TAIL_CLOSED:
+            case kinds.TRANSPORT_ERROR | kinds.TRANSPORT_TAIL_CLOSED if not self._client_closed:
                 self._loop.call_soon(self._close_socket)
             case kinds.CONNECTION_REMOTE_CLOSE:
-                self.spawn(self._closed())
+                self._client_closed = True
+                self.gateway.spawn(self._closed())
 
     # Tasks.
 
@@ -405,8 +409,17 @@ class AmqpConnection(asyncio.Protocol):
         session.open()
 
     async def _closed(self) -> None:
+        """The client has closed: pass on what it sent completely, which may be settled, then confirm."""
+        for producer in self.producer_links.values():
+            producer.link.detach()  # none of its incomplete messages will be completed
+        try:
+            async with asyncio.timeout(LAST_MESSAGES_S):
+                await self.large_messages.wait_idle()
+                await self.forwarder.wait_idle()
+        except TimeoutError:
+            events.warning("amqp-messages-lost", login=self._login)
         self.running.connection.close()
-        self.flush()
+        self._close_socket()
         await self.end(lost=False)
 
     async def listeners_for(

@@ -11,7 +11,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from muster.core import errors
-from muster.core import messages as core_messages
 from muster.message import destinations, messages, protocol
 from muster.message.client import bodies
 
@@ -33,14 +32,12 @@ class IncomingLargeMessage:
         owner: connection.AmqpConnection,
         number: int,
         begin: tuple[messages.MessageMeta, bytes] | errors.MusterError,
-        size: int,
     ) -> None:
         self._producer = producer
         self._connection = owner
         self._number = number
         self._upload: bodies.BodyUpload | None = None
         self._waiting = bytearray()  # not stored yet
-        self._size = size
         self._ended: tuple[bool, bytes | None] | None = None  # settled, state
         self._aborted = False
         self._wake = asyncio.Event()
@@ -53,10 +50,6 @@ class IncomingLargeMessage:
             self._put(first)
 
     def add(self, part: bytes) -> None:
-        self._size += len(part)
-        largest = self._connection.gateway.max_message_bytes
-        if self._size > largest and self._error is None:
-            self._error = core_messages.MessageTooLarge(f"a message has at most {largest} bytes")
         if self._error is None:
             self._put(part)
 
@@ -164,6 +157,13 @@ class LargeMessages:
             act()
 
         self._add(None, take_turn)
+
+    async def wait_idle(self) -> None:
+        """Wait until everything that has arrived is passed on."""
+        if self._turns:
+            passed_on = asyncio.Event()
+            self._add(None, passed_on.set)
+            await passed_on.wait()
 
     def _add(self, ready: asyncio.Event | None, act: Callable[[], None]) -> None:
         self._turns.append((ready, act))

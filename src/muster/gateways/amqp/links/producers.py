@@ -61,6 +61,8 @@ class ProducerLink:
         self.link.on_message = self.arrived
         self.link.on_large = self._begin_large
         self.link.on_budget_exceeded = self._too_much
+        self.link.bytes_max = owner.gateway.max_message_bytes
+        self.link.on_oversize = self._oversize
         self.link.on_aborted = self.grant  # it used credit as well
         self.grant()
 
@@ -80,6 +82,17 @@ class ProducerLink:
             "amqp:resource-limit-exceeded",
             "this connection, or its login, has too many bytes of incomplete messages",
         )
+
+    def _oversize(self, state: bytes | None) -> None:
+        error = core_messages.MessageTooLarge(f"a message has at most {self.link.bytes_max} bytes")
+        self._mark_failed(state, error)
+        self._connection.close_link(
+            self.link, "amqp:link:message-size-exceeded", conditions.description(error)
+        )
+
+    def _mark_failed(self, state: bytes | None, error: errors.MusterError) -> None:
+        if frames.code_of(state) == frames.TRANSACTIONAL:
+            self._connection.transactions.mark_failed(state, error)
 
     def arrived(self, number: int, data: bytes, settled: bool, state: bytes | None) -> None:
         if not self._connection.large_messages:
@@ -110,15 +123,10 @@ class ProducerLink:
             self.grant()
 
     def refuse(self, number: int, settled: bool, state: bytes | None, error: errors.MusterError) -> None:
-        """Reject a message. The sender of one that is settled expects no outcome, so the link is closed if it
-        was too large.
-        """
-        if frames.code_of(state) == frames.TRANSACTIONAL:
-            self._connection.transactions.mark_failed(state, error)
+        """Reject a message. The sender of one that is settled expects no outcome."""
+        self._mark_failed(state, error)
         if not settled:
             self._connection.reject(self.link, number, error)
-        elif isinstance(error, core_messages.MessageTooLarge):
-            self._connection.close_link(self.link, conditions.name(error), conditions.description(error))
 
     def _begin_large(self, number: int, data: bytes) -> large_messages.IncomingLargeMessage:
         begin: tuple[messages.MessageMeta, bytes] | errors.MusterError
@@ -131,7 +139,7 @@ class ProducerLink:
             begin = meta, data[at:]
         except errors.MusterError as error:
             begin = error
-        made = large_messages.IncomingLargeMessage(self, self._connection, number, begin, len(data))
+        made = large_messages.IncomingLargeMessage(self, self._connection, number, begin)
         self._connection.large_messages.start(made)
         return made
 
@@ -234,7 +242,11 @@ class TopicForwarder:
         self.incoming: list[_Forwarded] = []  # from the current read
         self._waiting: list[_Forwarded] = []
         self._wake = asyncio.Event()
-        self._busy = False
+        self._idle = asyncio.Event()  # nothing waits
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
 
     def add(
         self, producer: ProducerLink, number: int, settled: bool, subject: str, body: bytes, raw: str
@@ -244,7 +256,7 @@ class TopicForwarder:
     def forward(self) -> None:
         """Publish all messages of one read."""
         incoming, self.incoming = self.incoming, []
-        if not self._busy:
+        if self._idle.is_set():
             sent = False
             with contextlib.suppress(errors.MusterError):  # then each is published alone
                 sent = self._connection.jms.publish_bus.publish_now(
@@ -254,7 +266,7 @@ class TopicForwarder:
                 for producer, number, settled, _, _, _ in incoming:
                     producer.send_outcome(number, settled)
                 return
-        self._busy = True
+        self._idle.clear()
         for producer, _, _, _, body, _ in incoming:
             producer.started(len(body))
         self._waiting += incoming
@@ -274,4 +286,4 @@ class TopicForwarder:
                     except errors.MusterError as failure:
                         error = failure
                     producer.done(number, settled, len(body), error)
-            self._busy = False
+            self._idle.set()

@@ -14,6 +14,7 @@ from muster.gateways.amqp.protocol import frames
 WINDOW: Final = 16_384  # frames that a session may send before the next flow
 UNSETTLED_BYTES_MAX: Final = 64 << 20  # of unsettled messages of a session
 LARGE_BYTES: Final = 640 << 10  # above this size, an incomplete message is passed on in parts
+_UNLIMITED: Final = 1 << 63
 _TOKEN_BYTES: Final = 256  # approximate size of a token besides its message
 MASK: Final = 0xFFFFFFFF
 
@@ -125,12 +126,13 @@ class AmqpSession:
 
 class AmqpLink:
     """The owner sets the handlers: ``on_message`` for a message (number, data, settled, state), ``on_large``
-    for the first frames of a large one (number, data), ``on_budget_exceeded`` if too many bytes of messages
-    are incomplete, ``on_aborted`` for a message that the peer aborted, ``on_credit`` when the link may send
-    more or has to drain.
+    for the first frames of a large one (number, data), ``on_oversize`` for one that exceeds ``bytes_max``
+    (state), ``on_budget_exceeded`` if too many bytes of messages are incomplete, ``on_aborted`` for a message
+    that the peer aborted, ``on_credit`` when the link may send more or has to drain.
     """
 
     __slots__ = (
+        "bytes_max",
         "credit",
         "default_outcome",
         "delivered",
@@ -145,10 +147,12 @@ class AmqpLink:
         "on_credit",
         "on_large",
         "on_message",
+        "on_oversize",
         "partial",
         "parts",
         "session",
         "settles_second",
+        "size",
         "wrapper",
     )
 
@@ -166,6 +170,9 @@ class AmqpLink:
         self.settles_second = False  # of the messages that it receives: after the peer has settled them
         self.parts = bytearray()  # of the message that is incomplete; a list would not limit their number
         self.partial: tuple[int, bool, bytes | None] | None = None
+        self.size = 0  # of the message that is incomplete, so far
+        self.bytes_max = _UNLIMITED  # of a message that it receives
+        self.on_oversize: Callable[[bytes | None], None] = ignore
         self.on_message: Callable[[int, bytes, bool, bytes | None], None] = ignore
         self.large: LargeMessageReceiver | None = None  # for the rest of the message that is incomplete
         self.on_large: Callable[[int, bytes], LargeMessageReceiver] | None = None
@@ -183,24 +190,28 @@ class AmqpLink:
         """Add a part of an incomplete message."""
         assert self.partial is not None, "no message has been started"
         number, was_settled, before = self.partial
+        settled, state = settled or was_settled, before if state is None else state
+        self.size += len(part)
+        if self.size > self.bytes_max and not aborted:
+            self.on_oversize(state)
+            return
         if self.large is not None:
             receiver = self.large
             receiver.add(part)
             if aborted or not more:
                 self.drop_parts()
-                receiver.end(settled or was_settled, before if state is None else state, aborted=aborted)
+                receiver.end(settled, state, aborted=aborted)
             if aborted:
                 self.on_aborted()
             return
         self.parts += part
         fits = self.session.budget.add_unfinished(len(part))
-        settled, state = settled or was_settled, before if state is None else state
         if len(self.parts) > LARGE_BYTES and self.on_large is not None and not aborted:
-            data, partial = bytes(self.parts), self.partial
+            data, partial, size = bytes(self.parts), self.partial, self.size
             self.drop_parts()
             receiver = self.on_large(number, data)
             if more:
-                self.partial, self.large = partial, receiver
+                self.partial, self.large, self.size = partial, receiver, size
             else:
                 receiver.end(settled, state, aborted=False)
         elif more and not aborted:
@@ -218,16 +229,21 @@ class AmqpLink:
         """Remove the parts of a message that is complete or aborted."""
         self.session.budget.remove_unfinished(len(self.parts))
         self.parts.clear()
-        self.partial, self.large = None, None
+        self.partial, self.large, self.size = None, None, 0
+
+    def abort(self) -> None:
+        """The message that is incomplete will not be completed."""
+        if self.large is not None:
+            self.large.end(True, None, aborted=True)
+        self.drop_parts()
 
     def detach(self) -> None:
         """Release the link. This breaks the reference cycle with its owner, so that objects of the proton
         library are freed here, not by the garbage collector in another thread.
         """
         self.shut()
-        if self.large is not None:
-            self.large.end(True, None, aborted=True)
-        self.drop_parts()
+        self.abort()
         self.credit = 0
         self.on_large = None
         self.on_message = self.on_credit = self.on_budget_exceeded = self.on_aborted = ignore
+        self.on_oversize = ignore

@@ -282,6 +282,8 @@ class AmqpEngine(output.EngineOutput):
             if not more:
                 if aborted:
                     link.on_aborted()
+                elif end - start > link.bytes_max:
+                    link.on_oversize(state)
                 else:
                     link.on_message(number, data[start:end], settled, state)
                 return
@@ -299,7 +301,7 @@ class AmqpEngine(output.EngineOutput):
 
     def close(self, link: endpoints.AmqpLink, condition: str, why: str) -> None:
         link.shut()
-        link.drop_parts()
+        link.abort()
         link.wrapper.condition = proton.Condition(condition, why)
         link.wrapper.close()
         self._output_pending = True

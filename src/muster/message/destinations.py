@@ -20,6 +20,7 @@ from muster.core import errors, queue_names, subjects, topics
 from muster.message import errors as message_errors
 
 TEMPORARY: Final = queue_names.TEMPORARY
+TEMPORARY_TOPIC: Final = f"path:{TEMPORARY}"
 DEAD_LETTERS: Final = queue_names.DEAD_LETTERS
 QUEUE_NAME_BYTES_MAX: Final = 300
 
@@ -135,7 +136,7 @@ def topic(name: str) -> Destination:
 
 
 def temporary_topic(connection: str, number: int) -> Destination:
-    return Destination(DestinationKind.TEMPORARY_TOPIC, f"path:{TEMPORARY}{connection}/{number}")
+    return Destination(DestinationKind.TEMPORARY_TOPIC, f"{TEMPORARY_TOPIC}{connection}/{number}")
 
 
 _REPLIES: Final = f"{subjects.REPLY_PREFIX}.{subjects.APP}."

@@ -84,29 +84,32 @@ def receiver(raw: Raw, address: str, credit: int = 10) -> Any:
 
 
 class FrameClient:
-    """Writes frames that proton does not write. Fields are encoded values, in the order of AMQP."""
+    """Writes frames that proton does not write. Fields are encoded values, in the order of AMQP.
+    Without a name it opens no session."""
 
-    def __init__(self, port: int, name: str) -> None:
+    def __init__(self, port: int, name: str | None) -> None:
         self._rest = b""
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.socket.sendall(LOGIN)
         while b"\x00\x53\x44" not in self._rest:
             self._rest += self.socket.recv(4096)
         self.socket.sendall(b"AMQP\x00\x01\x00\x00")
-        self.send(frames.OPEN, [amqp_types.text(name)])
-        self.send(frames.BEGIN, [NULL, *(amqp_types.uint(number) for number in (0, 100, 100))])
+        self.send(frames.OPEN, [NULL if name is None else amqp_types.text(name)])
+        if name is not None:
+            self.send(frames.BEGIN, [NULL, *(amqp_types.uint(number) for number in (0, 100, 100))])
         self._rest = self._rest[self._rest.index(b"\x00\x53\x44") + 3 :]
         while b"AMQP\x00\x01\x00\x00" not in self._rest:
             self._rest += self.socket.recv(4096)
         self._rest = self._rest[self._rest.index(b"AMQP\x00\x01\x00\x00") + 8 :]
-        self.until(frames.BEGIN)
+        if name is not None:
+            self.until(frames.BEGIN)
 
-    def send(self, *codes_and_fields: Any) -> None:
+    def send(self, *codes_and_fields: Any, channel: int = 0) -> None:
         """Frames in one write: a code, its fields, the next code and so on."""
         written = b""
         for code, items in zip(codes_and_fields[::2], codes_and_fields[1::2], strict=True):
             body = described(code, items)
-            written += (len(body) + 8).to_bytes(4, "big") + b"\x02\x00\x00\x00" + body
+            written += (len(body) + 8).to_bytes(4, "big") + b"\x02\x00\x00" + bytes((channel,)) + body
         self.socket.sendall(written)
 
     def until(self, *codes: int) -> list[Any]:
@@ -120,7 +123,7 @@ class FrameClient:
                     fields, end = frames.fields(frame, at)
                     return [code, frame[end:], *fields]
             data = self.socket.recv(1 << 16)
-            assert data, "the gateway closed the connection"
+            assert data, f"the gateway closed the connection {self._rest!r}"
             self._rest += data
 
     def attach_receiver(self, handle: int, source: list[bytes], name: str = "in") -> list[Any]:

@@ -265,6 +265,41 @@ async def test_6_3_6_a_deleted_temporary_destination_is_refused(clients: Any, ki
     assert await asyncio.to_thread(work) == [proton.Delivery.ACCEPTED, *["amqp:not-found"] * 5]
 
 
+def _dynamic(raw: raw_client.Raw, kind: str, address: str = "") -> Any:
+    """A receiver of a new temporary destination, or of the one with this address."""
+    made = raw.session.receiver(f"of {address or 'a new one'}")
+    made.source.address = address or None
+    made.source.dynamic = not address
+    made.source.capabilities.put_symbol(kind)
+    made.open()
+    made.flow(5)
+    raw.until(lambda: made.remote_source.address)
+    return made
+
+
+@pytest.mark.parametrize("stated", [True, False])
+@pytest.mark.parametrize("kind", ["temporary-queue", "temporary-topic"])
+async def test_a_dynamic_source_has_the_kind_that_was_requested(clients: Any, kind: str, stated: bool):
+    """Senders need not state the kind. The destination ends with the link."""
+
+    def work() -> list[object]:
+        owner, other = clients("owner"), clients("other")
+        receivers = [_dynamic(owner, kind)]
+        address = receivers[0].remote_source.address
+        if kind == "temporary-topic":  # a copy for each
+            receivers.append(_dynamic(owner, kind, address))
+        sender = _sender(other, f"{kind}:{address}" if stated else address)
+        for body in ("a", "b"):
+            _send(other, sender, proton.Message(body=body))
+        owner.until(lambda: all(made.queued == 2 for made in receivers))
+        for made in reversed(receivers):
+            made.close()
+            owner.until(lambda: made.state & proton.Endpoint.REMOTE_CLOSED)  # noqa: B023
+        return [_send(other, sender, proton.Message(body="gone")).remote.condition.name]
+
+    assert await asyncio.to_thread(work) == ["amqp:not-found"]
+
+
 async def test_3_8_a_boolean_property_is_a_selector(clients: Any, dial: conftest.Dial):
     producer = (await dial()).session().producer(ORDERS)
     for paid in (False, True):

@@ -262,7 +262,7 @@ async def test_settled_messages_before_a_close_arrive(
         raw.until(lambda: raw.connection.state & proton.Endpoint.REMOTE_CLOSED)
 
     await asyncio.to_thread(work)
-    received = []
+    received: list[object] = []
     while len(received) < 32 and (message := await consumer.receive(5)) is not None:
         received.append(message.body())
     assert received == ["before", LARGE[: 2 << 20], *map(str, range(30))]

@@ -434,3 +434,38 @@ async def test_4_4_3_acquisition_in_a_transaction_is_refused(frame_client: raw_c
         return condition, raw.until(frames.ATTACH, frames.CLOSE)[0]
 
     assert await asyncio.to_thread(work) == ("amqp:not-implemented", frames.ATTACH)
+
+
+U = amqp_types.uint
+
+
+@pytest.mark.parametrize(
+    ("code", "items", "missing"),
+    [
+        (frames.BEGIN, [NULL, NULL, U(1), U(1)], "next-outgoing-id"),
+        (frames.BEGIN, [NULL, U(0)], "incoming-window and outgoing-window"),
+        (frames.FLOW, [U(0), NULL, U(0), U(1)], "incoming-window"),
+        (frames.FLOW, [U(0), U(1), U(0)], "outgoing-window"),
+        (frames.FLOW, [], "incoming-window and next-outgoing-id and outgoing-window"),
+    ],
+)
+async def test_2_7_mandatory_fields_are_required(
+    frame_client: raw_client.FrameClient, code: int, items: list[bytes], missing: str
+):
+    def work() -> list[Any]:
+        frame_client.send(code, items, channel=1 if code == frames.BEGIN else 0)
+        return frame_client.until(frames.CLOSE)
+
+    error = frames.state_fields((await asyncio.to_thread(work))[2])
+    assert error[0] == "amqp:decode-error"
+    assert error[1].endswith(f"without {missing}")
+
+
+async def test_2_7_1_an_open_names_its_container(gateway: amqp_gateway.AmqpGateway):
+    def work() -> list[Any]:
+        client = raw_client.FrameClient(gateway.port, None)
+        with client.socket:
+            return client.until(frames.CLOSE)
+
+    error = frames.state_fields((await asyncio.to_thread(work))[2])
+    assert error == ["amqp:decode-error", "a malformed frame: an open without container-id"]

@@ -161,7 +161,8 @@ class AmqpConnection(asyncio.Protocol):
                 self._socket.write(await self._sasl.receive(data))
         except errors.InvalidInput as error:
             events.info("protocol-mismatch", error=error)
-            self._socket.write(sasl.HEADER)  # the protocol header that the gateway expects
+            if not self._sasl.greeted:
+                self._socket.write(sasl.HEADER)  # the protocol header that the gateway expects
             self._socket.close()
             return
         finally:
@@ -180,6 +181,7 @@ class AmqpConnection(asyncio.Protocol):
                 self.outcomes.confirm_when_stored,
                 self.link_factory.release_stolen,
             )
+            self._engine.connection.container = self.gateway.name
             self.spawn(self._tick(self._engine))
             rest, self._early = self._sasl.rest + self._early, b""
             if rest:
@@ -366,7 +368,6 @@ class AmqpConnection(asyncio.Protocol):
         login = self._sasl.login
         assert login is not None
         connection = self.running.connection
-        connection.container = self.gateway.name
         connection.offered_capabilities = proton.SymbolList(list(_CAPABILITIES), raise_on_error=False)
         try:
             self.gateway.check_login(login.name)

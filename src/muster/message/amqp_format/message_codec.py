@@ -42,6 +42,8 @@ def address(text: str, capabilities: frozenset[str] = frozenset()) -> destinatio
         return destinations.Destination(destinations.DestinationKind(head), name)
     if text.startswith(("queue:", "topic:", "temporary-queue:", "temporary-topic:")):
         return destinations.Destination.parse(text)
+    if text.startswith(destinations.TEMPORARY_TOPIC):
+        return destinations.Destination(destinations.DestinationKind.TEMPORARY_TOPIC, text)
     return destinations.queue(text)
 
 

@@ -117,6 +117,8 @@ class LinkFactory:
         try:
             if outgoing is not None:
                 await outgoing.close(destroy=destroy)
+                if destroy and outgoing.temporary is not None:
+                    await self.drop(outgoing.temporary)
         except errors.MusterError as error:
             link.condition = conditions.condition_of(error)
         if self._connection.running.has_link(link):  # its session may have ended meanwhile
@@ -218,7 +220,7 @@ class LinkFactory:
         capabilities = terminus.symbols(source.capabilities)
         durable = source.durability != proton.Terminus.NONDURABLE
         if source.dynamic:
-            destination = await self._temporary(topic=False)
+            destination = await self._temporary(topic="temporary-topic" in capabilities)
         else:
             destination = message_codec.address(source.address or "", capabilities)
             if destination.kind.value in capabilities and not destination.is_queue:
@@ -259,6 +261,7 @@ class LinkFactory:
         terminus.set_filters(link.source.filter, filters.applied)
         link.target.copy(link.remote_target)
         if source.dynamic:
+            outgoing.temporary = destination
             link.source.address = destination.name
             terminus.set_lifetime(link.source.properties)
         _confirm_settle_modes(link)

@@ -64,6 +64,7 @@ class OutgoingLink:
         self.wrapper = wrapper
         self.link = amqp_engine.link_of(wrapper)
         self.closed = False
+        self.temporary: destinations.Destination | None = None  # made for this link, and deleted with it
         self.presettled = wrapper.remote_snd_settle_mode == proton.Link.SND_SETTLED
         self._bytes_max = wrapper.remote_max_message_size or sys.maxsize
 
@@ -314,8 +315,6 @@ class DispatcherLink(OutgoingLink):
         await jms.detach(self.number, {})
         if destroy and self._attach.durable and not self._attach.shared:
             await jms.request(protocol.EndSubscription(jms.name, self._attach.subscription or ""))
-        if destroy and self.wrapper.remote_source.dynamic:
-            await self.connection.link_factory.drop(destinations.Destination.parse(self._attach.destination))
 
 
 class BrowserLink(OutgoingLink):

@@ -140,6 +140,8 @@ class AmqpEngine(output.EngineOutput):
         """Close the connection with an error condition."""
         self._rest = b""
         self._output_pending = True
+        if self.connection.state & proton.Endpoint.LOCAL_UNINIT:
+            self.connection.open()  # a close follows an open
         self.connection.condition = proton.Condition(condition, why)
         self.connection.close()
 
@@ -150,13 +152,16 @@ class AmqpEngine(output.EngineOutput):
     def _control_frame(self, code: int, channel: int, frame: bytes, at: int) -> bool:
         """Pass a frame to proton, and note what concerns this module."""
         session = self._sessions.get(channel)
+        container = None
         if code == frames.OPEN:
             fields, _ = frames.fields(frame, at, 3)
+            container = fields[0] if fields else None
             limit = fields[2] if len(fields) > 2 else None
             frame_bytes = limit if type(limit) is int else _MASK
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
-            _, first, window = frames.numbers(frame, at, 3)
+            _, first, window, peer_window = frames.numbers(frame, at, 4)
+            frames.require("a begin", next_outgoing_id=first, incoming_window=window, outgoing_window=peer_window)
             if channel in self._sessions:
                 raise ValueError(f"channel {channel} already has a session")
             self._arriving, self._arriving_number = (
@@ -183,6 +188,8 @@ class AmqpEngine(output.EngineOutput):
             self._arriving, self._arriving_number = attached, handle
         arriving = self._arriving
         valid = self._control(frame)
+        if code == frames.OPEN:  # after proton has it, which sends no close before an open
+            frames.require("an open", container_id=container)
         self._arriving = None
         if arriving is not None and arriving.wrapper is None:  # proton did not accept it
             if isinstance(arriving, endpoints.AmqpLink):
@@ -353,7 +360,13 @@ class AmqpEngine(output.EngineOutput):
             self._put(frames.disposition(session.channel, first, last, state or b"\x40", receiver=False))
 
     def _flow(self, session: endpoints.AmqpSession, data: bytes, at: int) -> None:
-        incoming, incoming_window, _, _, handle, delivered, credit, _ = frames.numbers(data, at, 8)
+        incoming, incoming_window, outgoing, peer_window, handle, delivered, credit, _ = frames.numbers(
+            data, at, 8
+        )
+        if incoming_window is None or outgoing is None or peer_window is None:
+            frames.require(
+                "a flow", incoming_window=incoming_window, next_outgoing_id=outgoing, outgoing_window=peer_window
+            )
         drain, echo, properties = (*frames.fields(data, at, 11)[0][8:], None, None, None)[:3]
         window = ((incoming or 0) + (incoming_window or 0) - session.outgoing) & _MASK
         session.window = 0 if window > _OVERDRAWN else window

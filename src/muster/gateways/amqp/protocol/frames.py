@@ -99,6 +99,13 @@ def numbers(data: bytes, at: int, count: int) -> list[int | None]:
     return items + [None] * (count - len(items))
 
 
+def require(frame: str, **values: object) -> None:
+    """Raise an error for the fields that the standard demands and that are missing."""
+    missing = [name.replace("_", "-") for name, value in values.items() if value is None]
+    if missing:
+        raise ValueError(f"{frame} without {' and '.join(missing)}")
+
+
 Rest = tuple[bool, bool, bytes | None, bool]  # settled, more, state, aborted
 _known: dict[bytes, Rest] = {}
 

@@ -59,7 +59,7 @@ class SaslServer:
         self._anonymous = anonymous
         self._nonce = nonce
         self._buffer = b""
-        self._greeted = False
+        self.greeted = False
         self._scram: _Scram | None = None
         self.login: passwords.PasswordLogin | None = None
         self.failed = False
@@ -78,13 +78,13 @@ class SaslServer:
         """The bytes to reply with; raises `errors.InvalidInput` if the peer does not use SASL."""
         self._buffer += data
         reply = b""
-        if not self._greeted:
+        if not self.greeted:
             if len(self._buffer) < len(HEADER):
                 return b""
             if self._buffer[:8] != HEADER:
                 raise errors.InvalidInput("the peer must begin with the SASL header")
             self._buffer = self._buffer[8:]
-            self._greeted = True
+            self.greeted = True
             reply = HEADER + _frame(_MECHANISMS, [_symbols(self.mechanisms)])
         while self.login is None and not self.failed and (body := self._next()) is not None:
             try:

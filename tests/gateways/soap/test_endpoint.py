@@ -113,6 +113,9 @@ async def test_a_header_that_must_be_understood(echo):
     assert content.headers[0].name == V12("NotUnderstood")
     assert (content.headers[0].namespaces or {})["h"] == NS
     assert content.headers[0].get("qname") == "h:h"
+    for wsa in (addresses.WSA04, addresses.WSA05):
+        unknown = f'<w:Later xmlns:w="{wsa}" s:mustUnderstand="1"/>'
+        assert b"NotUnderstood" in (await echo.endpoint.respond(request(message(headers=unknown)))).body
     for header in (
         '<e:h mustUnderstand="true"/>',  # unqualified: says nothing
         '<e:h s:mustUnderstand="0"/>',

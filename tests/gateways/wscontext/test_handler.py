@@ -103,6 +103,7 @@ async def test_faults_and_nothing_changed(wscontext, connect):
         ("<setContents><x:b/></setContents>", unknown, "", "unknownContextFault"),
         ("<setContents>text</setContents>", id, "", "generalFault"),
         ("<setContents><context/></setContents>", id, "", "generalFault"),
+        ("<complete><completion-status>MAYBE</completion-status></complete>", id, "", "generalFault"),
         ("<other/>", id, "", "generalFault"),
         ("", id, "", "generalFault"),
     ]:

@@ -91,3 +91,25 @@ def test_depth_is_bounded():
     deep = '<i Type="list">' * 40 + "</i>" * 40
     with pytest.raises(faults.Fault, match="nested deeper"):
         representations.value(xml.parse(deep.encode()))
+
+
+def test_properties_are_those_that_were_published_for_their_uris():
+    """Clients read them by name: a change here breaks clients, and needs a new URI."""
+    published = {
+        "urn:muster:manage:1/Resource": "Name Type Agent Group Desired Labels DependsOn Restart Config State "
+        "Reason Since Drift Restarts Manager Epoch Generation Applied AppliedBy WaitsFor",
+        "urn:muster:manage:1/Agent": "Name State Resources Zone Labels Facts Types Machine Cordoned",
+        "urn:muster:manage:1/Manager": "Name Resources ExpiresInS Leaving",
+    }
+    resource = representations.resource(
+        msgspec.structs.replace(described(depends_on=["db"]), waits_for=["db"])
+    )
+    elements = {
+        namespaces.RESOURCE: resource,
+        namespaces.AGENT: representations.simple(namespaces.AGENT, rows.AgentRow(name="a")),
+        namespaces.MANAGER: representations.simple(
+            namespaces.MANAGER, rows.ManagerRow(name="m", expires_in_s=1.0)
+        ),
+    }
+    actual = {uri: " ".join(child.local for child in element.children) for uri, element in elements.items()}
+    assert actual == published

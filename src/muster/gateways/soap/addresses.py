@@ -136,8 +136,11 @@ def read(message: envelope.SoapEnvelope) -> Addressing | None:
     return None
 
 
+_UNDERSTOOD = frozenset(wsa(name) for wsa in (WSA04, WSA05) for name in (*_SINGLE, "RelatesTo"))
+
+
 def understood(name: str) -> bool:
-    return name.startswith((f"{{{WSA04}}}", f"{{{WSA05}}}"))
+    return name in _UNDERSTOOD
 
 
 def invalid_header(wsa: xml.XmlNamespace, reason: str) -> faults.SoapFault:

@@ -178,6 +178,7 @@ class WsContextHandler:
                     return xml.XmlElement(reply, _context(made, call.location, manager))
                 case "complete":
                     _expect(id, "noActivityFault")
+                    _check_completion(message)
                     await activities.complete(id)
                     return xml.XmlElement(reply)
                 case "getStatus":
@@ -266,6 +267,13 @@ def _identifier(message: envelope.SoapEnvelope) -> str:
 def _expect(id: str, name: str) -> None:
     if not id:
         raise fault(name, "the header has no context")
+
+
+def _check_completion(message: xml.XmlElement) -> None:
+    status = message.find(WSCTX("completion-status"))
+    if status is not None and status.text not in schema.COMPLETION_STATUSES:
+        allowed = ", ".join(schema.COMPLETION_STATUSES)
+        raise fault("generalFault", f"{status.text[:60]!r} is not a completion status: use {allowed}")
 
 
 def _seconds(element: xml.XmlElement) -> int:

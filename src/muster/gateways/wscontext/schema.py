@@ -31,6 +31,7 @@ REPLIES = {
 }
 SERVICE = ("begin", "complete", "getStatus", "setTimeout", "getTimeout")
 MANAGER = ("getContents", "setContents")
+COMPLETION_STATUSES = ("SUCCESS", "FAIL", "FAIL_ONLY")  # of WS-CAF; an activity completes in the same way
 
 _SCHEMA = f"""
 <xsd:schema xmlns:xsd="{wsdl.XSD}" xmlns:wsctx="{WSCTX}" targetNamespace="{WSCTX}"
@@ -58,6 +59,11 @@ _SCHEMA = f"""
       <xsd:enumeration value="NO_ACTIVITY"/><xsd:enumeration value="UNKNOWN"/>
     </xsd:restriction>
   </xsd:simpleType>
+  <xsd:simpleType name="CompletionStatusType">
+    <xsd:restriction base="xsd:string">
+      {"".join(f'<xsd:enumeration value="{status}"/>' for status in COMPLETION_STATUSES)}
+    </xsd:restriction>
+  </xsd:simpleType>
   <xsd:element name="context" type="wsctx:ContextType"/>
   <xsd:element name="begin">
     <xsd:complexType>
@@ -69,7 +75,9 @@ _SCHEMA = f"""
   </xsd:element>
   <xsd:element name="complete">
     <xsd:complexType>
-      <xsd:sequence><xsd:element name="completion-status" type="xsd:string" minOccurs="0"/></xsd:sequence>
+      <xsd:sequence>
+        <xsd:element name="completion-status" type="wsctx:CompletionStatusType" minOccurs="0"/>
+      </xsd:sequence>
     </xsd:complexType>
   </xsd:element>
   <xsd:element name="completed" type="wsctx:EmptyType"/>

@@ -161,7 +161,9 @@ class AmqpEngine(output.EngineOutput):
             self._payload_max = min(max(frame_bytes, 512), 1 << 20) - frames.TRANSFER_BYTES
         elif code == frames.BEGIN:
             _, first, window, peer_window = frames.numbers(frame, at, 4)
-            frames.require("a begin", next_outgoing_id=first, incoming_window=window, outgoing_window=peer_window)
+            frames.require(
+                "a begin", next_outgoing_id=first, incoming_window=window, outgoing_window=peer_window
+            )
             if channel in self._sessions:
                 raise ValueError(f"channel {channel} already has a session")
             self._arriving, self._arriving_number = (
@@ -365,7 +367,10 @@ class AmqpEngine(output.EngineOutput):
         )
         if incoming_window is None or outgoing is None or peer_window is None:
             frames.require(
-                "a flow", incoming_window=incoming_window, next_outgoing_id=outgoing, outgoing_window=peer_window
+                "a flow",
+                incoming_window=incoming_window,
+                next_outgoing_id=outgoing,
+                outgoing_window=peer_window,
             )
         drain, echo, properties = (*frames.fields(data, at, 11)[0][8:], None, None, None)[:3]
         window = ((incoming or 0) + (incoming_window or 0) - session.outgoing) & _MASK

@@ -222,11 +222,24 @@ def changes(described: rows.ResourceDescription, desired: Mapping[str, Any]) -> 
 # Agents, managers, events, results.
 
 
+# The properties of agents and managers, and the fields of their rows. Clients know the names by the URI: one
+# that changes needs a new URI, while the fields of rows may change.
+_SIMPLE = {
+    namespaces.AGENT: {
+        "Name": "name", "State": "state", "Resources": "resources", "Zone": "zone", "Labels": "labels",
+        "Facts": "facts", "Types": "types", "Machine": "machine", "Cordoned": "cordoned",
+    },
+    namespaces.MANAGER: {
+        "Name": "name", "Resources": "resources", "ExpiresInS": "expires_in_s", "Leaving": "leaving",
+    },
+}  # fmt: skip
+
+
 def simple(kind: xml.XmlNamespace, row: rows.AgentRow | rows.ManagerRow) -> xml.XmlElement:
     """An agent or a manager: scalars as properties, the rest as items."""
     content = []
-    for key, cell in msgspec.structs.asdict(row).items():
-        tag = camel(key)
+    for tag, field in _SIMPLE[kind].items():
+        cell = getattr(row, field)
         if isinstance(cell, Mapping | list | tuple):
             content.append(item("", cell, kind, tag=tag))
         elif isinstance(cell, bool):
@@ -261,10 +274,6 @@ def event(source: protocol.ResourceStateChange | protocol.ResourceEvent) -> tupl
         else:
             content.append(xml.XmlElement(p(name), str(fact)))
     return f"{p}/{tag}", xml.XmlElement(p(tag), *content)
-
-
-def camel(key: str) -> str:
-    return "".join(word.capitalize() for word in key.split("_"))
 
 
 def arguments(element: xml.XmlElement | None, method: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import shutil
 import ssl
 from pathlib import Path
@@ -16,6 +17,7 @@ from proton import utils as proton_utils  # noqa: E402
 
 from muster.gateways.amqp import gateway as amqp_gateway  # noqa: E402
 from muster.message import destinations  # noqa: E402
+from muster.testing import eventually  # noqa: E402
 from muster.trust import certificates  # noqa: E402
 from tests.gateways.amqp import java_project, raw_client  # noqa: E402
 from tests.message import conftest  # noqa: E402
@@ -91,6 +93,18 @@ async def test_unknown_clients_are_refused(
         received += await reader.read()
     writer.close()
     assert received.count(b"AMQP") == headers
+
+
+async def test_work_that_is_cancelled_before_it_begins_is_closed(gateway: amqp_gateway.AmqpGateway):
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    await eventually.eventually(lambda: gateway.connections)
+    (client,) = gateway.connections
+    work = asyncio.sleep(3600)
+    task = client.spawn(work)
+    task.cancel()
+    await asyncio.wait([task])
+    assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+    writer.close()
 
 
 @pytest.mark.timeout(400)

@@ -247,7 +247,7 @@ async def test_a_message_above_the_limit_ends_its_link_at_once(
 async def test_settled_messages_before_a_close_arrive(
     clients: Any, dial: conftest.Dial, address: str, durable: bool
 ):
-    """Also those behind a large one, which is stored while the close arrives; an incomplete one is dropped."""
+    """Also those behind a large one, which is stored while the close arrives, but not an incomplete one."""
     session = (await dial()).session()
     consumer = await session.consumer(destinations.Destination.parse(address))
 

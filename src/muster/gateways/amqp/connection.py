@@ -319,7 +319,9 @@ class AmqpConnection(asyncio.Protocol):
                 self.fail(error)
             self.flush()
 
-        return self._spawn_task(run())
+        task = self._spawn_task(run())
+        task.add_done_callback(lambda _: work.close())  # a task that is cancelled at once never awaits it
+        return task
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.gateway.tasks.spawn("connection", work)

@@ -168,7 +168,7 @@ class DispatcherConnection:
                 on_end()
 
         task = self.spawn(run())
-        task.add_done_callback(lambda _: outcome.cancel())
+        task.add_done_callback(lambda _: (outcome.cancel(), work.close()))
         await outcome
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

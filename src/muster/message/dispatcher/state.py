@@ -190,8 +190,8 @@ class DispatcherState:
 
     # Tasks. The first failure ends the dispatcher.
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self.tasks.spawn("task", work, on_failure=tasks.OnFailure.FATAL)
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.tasks.spawn("task", work, on_failure=tasks.OnFailure.FATAL)
 
     def _end_with(self, error: BaseException) -> None:
         if not self.failure.done():
@@ -219,7 +219,7 @@ class DispatcherState:
             except errors.MusterError as error:
                 reply(protocol.failed(error))
 
-        self.spawn(run())
+        self.spawn(run()).add_done_callback(lambda _: work.close())  # it may be cancelled before it begins
 
     async def store(self, item: journal.JournalItem) -> list[int]:
         """Add an item to the log and wait until it is stored; returns the number of each copy."""

@@ -173,8 +173,10 @@ class ThreeMachines(Deployment):
             await asyncio.to_thread(trust.issue, f"channel{suffix}", roles.Role.CHANNEL)
         for name in self.names[1:]:
             await asyncio.to_thread(shutil.copytree, self.home, self.folder / name)
-        document = (await self.command("broker", "trust")).out
+            (self.folder / name / "fleet/keys/keys/signing.seed").unlink()
         for number, name in enumerate(self.names, 1):  # ready before there is a leader
+            accounts = self.folder / f"broker-{name}" / "accounts"
+            document = (await self.command("broker", "trust", "--accounts", str(accounts))).out
             await self._broker_unit(number, name, document).start()
         self.servers = self._urls()
         await asyncio.gather(*(self._start_domain(name) for name in self.names))

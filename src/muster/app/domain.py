@@ -239,8 +239,8 @@ class Domain:
         )
 
     async def publish_accounts(self) -> None:
-        """Send the current account, with its revocations, to the running brokers."""
-        await identities.publish_accounts(self.trust, self.servers, tls=await self._tls())
+        """Send the current account, with its revocations, to all brokers."""
+        await identities.publish_accounts(self.trust, self._located(), tls=await self._tls())
 
     # Internals
 

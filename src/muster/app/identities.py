@@ -14,12 +14,13 @@ from pathlib import Path
 import msgspec
 
 from muster.bus.client import client
-from muster.bus.rpc import client as rpc_client
 from muster.core import errors
 from muster.core.settings import domain as settings_domain
 from muster.trust import credentials as credentials_
 from muster.trust import keyring
 from muster.trust.permissions import roles
+
+CONFIRM_S = 3.0  # for the connection to a broker, and for its confirmation of an account
 
 SELF = "bootstrap"  # the domain's own process
 LINK = "link"  # the identity of the domain's brokers at other brokers
@@ -43,7 +44,7 @@ def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
     """The domain's keyring, created if it does not exist, with the domain's own identities."""
     if settings.keys_folder.exists():
         trust = open_keyring(settings)
-        check_complete(trust)
+        check_complete(trust, settings)
         if settings.domain.name not in trust.domains():
             raise errors.Conflict(
                 f"the keys in {settings.keys_folder} are those of {', '.join(trust.domains())}, "
@@ -57,9 +58,9 @@ def open_or_create(settings: settings_domain.BaseSettings) -> keyring.Keyring:
     return trust
 
 
-def check_complete(trust: keyring.Keyring) -> None:
+def check_complete(trust: keyring.Keyring, settings: settings_domain.BaseSettings) -> None:
     """`errors.NotFound` with the names of missing key files."""
-    missing = trust.missing_files()
+    missing = trust.missing_files(may_be_copy=bool(settings.bus.servers))
     if missing:
         raise errors.NotFound(
             f"missing key files: {', '.join(map(str, missing))}",
@@ -118,10 +119,37 @@ def system_credentials(trust: keyring.Keyring) -> credentials_.Credentials:
 async def publish_accounts(
     trust: keyring.Keyring, servers: Iterable[str], *, tls: ssl.SSLContext | None = None
 ) -> None:
-    """Send the current account to running brokers: they disconnect and refuse revoked identities."""
+    """Send the current account to running brokers: they disconnect and refuse revoked identities.
+
+    Every one of ``servers`` has confirmed it when this returns; the error names those that have not.
+    """
     subject, claims = await asyncio.to_thread(trust.claims_update)
     creds = await asyncio.to_thread(system_credentials, trust)
-    async with await client.connect(servers, creds=creds, tls=tls) as system:
-        answer = msgspec.json.decode((await rpc_client.exchange_once(system, subject, claims)).data)
-    if "error" in answer:
-        raise errors.Refused(f"the brokers rejected the new account: {answer['error']}")
+    urls = tuple(servers)
+
+    async def publish(url: str) -> errors.MusterError | None:
+        try:
+            async with await client.connect(
+                [url], creds=creds, tls=tls, connect_timeout_s=CONFIRM_S, audit_s=0
+            ) as system:
+                # All brokers of its cluster reply: the reply of this one may be later than those of others.
+                for enough in (len(urls), None):
+                    for reply in await system.gather(subject, claims, enough=enough, timeout_s=CONFIRM_S):
+                        answer = msgspec.json.decode(reply.data)
+                        if system.connection and answer["server"]["id"] == system.connection.broker:
+                            if "error" not in answer:
+                                return None
+                            return errors.Refused(f"rejected the new account: {answer['error']}")
+            return errors.TimedOut("did not confirm the new account")
+        except errors.MusterError as error:
+            return error
+
+    outcomes = await asyncio.gather(*map(publish, urls))
+    failures = {url: error for url, error in zip(urls, outcomes, strict=True) if error is not None}
+    if failures:
+        lost = all(isinstance(error, errors.Unavailable) for error in failures.values())
+        reasons = "; ".join(f"{url}: {error.message}" for url, error in failures.items())
+        raise (errors.Unavailable if lost else errors.Refused)(
+            f"{len(failures)} of {len(urls)} brokers did not confirm the new account: {reasons}",
+            hint="a broker with a configuration of its own needs that of `muster broker trust`",
+        )

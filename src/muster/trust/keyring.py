@@ -45,6 +45,7 @@ CLAIMS_UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 _LINE_MAX = 3650
 CLOCK_STEP_S = 86_400  # a revocation is kept for so long after the expiry of its key: clocks may be set back
 
+_SIGNING = "keys/signing.seed"
 _RESTORE = "restore it from a backup"
 
 
@@ -78,10 +79,10 @@ class Keyring:
                 raise errors.NotFound(f"no keys in {folder}", hint="`muster init` makes them")
         return cls(folder, _read(folder / "operator.jwt", jwt.OperatorClaims)[1].name, clock=clock)
 
-    def missing_files(self) -> list[pathlib.Path]:
+    def missing_files(self, *, may_be_copy: bool = False) -> list[pathlib.Path]:
         """Files without which the domain cannot start or issue credentials. The seeds of the operator and of
-        the accounts are not among them: they may be stored elsewhere."""
-        needed = [self.folder / "operator.jwt", self.folder / "keys/signing.seed"]
+        the accounts are not among them: they may be stored elsewhere. ``may_be_copy``: as in `signs`."""
+        needed = [self.folder / "operator.jwt", *([] if may_be_copy else [self.folder / _SIGNING])]
         needed.append(self._account(self.domain) / "grants.public")
         for domain in (SYSTEM, self.domain):
             account = self._account(domain)
@@ -89,6 +90,12 @@ class Keyring:
             if needed[-2].exists():
                 needed += [account / "roles" / f"{role}.seed" for role in sorted(self._roles(domain))]
         return [path for path in needed if not path.exists()]
+
+    @property
+    def signs(self) -> bool:
+        """Whether this machine signs accounts. In a domain on several machines exactly one does, and the
+        others have copies of its keys without this one: two could each undo revocations of the other."""
+        return (self.folder / _SIGNING).exists()
 
     # -- domains
 
@@ -205,6 +212,7 @@ class Keyring:
 
     def revoke(self, identity: str, *, domain: str | None = None) -> rows.CredentialRecord:
         """Brokers refuse it, and close its connections, once they receive the `claims_update`."""
+        self._key(_SIGNING)  # before anything is changed: a copy of the keys cannot revoke
         with private_files.locked(self.folder):
             record = self.show(identity, domain=domain)
             if record.status == "revoked":
@@ -342,7 +350,9 @@ class Keyring:
         self._refresh(domain)
 
     def _refresh(self, domain: str) -> None:
-        """Write the document of the account if its content has changed."""
+        """Write the document of the account if its content has changed, where it can be signed."""
+        if not self.signs:
+            return
         path = self._account(domain) / "account.jwt"
         before = self._document(domain)[1] if path.exists() else None
         public = before.sub if before else self._key(f"accounts/{domain}/account.seed").public
@@ -352,7 +362,7 @@ class Keyring:
         # Brokers use the newer of two documents, and count in seconds: two changes within one second must
         # differ.
         issued_at = max(int(self._clock()), before.iat + 1 if before else 0)
-        signer = self._key("keys/signing.seed")
+        signer = self._key(_SIGNING)
         private_files.replace_file(
             path, jwt.issue(signer, public, domain, account, issued_at=issued_at).encode()
         )

@@ -62,8 +62,15 @@ class ManagementComponent:
         for name in _names(self._settings):
             self._children[name] = self._supervisor(name)
             self._children[name].start_soon()
+        signs = await asyncio.to_thread(lambda: context.trust.signs)
         self._server = server.RpcServer(
-            context.bus, protocol.PART, self._operations(), authorize=self._authorize, at_once=1
+            context.bus,
+            protocol.PART,
+            self._operations(),
+            authorize=self._authorize,
+            at_once=1,
+            # On several machines, one of these processes must act: the one whose machine signs accounts.
+            serving=lambda: signs,
         )
         await self._server.start()
 

@@ -182,7 +182,7 @@ async def keys(target: DoctorTarget) -> CheckOutcome:
     loose = await asyncio.to_thread(_readable_by_others, folder)
     if loose:
         return FAULT, f"other users can read {loose}", f"chmod -R go-rwx {folder}"
-    await asyncio.to_thread(identities.check_complete, trust)
+    await asyncio.to_thread(identities.check_complete, trust, target.settings)
     # Those of enrolment tokens are used once, and expire with the token.
     records = [
         record for record in await asyncio.to_thread(trust.records) if record.role != roles.Role.JOINING

@@ -38,6 +38,7 @@ LEAF_RECONNECT = "250ms"
 # client), and clients that are refused for their lateness add work. Clients wait as long.
 HANDSHAKE_S = 15
 ROUTE_PING_S = 1.0  # between brokers: elections begin 4 s after a leader was last heard
+ACCOUNTS_INTERVAL = "2s"  # a broker of a cluster that was down learns revocations from the others after it
 PING_MAX = 2  # pings without a reply before a connection is closed
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -374,7 +375,8 @@ def _document(config: BrokerConfig) -> dict[str, Any]:
     if config.mqtt is not None:
         document["mqtt"] = {"host": config.host, "port": config.mqtt.port, **tls}
     if config.trust is not None:
-        document |= _trust(config, config.trust)
+        document |= trust_document(config.trust, config.accounts_path)
+        document["authorization"] = {"timeout": HANDSHAKE_S}
     else:
         secret = config.system_secret
         users = [] if secret is None else [{"user": SYSTEM_USER, "password": secret}]
@@ -420,12 +422,17 @@ def _secret(secret: str | None) -> dict[str, Any]:
     return {} if secret is None else {"authorization": {"user": PEER_USER, "password": secret}}
 
 
-def _trust(config: BrokerConfig, trust: OperatorTrust) -> dict[str, Any]:
+def trust_document(trust: OperatorTrust, accounts_path: Path) -> dict[str, Any]:
+    """The part of a configuration that has no secrets and is the same for all brokers of a domain."""
     resolver: Any = "MEMORY"
     if trust.resolver is AccountResolver.FULL:
-        resolver = {"type": "full", "dir": config.accounts_path, "allow_delete": True, "interval": "30s"}
+        resolver = {
+            "type": "full",
+            "dir": str(accounts_path),
+            "allow_delete": True,
+            "interval": ACCOUNTS_INTERVAL,
+        }
     return {
-        "authorization": {"timeout": HANDSHAKE_S},
         "operator": trust.operator_jwt,
         "system_account": trust.system_account,
         "resolver": resolver,

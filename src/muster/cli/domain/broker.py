@@ -129,25 +129,31 @@ def unlink(invocation: command.Invocation, id: str, to: connection.ConnectionOpt
 @broker.command(
     examples=[("muster broker trust > /etc/nats/trust.conf", "then `include trust.conf` in nats.conf")],
 )
+@click.option(
+    "--accounts",
+    type=click.Path(file_okay=False, path_type=Path),
+    default="/var/lib/nats/accounts",
+    show_default=True,
+    help="Folder on the machine of the broker where it stores the accounts that it receives.",
+)
 @command.pass_invocation
-def trust(invocation: command.Invocation) -> None:
+def trust(invocation: command.Invocation, accounts: Path) -> None:
     """Print the configuration with which an external broker accepts the domain's identities.
 
-    It is a part of a nats-server configuration: the operator, the system account and the accounts. It
-    contains no secrets. Print it again when the domain's keys change; revocations are sent to running
-    brokers.
+    It is a part of a nats-server configuration: the operator, the system account, and the accounts for the
+    first start. It contains no secrets. Later accounts, with revocations, are sent to running brokers, which
+    store them. Print it again when the domain's keys change.
     """
     import json
 
     from muster.app import identities
+    from muster.bus.brokers import config
 
     known = identities.open_keyring(config_.load(invocation)).broker()
-    trust_settings = {
-        "operator": known.operator_jwt,
-        "system_account": known.system_account,
-        "resolver": "MEMORY",
-        "resolver_preload": dict(known.accounts),
-    }
+    trusted = config.OperatorTrust(
+        operator_jwt=known.operator_jwt, system_account=known.system_account, accounts=known.accounts
+    )
+    trust_settings = config.trust_document(trusted, accounts)
     if invocation.printer.for_people:
         for key, value in trust_settings.items():
             click.echo(f"{key}: {json.dumps(value, indent=2)}")

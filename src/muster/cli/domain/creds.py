@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from muster.cli.domain import config as config_
 if TYPE_CHECKING:
     from muster.trust import credential_records, keyring
 
+
+LIST_S = 5.0  # for the list of brokers
 
 # A copy of `muster.trust.permissions.roles.Role`, which help pages should not import; a test compares them.
 ROLES = (
@@ -202,18 +205,21 @@ def renew(invocation: command.Invocation, identity: str, lifetime_s: float | Non
 def revoke(invocation: command.Invocation, identity: str) -> None:
     """Revoke the credentials of an identity.
 
-    Brokers reject it from now on and close its connections. If the domain does not run, this takes effect at
-    the next start.
+    Brokers reject it from now on and close its connections. The command fails if a broker has not confirmed
+    this; repeat it then. If the domain does not run, this takes effect at the next start.
     """
     from muster.core import errors
 
     record = _trust(invocation).revoke(identity)
     try:
         published = command.run(_tell(invocation))
-        when = "from now on" if published else "at the next start of the domain"
-    except errors.Unavailable as error:  # the revocation is stored all the same
-        published, when = False, "when the brokers are back"
-        invocation.printer.note(f"{error.message}; repeat the command if Muster does not start the brokers")
+    except errors.MusterError as error:
+        # Not `errors.Unavailable`: something was done, so the activity log records it.
+        raise (errors.TimedOut if isinstance(error, errors.Unavailable) else type(error))(
+            f"the revocation of {identity} is stored, but {error.message}",
+            hint=f"until then they may accept {identity}: repeat the command when they reply",
+        ) from error
+    when = "from now on" if published else "at the next start of the domain"
     invocation.printer.done({**_plain(record), "told_brokers": published}, f"{identity} is revoked {when}")
 
 
@@ -238,15 +244,29 @@ def show(invocation: command.Invocation, identity: str) -> None:
 
 
 async def _tell(invocation: command.Invocation) -> bool:
-    """Publish revocations to the running brokers. False if the domain does not run."""
+    """Publish revocations to all brokers. False if there are none: the domain starts them, and does not run."""
     import ssl
 
     from muster.app import home, identities
+    from muster.bus.brokers import control
+    from muster.bus.client import client
+    from muster.core import errors
 
-    settings = config_.load(invocation)
-    running = home.DomainFolder(settings.domain.folder).running()
-    if running is None:
-        return False
-    tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
-    await identities.publish_accounts(_trust(invocation), running.servers, tls=tls)
+    settings, trust = config_.load(invocation), _trust(invocation)
+    servers, tls = settings.bus.servers, None
+    if not servers:
+        running = home.DomainFolder(settings.domain.folder).running()
+        if running is None:
+            return False
+        servers = running.servers
+        tls = ssl.create_default_context(cafile=running.ca) if running.ca else None
+        # Leaves too. The domain's process passes accounts on to them, if it does not reply now.
+        with contextlib.suppress(errors.MusterError):
+            name = identities.ADMINISTRATOR
+            creds = identities.credentials(trust, name, identities.OWN[name])
+            async with await client.connect(servers, creds=creds, tls=tls) as bus:
+                rows = await control.BrokerControl(bus, timeout_s=LIST_S).brokers()
+            # One that does not run receives the account when it is started.
+            servers = tuple(row.url for row in rows if row.url and row.pid)
+    await identities.publish_accounts(trust, servers, tls=tls)
     return True

@@ -131,9 +131,7 @@ async def test_a_revocation_is_confirmed_by_every_broker_and_survives_their_rest
         assert "from now on" in revoked.out
         for name in NAMES:
             assert not await brokers.accepts(name, alice)
-        await eventually(
-            lambda: all(bus.state is not api.ConnectionState.CONNECTED for bus in connected)
-        )
+        await eventually(lambda: all(bus.state is not api.ConnectionState.CONNECTED for bus in connected))
     # One that is down is named, and the others have the revocation.
     await brokers.stop("c")
     failed = await asyncio.to_thread(brokers.cli, "creds", "revoke", "bob")

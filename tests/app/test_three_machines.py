@@ -1,4 +1,4 @@
-"""A domain on several machines: three brokers with the output of `muster broker trust`, and copies of its keys."""
+"""A domain on several machines: three brokers with the output of `muster broker trust`, and copied keys."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def show(invocation: command.Invocation, identity: str) -> None:
 
 
 async def _tell(invocation: command.Invocation) -> bool:
-    """Publish revocations to all brokers. False if there are none: the domain starts them, and does not run."""
+    """Publish revocations to all brokers. False if the domain starts them and does not run."""
     import ssl
 
     from muster.app import home, identities

@@ -175,6 +175,7 @@ async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers
         await asyncio.to_thread(shutil.copytree, brokers.home, copy)
         (copy / "fleet/keys/keys/signing.seed").unlink()
     async with contextlib.AsyncExitStack() as stack:
+        domains: list[domain.Domain] = []
         for name in NAMES:
             place = home.Home(tmp_path / f"home-{name}")
             settings = loader.load(
@@ -182,8 +183,8 @@ async def test_a_machine_joins_while_every_machine_runs_a_domain_process(brokers
             )
             nothing = manage_settings.ManageSettings(registries=0, managers=0, agent=False)
             part = management.ManagementComponent(nothing)
-            running = await stack.enter_async_context(domain.Domain(settings, parts=[part]))
-        admin = await stack.enter_async_context(await running.connect("admin", roles.Role.OPERATOR))
+            domains.append(await stack.enter_async_context(domain.Domain(settings, parts=[part])))
+        admin = await stack.enter_async_context(await domains[0].connect("admin", roles.Role.OPERATOR))
         for attempt in range(3):
             made = await bootstrap_client.BootstrapClient(admin).token("host-d")
             token = enrolment.EnrolmentToken.parse(made.token)

@@ -9,7 +9,7 @@ import pytest
 
 from muster.core import errors, messages
 from muster.core.messages import AlertState
-from muster.pipeline.alerts import rules, tracker
+from muster.pipeline.alerts import rules, tracker, webhooks
 
 HOT = rules.AlertRule(name="hot", scope="node", when="cpu_percent > 90", for_s=30.0, notify=("team",))
 DOWN = rules.AlertRule(
@@ -81,10 +81,10 @@ def test_an_alert_contains_its_known_details():
     book.apply([tracker.RuleVerdict("down", "group:x", True, 8, 6.0, "")], 9)
     (alert,) = book.alerts()
     assert (alert.since_ms, alert.at_ms, alert.value) == (5, 8, 6.0)
-    assert alert.labels == {"team": "web"}
+    assert alert.labels == {"team": "web", "group": "x"}, "frozen when it fired"
     (alert,) = book.acknowledge("down", "group:x", "ann", 100).alerts
     assert (alert.since_ms, alert.at_ms) == (100, 100)
-    assert alert.labels == {"team": "web", "acknowledged_by": "ann"}
+    assert (alert.labels, alert.acknowledged_by) == ({"team": "web", "group": "x"}, "ann")
 
 
 def test_silences_are_listed_by_their_end():
@@ -210,7 +210,7 @@ def test_only_what_fires_or_is_silenced_can_be_acknowledged():
     book.apply([say("hot", "node:a", True, 0)], 0)
     with pytest.raises(errors.Conflict, match="is pending"):
         book.acknowledge("hot", "node:a", "ann", 0)
-    assert "acknowledged_by" not in book.alerts()[0].labels
+    assert not book.alerts()[0].acknowledged_by
     book.silence(silence(until_ms=HOUR_MS), 0)
     book.tick(30_000)
     (alert,) = book.acknowledge("hot", "node:a", "ann", 30_001).alerts
@@ -220,7 +220,7 @@ def test_only_what_fires_or_is_silenced_can_be_acknowledged():
     with pytest.raises(errors.NotFound):
         book.acknowledge("hot", "node:a", "ann", HOUR_MS)
     book.apply([say("hot", "node:a", True, HOUR_MS + 1)], HOUR_MS + 1)
-    assert "acknowledged_by" not in book.alerts()[0].labels, "it is another alert"
+    assert not book.alerts()[0].acknowledged_by, "it is another alert"
 
 
 # Silences.
@@ -400,6 +400,61 @@ def test_of_a_rule_that_is_gone_nothing_is_remembered_and_the_rest_is():
     later = tracker.AlertTracker((HOT,), memory)
     assert [alert.rule for alert in later.alerts()] == ["hot"]
     assert later.silences() == book.silences()
+
+
+EDITED = msgspec.structs.replace(
+    DOWN, notify=("other",), labels={"team": "db"}, severity=messages.Severity.INFO
+)
+
+
+@pytest.mark.parametrize("acknowledged", [False, True])
+@pytest.mark.parametrize("group", ["x", "moved", ""])
+@pytest.mark.parametrize(
+    "known",
+    [
+        (DOWN,),
+        (EDITED,),
+        (msgspec.structs.replace(DOWN, notify=()),),
+        (msgspec.structs.replace(DOWN, scope="zone"),),
+        (msgspec.structs.replace(DOWN, only=("other",)),),
+        (),
+    ],
+    ids=["same", "edited", "no-contact", "other-scope", "not-in-only", "removed"],
+)
+def test_the_end_of_an_alert_has_the_identity_and_the_contacts_of_its_beginning(
+    known: tuple[rules.AlertRule, ...], group: str, acknowledged: bool
+):
+    book = make_book()
+    (fired,) = book.apply([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9).notifications
+    if acknowledged:
+        book.acknowledge("down", "group:x", "ann", 10)
+    restored = msgspec.json.decode(msgspec.json.encode(book.state()), type=tracker.AlertTrackerState)
+    later = tracker.AlertTracker(known, restored)
+    (ended,) = later.apply([tracker.RuleVerdict("down", "group:x", False, 20, 0.0, group)], 20).notifications
+    assert ended.alert.state is AlertState.RESOLVED
+    assert ended.receivers == fired.receivers
+    bodies = [
+        msgspec.json.decode(webhooks.body("alertmanager-api", None, "team", sent, str))
+        for sent in (fired, ended)
+    ]
+    assert bodies[0][0]["labels"] == bodies[1][0]["labels"]
+    assert not later.alerts()
+
+
+def test_a_firing_alert_keeps_its_identity_and_the_next_one_has_that_of_the_rule():
+    book = make_book()
+    book.apply([tracker.RuleVerdict("down", "group:x", True, 5, 7.0, "x")], 9)
+    later = tracker.AlertTracker((EDITED,), book.state())
+    (alert,) = later.alerts()
+    assert (alert.severity, alert.labels) == (DOWN.severity, {"team": "web", "group": "x"})
+    assert states(
+        later.silence(silence(covers="severity = 'critical' AND group = 'x'", until_ms=50), 10)
+    ) == ["silenced"]
+    assert notices(later.tick(60)) == [("firing", DOWN.notify)]
+    later.apply([say("down", "group:x", False, 100)], 100)
+    (again,) = later.apply([tracker.RuleVerdict("down", "group:x", True, 200, 7.0, "y")], 300).notifications
+    assert again.receivers == EDITED.notify
+    assert (again.alert.severity, again.alert.labels) == (EDITED.severity, {"team": "db", "group": "y"})
 
 
 def test_alerts_of_a_rule_that_was_removed_or_has_another_scope_end_once_and_contacts_receive_it():

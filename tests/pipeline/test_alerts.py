@@ -76,7 +76,7 @@ def test_acknowledged_stays_so_until_it_ends():
     alert_tracker = book()
     alert_tracker.apply(say(True, 0, "group:web", "down"), 0)
     acknowledged = alert_tracker.acknowledge("down", "group:web", "ann", 1000)
-    assert acknowledged.alerts[0].labels["acknowledged_by"] == "ann"
+    assert acknowledged.alerts[0].acknowledged_by == "ann"
     alert_tracker = restarted(alert_tracker)
     assert alert_tracker.alerts()[0].state is AlertState.ACKNOWLEDGED
     with pytest.raises(errors.Conflict):

@@ -656,6 +656,15 @@ def test_a_rule_for_some_machines_does_not_apply_to_others():
     assert set(judged(rule, *(report(name) for name in "abc"))) == {"b", "c"}
 
 
+def test_a_rule_ends_for_a_machine_that_it_no_longer_names():
+    rule = rules.AlertRule(name="r", scope="node", when="age_s >= 0", only=("a", "b"))
+    known = state.FleetState(state.FleetStatePlan(rules=(rule,)))
+    known.feed([arrival([report("a"), report("b")], T0)], T0)
+    edited = state.FleetStatePlan(rules=(msgspec.structs.replace(rule, only=("b",)),))
+    changes = again(known, edited).feed([], T0 + 1000).changes
+    assert [(change.machine, change.on) for change in changes] == [("a", False)]
+
+
 def test_a_value_that_is_no_number_is_not_shown():
     rule = rules.AlertRule(name="r", scope="node", when="own.queue IS NULL")
     assert judged(rule, report("a")) == {"a": None}

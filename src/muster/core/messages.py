@@ -110,7 +110,8 @@ class Alert(WireMessage, frozen=True, kw_only=True, tag="alert/1", omit_defaults
     # the measured value; None if there is none, which may be the reason of the alert
     value: float | None = None
     reason: Text = ""
-    labels: Labels = {}
+    labels: Labels = {}  # the same from its first firing to its end
+    acknowledged_by: Text = ""
 
     def __post_init__(self) -> None:
         if self.value is not None:

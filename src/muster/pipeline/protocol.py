@@ -54,7 +54,8 @@ COUNTED = {
     "not-in-history": "reports that could not be written to the history",
     "rollups-not-in-history": "group, zone and system reports that could not be written to the history",
     "alerts-not-in-history": "alert changes that could not be written to the history",
-    "notifications-not-sent": "alert notifications that a contact rejected or its full queue dropped",
+    "notifications-not-sent": "alert notifications that a contact did not accept for hours, that its full "
+    "queue dropped, or whose contact was removed",
     "history-full": "times the history had no disk space",
     "history-failed": "times the history could not be written for another reason",
     "query-failed": "times Spark's query ended by itself and was restarted; no data is lost",
@@ -79,6 +80,16 @@ class RemovedMachines(messages.WireMessage, frozen=True, kw_only=True, tag="remo
 
     at_ms: messages.TimeMs
     machines: tuple[str, ...]
+
+
+class FailingContact(msgspec.Struct, frozen=True, kw_only=True):
+    """A contact that does not accept notifications at present; they are repeated."""
+
+    name: str
+    transport: str  # webhook or mail
+    since_ms: messages.TimeMs
+    waiting: int  # notifications
+    reason: str
 
 
 class BatchProgress(
@@ -111,6 +122,7 @@ class BatchProgress(
         default_factory=dict
     )  # refused, late, duplicated, …: by reason, since the start
     total_rows: int = 0
+    failing_contacts: tuple[FailingContact, ...] = ()
 
 
 def alert(pipeline: str, rule: str) -> str:

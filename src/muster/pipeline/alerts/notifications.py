@@ -4,12 +4,14 @@
       team-web: {webhook: "https://hooks.example/web"}
       on-call:  {mail: [ann@example.org]}
 
-A webhook receives the alert as JSON in a POST request (`webhooks`); redirects are not followed.  Each contact
-has its own queue and worker, so an unresponsive contact does not delay the others.  A failed notification is
-retried with exponential back-off, `TRIES` times.  A full queue rejects new alerts.  For the end of an alert
-it drops its oldest notification instead, because a contact that never learns of an end acts on outdated
-information. Abandoned and dropped notifications are counted.  Notifications that are still queued when the
-process ends are sent by the next process, so a notification may arrive twice, with the same ``id``.
+A webhook receives the alert as JSON in a POST request (`webhooks`); redirects are not followed.  The webhook
+and the mail of each contact have a queue and a worker of their own, so an unresponsive one does not delay the
+others.  A failed notification is retried for `RETRY_S` with exponential back-off, those of other alerts in
+turn with it; meanwhile the contact is listed in the progress, and an alert tells of it.  A full queue rejects
+new alerts.  For the end of an alert it drops its oldest notification instead, because a contact that never
+learns of an end acts on outdated information. Abandoned and dropped notifications are counted.  Notifications
+that are still queued when the process ends are sent by the next process, so a notification may arrive twice,
+with the same ``id``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ import os
 import smtplib
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib import parse
@@ -34,13 +37,15 @@ from muster.core.formats import yaml
 from muster.core.net import hosts
 from muster.core.settings import loader, sections
 from muster.core.telemetry import log
+from muster.pipeline import protocol
 from muster.pipeline import settings as settings_
 from muster.pipeline.alerts import tracker, webhooks
 
 doc = sections.field_doc
 
-TRIES = 5
-FIRST_WAIT_S = 1.0
+FIRST_WAIT_S = 1.0  # doubled with each failure in a row
+WAIT_MAX_S = 60.0  # a contact that is back receives what waits after this time at the latest
+RETRY_S = 6 * 3600.0
 TIMEOUT_S = 10.0
 QUEUE_MAX = 10_000
 
@@ -148,6 +153,19 @@ def _mail_allowed(address: str, allowed: Sequence[str]) -> bool:
     return address in allowed or f"@{address.partition('@')[2]}" in allowed
 
 
+class _Queue:
+    """What one transport of a contact has to send, and its failures since its last success."""
+
+    def __init__(self, contact: str, transport: str) -> None:
+        self.contact, self.transport = contact, transport
+        self.waiting: collections.OrderedDict[str, tracker.AlertNotification] = collections.OrderedDict()
+        self.added_s: dict[str, float] = {}
+        self.more = asyncio.Event()
+        self.failures = 0
+        self.failing_since_ms = 0
+        self.reason = ""
+
+
 class AlertNotificationSender:
     def __init__(
         self,
@@ -159,13 +177,13 @@ class AlertNotificationSender:
     ) -> None:
         self.receivers = receivers
         self.settings = settings
-        self._queues: dict[
-            str, collections.OrderedDict[str, tracker.AlertNotification]
-        ] = {  # by receiver, by id
-            name: collections.OrderedDict() for name in receivers
-        }
+        self._queues = [
+            _Queue(name, transport)
+            for name, contact in receivers.items()
+            for transport, address in (("webhook", contact.webhook), ("mail", contact.mail))
+            if address
+        ]
         self._lock = threading.Lock()  # of the queues: the event loop changes them, threads save them
-        self._more = {name: asyncio.Event() for name in receivers}
         self._log = log.EventLog("pipeline")
         self.sent = self.failed = 0
         self._count = count
@@ -174,84 +192,124 @@ class AlertNotificationSender:
 
     def add(self, notification: tracker.AlertNotification) -> None:
         for name in notification.receivers:
-            queue = self._queues.get(name)
-            if queue is None or notification.id in queue:
-                continue
-            if len(queue) >= QUEUE_MAX:
-                self._fail()
-                self._log.warning(
-                    "notification-dropped", receiver=name, notification=notification.id, queued=len(queue)
-                )
-                if not _is_end(notification):
-                    continue
-                beginnings = (id for id, queued in queue.items() if not _is_end(queued))
-                with self._lock:
-                    del queue[next(beginnings, next(iter(queue)))]
-            with self._lock:
-                queue[notification.id] = notification
-            self._more[name].set()
+            if name not in self.receivers:  # the one that the alert fired for is no longer in the file
+                self._drop(name, notification.id, "there is no such receiver")
+        for queue in self._queues:
+            is_meant = notification.transport in ("", queue.transport)
+            if queue.contact in notification.receivers and is_meant:
+                self._enqueue(queue, notification)
 
-    def _fail(self) -> None:
+    def _enqueue(self, queue: _Queue, notification: tracker.AlertNotification) -> None:
+        waiting = queue.waiting
+        if notification.id in waiting:
+            return
+        if len(waiting) >= QUEUE_MAX:
+            self._drop(queue.contact, notification.id, f"{len(waiting)} are queued")
+            if not _is_end(notification):
+                return
+            beginnings = (id for id, queued in waiting.items() if not _is_end(queued))
+            with self._lock:
+                del waiting[next(beginnings, next(iter(waiting)))]
+        with self._lock:
+            waiting[notification.id] = notification
+        queue.added_s[notification.id] = time.monotonic()
+        queue.more.set()
+
+    def _drop(self, name: str, id: str, reason: object) -> None:
         self.failed += 1
         self._count("notifications-not-sent")
+        self._log.error("notification-dropped", receiver=name, notification=id, reason=reason)
 
     def unsent(self) -> list[tracker.AlertNotification]:
         """Each with the contacts that have not received it yet. Also called in threads, to save the state."""
-        pending: dict[str, tuple[tracker.AlertNotification, list[str]]] = {}
-        for name, queue in self._queues.items():
+        pending: dict[tuple[str, str], tuple[tracker.AlertNotification, list[str]]] = {}
+        for queue in self._queues:
             with self._lock:
-                queued = list(queue.items())
+                queued = list(queue.waiting.items())
             for id, notification in queued:
-                pending.setdefault(id, (notification, []))[1].append(name)
+                pending.setdefault((id, queue.transport), (notification, []))[1].append(queue.contact)
         return [
-            tracker.AlertNotification(notification.alert, tuple(names))
-            for notification, names in pending.values()
+            tracker.AlertNotification(notification.alert, tuple(names), transport)
+            for (_, transport), (notification, names) in pending.items()
         ]
 
-    async def run(self, save: Callable[[], None]) -> None:
-        """Send queued notifications until cancelled, in order for each contact."""
-        async with asyncio.TaskGroup() as workers:
-            for name in self.receivers:
-                workers.create_task(self._work(name, save), name=f"notifications for {name}")
+    def failing(self) -> tuple[protocol.FailingContact, ...]:
+        """The contacts that do not accept notifications at present."""
+        return tuple(
+            protocol.FailingContact(
+                name=queue.contact,
+                transport=queue.transport,
+                since_ms=queue.failing_since_ms,
+                waiting=len(queue.waiting),
+                reason=queue.reason,
+            )
+            for queue in self._queues
+            if queue.failures
+        )
 
-    async def _work(self, name: str, save: Callable[[], None]) -> None:
-        receiver, queue, more = self.receivers[name], self._queues[name], self._more[name]
+    async def run(self, save: Callable[[], None]) -> None:
+        """Send queued notifications until cancelled, in order for each alert and contact."""
+        async with asyncio.TaskGroup() as workers:
+            for queue in self._queues:
+                workers.create_task(self._work(queue, save), name=f"notifications for {queue.contact}")
+
+    async def _work(self, queue: _Queue, save: Callable[[], None]) -> None:
         while True:
-            await more.wait()
-            more.clear()
-            while queue:
-                id, notification = next(iter(queue.items()))
+            await queue.more.wait()
+            queue.more.clear()
+            while queue.waiting:
+                id, notification = next(iter(queue.waiting.items()))
                 try:
-                    await self._send(name, receiver, notification)
+                    await self._send(queue, notification)
                 except Exception as error:  # noqa: BLE001  (an error of one contact must not end the pipeline)
-                    self._fail()
-                    self._log.error("notification-failed", receiver=name, notification=id, error=error)
-                with self._lock:
-                    queue.pop(id, None)
+                    self._failed(queue, id, notification, error)
+                    await asyncio.sleep(min(FIRST_WAIT_S * 2.0 ** min(queue.failures - 1, 30), WAIT_MAX_S))
+                    continue
+                self.sent += 1
+                queue.failures = 0
+                self._remove(queue, id)
                 await asyncio.to_thread(save)
 
-    async def _send(self, name: str, receiver: AlertContact, notification: tracker.AlertNotification) -> None:
-        transports: list[Callable[[], Awaitable[object]]] = []
-        if receiver.webhook:
-            transports.append(lambda: post(name, receiver, notification))
-        if receiver.mail:
-            transports.append(lambda: asyncio.to_thread(mail, receiver.mail, notification, self.settings))
-        for transport in transports:
-            wait_s = FIRST_WAIT_S
-            for attempt in range(1, TRIES + 1):
-                try:
-                    await transport()
-                    self.sent += 1
-                    break
-                except (OSError, smtplib.SMTPException, errors.MusterError) as error:
-                    self._log.warning(
-                        "notification-not-sent", notification=notification.id, attempt=attempt, error=error
-                    )
-                    if attempt == TRIES:
-                        self._fail()
-                    else:
-                        await asyncio.sleep(wait_s)
-                        wait_s *= 2
+    def _remove(self, queue: _Queue, id: str) -> None:
+        with self._lock:
+            queue.waiting.pop(id, None)
+        queue.added_s.pop(id, None)
+
+    def _failed(
+        self, queue: _Queue, id: str, notification: tracker.AlertNotification, error: Exception
+    ) -> None:
+        if not queue.failures:
+            queue.failing_since_ms = time.time_ns() // 1_000_000
+        queue.failures += 1
+        queue.reason = (str(error) or type(error).__name__)[:500]
+        self._log.warning(
+            "notification-not-sent",
+            receiver=queue.contact,
+            notification=id,
+            attempt=queue.failures,
+            error=error,
+        )
+        if time.monotonic() - queue.added_s[id] > RETRY_S:
+            self._remove(queue, id)
+            self._drop(queue.contact, id, error)
+            return
+        # A notification that the contact never accepts must not delay those of other alerts.
+        alert = notification.alert
+        same = [
+            later
+            for later, other in queue.waiting.items()
+            if (other.alert.rule, other.alert.about) == (alert.rule, alert.about)
+        ]
+        with self._lock:
+            for later in same:
+                queue.waiting.move_to_end(later)
+
+    async def _send(self, queue: _Queue, notification: tracker.AlertNotification) -> None:
+        receiver = self.receivers[queue.contact]
+        if queue.transport == "mail":
+            await asyncio.to_thread(mail, receiver.mail, notification, self.settings)
+        else:
+            await post(queue.contact, receiver, notification)
 
 
 def _is_end(notification: tracker.AlertNotification) -> bool:

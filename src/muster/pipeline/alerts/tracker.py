@@ -10,7 +10,11 @@ An alert is identified by its rule and its object.  Its states and transitions, 
     and from each of them ──ends──> resolved, after which it is deleted
 
 *Begins* and *ends* follow from the rule's predicates; *held* means that the condition has held for the time
-that the rule requires.  A silence or a maintenance window covers alerts while it lasts: a covered alert is
+that the rule requires.  When an alert fires first, its severity, labels, group and contacts are frozen: with
+other labels its end would be another alert for the contact, and the first one would never end there.  So
+whatever happens to the rule or the machine meanwhile, the end goes where the beginning went.
+
+A silence or a maintenance window covers alerts while it lasts: a covered alert is
 *silenced* instead of firing, and fires when the silence ends.  An acknowledged alert stays acknowledged until
 it ends.
 
@@ -97,9 +101,10 @@ class TrackedAlert(msgspec.Struct):
     group: str = ""
     by: str = ""  # who acknowledged it
     notified: bool = False  # the contacts received the firing alert, so they also receive its end
-    # Of the rule when it fired, for its end after the rule was removed.
+    # Of the rule when it fired, as is `group`: frozen while `notified`.
     severity: messages.Severity = messages.Severity.WARNING
     receivers: tuple[str, ...] = ()
+    labels: messages.Labels | None = None  # None: stored by a version that did not freeze them
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,6 +126,7 @@ class AlertNotification(msgspec.Struct, frozen=True):
 
     alert: messages.Alert
     receivers: tuple[str, ...]
+    transport: str = ""  # webhook or mail, if it is only for this one
 
     @property
     def id(self) -> str:
@@ -186,7 +192,7 @@ class AlertTracker:
         self._entries = {
             (entry.rule, entry.about): entry for entry in memory.entries if self._has_rule(entry)
         }
-        # Alerts of rules that are no longer in the file, or have another scope: they end.
+        # Alerts of rules that are no longer in the file or no longer apply to their objects: they end.
         self._orphans = [
             entry
             for entry in memory.entries
@@ -240,7 +246,9 @@ class AlertTracker:
                 entry = self._entries[verdict.rule, verdict.about] = TrackedAlert(verdict.rule, verdict.about)
             if verdict.at_ms < entry.evaluated_ms:
                 continue
-            entry.evaluated_ms, entry.group = verdict.at_ms, verdict.group
+            entry.evaluated_ms = verdict.at_ms
+            if not entry.notified:
+                entry.group = verdict.group
             if verdict.value is not None:  # a window without measurements keeps the previous value
                 entry.value = verdict.value
             if verdict.on != entry.on:
@@ -327,24 +335,16 @@ class AlertTracker:
 
     def _has_rule(self, entry: TrackedAlert) -> bool:
         rule = self._rules.get(entry.rule)
-        scope, separator, _ = entry.about.partition(":")
-        return rule is not None and (not separator or scope == rule.scope)
+        scope, separator, name = entry.about.partition(":")
+        return rule is not None and (
+            not separator or (scope == rule.scope and (not rule.only or name in rule.only))
+        )
 
     def _end_orphans(self, outcome: AlertUpdates) -> None:
         orphans, self._orphans = self._orphans, []
         for entry in orphans:
-            at_ms = max(self._now_ms, entry.since_ms)
-            alert = messages.Alert(
-                rule=entry.rule,
-                about=entry.about,
-                severity=entry.severity,
-                state=AlertState.RESOLVED,
-                since_ms=at_ms,
-                at_ms=at_ms,
-                value=entry.value,
-                reason="the rule was removed",
-                labels={"group": entry.group} if entry.group else {},
-            )
+            entry.state, entry.since_ms = AlertState.RESOLVED, max(self._now_ms, entry.since_ms)
+            alert = self._alert(entry)
             outcome.alerts.append(alert)
             if entry.notified and entry.receivers:
                 outcome.notifications.append(AlertNotification(alert, entry.receivers))
@@ -358,14 +358,15 @@ class AlertTracker:
             return
         if entry.state is AlertState.FIRING and self._is_silenced(entry):
             entry.state = NEXT[entry.state, AlertEvent.SILENCE]
+        if entry.state is AlertState.FIRING and not entry.notified:
+            entry.notified, entry.severity, entry.receivers = True, rule.severity, rule.notify
+            entry.labels = rule.labels
         alert = self._alert(entry)
         outcome.alerts.append(alert)
         notify = entry.state is AlertState.FIRING or (entry.state is AlertState.RESOLVED and entry.notified)
-        if notify and rule.notify:
-            outcome.notifications.append(AlertNotification(alert, rule.notify))
-        if entry.state is AlertState.FIRING:
-            entry.notified, entry.severity, entry.receivers = True, rule.severity, rule.notify
-        elif entry.state is AlertState.RESOLVED:
+        if notify and entry.receivers:
+            outcome.notifications.append(AlertNotification(alert, entry.receivers))
+        if entry.state is AlertState.RESOLVED:
             entry.notified, entry.by = False, ""
 
     def _is_silenced(self, entry: TrackedAlert) -> bool:
@@ -374,7 +375,7 @@ class AlertTracker:
             "rule": entry.rule,
             "about": entry.about,
             "scope": rule.scope,
-            "severity": rule.severity.value,
+            "severity": self._severity(entry).value,
             "group": entry.group,
         }
         for silence in self._silences.values():
@@ -385,21 +386,28 @@ class AlertTracker:
                     return True
         return False
 
+    def _severity(self, entry: TrackedAlert) -> messages.Severity:
+        rule = self._rules.get(entry.rule)
+        return entry.severity if rule is None or entry.notified else rule.severity
+
     def _alert(self, entry: TrackedAlert) -> messages.Alert:
-        rule = self._rules[entry.rule]
-        labels = {**rule.labels, **({"group": entry.group} if entry.group else {})}
-        if entry.by:
-            labels["acknowledged_by"] = entry.by
+        rule = self._rules.get(entry.rule)
+        labels = entry.labels if entry.notified else None
+        if labels is None:
+            labels = {} if rule is None else rule.labels
         return messages.Alert(
             rule=entry.rule,
             about=entry.about,
-            severity=rule.severity,
+            severity=self._severity(entry),
             state=entry.state,
             since_ms=entry.since_ms,
             at_ms=max(entry.evaluated_ms, entry.since_ms),
             value=entry.value,
-            reason=rule.format_summary(entry.about, entry.value),
-            labels=labels,
+            reason=rule.format_summary(entry.about, entry.value)
+            if rule and self._has_rule(entry)
+            else "the rule was removed, or no longer applies to it",
+            labels={**labels, **({"group": entry.group} if entry.group else {})},
+            acknowledged_by=entry.by,
         )
 
 

@@ -141,6 +141,8 @@ def _alertmanager_alert(alert: messages.Alert) -> dict[str, Any]:
     annotations = {"summary": alert.reason}
     if alert.value is not None:
         annotations["value"] = f"{alert.value:g}"
+    if alert.acknowledged_by:  # not a label: Alertmanager takes an alert with another label for another alert
+        annotations["acknowledged_by"] = alert.acknowledged_by
     resolved = alert.state is messages.AlertState.RESOLVED
     text = "\0".join(f"{key}\0{labels[key]}" for key in sorted(labels))
     return {

@@ -235,13 +235,12 @@ class NodeRuleEvaluator:
         if not when.any() and not was.any():
             return
         now = np.where(was, ~columnar.evaluate(rule.release, table)[rows], when)
+        if rule.only:  # the rule does not apply, or no longer, to other machines
+            true = np.flatnonzero(now)
+            names = known.names.array.take(pa.array(place[true]))
+            now[true] = pc.is_in(names, value_set=pa.array(rule.only, pa.string())).to_numpy(False)
         beginnings = np.flatnonzero(now & ~was)
         now[beginnings] = False
-        if rule.only:  # the rule does not apply to other machines
-            names = known.names.array.take(pa.array(place[beginnings]))
-            beginnings = beginnings[
-                pc.is_in(names, value_set=pa.array(rule.only, pa.string())).to_numpy(False)
-            ]
         now[changes.admit(rule.name, beginnings)] = True
         changed = np.flatnonzero(now != was)
         on[place] = now

@@ -59,6 +59,14 @@ HISTORY = rules.AlertRule(
     severity=messages.Severity.CRITICAL,
     summary="{value:.0f} rows of the last batch could not be written to the history",
 )
+NOTIFICATIONS = rules.AlertRule(
+    name="notifications-failing",
+    scope="system",
+    when="FALSE",
+    for_s=60.0,
+    severity=messages.Severity.CRITICAL,
+    summary="{value:.0f} notifications wait for receivers that do not accept them",
+)
 
 
 Report = tuple[str, str, messages.WireMessage]  # scope, name
@@ -101,7 +109,7 @@ class BatchCommitter:
         self._batch = stored.batch
         self.clock_ms = stored.clock_ms  # the broker's clock at the newest message read
         self.alert_tracker = tracker.AlertTracker(
-            (*known, HISTORY, LOSS), stored.alerts, forget_s=settings.forget_s
+            (*known, HISTORY, LOSS, NOTIFICATIONS), stored.alerts, forget_s=settings.forget_s
         )
         self._stored_run = stored.run or run
         self._lost = (0, 0)  # the last messages that were lost: when, and how many
@@ -185,6 +193,9 @@ class BatchCommitter:
         if totals or counts.get("rows"):  # there was something to write
             verdicts.append(_about_history(counts, clock_ms))
         verdicts.append(self._about_loss(counts, clock_ms))
+        failing = self.sender.failing()
+        waiting = float(sum(contact.waiting for contact in failing))
+        verdicts.append(tracker.RuleVerdict(NOTIFICATIONS.name, "pipeline", bool(failing), clock_ms, waiting))
         verdicts += self._reconcile(verdicts, clock_ms)
         removed = [machine for output in outputs for machine in output.removed]
         if removed:

@@ -72,6 +72,7 @@ def measure(
             if name != "rows" and not name.startswith(query.CPU)
         },
         total_rows=done.total_rows,
+        failing_contacts=done.sender.failing(),
     )
 
 

@@ -24,6 +24,7 @@ class ProgressMetrics:
         self._before: dict[str, int] = {}
         self._counts = to.counter("pipeline_counts", "Events of reports and results, by reason.", ("reason",))
         self._rows = to.counter("pipeline_rows", "Reports processed.")
+        self._waiting = to.gauge("pipeline_notifications_waiting", "Notifications for contacts that fail.")
         self._gauges = {
             name: to.gauge(f"pipeline_{metric}", words)
             for name, metric, words in (
@@ -40,6 +41,7 @@ class ProgressMetrics:
         self._last = progress
         for name, gauge in self._gauges.items():
             gauge.set(getattr(progress, name))
+        self._waiting.set(sum(contact.waiting for contact in progress.failing_contacts))
         now = {**progress.counts, "": progress.total_rows}
         for reason, count in now.items():
             grown = max(0, count - self._before.get(reason, 0))

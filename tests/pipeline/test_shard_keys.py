@@ -1,6 +1,7 @@
 """Which shard a message goes to."""
 
 import os
+import random
 import time
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from muster.bus import api
 from muster.core.reports import columns
 from muster.pipeline.fleet import blocks, shards
-from muster.pipeline.source import piece_files, shard_keys
+from muster.pipeline.source import piece_files, reader, shard_keys
 from tests.pipeline import traffic
 
 
@@ -147,3 +148,70 @@ def test_what_channels_dropped_is_counted_by_reason():
     rows = opened(*(stored(body, number) for number, body in enumerate(bodies, 1)))
     (counts,) = [row["counts"] for row in rows if row["counts"]]
     assert counts == '{"channel overload":3,"channel other":2}'
+
+
+def _nested() -> bytes:
+    """A batch whose facts are nested more deeply than a decoder allows."""
+    nested = {columns.METADATA_KEY: b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}
+    batch = columns.to_batch([traffic.report("bad", 1, 1)]).replace_schema_metadata(nested)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def test_a_message_with_facts_that_are_nested_too_deeply_is_refused_by_itself():
+    rows = opened(stored(_nested(), 1), stored(traffic.body([traffic.report("good", 1, 1)]), 2))
+    assert [name for row in rows if row["reports"] for name in machines_of(row)] == ["good"]
+    assert [row["counts"] for row in rows if row["counts"]] == ['{"wrong-schema":1}']
+
+
+PLAIN = pa.schema(
+    [
+        ("machine", pa.string()),
+        ("extra", pa.map_(pa.string(), pa.float64())),
+        (
+            "services",
+            pa.list_(pa.struct([("name", pa.string()), ("metrics", pa.map_(pa.string(), pa.float64()))])),
+        ),
+        (reader.SEQUENCE, pa.int64()),
+        (reader.FAULT, pa.string()),
+    ]
+)
+
+
+def test_reports_are_read_into_the_types_of_spark_with_their_metrics():
+    report = traffic.report("a", 1, 1, metrics={"cpu_percent": 1.0, "queue": 2.0})
+    (batch,) = reader.decode(stored(traffic.body([report]), 5), PLAIN)
+    assert batch.to_pylist() == [
+        {
+            "machine": "a",
+            "extra": [("queue", 2.0)],
+            "services": None,
+            reader.SEQUENCE: 5,
+            reader.FAULT: None,
+        }
+    ]
+
+
+def test_no_message_ends_a_query():
+    good = bytearray(traffic.body([traffic.report("a", 1, 1, metrics={"queue": 2.0})]))
+    chance = random.Random(3)
+    bodies = [b"", b"rubbish", _nested()]
+    for _ in range(300):
+        bad = bytearray(good)
+        for _ in range(chance.choice((1, 3, 20))):
+            bad[chance.randrange(len(bad))] = chance.randrange(256)
+        bodies.append(bytes(bad[: chance.choice((len(bad), chance.randrange(len(bad))))]))
+    for number, body in enumerate(bodies):
+        rows = [
+            row
+            for batch in reader.decode(stored(body, number), PLAIN)
+            for row in batch.column(reader.SEQUENCE)
+        ]
+        assert {row.as_py() for row in rows} <= {number}
+        opened(stored(body, number))
+    (fault,) = reader.decode(stored(b"rubbish", 1), PLAIN)
+    assert fault.column(reader.FAULT).null_count == 0
+    required = pa.schema([pa.field("machine", pa.string(), nullable=False), (reader.FAULT, pa.string())])
+    assert not list(reader.decode(stored(b"rubbish", 1), required)), "no row can say so"

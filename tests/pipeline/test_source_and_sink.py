@@ -10,13 +10,14 @@ import pytest
 from muster.bus import api
 from muster.bus.client import client
 from muster.pipeline.source import session
+from tests.pipeline import traffic
 
 pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.may_leak("threads", "files", "processes", reason="Spark keeps its workers for later tests"),
 ]
 
-SCHEMA = "machine string, load double, stream_sequence bigint, fault string"
+SCHEMA = "machine string, load double, stream_sequence bigint, fault string, extra map<string, double>"
 
 
 def arrow(machines: list[str], **columns: list[object]) -> bytes:
@@ -62,6 +63,7 @@ async def test_rows_have_exactly_the_requested_schema_and_invalid_messages_are_m
         arrow(["d"]),
         arrow(["e"], load=["not a number"]),
         arrow(["f"], load=[1.0])[:40],
+        traffic.body([traffic.report("g", 1, 1, metrics={"queue": 2.0})]),
     ]
     await stream_of(broker.url, "reports", bodies)
     rows = await asyncio.to_thread(
@@ -69,10 +71,11 @@ async def test_rows_have_exactly_the_requested_schema_and_invalid_messages_are_m
     )
     good = [row for row in rows if row[3] is None]
     assert sorted(good) == [
-        ("a", 0.5, 1, None),
-        ("b", 1.5, 1, None),
-        ("c", 2.0, 3, None),
-        ("d", None, 4, None),
+        ("a", 0.5, 1, None, None),
+        ("b", 1.5, 1, None, None),
+        ("c", 2.0, 3, None, None),
+        ("d", None, 4, None, None),
+        ("g", None, 7, None, {"queue": 2.0}),
     ]
     assert len(rows) == len(good) + 3
     assert sorted(row[2] for row in rows if row[3]) == [2, 5, 6]

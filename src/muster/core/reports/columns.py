@@ -308,9 +308,11 @@ def decode(data: bytes) -> tuple[pa.RecordBatch, BatchInfo]:
         options = pa.ipc.IpcReadOptions(use_threads=False)
         with pa.ipc.open_stream(data, options=options) as reader:
             facts = batch_info(reader.schema.metadata)
-            batches = _bounded(reader)
+            batches = read_batches(reader, rows_max=MAX_BATCH_ROWS)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise messages.MalformedMessage(f"not an Arrow stream: {str(error)[:200]}") from error
+    if not any(batch.num_rows for batch in batches):
+        raise messages.MalformedMessage("an Arrow stream without rows")
     expected = node_schema() if facts.schema == NODE_SCHEMA else summary_schema()
     fitted = [conform_schema(batch, expected) for batch in batches]
     if len(fitted) == 1:
@@ -380,12 +382,15 @@ def conform_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for field, column in zip(schema, columns, strict=True):
         if not field.nullable and column.null_count:
             raise ReportSchemaMismatch(f"the column {field.name} is missing, or empty in some rows")
-        if field.name == EXTRA and column.keys.dictionary.null_count:
-            raise ReportSchemaMismatch("a metric without a name")
+        if pa.types.is_map(field.type):
+            names = column.keys.dictionary if pa.types.is_dictionary(field.type.key_type) else column.keys
+            if names.null_count:
+                raise ReportSchemaMismatch(f"a key without a name in the column {field.name}")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _bounded(reader: Any) -> list[pa.RecordBatch]:
+def read_batches(reader: Any, *, rows_max: int) -> list[pa.RecordBatch]:
+    """The batches of an Arrow stream from an untrusted sender, checked and bounded."""
     batches: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in reader:
@@ -394,13 +399,9 @@ def _bounded(reader: Any) -> list[pa.RecordBatch]:
         rows += batch.num_rows
         # Not `nbytes`: it crashes for some batches that `validate` accepts.
         size += batch.get_total_buffer_size()
-        if rows > MAX_BATCH_ROWS or size > 8 * MAX_BATCH_BYTES:
-            raise messages.MessageTooLarge(
-                f"a batch of more than {MAX_BATCH_ROWS} rows, or far too many bytes"
-            )
+        if rows > rows_max or size > 8 * MAX_BATCH_BYTES:
+            raise messages.MessageTooLarge(f"a batch of more than {rows_max} rows, or far too many bytes")
         batches.append(batch)
-    if not rows:
-        raise messages.MalformedMessage("an Arrow stream without rows")
     return batches
 
 

@@ -27,7 +27,7 @@ Options:
 
 With ``payload=arrow`` an unreadable message does not fail the query: it becomes one row in which only the
 columns `SEQUENCE` and `FAULT` are set, if the schema has them.  Include them, so that invalid messages can be
-counted by reason.
+counted by reason.  If the schema has other columns that are ``NOT NULL``, the message is skipped.
 
 Spark calls the methods of `BusStreamReader` in a separate process on the driver, except ``read``, which runs
 in the executors' Python workers.  Each call opens its own connection: that takes milliseconds, and no
@@ -143,6 +143,10 @@ class BusStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._after = _positions(options, "after", self._streams)
         self._first_end = _positions(options, "until", self._streams)
         self._schema = to_arrow_schema(schema, timezone="UTC")
+        for name, kind in ((SEQUENCE, pa.int64()), (FAULT, pa.string())):
+            index = self._schema.get_field_index(name) if self._payload == "arrow" else -1
+            if index >= 0 and not (field := self._schema.field(index)).type.equals(kind):
+                raise errors.InvalidInput(f"the column {name} is {field.type}: expected {kind}")
         self._until: dict[str, int] | None = None  # fixed for a run with the trigger availableNow
         self._created_ns: dict[str, int] = {}  # by stream, when it was first seen
 
@@ -290,17 +294,13 @@ async def _remaining(stream: api.Stream, part: SequenceRange) -> AsyncIterator[a
 def decode(message: api.StoredMessage, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of one message in exactly ``schema``; or one row with the error."""
     try:
-        batches = []
-        rows = 0
         with pa.ipc.open_stream(message.data) as reader:
-            for batch in reader:
-                rows += batch.num_rows
-                if rows > ROWS_MAX:
-                    raise errors.LimitExceeded("too many rows")
-                batches.append(_fit(batch, schema, message.sequence))
-    except (pa.ArrowException, errors.MusterError, ValueError, OSError) as error:
-        yield _fault_row(schema, message.sequence, f"{type(error).__name__}: {str(error)[:200]}")
-        return
+            batches = [
+                _fit(batch, schema, message.sequence)
+                for batch in columns.read_batches(reader, rows_max=ROWS_MAX)
+            ]
+    except Exception as error:  # noqa: BLE001  (whatever a message holds, it must not end the query)
+        batches = _fault_row(schema, message.sequence, f"{type(error).__name__}: {str(error)[:200]}")
     yield from batches
 
 
@@ -313,10 +313,12 @@ def _fit(batch: pa.RecordBatch, schema: pa.Schema, sequence: int) -> pa.RecordBa
     return columns.conform_schema(numbered, schema)
 
 
-def _fault_row(schema: pa.Schema, sequence: int, fault: str) -> pa.RecordBatch:
+def _fault_row(schema: pa.Schema, sequence: int, fault: str) -> list[pa.RecordBatch]:
     known = {SEQUENCE: sequence, FAULT: fault}
+    if any(not field.nullable and field.name not in known for field in schema):
+        return []  # no row can be without that column
     arrays = [pa.array([known.get(field.name)], field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return [pa.RecordBatch.from_arrays(arrays, schema=schema)]
 
 
 def _raw_batch(messages: Sequence[api.StoredMessage], schema: pa.Schema) -> pa.RecordBatch:

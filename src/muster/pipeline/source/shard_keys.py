@@ -84,11 +84,11 @@ def with_shard_key(
                 continue
             batch, facts = columns.decode(message.data)
             _refuse_names(batch, detail=facts.schema == columns.NODE_SCHEMA)
-        except (msgspec.MsgspecError, RecursionError):
-            counts[MALFORMED] = counts.get(MALFORMED, 0) + 1
-            continue
         except errors.MusterError as error:
             counts[error.code] = counts.get(error.code, 0) + 1
+            continue
+        except Exception:  # noqa: BLE001  (whatever a message holds, it must not end the query)
+            counts[MALFORMED] = counts.get(MALFORMED, 0) + 1
             continue
         for reason, number in facts.dropped.items():
             counter = f"{DROPPED}{reason if _REASON.fullmatch(reason) else 'other'}"

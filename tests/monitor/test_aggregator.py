@@ -412,7 +412,10 @@ def test_merge_gives_the_same_in_a_tree_as_at_once():
     assert tree["web", "own"].rollup().p99 == 1.0  # never outside of what was seen
 
 
-@pytest.mark.parametrize("odd", [{"sketch": b"?"}, {"machines": b"?"}, {"sum": float("nan")}, {"count": -1}])
+@pytest.mark.parametrize(
+    "odd",
+    [{"sketch": b"?"}, {"machines": b"?"}, {"sum": float("nan")}, {"count": -1}, {"from": 2**63 - 1}],
+)
 def test_a_broken_summary_is_counted(odd):
     channel = make("top", "merge")
     row = {"group": "g", "zone": "z", "metric": "m", "from": 1, "to": 2, "count": 1, "sum": 1.0, "min": 1.0}

@@ -493,11 +493,17 @@ def test_a_shard_of_summaries_alone_keeps_its_groups_over_a_micro_batch():
     assert actual["group", "far", 0].cell.total == actual["zone", "z3", 0].cell.total == 1
 
 
-def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing():
+@pytest.mark.parametrize(
+    ("column", "value", "kind"),
+    [("sketch", b"rubbish", pa.binary()), ("from", 2**63 - 1, pa.timestamp("us", tz="UTC"))],
+)
+def test_a_summary_that_does_not_hold_together_is_counted_and_harms_nothing(
+    column: str, value: object, kind: pa.DataType
+):
     known = fleet_state.FleetState(fleet_state.FleetStatePlan())
     good = summary([traffic.report("a", 1, T0)])
-    at = good.batch.schema.get_field_index("sketch")
-    bad = good.batch.set_column(at, "sketch", pa.array([b"rubbish"] * good.batch.num_rows))
+    at = good.batch.schema.get_field_index(column)
+    bad = good.batch.set_column(at, column, pa.array([value] * good.batch.num_rows, kind))
     output = known.feed([], T0, summaries=[blocks.DecodedMessage(1, T0, bad, good.facts)])
     assert output.counts == {"unusable": good.batch.num_rows}
 

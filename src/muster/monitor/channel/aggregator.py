@@ -309,10 +309,10 @@ class Aggregator:
 
     def _add_summaries(self, batch: pa.RecordBatch, now_ms: int) -> None:
         try:
-            for row in batch.select(["count", "sum", "min", "max", "sketch", "machines"]).to_pylist():
+            for row in batch.to_pylist():
                 interpreters.MetricSummary.from_row(row)
-        except errors.MusterError as error:
-            self.dropped[error.code] += batch.num_rows
+        except (errors.InvalidInput, OverflowError):  # also of a time that is no date
+            self.dropped["malformed"] += batch.num_rows
             return
         self._summaries.append(batch)
         self._summary_count += batch.num_rows

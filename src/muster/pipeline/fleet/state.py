@@ -35,7 +35,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from muster.core import duplicates, errors, messages
+from muster.core import duplicates, errors
 from muster.pipeline.alerts import rules
 from muster.pipeline.fleet import (
     blocks,
@@ -297,7 +297,7 @@ class FleetState:
                 for name, codes in (("group", self.nodes.group_codes), ("zone", self.nodes.zone_codes))
             )
             rows = [summaries.ChannelSummary.from_row(row) for row in arrival.batch.to_pylist()]
-        except (messages.MalformedMessage, pa.ArrowException, ValueError, TypeError, LookupError):
+        except Exception:  # noqa: BLE001  (whatever a channel sent, it must not end the query)
             output.count(UNUSABLE, arrival.batch.num_rows)
             return
         lost = dict(facts.dropped)

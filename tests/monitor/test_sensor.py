@@ -17,10 +17,11 @@ import psutil
 import pytest
 
 from muster.bus.http import server as http_server
-from muster.core import errors, health
+from muster.core import errors, health, messages
+from muster.core.reports import packed
 from muster.core.telemetry import metrics
 from muster.monitor import client, report_xml
-from muster.monitor.sensor import host_metrics, sensor
+from muster.monitor.sensor import host_metrics, sensor, service_reports
 from muster.testing.eventually import eventually
 from tests.monitor import test_services
 
@@ -65,8 +66,14 @@ def test_a_sensor_does_not_count_itself_as_the_process_that_it_watches(tmp_path,
         stack.callback(service.kill)
         (report,) = host.services()
         assert (report.state, report.metrics["processes"]) == (health.HealthState.UP, 1.0)
-        service.kill()
-        os.waitid(os.P_PID, service.pid, os.WEXITED | os.WNOWAIT)  # its parent does not remove it yet
+        more = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", "input()", pattern], stdin=subprocess.PIPE)
+        )
+        stack.callback(more.kill)
+        assert host.services()[0].metrics["processes"] == 2.0
+        for process in (service, more):
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its parent does not remove it yet
         assert [report.state for report in host.services()] == [health.HealthState.DOWN]
 
 
@@ -228,9 +235,29 @@ async def test_services_with_large_reports_do_not_delay_the_heartbeat(connect, c
             return [row for row in await rows(bus) if row.services]
 
         actual = await eventually(there, timeout_s=30)
-    assert 0 < len(actual[0].services) < 100
-    assert running.services.dropped["service-too-much"] > 0
+    assert len(actual[0].services) == 100
+    assert running.services.dropped["service-metrics"] > 0
     assert "too-large" not in started.dropped
+
+
+async def test_one_service_with_many_metrics_leaves_the_others_in_the_report(connect, tmp_path):
+    quiet = sensor.Sensor(await connect("m1"), settings(tmp_path))
+    for name in ("db", "shop"):
+        quiet.services.push(test_services.service_report(name, queue=1.0), 0.0)
+    quiet.services.push(
+        test_services.service_report("app", **{"p" * 200 + str(n): 1.0 for n in range(900)}), 0.0
+    )
+    quiet.services.push(messages.ServiceReport(name="", reason="no channel accepts this name"), 0.0)
+    quiet.services.statsd("\n".join(f"app.timer{n}:5|ms" for n in range(400)).encode(), 0.0)
+    services = quiet.services.collect(1.0)
+    assert all(len(service.metrics) <= service_reports.METRICS_MAX for service in services)
+    node = messages.NodeReport(machine="m1", sequence=1, at_ms=1, period_s=1.0, services=services)
+    sent = {service.name: service for service in packed.decode(quiet._encoded(node)).services}
+    assert sent.keys() == {"db", "shop", "app"}
+    assert sent["db"].metrics == sent["shop"].metrics == {"queue": 1.0}
+    assert len(sent["app"].metrics) > 100
+    assert quiet.services.dropped["service-invalid"] == 1
+    assert quiet.services.dropped["service-too-much"] == 0
 
 
 async def test_a_service_is_scraped(connect, tmp_path):

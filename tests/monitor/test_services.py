@@ -95,6 +95,14 @@ def test_statsd_takes_updates_when_it_is_full_and_newcomers_for_what_fell_silent
     assert [entry.name for entry in held.collect(later_s)] == ["newcomer"]
 
 
+def test_timers_count_as_the_metrics_that_they_become():
+    held = service_reports.ServiceReports()
+    held.statsd("\n".join(f"app.t{number}:5|ms" for number in range(400)).encode(), 1.0)
+    (app,) = held.collect(2.0)
+    assert len(app.metrics) == 3 * (service_reports.METRICS_MAX // 3)
+    assert held.dropped == {"statsd-metrics": 400 - service_reports.METRICS_MAX // 3}
+
+
 def test_text_that_is_not_unicode_reaches_no_node_report():
     lone = json.dumps(
         {"resourceMetrics": [{"scopeMetrics": [{"metrics": [_gauge("x\ud800"), _gauge("good")]}]}]}

@@ -111,6 +111,14 @@ def unpack_services(data: bytes) -> tuple[messages.ServiceReport, ...]:
         raise messages.MalformedMessage(f"the services cannot be read: {str(error)[:200]}") from error
 
 
+def is_valid(service: messages.ServiceReport) -> bool:
+    """Whether a reader would accept the service: a constructor checks no lengths."""
+    try:
+        return bool(unpack_services(msgspec.json.encode([service])))
+    except (messages.MalformedMessage, UnicodeEncodeError):
+        return False
+
+
 def decode(data: bytes) -> messages.NodeReport:
     """The report; `MalformedMessage` if it is none."""
     if data[: len(MAGIC)] != MAGIC:

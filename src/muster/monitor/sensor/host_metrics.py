@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.core import errors, health, messages
@@ -31,7 +31,6 @@ class HostMetrics:
         self._patterns = dict(processes or {})
         self._disk = disk
         self._before: dict[str, tuple[float, float]] = {}
-        self._known: dict[str, list[psutil.Process]] = {}
         self._cpu_times = psutil.cpu_times()
 
     def sample(self) -> dict[str, float]:
@@ -43,7 +42,8 @@ class HostMetrics:
         return metrics
 
     def services(self) -> list[messages.ServiceReport]:
-        return [self._service(name, pattern) for name, pattern in self._patterns.items()]
+        found = _matching(self._patterns)
+        return [_service(name, pattern, found[name]) for name, pattern in self._patterns.items()]
 
     def _cpu(self) -> dict[str, float]:
         """psutil.cpu_percent() compares with the last call of its thread; samples come from any thread."""
@@ -94,34 +94,35 @@ class HostMetrics:
             return {}
         return {name: (total - before[0]) / (now_s - before[1])}
 
-    def _service(self, name: str, pattern: str) -> messages.ServiceReport:
-        known = [process for process in self._known.get(name, []) if _is_alive(process)]
-        if not known:
-            known = list(_matching(pattern, f"{name}={pattern}"))
-        self._known[name] = known
-        totals: dict[str, float] = {}
-        for process in known:
-            with contextlib.suppress(psutil.Error):
-                for figure, value in _figures(process).items():
-                    so_far = totals.get(figure, 0.0)
-                    totals[figure] = max(so_far, value) if figure == "uptime_s" else so_far + value
-        if not totals:
-            self._known.pop(name)
-            reason = f"no process has {pattern[:100]!r} in its command line"
-            return messages.ServiceReport(name=name, state=health.HealthState.DOWN, reason=reason)
-        return messages.ServiceReport(name=name, metrics=totals)
 
-
-def _matching(pattern: str, option: str) -> Iterator[psutil.Process]:
-    """Processes with ``pattern`` in their command line.
+def _matching(patterns: Mapping[str, str]) -> dict[str, list[psutil.Process]]:
+    """The processes with each pattern in their command line: always all, because a service may start more.
 
     The option of a sensor that watches them, and of the shell that started it, contains the pattern as well.
     """
-    for process in psutil.process_iter(["cmdline", "name"]):
-        words: Any = process.info.get("cmdline") or [process.info.get("name") or ""]
-        command = " ".join(words)
-        if pattern in command and _unquoted(option) not in _unquoted(command) and _is_alive(process):
-            yield process
+    found: dict[str, list[psutil.Process]] = {name: [] for name in patterns}
+    options = {name: _unquoted(f"{name}={pattern}") for name, pattern in patterns.items()}
+    for process in psutil.process_iter(["cmdline"]) if patterns else ():
+        words: Any = process.info.get("cmdline")
+        with contextlib.suppress(psutil.Error):
+            command = " ".join(words or [process.name()])
+            for name, pattern in patterns.items():
+                if pattern in command and options[name] not in _unquoted(command) and _is_alive(process):
+                    found[name].append(process)
+    return found
+
+
+def _service(name: str, pattern: str, processes: Sequence[psutil.Process]) -> messages.ServiceReport:
+    totals: dict[str, float] = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            for figure, value in _figures(process).items():
+                so_far = totals.get(figure, 0.0)
+                totals[figure] = max(so_far, value) if figure == "uptime_s" else so_far + value
+    if not totals:
+        reason = f"no process has {pattern[:100]!r} in its command line"
+        return messages.ServiceReport(name=name, state=health.HealthState.DOWN, reason=reason)
+    return messages.ServiceReport(name=name, metrics=totals)
 
 
 def _unquoted(text: str) -> str:

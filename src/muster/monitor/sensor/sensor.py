@@ -119,6 +119,8 @@ class Sensor(lifecycle.ServiceContext):
         if self.services.dropped:
             counts = {f"dropped_{reason}": float(count) for reason, count in self.services.dropped.items()}
             services = {OWN_SERVICE: messages.ServiceReport(name=OWN_SERVICE, metrics=counts), **services}
+        kept = tuple(services.values())[: service_reports.SERVICES_MAX]
+        self._count_dropped("service-too-much", len(services) - len(kept))
         self._sequence += 1
         return messages.NodeReport(
             machine=self.machine,
@@ -130,7 +132,7 @@ class Sensor(lifecycle.ServiceContext):
             period_s=self._settings.period_s,
             dropped=self._buffer.dropped,
             metrics=metrics,
-            services=tuple(services.values())[: service_reports.SERVICES_MAX],
+            services=kept,
         )
 
     async def _scrape(self) -> None:
@@ -175,19 +177,35 @@ class Sensor(lifecycle.ServiceContext):
                 self._drain_now.set()
 
     def _encoded(self, report: messages.NodeReport) -> bytes:
-        """Encode a report within the limits of channels; services are dropped if it is too large."""
+        """Encode a report within the limits of channels.
+
+        Services that no channel would accept are dropped. If the report is too large, the largest services
+        lose metrics; only if none has any, services are dropped.
+        """
+        try:
+            return _checked(report)
+        except errors.MusterError:
+            services = [service for service in report.services if packed.is_valid(service)]
+        self._count_dropped("service-invalid", len(report.services) - len(services))
+        room_bytes = packed.BYTES_MAX
         while True:
             try:
-                data = packed.encode(report)
-                packed.decode(data)
+                return _checked(msgspec.structs.replace(report, services=tuple(services)))
             except errors.MusterError:
-                if not report.services:
+                if not services:
                     raise
-                kept = len(report.services) // 2
-                self.services.dropped["service-too-much"] += len(report.services) - kept
-                report = msgspec.structs.replace(report, services=report.services[:kept])
-            else:
-                return data
+            room_bytes = room_bytes * 3 // 4
+            before = sum(len(service.metrics) for service in services)
+            services = service_reports.trim(services, room_bytes)
+            metrics = before - sum(len(service.metrics) for service in services)
+            self._count_dropped("service-metrics", metrics)
+            if not metrics:
+                self._count_dropped("service-too-much", len(services) - len(services) // 2)
+                services = services[: len(services) // 2]
+
+    def _count_dropped(self, reason: str, number: int) -> None:
+        if number:
+            self.services.dropped[reason] += number
 
     async def _send(self, rows: list[bytes]) -> bool:
         parent = self._parents.choose(time.monotonic())
@@ -249,6 +267,12 @@ class Sensor(lifecycle.ServiceContext):
     def _connection_changed(self, state: api.ConnectionState) -> None:
         if state is not api.ConnectionState.CONNECTED:
             self._parent = None  # messages in flight may be lost and are sent again
+
+
+def _checked(report: messages.NodeReport) -> bytes:
+    data = packed.encode(report)
+    packed.decode(data)
+    return data
 
 
 async def scrape(name: str, url: str) -> list[messages.ServiceReport]:

@@ -15,6 +15,7 @@ import collections
 import itertools
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,6 +27,7 @@ events = log.EventLog("monitor")
 
 SERVICES_MAX = 256  # the limit of a node report
 METRICS_MAX = 1024  # of one service; the limit of a service report
+TIMER_METRICS = 3  # count, mean and maximum
 SET_MAX = 10_000
 LATE_AFTER = 3
 FORGET_AFTER = 30
@@ -53,9 +55,11 @@ class _Statsd:
     sets: dict[str, set[str]] = field(default_factory=dict)
     at_s: float = 0.0
 
-    def has_room_for(self, metric: str) -> bool:
-        names = [*self.counters, *self.gauges, *self.timers, *self.sets]
-        return len(names) < METRICS_MAX or metric in names
+    def has_room_for(self, metric: str, kind: str) -> bool:
+        others: dict[str, Mapping[str, object]] = {"c": self.counters, "g": self.gauges, "s": self.sets}
+        known = others.get(kind, self.timers)
+        metrics = len(self.counters) + len(self.gauges) + len(self.sets) + TIMER_METRICS * len(self.timers)
+        return metric in known or metrics + (TIMER_METRICS if known is self.timers else 1) <= METRICS_MAX
 
     def forget_old(self, now_s: float) -> None:
         self.gauges = {name: gauge for name, gauge in self.gauges.items() if not _is_old(gauge[1], now_s)}
@@ -81,15 +85,7 @@ class ServiceReports:
         if merge and report.name in self._pushed:
             before = self._pushed[report.name].report.metrics
             report = msgspec.structs.replace(report, metrics={**before, **report.metrics})
-        if len(report.metrics) > METRICS_MAX:
-            self.dropped["service-metrics"] += len(report.metrics) - METRICS_MAX
-            if report.name not in self._truncated:
-                self._truncated.add(report.name)
-                events.warning(
-                    "metrics-truncated", service=report.name, metrics=len(report.metrics), kept=METRICS_MAX
-                )
-            kept = dict(itertools.islice(report.metrics.items(), METRICS_MAX))
-            report = msgspec.structs.replace(report, metrics=kept)
+        report = self._bounded(report)
         try:
             msgspec.json.encode(report)
         except UnicodeEncodeError as error:  # the node report could not be encoded
@@ -97,6 +93,18 @@ class ServiceReports:
                 f"a service report with text that is not Unicode: {error}"
             ) from error
         self._pushed[report.name] = _PushedReport(report, now_s, period_s)
+
+    def _bounded(self, report: messages.ServiceReport) -> messages.ServiceReport:
+        if len(report.metrics) <= METRICS_MAX:
+            return report
+        self.dropped["service-metrics"] += len(report.metrics) - METRICS_MAX
+        if report.name not in self._truncated:
+            self._truncated.add(report.name)
+            events.warning(
+                "metrics-truncated", service=report.name, metrics=len(report.metrics), kept=METRICS_MAX
+            )
+        kept = dict(itertools.islice(report.metrics.items(), METRICS_MAX))
+        return msgspec.structs.replace(report, metrics=kept)
 
     def statsd(self, data: bytes, now_s: float) -> None:
         """A datagram: lines of ``service.metric:value|type[|@rate]``."""
@@ -135,7 +143,8 @@ class ServiceReports:
                 del self._statsd[name]
             elif name in reports:
                 pushed = reports[name]
-                reports[name] = msgspec.structs.replace(pushed, metrics={**pushed.metrics, **metrics})
+                metrics = {**pushed.metrics, **metrics}
+                reports[name] = self._bounded(msgspec.structs.replace(pushed, metrics=metrics))
             elif len(reports) < SERVICES_MAX:
                 silent_s = now_s - gathered.at_s
                 late = silent_s > LATE_AFTER * STATSD_PERIOD_S
@@ -145,7 +154,9 @@ class ServiceReports:
                     reason=f"silent for {silent_s:.0f} s" if late else "",
                     metrics=metrics,
                 )
-        return tuple(list(reports.values())[:SERVICES_MAX])
+            else:
+                self.dropped["statsd-services"] += 1
+        return tuple(reports.values())
 
     def _forget_silent(self, now_s: float) -> None:
         self._statsd = {
@@ -168,9 +179,9 @@ class ServiceReports:
                 self.dropped["statsd-services"] += 1
                 return True
             gathered = self._statsd[service] = _Statsd()
-        if not gathered.has_room_for(metric):
+        if not gathered.has_room_for(metric, kind):
             gathered.forget_old(now_s)
-        if not gathered.has_room_for(metric):
+        if not gathered.has_room_for(metric, kind):
             self.dropped["statsd-metrics"] += 1
             return True
         gathered.at_s = now_s
@@ -197,6 +208,26 @@ class ServiceReports:
             timer[1] += value / rate
             timer[2] = max(timer[2], value)
         return True
+
+
+def trim(services: Sequence[messages.ServiceReport], room_bytes: int) -> list[messages.ServiceReport]:
+    """The services without some metrics of the largest ones: all together take about ``room_bytes``."""
+    sizes = [len(msgspec.json.encode(service)) for service in services]
+    left, limit = room_bytes, 0
+    for place, size in enumerate(sorted(sizes)):
+        limit = left // (len(sizes) - place)
+        if size > limit:
+            break
+        left -= size
+    return [
+        service
+        if size <= limit
+        else msgspec.structs.replace(
+            service,
+            metrics=dict(itertools.islice(service.metrics.items(), len(service.metrics) * limit // size)),
+        )
+        for service, size in zip(services, sizes, strict=True)
+    ]
 
 
 def _is_old(at_s: float, now_s: float) -> bool:

@@ -24,6 +24,7 @@ SAID = (
     b"MSG a.b 7 8\r\nMSG 1\r\n2\r\n"
     b"MSG a\r7 8 2\r\nhi\r\nMSG \xff 7 x 0\r\n\r\nHMSG a\x0b9 7 12 12\r\nNATS/1.0\r\n\r\n\r\n"
     b"MSG \xc3\xa4 8 12 0\r\n\r\n"
+    b"MSG s 9  5\r\nhello\r\n"
 )
 HEARD = [
     "ping",
@@ -39,6 +40,7 @@ HEARD = [
     ("malformed-subject", b"\xff"),
     ("malformed-subject", b"a\x0b9"),
     (8, b"\xc3\xa4", b"12", b"", None),
+    (9, b"s", b"", b"hello", None),
 ]
 
 

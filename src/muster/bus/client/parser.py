@@ -32,9 +32,10 @@ LINE_BYTES_MAX: Final = 1 << 20  # of a line without an end: the INFO of a broke
 def _message(token: bytes) -> re.Pattern[bytes]:
     """The line before a message: without or with headers, subject, number of the subscription, reply subject,
     bytes of the headers, bytes of both. Without a reply subject, the bytes of headers are found in its place.
+    The system account of a broker replies with an empty reply subject: two spaces.
     """
     subject = token + rb"(?:\." + token + rb")*+"
-    line = rb"(H?)MSG (%b) (\d++) (?:(%b) )?(?:(\d++) )?(\d++)\r\n"
+    line = rb"(H?)MSG (%b) (\d++) (?:(%b)? )?(?:(\d++) )?(\d++)\r\n"
     return re.compile(line % (subject, subject))
 
 

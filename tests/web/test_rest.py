@@ -230,6 +230,15 @@ def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
     assert olga.put("/resources/r-1", json=expected, headers={"If-Match": version}).status_code == 412
     assert olga.put("/resources/r-9", json=expected, headers={"If-Match": "*"}).status_code == 412
 
+    # Fields that are left out stay; fields that equal their default are changed to it.
+    stays = {**expected, "desired": "down"}
+    stays.pop("labels")
+    kept = olga.put("/resources/r-1", json=stays).json()
+    assert (kept["desired"], kept["group"], kept["spec"]["labels"]) == ("down", "g", {"note": NASTY})
+    defaults = {"desired": "up", "group": "default", "labels": {}, "where": None}
+    reset = olga.put("/resources/r-1", json={**expected, **defaults}).json()
+    assert (reset["desired"], reset["group"], reset["spec"]["labels"]) == ("up", "default", {})
+
     done = olga.post("/resources/r-1/executions", json={"operation": "get"})
     assert done.status_code == 200, done.text
     assert olga.post("/resources/r-1/drain").status_code == 200

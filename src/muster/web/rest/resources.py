@@ -30,7 +30,7 @@ class ManifestBody(StrictBody):
 
 
 class DesiredStateBody(StrictBody):
-    """An entry of a manifest without the name."""
+    """An entry of a manifest without the name. For an existing resource: fields that are left out stay."""
 
     type: str = Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")
     agent: str | None = Field(None, pattern=r"^[A-Za-z0-9_-]{1,128}$")
@@ -92,7 +92,7 @@ async def put_resource(
     body: DesiredStateBody,
     if_match: base.IfMatch = None,
 ) -> Response:
-    changes = body.model_dump(exclude_defaults=True)
+    changes = body.model_dump(exclude_unset=True)
     version = base.if_match(if_match)
 
     async def act(bus: Any) -> rows.ResourceDescription:

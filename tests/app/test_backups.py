@@ -17,7 +17,8 @@ import pytest
 
 from muster.app import certificates, domain, home
 from muster.app import settings as app_settings
-from muster.app.operations import backup
+from muster.app.components import factories, web
+from muster.app.operations import backup, doctor
 from muster.bus import api, consumer_api
 from muster.bus.streams import snapshots
 from muster.core import errors
@@ -341,6 +342,50 @@ async def test_what_was_backed_up_is_there_again(place: home.Home, tmp_path: Pat
         assert running.trust.show("alice").status == "valid"
     assert (authority / "ca.pem").read_bytes() == certificate
     assert [name for name in os.listdir(tmp_path) if name.startswith(".muster")] == []
+
+
+RULES = {
+    "pipeline.rules": "rules: []\n",
+    "responder.rules": "responses: []\n",
+    "reactions.rules": "reactions: []\n",
+}
+
+
+async def test_a_restored_home_is_valid_and_accepts_its_tokens(tmp_path: Path):
+    """Rule files in the home and outside of it, API tokens, and a certificate that stays where it is."""
+    place, file, elsewhere = home.Home(tmp_path / "home"), tmp_path / "lab.tar.gz", tmp_path / "etc"
+    elsewhere.mkdir()
+    files = dict(
+        zip(RULES, (elsewhere / "a.yaml", place.root / "b.yaml", place.root / "c.yaml"), strict=True)
+    )
+    options = [f"--set={key}={path}" for key, path in files.items()]
+    (elsewhere / "ca.pem").write_text("another's")
+    options += [f"--set=syslog.ca={elsewhere / 'ca.pem'}", "--set=web.enabled=true", "--set=web.port=0"]
+    assert driver.quick("init", "--port", "0", *options, home=place.root).code == 0
+    for key, path in files.items():
+        path.write_text(RULES[key])
+    async with domain.Domain(loaded(place), parts=factories.components(loaded(place))) as running:
+        entries = {entry.name.partition("-")[0] for entry in running.folder.root.iterdir()}
+        assert entries <= set(backup.CONTENTS)
+        await asyncio.to_thread(web.set_password, running.trust, password="a long password")
+        owner = await asyncio.to_thread(web.token_owner, running.trust, "admin")
+        token, _ = await asyncio.to_thread(
+            web.open_tokens(running.folder).create, owner, scopes=(), description="", lifetime_s=3600.0
+        )
+        made = await backup.backup(loaded(place), place, file)
+    assert made.elsewhere == {"file of syslog.ca": str(elsewhere / "ca.pem")}
+
+    shutil.rmtree(place.root)
+    files["pipeline.rules"].unlink()
+    await backup.restore(file, place)
+    assert driver.quick("config", "validate", home=place.root).code == 0
+    checked = await doctor.run_checks(doctor.doctor_target(place, loaded(place)))
+    assert [result for result in checked if result.state == doctor.FAULT] == []
+    assert web.open_tokens(home.DomainFolder(loaded(place).domain.folder)).verify(token).owner == "admin"
+    async with domain.Domain(loaded(place), parts=factories.components(loaded(place))) as running:
+        assert {
+            part["name"] for part in (await running.status())["parts"] if part["state"] == "failed"
+        } == set()
 
 
 async def test_a_damaged_file_or_a_home_in_use_change_nothing(place: home.Home, tmp_path: Path):

@@ -49,7 +49,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "creds": CommandEntry("domain.creds", "Domain", "Issue, revoke and show credentials."),
     "config": CommandEntry("domain.config", "Domain", "Check and print settings."),
     "backup": CommandEntry(
-        "domain.backup", "Domain", "Write settings, keys, store, streams and history to a file."
+        "domain.backup", "Domain", "Write settings, keys, rules, store, streams and history to a file."
     ),
     "restore": CommandEntry("domain.backup", "Domain", "Create a home from a backup."),
     "activity": CommandEntry(

@@ -2,18 +2,21 @@
 
 A backup works on a running domain, which continues meanwhile, and on a stopped one, whose brokers and store
 are started for it without any component.  The pipeline's files, the store and each stream are consistent
-snapshots, taken in that order: positions in the checkpoint and in the store are never ahead of a stream.  Not
-included: logs, the data of agents, and a history or checkpoint in an object store, which has its own backup.
+snapshots, taken in that order: positions in the checkpoint and in the store are never ahead of a stream.
+`CONTENTS` lists what is included.
 
     manifest.json     description, and the SHA-256 of every other file
     muster.toml       settings
-    keys/, certs/     as in the domain's folder
+    keys/             as in the domain's folder, also from outside of it
+    certs/, web/, …   the entries of the domain's folder that `CONTENTS` includes
+    files/KEY         the file that the setting KEY names
     store.jsonl       `muster.store.backup`
     streams/NAME      `muster.bus.streams.snapshots`
     pipeline/         history, checkpoint and alert state (`muster.pipeline.job.state_copy`)
 
-A history or checkpoint that is not restored with the streams may be ahead of them.  The pipeline then starts
-a new checkpoint, which continues at the end of the restored streams.
+A file that a setting names is included if it is in the home or has rules.  Outside of the home it is restored
+only where there is none.  A history or checkpoint that is not restored with the streams may be ahead of them.
+The pipeline then starts a new checkpoint, which continues at the end of the restored streams.
 
 The file contains the private keys, so its owner controls the domain.  It is readable by its owner only.
 """
@@ -37,6 +40,9 @@ import msgspec
 import muster
 from muster.app import certificates, domain, home, identities
 from muster.app import settings as app_settings
+from muster.app.operations import audit, rule_files
+from muster.app.policy import reactions
+from muster.app.supervisor import domain_tree
 from muster.bus.client import client
 from muster.bus.streams import snapshots
 from muster.core import errors
@@ -53,7 +59,27 @@ MANIFEST = "manifest.json"
 STORE = "store.jsonl"
 STREAMS = "streams"
 PIPELINE = "pipeline"
+FILES = "files"
 PIECE_BYTES = 128 << 10
+
+#: The entries of a domain's folder: included as they are, in another form, or not at all.
+AS_IT_IS, OTHERWISE, LEFT_OUT = "as it is", "in another form", "left out"
+CONTENTS = {
+    "certs": AS_IT_IS,
+    "web": AS_IT_IS,  # tokens, the key of logins, ended logins
+    audit.FOLDER: AS_IT_IS,
+    reactions.MARK: AS_IT_IS,
+    "keys": OTHERWISE,
+    "store.db": OTHERWISE,
+    "brokers": OTHERWISE,
+    "pipeline": OTHERWISE,
+    "history": OTHERWISE,
+    "agent": LEFT_OUT,  # the data of resources
+    "sensor": LEFT_OUT,  # reports that wait for a channel
+    "logs": LEFT_OUT,
+    "run": LEFT_OUT,
+    domain_tree.PORT_FILE: LEFT_OUT,
+}
 
 Progress = Callable[[str, float], None]  # (current step, completed share)
 
@@ -72,7 +98,7 @@ class BackupManifest(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     streams: tuple[StreamBackup, ...]
     files: dict[str, str]  # path: SHA-256
-    elsewhere: dict[str, str] = {}  # not included: parts of the pipeline in an object store, and their URLs
+    elsewhere: dict[str, str] = {}  # not included: files, parts of the pipeline, and where they are
 
 
 async def backup(
@@ -248,12 +274,15 @@ def _pack(
     elsewhere: dict[str, str],
 ) -> BackupManifest:
     members = {"muster.toml": place.settings_file, STORE: work / STORE}
-    for name, folder in (
-        ("keys", settings.keys_folder),
-        ("certs", certificates.folder(settings)),
-        (PIPELINE, work / PIPELINE),
-    ):
-        members |= {f"{name}/{path_.relative_to(folder)}": path_ for path_ in _files_below(folder)}
+    entries = {name: settings.domain.folder / name for name, how in CONTENTS.items() if how == AS_IT_IS}
+    for name, entry in (entries | {"keys": settings.keys_folder, PIPELINE: work / PIPELINE}).items():
+        members |= {name: entry} if entry.is_file() else {}
+        members |= {f"{name}/{path.relative_to(entry)}": path for path in _files_below(entry)}
+    for key, path in _named_files(settings).items():
+        if key in rule_files.KEYS or path.is_relative_to(place.root):
+            members[f"{FILES}/{key}"] = path
+        else:
+            elsewhere = elsewhere | {f"file of {key}": str(path)}
     members |= {f"{STREAMS}/{stream.name}": work / STREAMS / stream.name for stream in streams}
     manifest = BackupManifest(
         format=FORMAT,
@@ -279,6 +308,21 @@ def _pack(
 
 def _files_below(folder: pathlib.Path) -> list[pathlib.Path]:
     return [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink()]
+
+
+def _named_files(settings: app_settings.Settings) -> dict[str, pathlib.Path]:
+    """The existing files that settings name, by key, but not a program: it is part of the machine."""
+    named = {}
+    for field in settings_.fields(app_settings.Settings):
+        value = loader.value_of(settings, field.path)
+        if field.secret:
+            value = value.removeprefix("file:")
+        elif not field.is_path or field.key == "bus.binary":
+            continue
+        path = pathlib.Path(os.path.normpath(core_files.expanded(value)))
+        if path.is_absolute() and path.is_file():
+            named[field.key] = path
+    return named
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -322,10 +366,12 @@ def _extract(archive: tarfile.TarFile, work: pathlib.Path) -> None:
         content = archive.extractfile(member) if member.isfile() else None
         if content is None or not path.is_relative_to(work.resolve()):
             raise tarfile.ExtractError(f"{member.name[:200]!r} is not allowed in a backup")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
             shutil.copyfileobj(content, file)
         path.chmod(member.mode & 0o755)
+    for folder in filter(pathlib.Path.is_dir, work.rglob("*")):
+        folder.chmod(0o700)
 
 
 def _outside(path: pathlib.Path, fresh: home.Home, place: home.Home) -> pathlib.Path | None:
@@ -357,13 +403,27 @@ def _lay_out(
             )
         staged = {"trust.keys_dir": str(work / "keys")}
         settings = loader.load(app_settings.Settings, file=fresh.settings_file, flags=staged)
-    for name, folder in (("keys", settings.keys_folder), ("certs", certificates.folder(settings))):
-        if (work / name).exists() and folder != work / name:
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (work / name).rename(folder)
-        if folder.exists():
-            folder.chmod(0o700)
+    entries = {name: settings.domain.folder / name for name, how in CONTENTS.items() if how == AS_IT_IS}
+    for name, entry in (entries | {"keys": settings.keys_folder}).items():
+        if (work / name).exists() and entry != work / name:
+            entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (work / name).rename(entry)
+        if entry.is_dir():
+            entry.chmod(0o700)
     outside = {} if keys_to is None else {work / "keys": keys_to}
+    for field in settings_.fields(app_settings.Settings):
+        staged_file = work / FILES / field.key
+        if not staged_file.is_file():
+            continue
+        named = pathlib.Path(str(loader.value_of(settings, field.path)).removeprefix("file:"))
+        final = _outside(named, fresh, place)
+        if final is None:
+            if named.is_relative_to(place.root):  # an absolute path in the settings
+                named = fresh.root / named.relative_to(place.root)
+            named.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            staged_file.rename(named)
+        elif not final.exists():
+            outside[staged_file] = final
     return settings, outside | _lay_out_pipeline(settings, work / PIPELINE, fresh, place, manifest)
 
 
@@ -403,6 +463,11 @@ def _put_in_place(outside: dict[pathlib.Path, pathlib.Path], fresh: pathlib.Path
     copied: list[pathlib.Path] = []
     try:
         for source, target in outside.items():
+            if source.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                core_files.create(target, source.read_bytes())
+                copied.append(target)
+                continue
             with private_files.staged_folder(target) as draft:  # copied, because it may be on another disk
                 shutil.copytree(source, draft, dirs_exist_ok=True)
                 _sync(draft)
@@ -412,15 +477,14 @@ def _put_in_place(outside: dict[pathlib.Path, pathlib.Path], fresh: pathlib.Path
         fresh.rename(root)
         core_files.sync_folder(root.parent)
     except BaseException:
-        for target in copied:
-            shutil.rmtree(target, ignore_errors=True)
+        _remove(*copied)
         raise
 
 
-def _remove(*folders: pathlib.Path) -> None:
+def _remove(*paths: pathlib.Path) -> None:
     """Undo `_put_in_place`."""
-    for folder in folders:
-        shutil.rmtree(folder)
+    for path in paths:
+        path.unlink(missing_ok=True) if path.is_file() else shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(folder: pathlib.Path) -> None:

@@ -9,6 +9,8 @@ from muster.app.policy import reaction_rules, response_rules
 from muster.core import errors, files
 from muster.pipeline.alerts import rule_file
 
+KEYS = "pipeline.rules", "responder.rules", "reactions.rules"
+
 
 def check(settings: app_settings.Settings) -> list[str]:
     """The files, if all of them are valid; otherwise `errors.InvalidInput` with the first error. Blocks."""

@@ -22,11 +22,11 @@ from muster.core import units
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @command.pass_invocation
 def backup(invocation: command.Invocation, file: Path) -> None:
-    """Write settings, keys, store, streams and history to a file.
+    """Write settings, keys, rules, store, streams and history to a file.
 
     The domain may run during the backup. The file contains the domain's private keys: protect it like the
-    keys. Not included: logs, data of the resources on agents, and a history or checkpoint in an object store.
-    The command names the latter: use versions or replicas of their buckets.
+    keys. Not included: logs, data of the resources on agents, and what settings place outside of the home,
+    such as certificates, or a history or checkpoint in an object store. The command names the latter.
     """
     from muster.app import home
     from muster.app.operations import backup as operations_backup
@@ -49,7 +49,7 @@ def backup(invocation: command.Invocation, file: Path) -> None:
         f"{file}: {units.rounded_size(size)}, {made.records} records, {len(made.streams)} streams, "
         f"{history} files of the history"
         + "".join(
-            f"\nnot included: the {kind} in {url}; use versions or replicas of the object store"
+            f"\nnot included: the {kind} in {url}; keep a copy of its own"
             for kind, url in made.elsewhere.items()
         ),
     )

@@ -476,14 +476,44 @@ def test_up_with_monitoring_runs_a_sensor_and_a_channel(fresh):
     assert driver.run("down", home=fresh).code == 0
 
 
-def test_up_does_not_wait_for_a_part_that_keeps_failing(fresh):
+def test_up_fails_with_the_reason_if_a_part_keeps_failing(fresh):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = ("--detach", "--timeout", "1h", "--with", "soap", "--set", f"soap.port={port}")
         answer = driver.run("up", *words, home=fresh, timeout_s=100)
-        assert answer.code == 0, answer.err
-        assert "soap is not up yet" in answer.err
+        assert answer.code == errors.Unavailable.exit_code
+        assert "the domain runs, but soap is not up" in answer.err
         assert str(port) in answer.err
+        failed = next(
+            row for row in driver.quick("doctor", "-o", "json", home=fresh).json() if row["check"] == "domain"
+        )
+        assert (failed["state"], str(port) in failed["finding"]) == ("fault", True)
+    assert driver.run("down", home=fresh).code == 0
+
+
+def test_a_part_that_crashes_again_and_again_and_a_resource_that_fails_are_named_by_all(fresh):
+    rules = fresh / "none.yaml"
+    words = ("--detach", "--timeout", "1h", "--with", "pipeline", "--set", f"pipeline.rules={rules}")
+    answer = driver.run("up", *words, home=fresh, timeout_s=100)
+    assert answer.code == errors.Unavailable.exit_code
+    assert "pipeline is not up" in answer.err
+    assert f"cannot read the rules '{rules}'" in answer.err
+    page = driver.quick("status", "-o", "json", home=fresh).json()
+    failed = {row["name"]: row["reason"] for row in page["parts"] if row["state"] == "failed"}
+    assert list(failed) == ["pipeline"]
+    assert str(rules) in failed["pipeline"]
+    bad = {"name": "bad-1", "type": "process", "agent": "local", "config": {"command": ["/none"]}}
+    manifest = fresh / "bad.json"
+    manifest.write_text(json.dumps({"resources": [{**bad, "restart": {"attempts": 1}}]}))
+    assert driver.quick("apply", "-f", manifest, home=fresh).code == 0
+
+    def findings() -> dict[str, str]:
+        rows = driver.quick("doctor", "-o", "json", home=fresh).json()
+        return {row["check"]: row["finding"] for row in rows if row["state"] == "fault"}
+
+    found = driver.wait_until(lambda: "resources" in (seen := findings()) and seen)
+    assert "bad-1 on local: failed" in found["resources"]
+    assert str(rules) in found["domain"]
     assert driver.run("down", home=fresh).code == 0
 
 

@@ -302,8 +302,12 @@ def test_the_delay_grows_with_crashes_in_a_row_and_a_stable_run_resets_it():
         now_s += delays[-1] or 0.0
     assert delays[:9] == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
     assert set(delays[9:]) == {30.0}
+    assert history.is_looping(now_s)
     history.started(now_s)
+    assert history.is_looping(now_s + 59.0)
+    assert not history.is_looping(now_s + 60.0)
     assert history.crashed(now_s + 60.0) == 0.0
+    assert not history.is_looping(now_s + 60.0)
 
 
 async def test_a_child_that_does_not_respond_is_reported_before_it_is_killed():

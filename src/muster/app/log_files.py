@@ -26,6 +26,7 @@ events = log.EventLog("app")
 
 PIECES = 4  # per log: the current and three older ones
 CHUNK_BYTES = 64 << 10
+WORDS_MAX = 300
 LINGER_S = 2.0
 _BROKER_PIECES = 4  # the number that a broker keeps, and the current one
 
@@ -59,6 +60,15 @@ def configure(settings: domain.BaseSettings, file: Path | None = None) -> Callab
             stream.close()
 
     return end
+
+
+def last_words(file: Path) -> str:
+    """The last line of a log, if it is no event but an error that ended the process. Blocks."""
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        opened.seek(max(0, file.stat().st_size - CHUNK_BYTES))
+        line = opened.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+        return "" if line.startswith("{") else line[:WORDS_MAX]
+    return ""
 
 
 class CapturedProcess:

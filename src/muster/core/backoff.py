@@ -20,6 +20,7 @@ class BackoffPolicy:
     pause_s_max: float = 10.0
 
 
+LOOP_CRASHES = 3
 NO_RESTART = BackoffPolicy(crashes_max=0)
 
 
@@ -36,6 +37,11 @@ class CrashHistory:
     def count(self) -> int:
         """Crashes within the window, if their number is limited; otherwise since the last stable run."""
         return len(self._at_s) or self._in_a_row
+
+    def is_looping(self, now_s: float) -> bool:
+        """Whether it crashed `LOOP_CRASHES` times in a row and has had no stable run since."""
+        since_s = now_s if self._started_at_s is None else self._started_at_s
+        return self._in_a_row >= LOOP_CRASHES and now_s - since_s < self._policy.window_s
 
     def started(self, now_s: float) -> None:
         self._started_at_s = now_s

@@ -125,6 +125,10 @@ class ChildSupervisor:
         return self._crashes.count
 
     @property
+    def is_crash_looping(self) -> bool:
+        return self.state is ChildState.FAILED or self._crashes.is_looping(asyncio.get_running_loop().time())
+
+    @property
     def is_responding(self) -> bool:
         """False from the first failed probe on. True before the first reply, and without a probe."""
         return not self._probes.failures
@@ -236,6 +240,9 @@ class ChildSupervisor:
             return
         self._set(ChildState.RESTARTING)
         await asyncio.sleep(delay_s)
+
+    def describe_loop(self) -> str:
+        return f"{self.name} ended {self.crashes} times in a row: {self.reason}"
 
     def describe_kill(self) -> str:
         """Why it was killed; empty if it ended by itself."""

@@ -179,4 +179,7 @@ class DispatcherComponent:
             facts["partitions"] = sorted(self._service.owned)
         if problem := self._storage_problem():
             return component.ComponentHealth(health.HealthState.DOWN, problem, facts)
+        reports = [process.health() for process in self._processes]
+        if failed := [report for report in reports if report.state is health.HealthState.FAILED]:
+            return component.ComponentHealth(failed[0].state, failed[0].reason, facts)
         return component.ComponentHealth(reason=self._service.problem, facts=facts)

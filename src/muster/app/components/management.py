@@ -91,6 +91,10 @@ class ManagementComponent:
             or not child.is_responding
         ]
         facts = {"management": self._processes()}
+        looping = [self._children[name] for name in missing if self._children[name].is_crash_looping]
+        if looping:
+            reason = "; ".join(child.describe_loop() for child in looping)
+            return component.ComponentHealth(health.HealthState.FAILED, reason, facts)
         if missing:
             return component.ComponentHealth(
                 health.HealthState.LATE, f"starting or silent: {', '.join(missing)}", facts
@@ -122,9 +126,16 @@ class ManagementComponent:
             pid = self._children[name].pid
             return await http_health.reported(self._context.folder.pages, pid) is not None
 
+        async def describe_end(_: int | None) -> errors.MusterError:
+            log_file = self._context.folder.logs / f"{name}.log"
+            words = await asyncio.to_thread(log_files.last_words, log_file)
+            ended = self._children[name].describe_kill() or ": ".join(filter(None, ("ended", words)))
+            return errors.Unavailable(f"{ended}; see {log_file}")
+
         return children.ChildSupervisor(
             name,
             launch,
+            describe_end=describe_end,
             probe=responds if self._context.settings.health.enabled else None,
             probe_policy=module_process.PROBE_POLICY,
         )

@@ -171,7 +171,10 @@ class WebComponent:
         report = self._process.health()
         if report.state in (health.HealthState.UP, health.HealthState.STARTING):  # connections wait for it
             return component.ComponentHealth(facts=facts)
-        return component.ComponentHealth(health.HealthState.LATE, report.reason, facts)
+        failed = report.state is health.HealthState.FAILED
+        return component.ComponentHealth(
+            report.state if failed else health.HealthState.LATE, report.reason, facts
+        )
 
 
 def check() -> None:

@@ -27,15 +27,16 @@ from datetime import datetime
 from muster import connection
 from muster.app import certificates, domain, home, identities
 from muster.app import settings as app_settings
-from muster.app.operations import listen_ports, queue_owners
+from muster.app.operations import listen_ports, queue_owners, rule_files
 from muster.bus import api
 from muster.bus.brokers import binary
 from muster.bus.client import client
 from muster.bus.http import client as http_client
 from muster.bus.http import health as http_health
-from muster.core import errors, units
+from muster.core import errors, health, units
 from muster.core.reports import columns
 from muster.core.settings import retention
+from muster.manage import client as manage_client
 from muster.trust import credentials as credentials_
 from muster.trust.permissions import roles
 
@@ -47,6 +48,8 @@ EARLIEST_S = 1_735_689_600  # the start of 2025: an earlier clock is certainly w
 TIME_ERROR = 5
 OPEN_FILES = 4096
 ANSWER_S = 1.0
+SHOWN_MAX = 8
+LOOKED_AT_MAX = 200
 REPORTS_S = 60.0  # of reports, to know their rate
 
 
@@ -279,6 +282,8 @@ async def domain_(target: DoctorTarget) -> CheckOutcome:
     ]
     if answer.status != 200:
         return FAULT, f"not ready: {'; '.join(bad)}", "see `muster status` and the logs"
+    if any(component["state"] == health.HealthState.FAILED.value for component in parts.values()):
+        return FAULT, "; ".join(bad), "see `muster status` and the logs"
     if bad:
         return WARNING, "; ".join(bad), "see `muster status`"
     return OK, f"running and ready (pid {running.pid})", ""
@@ -340,6 +345,12 @@ async def brokers(target: DoctorTarget) -> CheckOutcome:
     return OK, f"{count} of {count} reply", ""
 
 
+async def rules(target: DoctorTarget) -> CheckOutcome:
+    """Whether the rule files that the settings name are valid."""
+    files = await asyncio.to_thread(rule_files.check, target.settings)
+    return OK, f"{units.format_count(len(files), 'file')} of rules, valid", ""
+
+
 async def reports(target: DoctorTarget) -> CheckOutcome:
     """Whether the stream of reports holds as many hours as it should, at the rate of what it has."""
     route = await asyncio.to_thread(_local_route, target)
@@ -397,6 +408,31 @@ async def queues(target: DoctorTarget) -> CheckOutcome:
     return FAULT if problem else WARNING if advice else OK, finding, advice
 
 
+async def resources(target: DoctorTarget) -> CheckOutcome:
+    """Which resources failed, cannot be reached, or are down against their desired state."""
+    if not target.settings.manage.enabled or target.running is None:
+        return OK, "no registry runs here", ""
+    async with await _connect(await asyncio.to_thread(_local_route, target)) as bus:
+        manage = manage_client.ManageClient(bus)
+        failed = (await manage.enumerate(where="state = 'failed'", limit=LOOKED_AT_MAX)).items
+        others = (
+            await manage.enumerate(where="state IN ('unknown', 'late', 'down')", limit=LOOKED_AT_MAX)
+        ).items
+        summary = await manage.summary()
+    bad = [*failed, *(row for row in others if row.state != "down" or row.desired == "up")]
+    if not bad:
+        return OK, f"{units.format_count(summary.resources, 'resource')}, none failed or out of reach", ""
+    shown = [f"{row.name} on {row.agent}: {row.state} {row.reason}".strip() for row in bad[:SHOWN_MAX]]
+    count = sum(summary.states.get(state, 0) for state in ("failed", "late", "unknown", "down"))
+    hidden = count - summary.down_as_desired - len(shown)
+    more = [f"{hidden} more (`muster get`)"] if hidden > 0 else []
+    return (
+        FAULT if failed else WARNING,
+        "; ".join(shown + more),
+        "see `muster describe NAME` and `muster logs NAME`",
+    )
+
+
 MACHINE: tuple[Check, ...] = (python, broker_program, extras, java, clock, disk, open_files)
 CHECKS: tuple[Check, ...] = (
     *MACHINE,
@@ -409,6 +445,8 @@ CHECKS: tuple[Check, ...] = (
     brokers,
     reports,
     queues,
+    resources,
+    rules,
 )
 
 

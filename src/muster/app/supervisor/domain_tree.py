@@ -86,6 +86,8 @@ class ParentNode:
         missing = [
             name for name, child in self._children.items() if child.state is not children.ChildState.RUNNING
         ]
+        if looping := [child.describe_loop() for child in self._children.values() if child.is_crash_looping]:
+            return component.ComponentHealth(health.HealthState.FAILED, "; ".join(looping), facts)
         if missing:
             return component.ComponentHealth(
                 health.HealthState.LATE, f"starting: {', '.join(missing)}", facts

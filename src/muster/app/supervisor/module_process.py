@@ -61,18 +61,23 @@ class ModuleProcess:
         return "" if self._child is None else self._child.reason
 
     def health(self) -> http_health.HealthReport:
-        """Its own report; without one, whether the process runs."""
-        if self._child is None or self.state is children.ChildState.STARTING:
+        """Its own report; without one, whether the process runs. ``failed``: it ends again and again."""
+        child = self._child
+        if child is None:
             return http_health.HealthReport(health.HealthState.STARTING, "starting")
-        if self.state is not children.ChildState.RUNNING:
-            return http_health.HealthReport(health.HealthState.DOWN, self.reason)
-        if not self._child.is_responding:
+        is_own = self._reported is not None and self._reported[0] == child.pid and child.is_responding
+        own = self._reported[1] if self._reported is not None and is_own else None
+        if child.is_crash_looping and (own is None or own.state is not health.HealthState.UP):
+            return http_health.HealthReport(health.HealthState.FAILED, child.describe_loop())
+        if child.state is children.ChildState.STARTING:
+            return http_health.HealthReport(health.HealthState.STARTING, "starting")
+        if child.state is not children.ChildState.RUNNING:
+            return http_health.HealthReport(health.HealthState.DOWN, child.reason)
+        if not child.is_responding:
             return http_health.HealthReport(health.HealthState.LATE, "it does not respond")
         if not self._is_probed:
             return http_health.HealthReport()
-        if self._reported is None or self._reported[0] != self.pid:
-            return http_health.HealthReport(health.HealthState.STARTING, "starting")
-        return self._reported[1]
+        return own or http_health.HealthReport(health.HealthState.STARTING, "starting")
 
     def start(
         self,
@@ -107,7 +112,9 @@ class ModuleProcess:
 
         async def describe_end(exit_code: int | None) -> errors.MusterError:
             kill = "" if self._child is None else self._child.describe_kill()
-            return errors.Unavailable(kill or f"ended with code {exit_code}; see {log_file}")
+            words = await asyncio.to_thread(log_files.last_words, log_file)
+            ended = ": ".join(filter(None, (f"ended with code {exit_code}", words)))
+            return errors.Unavailable(kill or f"{ended}; see {log_file}")
 
         self._is_probed = context.settings.health.enabled
 

@@ -88,7 +88,7 @@ def up(
     """Start the domain of a home.
 
     Runs in the foreground until Ctrl-C or SIGTERM; with --detach, in the background. With --with, --detach
-    also waits until these parts are up.
+    also waits until these parts are up, and fails with the reason if one is not.
     """
     import time
 
@@ -125,11 +125,12 @@ def up(
 def _wait_for_parts(
     invocation: command.Invocation, health_url: str, parts: tuple[str, ...], timeout_s: float
 ) -> None:
-    """Wait until the components of these parts are up and the pipeline replies, or until the time limit; not
-    for a part that keeps failing."""
+    """Wait until the components of these parts are up and the pipeline replies. Raises at the time limit, and
+    for a part that keeps failing; the domain runs on."""
     import time
 
     from muster.cli.domain import status
+    from muster.core import errors
 
     sections = [key.partition(".")[0] for part in parts for key in PARTS[part][0]]
     deadline = time.monotonic() + timeout_s
@@ -150,8 +151,10 @@ def _wait_for_parts(
             if now > deadline or any(now - since > FAILED_S for since in failed_since.values()):
                 late = failed[0] if failed else waits[0]
                 reason = states.get(late, {}).get("reason") or "it is still starting"
-                invocation.printer.note(f"{late} is not up yet: {reason} (`muster status`)")
-                return
+                raise (errors.Unavailable if failed else errors.TimedOut)(
+                    f"the domain runs, but {late} is not up: {reason}",
+                    hint="`muster status` shows its state; `muster down` stops the domain",
+                )
             time.sleep(LOOK_S)
 
 

@@ -11,6 +11,7 @@ from muster.app import domain
 from muster.app.operations import retention
 from muster.bus import api
 from muster.core import errors, messages, subjects
+from muster.core.settings import domain as domain_settings
 from muster.core.telemetry import log, metrics
 from muster.supervision import tasks
 from muster.testing.eventually import eventually
@@ -225,7 +226,7 @@ async def test_files_that_a_part_keeps_are_watched_too(made, tmp_path):
 
 
 @pytest.mark.virtual_time
-async def test_the_start_does_not_wait_long_for_streams_without_a_leader():
+async def test_the_start_does_not_wait_long_for_streams_without_a_leader(monkeypatch: pytest.MonkeyPatch):
     """A restarted domain stood still for five seconds, until the list of streams was complete."""
     go = asyncio.Event()
 
@@ -234,9 +235,23 @@ async def test_the_start_does_not_wait_long_for_streams_without_a_leader():
             await go.wait()
             raise errors.TimedOut("not all streams replied")
 
-    supervisor = tasks.TaskSupervisor("budgets")
+        async def statistics(self) -> None:
+            raise errors.Unavailable("the disk is full")
+
+        async def publish(self, *_: object) -> None:
+            pass
+
+    disk = retention.BudgetUsage("disk", 100, 100, refuses=True)
+    monkeypatch.setattr(retention, "_of_files", lambda *_: [disk])
+    supervisor, bus = tasks.TaskSupervisor("budgets"), SilentBus()
     context: Any = types.SimpleNamespace(
-        metrics=metrics.Metrics(), tasks=supervisor, bus=SilentBus(), log=log.EventLog("app")
+        metrics=metrics.Metrics(),
+        tasks=supervisor,
+        bus=bus,
+        store=bus,
+        log=log.EventLog("app"),
+        folder=None,
+        settings=domain_settings.BaseSettings(),
     )
     monitor = retention.RetentionMonitor()
     loop = asyncio.get_running_loop()
@@ -248,4 +263,8 @@ async def test_the_start_does_not_wait_long_for_streams_without_a_leader():
     began_s = loop.time()
     await monitor.start(context)
     assert loop.time() - began_s < 0.1, "an error is reported, and the check repeated later"
+    report = monitor.health()
+    assert [row["used_ratio"] for row in report.facts["budgets"]] == [1.0], "what can be measured is"
+    assert "streams could not be measured: not all streams replied" in report.reason
+    assert "nearly full: disk (critical)" in report.reason
     await supervisor.close()

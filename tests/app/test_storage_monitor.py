@@ -80,6 +80,15 @@ async def test_a_domain_with_a_full_disk_is_not_ready_and_names_the_reason(made,
         ballast = await asyncio.to_thread(disks.fill, small_disk)
         await eventually(lambda: not running.ready, timeout_s=30)
         await eventually(lambda: "disk is full" in parts(running)["storage"].reason, timeout_s=30)
+
+        async def disk() -> float:
+            budgets = (await running.status())["budgets"]
+            return float(next(row["used_ratio"] for row in budgets if row["name"] == "disk"))
+
+        async def shown_as_full() -> bool:
+            return await disk() > 0.99
+
+        await eventually(shown_as_full, timeout_s=30)
         ballast.unlink()
         await eventually(lambda: running.ready, timeout_s=60)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,7 +131,8 @@ class RetentionMonitor:
         self._period_s = period_s
         self._is_checked = asyncio.Event()
         self._context: context_.ComponentContext
-        self._uses: list[BudgetUsage] = []
+        self._measured: dict[str, list[BudgetUsage]] = {}  # by what was measured
+        self._unknown: dict[str, str] = {}  # what could not be measured, and why
         self._severities: dict[str, messages.Severity] = {}
         self._open: dict[str, messages.Alert] = {}  # firing alerts, by subject
         self._folders: dict[str, SelfLimitedFiles] = {}
@@ -166,29 +168,34 @@ class RetentionMonitor:
                 "used_ratio": round(use.ratio, 4),
                 "when_full": "refuses" if use.refuses else "drops the oldest",
             }
-            for use in sorted(self._uses, key=lambda use: -use.ratio)
+            for use in sorted(itertools.chain(*self._measured.values()), key=lambda use: -use.ratio)
         ]
         above = ", ".join(f"{name} ({severity.value})" for name, severity in sorted(self._severities.items()))
         reasons = [f"nearly full: {above}"] if above else []
+        reasons += [f"{name} could not be measured: {why}" for name, why in self._unknown.items()]
         reasons += [f"{name} does not have its budget: {why}" for name, why in self._unsettled.items()]
         return component.ComponentHealth(reason="; ".join(reasons), facts={"budgets": rows})
 
     async def check(self) -> None:
-        """Check all budgets once."""
+        """Check all budgets once. What cannot be measured, as on a full disk, keeps its last
+        values, and does not delay the others."""
         context = self._context
-        streams = await self._settle(await context.bus.budgets())
-        self._uses = [
-            *map(_of_stream, streams),
-            await _of_store(context),
-            *await asyncio.to_thread(_of_files, context, self._folders),
-        ]
-        now = usage_severities(self._uses, context.settings.retention.alert_at)
-        for use in self._uses:
+        self._measured["files"] = await asyncio.to_thread(_of_files, context, self._folders)
+        self._unknown = {}
+        for name, measure in (("streams", self._of_streams), ("store", self._of_store)):
+            try:
+                self._measured[name] = await measure()
+            except (errors.MusterError, OSError) as error:
+                context.log.warning("budgets-unknown", of=name, error=error)
+                self._unknown[name] = str(error)
+        uses = [*itertools.chain(*self._measured.values())]
+        now = usage_severities(uses, context.settings.retention.alert_at)
+        for use in uses:
             self._used.set(use.used_bytes, budget=use.name)
             self._limit.set(use.limit_bytes, budget=use.name)
             if use.ratio >= FULL:
                 self._full.add(budget=use.name)
-        for alert in alerts(self._severities, now, self._uses, int(time.time() * 1000)):
+        for alert in alerts(self._severities, now, uses, int(time.time() * 1000)):
             context.log.warning("budget", about=alert.about, state=alert.state.value, reason=alert.reason)
             if alert.state is messages.AlertState.FIRING:
                 self._open[alert.about] = alert
@@ -196,6 +203,22 @@ class RetentionMonitor:
                 self._open.pop(alert.about, None)
             await context.bus.publish(subjects.to_all("bus", "alert"), messages.encode(alert))
         self._severities = now
+
+    async def _of_streams(self) -> list[BudgetUsage]:
+        budgets = await self._settle(await self._context.bus.budgets())
+        return [
+            BudgetUsage(
+                budget.stream,
+                budget.used_bytes,
+                budget.limit_bytes,
+                refuses=budget.on_full is api.FullPolicy.REFUSE,
+            )
+            for budget in budgets
+        ]
+
+    async def _of_store(self) -> list[BudgetUsage]:
+        used = await self._context.store.statistics()
+        return [BudgetUsage("store", used.record_bytes, self._context.settings.store.max_bytes, refuses=True)]
 
     def open_alerts(self) -> list[messages.Alert]:
         """The alerts that are firing now."""
@@ -234,17 +257,6 @@ class RetentionMonitor:
                 self._context.log.warning("budgets-unknown", error=error)
             self._is_checked.set()
             await asyncio.sleep(self._period_s)
-
-
-def _of_stream(budget: api.StreamBudget) -> BudgetUsage:
-    return BudgetUsage(
-        budget.stream, budget.used_bytes, budget.limit_bytes, refuses=budget.on_full is api.FullPolicy.REFUSE
-    )
-
-
-async def _of_store(context: context_.ComponentContext) -> BudgetUsage:
-    used = await context.store.statistics()
-    return BudgetUsage("store", used.record_bytes, context.settings.store.max_bytes, refuses=True)
 
 
 def _of_files(

@@ -126,6 +126,11 @@ class RpcContract:
             assert serving.outcomes[kind.code] == 1
             assert caught.value.exit_code == kind.exit_code
 
+    @pytest.mark.parametrize("value", ["\ud800", object()], ids=["surrogate", "object"])
+    async def test_arguments_that_json_cannot_hold_are_refused_before_they_are_sent(self, connect, value):
+        with pytest.raises(errors.InvalidInput, match="cannot be sent as JSON"):
+            await ask(await connect("ann"), "request.switch", {"name": value})
+
     async def test_errors_keep_their_facts_and_unknown_codes_their_exit_status(self, connect, monkeypatch):
         service, ann = await connect("service"), await connect("ann")
         async with server.RpcServer(service, PART, LampState().operations()):

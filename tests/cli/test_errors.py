@@ -132,6 +132,14 @@ def test_a_bug_is_reported_as_such_without_a_traceback(muster, monkeypatch):
     assert "this is a bug in Muster: run it again with --debug" in answer.err
 
 
+def test_text_that_is_not_unicode_is_an_error_of_the_input(muster, monkeypatch):
+    with pytest.raises(UnicodeEncodeError) as caught:
+        "\ud800".encode()
+    answer = run_a_command_that(caught.value, muster, monkeypatch)
+    assert answer.code == errors.InvalidInput.exit_code
+    assert r"\ud800 is not a character" in answer.err
+
+
 def test_debug_shows_the_traceback(muster, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_a_command_that(ZeroDivisionError("oh"), muster, monkeypatch, "--debug")

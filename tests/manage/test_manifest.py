@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from muster.core import errors
@@ -79,11 +81,19 @@ def test_a_circle_over_several_is_named():
         "\x00",
         "resources: [{name: !!python/object:x.y {}}]",
         "a: 2020-01-01",
+        r'resources: [{name: a, type: memory, agent: b, labels: {c: "\ud800"}}]',
     ],
 )
 def test_nonsense_is_refused(text):
     with pytest.raises(errors.InvalidInput):
         read(text)
+
+
+def test_a_character_beyond_the_first_plane_is_written_as_two_escapes_in_json():
+    labels = {"smile": "\U0001f600"}
+    entry = {"name": "a", "type": "memory", "agent": "b", "labels": labels}
+    (made,) = read(json.dumps({"resources": [entry]}))
+    assert made.labels == labels
 
 
 def test_aliases_cannot_multiply_without_end():

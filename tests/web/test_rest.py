@@ -235,7 +235,7 @@ def test_a_resource_is_made_watched_changed_and_deleted(lab, olga):
     stays.pop("labels")
     kept = olga.put("/resources/r-1", json=stays).json()
     assert (kept["desired"], kept["group"], kept["spec"]["labels"]) == ("down", "g", {"note": NASTY})
-    defaults = {"desired": "up", "group": "default", "labels": {}, "where": None}
+    defaults: dict[str, object] = {"desired": "up", "group": "default", "labels": {}, "where": None}
     reset = olga.put("/resources/r-1", json={**expected, **defaults}).json()
     assert (reset["desired"], reset["group"], reset["spec"]["labels"]) == ("up", "default", {})
 

@@ -227,6 +227,9 @@ def _known(error: Exception, command: str) -> errors.MusterError | None:
         return from_os_error(error)
     if isinstance(error, ModuleNotFoundError):
         return extras.missing(error, command)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":  # a lone surrogate of the input
+        shown = error.object[error.start : error.end].encode(errors="backslashreplace").decode()
+        return errors.InvalidInput(f"{shown[:80]} is not a character: the input contains invalid text")
     return None
 
 

@@ -67,7 +67,7 @@ async def call(
         message = await exchange(
             bus,
             subject,
-            msgspec.json.encode(arguments or {}),
+            _encoded(arguments or {}),
             timeout_s=timeout_s,
             try_s=try_s,
             waits=waits,
@@ -82,6 +82,18 @@ async def call(
                 raise
             # A repetition was refused. A server that is lost meanwhile may have executed the first attempt.
             raise errors.TimedOut(f"{error}; it may have been done") from error
+
+
+def _encoded(arguments: Mapping[str, Any]) -> bytes:
+    try:
+        return msgspec.json.encode(arguments)
+    except (
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # half of a surrogate pair, a cycle
+        raise errors.InvalidInput(f"the arguments cannot be sent as JSON: {error}") from error
 
 
 @functools.lru_cache(maxsize=8192)

@@ -1,4 +1,4 @@
-"""YAML files as plain values; every fault is the same kind of error.
+"""YAML and JSON files as plain values; every fault is the same kind of error.
 
 The time that the library needs grows with the square of the nesting of brackets, so the nesting is limited.
 """
@@ -28,6 +28,16 @@ def loader() -> type[yaml.SafeLoader]:
                     None, None, f"brackets are nested deeper than {DEPTH_MAX}", self.get_mark()
                 )
             super().fetch_flow_collection_start(TokenClass)
+
+        def scan_flow_scalar(self, style: str) -> Any:
+            token = super().scan_flow_scalar(style)
+            try:  # JSON writes a character beyond U+FFFF as two escapes
+                token.value = token.value.encode("utf-16", "surrogatepass").decode("utf-16")
+            except UnicodeDecodeError:
+                raise yaml.scanner.ScannerError(
+                    None, None, "half of a surrogate pair is not a character", token.start_mark
+                ) from None
+            return token
 
     return BoundedLoader
 

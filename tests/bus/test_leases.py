@@ -68,6 +68,34 @@ async def test_one_holds_it_and_the_next_gets_it_when_released(join):
     assert other.epoch > lease.epoch
 
 
+async def test_closing_ends_those_that_wait(join):
+    _, first = await join("m1")
+    _, second = await join("m2")
+    await first.acquire(NAME)
+    waiting = asyncio.create_task(second.acquire(NAME))
+    await eventually(lambda: any(run._watching for run in second._runs))
+    await second.close()
+    with pytest.raises(errors.NotConnected):
+        async with asyncio.timeout(10):
+            await waiting
+
+
+async def test_time_goes_on_while_the_machine_is_suspended(join, monkeypatch):
+    """The loop's clock stops; the lease of a machine that wakes up later has ended before it acts."""
+    _, first = await join("m1")
+    _, second = await join("m2")
+    lease = await first.acquire(NAME)
+    assert lease.held
+    slept_s = 0.0
+    monkeypatch.setattr(leases, "suspended_s", lambda: slept_s)
+    before = lease.remaining_s
+    slept_s = 20.0
+    assert 0 < lease.remaining_s <= before - 20
+    slept_s = 31.0
+    assert not lease.held
+    assert lease.remaining_s <= 0
+
+
 async def test_a_release_between_the_first_look_and_the_watch_is_not_missed(join, monkeypatch):
     _, first = await join("m1")
     _, second = await join("m2")

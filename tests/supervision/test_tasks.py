@@ -36,6 +36,30 @@ async def test_a_failed_loop_is_counted_shown_and_restarted():
     await supervisor.close()
 
 
+async def test_the_cancellation_of_something_awaited_is_a_failure():
+    """Only that of the task itself ends it."""
+    failed: list[Exception] = []
+    supervisor = tasks.TaskSupervisor("service", on_fatal=failed.append)
+    awaited: list[asyncio.Future[None]] = []
+
+    async def run() -> None:
+        awaited.append(asyncio.get_running_loop().create_future())
+        await awaited[-1]
+
+    supervisor.loop("work", run)
+    await asyncio.sleep(0)
+    supervisor.spawn("once", run(), on_failure=tasks.OnFailure.FATAL)
+    await asyncio.sleep(0)
+    for future in list(awaited):
+        future.cancel()
+    await asyncio.sleep(1)
+    assert len(awaited) == 3, "the loop runs again"
+    assert supervisor.failures == {"work": 1, "once": 1}
+    assert "awaited was cancelled" in str(failed)
+    await supervisor.close()
+    assert supervisor.failures == {"work": 1, "once": 1}
+
+
 async def test_the_delay_grows_and_starts_again_after_a_healthy_period():
     policy = backoff.BackoffPolicy(crashes_max=1000, window_s=10.0, pause_s=1.0, pause_s_max=4.0)
     supervisor = tasks.TaskSupervisor("service", policy=policy)

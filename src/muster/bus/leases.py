@@ -16,8 +16,8 @@ The brokers report that on `DISCONNECTED`. They publish it in the system account
 ``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the
 takeover at once, any other waits for the time to live.
 
-6 s is the default. A process that does not run for so long loses its leases; after 5.4 s without a renewal it
-does not act. An election of a stream's leader (4 to 9 s, during which nothing can be renewed) can suspend a
+6 s is the default. A process that does not run for so long loses its leases, suspended machines included;
+after 5.4 s without a renewal it does not act. An election of a stream's leader (4 to 9 s, during which nothing can be renewed) can suspend a
 holder, and does not replace it.
 """
 
@@ -28,6 +28,7 @@ import contextlib
 import functools
 import json
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -43,7 +44,24 @@ events = log.EventLog("bus")
 BUCKET = "leases"
 TTL_S = 6.0
 TIMEOUT_S_MIN = 0.5
+SUSPENDED_S_MIN = 0.2  # the clocks are read one after the other; less than the margin of a lease
 DISCONNECTED = f"{subjects.CONNECTIONS}.disconnect"
+
+
+def _boot_ahead_s() -> float:
+    """How far the clock that goes on in suspend is ahead of the loop's clock, which stops."""
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        return 0.0
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+_BOOT_AHEAD_S = _boot_ahead_s()
+
+
+def suspended_s() -> float:
+    """How long this machine has been suspended since this process began."""
+    seconds = _boot_ahead_s() - _BOOT_AHEAD_S
+    return seconds if seconds > SUSPENDED_S_MIN else 0.0
 
 
 class EpochFence:
@@ -88,7 +106,7 @@ class Lease:
     @property
     def remaining_s(self) -> float:
         """How long the holder may act if no renewal succeeds."""
-        return self._run.candidate.remaining_s(asyncio.get_running_loop().time())
+        return self._run.candidate.remaining_s(self._run.now())
 
     @property
     def former_until(self) -> float | None:
@@ -260,21 +278,25 @@ class _Run:
         self.state_changed(self._bus.state)
         return await self._gained
 
+    def now(self) -> float:
+        """The loop's time, as if it went on in suspend: what expired meanwhile has expired."""
+        return self._loop.time() + suspended_s()
+
     def held(self) -> bool:
-        return self.candidate.held_at(self._loop.time())
+        return self.candidate.held_at(self.now())
 
     # Events.
 
     def state_changed(self, state: api.ConnectionState) -> None:
         connection = self._bus.connection
         if state is api.ConnectionState.CONNECTED and connection is not None:
-            self._execute(self.candidate.connected(connection, self._loop.time()))
+            self._execute(self.candidate.connected(connection, self.now()))
         else:
             self.candidate.disconnected()
             self._set_alarm()
 
     def closed(self, connection: api.ConnectionId) -> None:
-        self._execute(self.candidate.closed(connection, self._loop.time()))
+        self._execute(self.candidate.closed(connection, self.now()))
 
     async def release(self) -> None:
         if not self.candidate.ended:
@@ -307,7 +329,7 @@ class _Run:
         *,
         decide: Callable[..., Sequence[lease_state.Instruction]],
     ) -> None:
-        self._execute(decide(revision, record, self._loop.time()))
+        self._execute(decide(revision, record, self.now()))
         if record is not None and self.candidate.phase is lease_state.LeasePhase.WAITING:
             self._on_wait(self, record.held_over)
 
@@ -333,14 +355,14 @@ class _Run:
             self._alarm.cancel()
             self._alarm = None
         if self.candidate.wake_at is not None:
-            self._alarm = self._loop.call_at(self.candidate.wake_at, self._wake)
+            self._alarm = self._loop.call_at(self.candidate.wake_at - suspended_s(), self._wake)
 
     def _wake(self) -> None:
         self._alarm = None
-        self._execute(self.candidate.tick(self._loop.time()))
+        self._execute(self.candidate.tick(self.now()))
 
     async def _store(self, instruction: lease_state.StoreLease) -> None:
-        sent_at = self._loop.time()
+        sent_at = self.now()
         value, stored_s = msgspec.json.encode(instruction.record), self._ttl_s * lease_state.STORED
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -351,15 +373,15 @@ class _Run:
                         self.name, value, revision=instruction.revision, ttl_s=stored_s
                     )
         except (errors.AlreadyExists, errors.Conflict):
-            self._execute(self.candidate.conflicted(instruction.attempt, self._loop.time()))
+            self._execute(self.candidate.conflicted(instruction.attempt, self.now()))
         except (errors.Unavailable, TimeoutError):
-            self._execute(self.candidate.failed(instruction.attempt, self._loop.time()))
+            self._execute(self.candidate.failed(instruction.attempt, self.now()))
         except errors.MusterError as error:
-            self._execute(self.candidate.failed(instruction.attempt, self._loop.time()))
+            self._execute(self.candidate.failed(instruction.attempt, self.now()))
             if not self._gained.done():
                 self._gained.set_exception(error)
         else:
-            self._execute(self.candidate.stored(instruction.attempt, revision, sent_at, self._loop.time()))
+            self._execute(self.candidate.stored(instruction.attempt, revision, sent_at, self.now()))
 
     async def _remove(self, revision: int) -> None:
         with contextlib.suppress(errors.Conflict, errors.Unavailable):
@@ -370,7 +392,7 @@ class _Run:
             async with asyncio.timeout(self._timeout_s):
                 entry = await self._bucket.get(self.name)
         except (errors.Unavailable, TimeoutError):
-            self.candidate.unread(self._loop.time())
+            self.candidate.unread(self.now())
             self._set_alarm()
             return
         except errors.MusterError as error:
@@ -397,6 +419,8 @@ class _Run:
             events.info("lease-ended", lease=self.name, holder=self._bus.identity, reason=reason)
             self._lease.lost_because = reason
             self._lease.lost.set()
+        if not self._gained.done():
+            self._gained.set_exception(errors.NotConnected(f"the lease {self.name!r} was not acquired: closed"))
         self._on_end(self)
 
 

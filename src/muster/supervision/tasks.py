@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from muster.core import backoff
+from muster.core import backoff, errors
 from muster.core.telemetry import log
 
 events = log.EventLog("tasks")
@@ -206,10 +206,12 @@ class TaskSupervisor:
             await run()
         except asyncio.CancelledError:
             injected = self._injected.pop(task, None)
-            if injected is None:
+            if injected is not None:
+                task.uncancel()
+                return injected
+            if task.cancelling():
                 raise
-            task.uncancel()
-            return injected
+            return _foreign_cancellation()
         except Exception as error:  # noqa: BLE001  (every exception is logged, counted and shown)
             return error
         finally:
@@ -222,7 +224,12 @@ class TaskSupervisor:
 
     def _report(self, ended: asyncio.Task[Any], *, is_fatal: bool = False) -> None:
         self._tasks.discard(ended)
-        if ended.cancelled() or (error := ended.exception()) is None:
+        error: BaseException | None
+        if not ended.cancelled():
+            error = ended.exception()
+        else:
+            error = None if ended.cancelling() else _foreign_cancellation()
+        if error is None:
             return
         if self._handles is not None and self._handles(error):
             return
@@ -241,6 +248,11 @@ class TaskSupervisor:
             self.fatal = error
             if self._on_fatal is not None:
                 self._on_fatal(error)
+
+
+def _foreign_cancellation() -> errors.MusterError:
+    """A task ended with the cancellation of something it awaited: a failure, since it was not cancelled."""
+    return errors.InvariantViolation("something that this task awaited was cancelled, but not the task")
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:

@@ -444,6 +444,10 @@ class Streams:
             await collect_into(seen, stream.read(1))
         assert [m.sequence for m in seen] == [1, 2, 3]
         await stream.delete(8)
+        for absent in (4, 1000):
+            with pytest.raises(errors.NotFound):
+                async with asyncio.timeout(5):
+                    await stream.delete(absent)
         with pytest.raises(errors.NotFound):
             await collect(stream.read(5, 8))
         await stream.purge(before=3)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from muster.bus import api
+from muster.bus import api, consumer_api
 from muster.bus.brokers import broker, config
 from muster.bus.client import client
+from muster.bus.streams import integrity
 from muster.core.telemetry import metrics
 from tests.bus import plain_client
 
@@ -75,3 +78,46 @@ async def test_a_malformed_subject_costs_its_message_only(url, word, caplog):
         assert bus.statistics().reconnects == 0
     refused = [record for record in caplog.records if record.getMessage() == "message-refused"]
     assert len(refused) == 1, "one line, however many arrive"
+
+
+async def test_a_stored_message_with_a_malformed_subject_stops_no_reader(tmp_path):
+    """The broker stores it, and a durable consumer would get it again for ever."""
+    async with (
+        broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
+        await client.connect([running.url], identity="victim", audit_s=0) as bus,
+    ):
+        stream = await bus.stream(api.StreamSettings("s", subjects=("s.>",), max_bytes=1 << 20, max_age_s=0))
+        consumer = await stream.consumer(consumer_api.ConsumerSettings("c", ack_wait_s=1.0))
+        await stream.publish("s.a", b"1")
+        async with plain_client.connect(running.url) as mallory:
+            await mallory.send(*(plain_client.publish(b"s." + word, b"x") for word in MALFORMED[:5]))
+        assert await stream.publish("s.b", b"7") == 7
+        for options in ({}, {"gaps": True}, {"subject": "s.>"}):
+            assert [message.sequence async for message in stream.read(1, **options)] == [1, 7]
+            async with asyncio.timeout(10), stream.follow(1, **options) as following:
+                assert [(await anext(following)).sequence for _ in range(2)] == [1, 7]
+        fetched = await consumer.fetch(10)
+        assert [delivery.message.sequence for delivery in fetched] == [1, 7]
+        for delivery in fetched:
+            await delivery.ack(confirmed=True)
+        report = await bus.storage.call("CONSUMER.INFO.s.c")
+        assert report["num_ack_pending"] == report["num_pending"] == 0
+        assert await integrity.missing_sequences(bus, "s") == []
+
+
+async def test_a_repeated_batch_shows_subscribers_no_other_messages(tmp_path):
+    """They may receive a repetition, as of every publish that is repeated."""
+    async with (
+        broker.Broker(config.BrokerConfig(name="b", directory=tmp_path)) as running,
+        await client.connect([running.url], identity="a", audit_s=0) as bus,
+    ):
+        stream = await bus.stream(api.StreamSettings("s", subjects=("s.>",), max_bytes=1 << 20, max_age_s=0))
+        received: list[api.Message] = []
+        await bus.subscribe("s.>", handler=received.append)
+        batch = [api.OutgoingMessage("s.a", b"%d" % n, {"n": str(n)}, message_id=str(n)) for n in range(3)]
+        for _ in range(2):
+            assert await stream.publish_batch(batch) == 3
+        await bus.flush()
+        assert {(message.data, message.headers.get("n")) for message in received} == {
+            (message.data, message.headers["n"]) for message in batch
+        }

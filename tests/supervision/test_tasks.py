@@ -50,7 +50,7 @@ async def test_the_cancellation_of_something_awaited_is_a_failure():
     await asyncio.sleep(0)
     supervisor.spawn("once", run(), on_failure=tasks.OnFailure.FATAL)
     await asyncio.sleep(0)
-    for future in list(awaited):
+    for future in awaited:
         future.cancel()
     await asyncio.sleep(1)
     assert len(awaited) == 3, "the loop runs again"

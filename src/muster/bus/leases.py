@@ -420,7 +420,9 @@ class _Run:
             self._lease.lost_because = reason
             self._lease.lost.set()
         if not self._gained.done():
-            self._gained.set_exception(errors.NotConnected(f"the lease {self.name!r} was not acquired: closed"))
+            self._gained.set_exception(
+                errors.NotConnected(f"the lease {self.name!r} was not acquired: closed")
+            )
         self._on_end(self)
 
 

@@ -37,6 +37,15 @@ def check_subject(subject: str, *, wildcards: bool = False) -> None:
                 raise errors.InvalidInput(f"{subject!r}: '>' can only be the last level")
 
 
+def is_subject(text: str) -> bool:
+    """Whether it is well-formed; replacement characters stand for bytes that are not text."""
+    try:
+        check_subject(text)
+    except errors.InvalidInput:
+        return False
+    return "\ufffd" not in text
+
+
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()

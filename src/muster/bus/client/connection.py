@@ -287,6 +287,9 @@ class NatsConnection(nats_client.Client):
             except Exception as error:  # noqa: BLE001 - an error of one reader must not stop the others
                 events.event("unreadable", level=logging.ERROR, error=error, subject=str(subject))
 
+    def receives_stored(self, number: int) -> bool:
+        return number in self._readers and self._readers[number][0] is None
+
     def refuse(self, why: counters.ConnectionCounter, subject: bytes) -> None:
         """Count a message that no handler receives."""
         if self._counts.add(why) == 1:  # one line for a connection: others only count
@@ -357,7 +360,8 @@ class NatsConnection(nats_client.Client):
     ) -> int:
         """Subscribe, and return the subscription's number once the broker has it.
 
-        ``stored``: it also receives messages of a stream, under the subjects that they are stored on.
+        ``stored``: it also receives messages of a stream, under the subjects that they are stored on; the
+        subject of one that is malformed is empty.
         """
         message_format.check_subject(subject, wildcards=True)
         message_format.check_group(group)

@@ -180,7 +180,9 @@ class NatsParser(parser.Parser):
             at = stop + 2
             if line.re is _MALFORMED:
                 self._line.refuse(counters.ConnectionCounter.MALFORMED, subject)
-                continue
+                if not self._line.receives_stored(int(number)):
+                    continue
+                subject = b""  # its sequence counts
             collected = bulk.get(number)
             if collected is None:
                 headers = data[begin:body] if has_headers else None

@@ -85,6 +85,10 @@ class _Pull:
         self.deliveries: list[consumer_api.StreamDelivery] = []
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    def end_if_complete(self) -> None:
+        if len(self.deliveries) >= self.count and not self.done.done():
+            self.done.set_result(None)
+
 
 class NatsConsumer:
     """See `api.Consumer`."""
@@ -153,6 +157,12 @@ class NatsConsumer:
     def _received(self, subject: bytes, reply: bytes, data: bytes, raw_headers: bytes | None) -> None:
         pull = self._pull
         if reply.startswith(b"$JS.ACK."):
+            if not subject:  # malformed: it is not delivered again
+                self._wire.send(reply.decode(), b"+TERM")
+                if pull is not None:
+                    pull.count -= 1
+                    pull.end_if_complete()
+                return
             delivery = NatsDelivery(subject, reply, data, raw_headers, self._wire)
             if pull is None:
                 # Too late for its request: return it, so that it is redelivered without waiting for its
@@ -160,8 +170,7 @@ class NatsConsumer:
                 self._wire.send(reply.decode(), b"-NAK")
                 return
             pull.deliveries.append(delivery)
-            if len(pull.deliveries) >= pull.count and not pull.done.done():
-                pull.done.set_result(None)
+            pull.end_if_complete()
         elif pull is not None and subject.decode() == pull.inbox and not pull.done.done():
             status = message_format.status_of(raw_headers)
             if status in (404, 408):

@@ -33,7 +33,8 @@ PATIENCE_S = 5.0  # how long a round waits for its acknowledgements before the n
 GRACE_S = 0.5  # the same after a reconnection: acknowledgements on the old connection are lost
 MAX_PENDING_BYTES = 64 << 20
 
-Parts = Sequence[tuple[str, bytes, bytes]]  # subject, data and header lines of each message
+Part = tuple[str, bytes, bytes]  # subject, data and header lines of a message
+Parts = Sequence[Part]
 
 _PREFIX = b"NATS/1.0\r\n"
 
@@ -265,10 +266,7 @@ class PublishCommitter:
         ):
             return outcome
         try:
-            sequences = [
-                await self._look_up(subject, message_id)
-                for (subject, _, _), message_id in zip(item.parts, item.message_ids, strict=True)
-            ]
+            sequences = [await self._look_up(part) for part in item.parts]
         except errors.Conflict:
             return outcome
         except errors.MusterError as error:
@@ -277,15 +275,17 @@ class PublishCommitter:
             return outcome  # stored by others, one by one
         return api.Duplicate(sequences[-1])
 
-    async def _look_up(self, subject: str, message_id: str) -> int:
-        """The sequence under which a message with this id is stored; `errors.Conflict` if there is none.
+    async def _look_up(self, part: Part) -> int:
+        """The sequence under which this message is stored; `errors.Conflict` if it is not.
 
-        It requests to be stored after a message that does not exist, which the broker checks after the ids
-        and before it stores anything.
+        It requests to be stored after a message that does not exist, which the broker checks after the id
+        and before it stores anything. The message is complete, because plain subscribers of its subject
+        receive it once more, as with every repetition.
         """
-        lines = {"Nats-Msg-Id": message_id, "Nats-Expected-Last-Msg-Id": secrets.token_hex(16)}
+        subject, data, lines = part
+        expected = message_format.header_lines({"Nats-Expected-Last-Msg-Id": secrets.token_hex(16)})
         answer = await self._wire.exchange(
-            subject, b"", message_format.encode_headers(lines), timeout_s=jetstream.TRY_S, stored=True
+            subject, data, b"%b%b%b\r\n" % (_PREFIX, lines, expected), timeout_s=jetstream.TRY_S, stored=True
         )
         outcome = self._outcome(answer)
         if isinstance(outcome, errors.MusterError):

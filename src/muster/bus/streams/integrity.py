@@ -67,7 +67,7 @@ async def missing_sequences(
     expected, last = state.first_sequence, state.last_sequence
     while expected <= last:
         try:
-            async for message in stream.read(expected, last, gaps=True):
+            async for message in stream.read_all(expected, last, gaps=True):
                 if message.sequence > expected:
                     gaps.append((expected, message.sequence - 1))
                 expected = message.sequence + 1

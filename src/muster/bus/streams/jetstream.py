@@ -19,6 +19,7 @@ TRY_S = 3.0  # one attempt of a request; during an election a request can be los
 FIRST_TRY_S = 0.75  # of the first attempt; each later one takes twice as long, up to TRY_S
 
 _NOT_FOUND = {10014, 10037, 10043, 10059}
+_NOT_DELETED = 10057  # for any reason; that of a sequence beyond the end is the error of its storage
 _CONFLICT = {10070, 10071, 10164}
 _FULL = {10077}
 _LIMIT = {10002, 10023, 10026, 10027, 10028, 10047, 10054, 10097, 10111, 10199}
@@ -43,7 +44,7 @@ class StreamFull(errors.LimitExceeded):
 def error_of(report: dict[str, Any], about: str) -> errors.MusterError:
     err_code, code = report.get("err_code", 0), report.get("code", 0)
     text = f"{about}: {report.get('description', 'refused')}"
-    if err_code in _NOT_FOUND:
+    if err_code in _NOT_FOUND or (err_code == _NOT_DELETED and text.endswith("EOF")):
         return errors.NotFound(text)
     if err_code in _CONFLICT:
         actual = re.search(r": (\d+)$", text)

@@ -257,10 +257,11 @@ class NatsOrderedConsumer(lifecycle.ClosingContext):
             return
         self._consumer_sequence = metadata.consumer_sequence
         self._next = metadata.sequence + 1
-        headers = jetstream.public_headers_of(raw_headers)
-        self._put(
-            api.StoredMessage(subject.decode(), data, headers, metadata.sequence, metadata.stored_at_ns)
-        )
+        if subject:  # else malformed
+            headers = jetstream.public_headers_of(raw_headers)
+            self._put(
+                api.StoredMessage(subject.decode(), data, headers, metadata.sequence, metadata.stored_at_ns)
+            )
         if metadata.pending == 0:
             self._catch_up()
 

@@ -232,6 +232,8 @@ class NatsStream(publisher.StreamPublisher):
         return self._committer.submit(messages, timeout_s)
 
     async def delete(self, sequence: int) -> None:
+        if sequence < 1:
+            raise errors.InvalidInput("sequences begin with 1")
         await self._api.call(
             f"STREAM.MSG.DELETE.{self._name}", {"seq": sequence, "no_erase": True}, removes=True
         )
@@ -293,6 +295,14 @@ class NatsStream(publisher.StreamPublisher):
     async def read(
         self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
     ) -> AsyncIterator[api.StoredMessage]:
+        async for message in self.read_all(first, last, subject=subject, gaps=gaps):
+            if message_format.is_subject(message.subject):
+                yield message
+
+    async def read_all(
+        self, first: int, last: int | None = None, *, subject: str | None = None, gaps: bool = False
+    ) -> AsyncIterator[api.StoredMessage]:
+        """Like `read`, with messages whose subject is malformed: the broker stores them."""
         if first < 1:
             raise errors.InvalidInput("sequences begin with 1")
         if subject is not None:

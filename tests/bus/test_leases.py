@@ -83,7 +83,6 @@ async def test_closing_ends_those_that_wait(join):
 async def test_time_goes_on_while_the_machine_is_suspended(join, monkeypatch):
     """The loop's clock stops; the lease of a machine that wakes up later has ended before it acts."""
     _, first = await join("m1")
-    _, second = await join("m2")
     lease = await first.acquire(NAME)
     assert lease.held
     slept_s = 0.0

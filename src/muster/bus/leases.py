@@ -16,9 +16,9 @@ The brokers report that on `DISCONNECTED`. They publish it in the system account
 ``$SYS.ACCOUNT.<account>.DISCONNECT``; an account that imports that stream under this subject gets the
 takeover at once, any other waits for the time to live.
 
-6 s is the default. A process that does not run for so long loses its leases, suspended machines included;
-after 5.4 s without a renewal it does not act. An election of a stream's leader (4 to 9 s, during which nothing can be renewed) can suspend a
-holder, and does not replace it.
+6 s is the default. A process that does not run for so long loses its leases, also one on a machine that was
+suspended; after 5.4 s without a renewal it does not act. An election of a stream's leader (4 to 9 s, during
+which nothing can be renewed) can suspend a holder, and does not replace it.
 """
 
 from __future__ import annotations

@@ -306,3 +306,12 @@ def test_a_list_of_numbers_can_be_set_by_the_environment():
     assert loader.load(Listening, env={"MUSTER_PORTS__OPEN": "5000, 5001"}).ports.open == (5000, 5001)
     with pytest.raises(loader.InvalidSettings, match="a list of integers"):
         loader.load(Listening, env={"MUSTER_PORTS__OPEN": "5000,x"})
+
+
+def test_a_list_can_be_set_in_the_form_of_the_file():
+    flags = {"bus.servers": '["nats://a:4222", "nats://b:4222"]'}
+    assert loader.load(domain.BaseSettings, flags=flags).bus.servers == ("nats://a:4222", "nats://b:4222")
+    assert loader.load(Listening, env={"MUSTER_PORTS__OPEN": " [5000, 5001] "}).ports.open == (5000, 5001)
+    for wrong in ("[a, b]", "[5000", "[]\nx = 1", '["5000"]'):
+        with pytest.raises(loader.InvalidSettings, match="list"):
+            loader.load(Listening, flags={"ports.open": wrong})

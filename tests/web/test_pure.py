@@ -531,6 +531,22 @@ def test_an_etag_names_a_version():
         base.if_match('"abc"')
 
 
+def test_the_overview_names_alerts_that_are_silenced():
+    def alert(state: messages.AlertState, severity: messages.Severity) -> messages.Alert:
+        return messages.Alert(
+            rule="hot", about="node:a", severity=severity, state=state, since_ms=1, at_ms=1, reason=""
+        )
+
+    critical, warning = messages.Severity.CRITICAL, messages.Severity.WARNING
+    silenced = alert(messages.AlertState.SILENCED, critical)
+    firing = alert(messages.AlertState.FIRING, warning)
+    quiet = "1 silenced or acknowledged, critical"
+    assert overview.alert_figures([silenced], judged=True) == (0, quiet, "warn")
+    assert overview.alert_figures([firing, silenced], judged=True) == (1, f"none critical; {quiet}", "warn")
+    assert overview.alert_figures([], judged=True) == (0, "no alerts", "good")
+    assert overview.alert_figures([], judged=False) == (0, "no rules are evaluated", "")
+
+
 def test_the_overview_draws_what_only_this_fleet_reports_and_shares_as_shares():
     rollup = columns.MetricRollup
     standard = {"cpu_percent": rollup(count=2, sum=90.0, min=40.0, max=50.0)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 from muster.cli import command, connection, live_names, tables
 
 if TYPE_CHECKING:
+    from muster.bus import api
     from muster.core import messages
     from muster.pipeline import client
 
@@ -62,9 +64,19 @@ def _selector(where: str) -> Callable[[messages.Alert], bool]:
 @connection.options
 @command.pass_invocation
 def list_(invocation: command.Invocation, where: str, to: connection.ConnectionOptions) -> None:
-    """List the alerts that are not resolved."""
+    """List the alerts that are not resolved, of the pipeline and of the domain's budgets."""
+    from muster.bus.brokers import control
+    from muster.core import errors
+    from muster.pipeline import client
+
+    async def work(bus: api.Bus) -> list[messages.Alert]:
+        alerts = await client.PipelineClient(bus).alerts()
+        with contextlib.suppress(errors.Unavailable, errors.Forbidden):  # brokers without a domain's process
+            alerts += await control.BrokerControl(bus).alerts()
+        return alerts
+
     selects = _selector(where)
-    alerts = [row for row in _with(invocation, to, lambda ask: ask.alerts()) if selects(row)]
+    alerts = [row for row in connection.call(invocation, to, work) if selects(row)]
     invocation.printer.rows(alerts, _COLUMNS, empty="there are no alerts")
 
 

@@ -54,6 +54,17 @@ def read(path: pathlib.Path) -> TomlDocument:
     return TomlDocument(tree, _lines(text))
 
 
+def read_list(text: str) -> list[Any]:
+    """A list in one line, as ``["a", "b"]``."""
+    try:
+        tree = tomllib.loads(f"list = {text}")
+    except (ValueError, RecursionError) as error:
+        raise errors.InvalidInput(f'not a list, such as ["a", "b"]: {error}') from error
+    if list(tree) != ["list"] or not isinstance(tree["list"], list):
+        raise errors.InvalidInput('not a list, such as ["a", "b"]')
+    return tree["list"]
+
+
 def _lines(text: str) -> dict[Path, int]:
     lines: dict[Path, int] = {}
     table: Path = ()

@@ -280,6 +280,8 @@ def _from_text(field: sections.SettingsField, text: str) -> Any:
     if bare is bool:
         return _TRUTH.get(text.strip().lower(), text)
     if typing.get_origin(bare) is tuple:
+        if text.strip().startswith("["):
+            return toml.read_list(text.strip())
         item = sections.bare(typing.get_args(bare)[0])
         return tuple(_number(item, part.strip()) for part in text.split(",") if part.strip())
     return _number(bare, text)

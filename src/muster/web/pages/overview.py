@@ -209,24 +209,29 @@ def _groups(machines: rows_.MachineSummary) -> str:
 
 async def _alerts(source: Any) -> Markup:
     try:
-        firing = [alert for alert in await source.alerts() if alert.state is messages.AlertState.FIRING]
+        alerts = await source.alerts()
     except errors.Unavailable:
         return widgets.tile("Alerts firing", "–", "no reply", href="/alerts")
-    worst = any(alert.severity is messages.Severity.CRITICAL for alert in firing)
-    judged = bool(firing) or await source.judged()
-    return widgets.tile(
-        "Alerts firing",
-        len(firing),
-        "critical"
-        if worst
-        else "none critical"
-        if firing
-        else "no alerts"
-        if judged
-        else "no rules are evaluated",
-        look="bad" if worst else "warn" if firing else "good" if judged else "",
-        href="/alerts",
-    )
+    judged = bool(alerts) or await source.judged()
+    count, note, look = alert_figures(alerts, judged=judged)
+    return widgets.tile("Alerts firing", count, note, look=look, href="/alerts")
+
+
+def alert_figures(alerts: Sequence[messages.Alert], *, judged: bool) -> tuple[int, str, str]:
+    """The number of firing alerts, a note and the look; silenced and acknowledged ones are in the note."""
+
+    def critical(chosen: Sequence[messages.Alert]) -> bool:
+        return any(alert.severity is messages.Severity.CRITICAL for alert in chosen)
+
+    firing = [alert for alert in alerts if alert.state is messages.AlertState.FIRING]
+    quiet = [alert for alert in alerts if alert.state in rows_.QUIET]
+    notes = ["critical" if critical(firing) else "none critical"] if firing else []
+    if quiet:
+        notes.append(f"{len(quiet)} silenced or acknowledged{', critical' if critical(quiet) else ''}")
+    if not notes:
+        notes = ["no alerts" if judged else "no rules are evaluated"]
+    bad, warn = critical(firing), bool(firing) or critical(quiet)
+    return len(firing), "; ".join(notes), "bad" if bad else "warn" if warn else "good" if judged else ""
 
 
 async def _resources(source: Any) -> Markup:
